@@ -1,0 +1,16 @@
+//! Engines run models; this crate holds them and the ways to reach them.
+//!
+//! [`Engine`] is the one interface. [`llama`] runs GGUF models through llama.cpp, [`sim`] plays a model at configured
+//! speeds, [`remote`] is an engine in another process, reached over the node protocol that [`node`] serves around any
+//! engine. All of them pass one contract suite (`engines/tests/engine_contract.rs`).
+
+pub mod engine;
+pub mod gguf;
+#[cfg(feature = "llama")]
+pub mod llama;
+pub mod node;
+pub mod remote;
+pub mod sim;
+pub mod template;
+
+pub use engine::{DeltaStream, Engine};

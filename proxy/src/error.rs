@@ -1,0 +1,35 @@
+//! Why a request is refused or fails, before any dialect turns it into a status and JSON.
+
+use std::time::Duration;
+
+use baton_schemas::EngineError;
+
+/// A request that cannot be answered, or can no longer be.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RequestError {
+    /// No engine serves a model of this name.
+    #[error("The model '{model}' does not exist. See /v1/models for those that do.")]
+    ModelNotFound {
+        /// As the client wrote it.
+        model: String,
+    },
+    /// Too many requests are admitted already.
+    #[error("The server is at its limit of {limit} requests. Try again shortly.")]
+    Overloaded {
+        /// The bound that was reached.
+        limit: usize,
+        /// When to come back.
+        retry_after: Duration,
+    },
+    /// No engine answers now. The reason is safe to show.
+    #[error("The model is not available right now: {reason}")]
+    Unavailable {
+        /// Why, without paths or addresses.
+        reason: String,
+        /// When to come back.
+        retry_after: Duration,
+    },
+    /// The engine refused the request or failed on it.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}

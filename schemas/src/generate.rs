@@ -1,0 +1,118 @@
+//! The one internal request that every public dialect is parsed into.
+//!
+//! Numbers are range-checked by the dialect that built this, so nothing below the HTTP layer checks them again
+//! except engines, which refuse what they could not survive.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::sequence::Token;
+
+/// A client's request, free of any dialect.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateRequest {
+    /// The model's public name, as the client wrote it.
+    pub model: String,
+    /// What to continue.
+    pub input: Input,
+    /// Independent completions of the same input, at least 1.
+    pub n: u32,
+    /// New tokens at most, per choice. `None`: until the context ends. 0: prefill only.
+    pub max_tokens: Option<u32>,
+    /// Generation ends before the first of these; none is empty.
+    pub stop: Vec<String>,
+    /// How tokens are drawn. The seed is always set: the dialect draws one where the client sent none.
+    pub sampling: Sampling,
+    /// `Some(k)`: log-probabilities of each token and of the k most likely ones at its place.
+    pub top_logprobs: Option<u32>,
+}
+
+/// What a model continues.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// A conversation, rendered by the model's own chat template.
+    Chat(Conversation),
+    /// Plain text, tokenized as it is.
+    Text(String),
+    /// Exact tokens.
+    Tokens(Vec<Token>),
+}
+
+/// A conversation in the form that chat templates expect.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Conversation {
+    /// Oldest first.
+    pub messages: Vec<Message>,
+    /// Tool definitions, `{"type":"function","function":{…}}`, as the client wrote them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tools: Vec<Value>,
+    /// Extra template variables, e.g. `enable_thinking`. Never a template.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub template_args: Map<String, Value>,
+}
+
+/// One message. Serializes to exactly the JSON that chat templates read.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user`, `assistant` or `tool`.
+    pub role: String,
+    /// The text; empty where the client sent null or nothing.
+    #[serde(default)]
+    pub content: String,
+    /// The model's earlier reasoning, for templates that replay it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// Calls the assistant made; arguments as JSON objects, which is what templates iterate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<Value>,
+    /// The call this `tool` message answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The speaker's or tool's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// How the next token is drawn from the logits. The stages apply in the order of the fields.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// Added to the logit of a token, −100 to 100.
+    pub logit_bias: Vec<(Token, f32)>,
+    /// Divides (multiplies, if negative) the logits of tokens seen in the last `repeat_last_n`; 1.0 is off.
+    pub repeat_penalty: f32,
+    /// Window of `repeat_penalty` over prompt and output; −1 is the whole context, 0 is off.
+    pub repeat_last_n: i32,
+    /// Subtracted once per occurrence of a token in the output so far, −2 to 2.
+    pub frequency_penalty: f32,
+    /// Subtracted once if a token occurs in the output so far, −2 to 2.
+    pub presence_penalty: f32,
+    /// Keep the k most likely tokens; 0 is off.
+    pub top_k: u32,
+    /// Keep the smallest set whose probability reaches p; 1.0 is off.
+    pub top_p: f32,
+    /// Keep tokens with at least p times the best one's probability; 0.0 is off.
+    pub min_p: f32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// With a token's position the only source of randomness, so a resumed sequence draws what it would have drawn.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// OpenAI's defaults: temperature 1, everything else off, seed 0.
+    fn default() -> Self {
+        Sampling {
+            logit_bias: Vec::new(),
+            repeat_penalty: 1.0,
+            repeat_last_n: 64,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            temperature: 1.0,
+            seed: 0,
+        }
+    }
+}

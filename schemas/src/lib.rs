@@ -1,0 +1,16 @@
+//! Baton's data and bytes.
+//!
+//! What the crates above exchange, and nothing that runs: no tokio, no I/O, no model code. Read in this order: a
+//! dialect parses a client's JSON into one [`generate::GenerateRequest`]; the proxy turns that into
+//! [`sequence::SequenceRequest`]s for an engine; the engine answers with [`sequence::Delta`]s; [`node`] is how both
+//! travel between processes.
+
+pub mod error;
+pub mod generate;
+pub mod node;
+pub mod openai;
+pub mod sequence;
+
+pub use error::EngineError;
+pub use generate::GenerateRequest;
+pub use sequence::{Delta, FinishReason, SequenceRequest, Token};

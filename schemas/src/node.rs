@@ -1,0 +1,142 @@
+//! The node protocol: how the proxy speaks to an engine in another process, over a Unix socket or TCP.
+//!
+//! HTTP with a cluster key on every call, versioned paths. Requests and replies are JSON; a stream of deltas is one
+//! JSON value a line ([`DeltaLine`]), and a stream that ends without a `finished` or `error` line was cut.
+//!
+//! | call | body | reply |
+//! |---|---|---|
+//! | `GET  /node/v1/info` | – | [`NodeInfo`] |
+//! | `GET  /node/v1/load` | – | [`NodeLoad`] |
+//! | `POST /node/v1/render` | [`RenderRequest`] | [`Tokens`] |
+//! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokens`] |
+//! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
+//! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`DeltaLine`] |
+//!
+//! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::EngineError;
+use crate::generate::Conversation;
+use crate::sequence::{Delta, Token};
+
+/// Path prefix of this version of the protocol.
+pub const BASE_PATH: &str = "/node/v1";
+
+/// The environment variable that carries the cluster key into a child node: an argument would show in `ps`.
+pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
+
+/// What a node is. Constant for the life of its process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// The model's name, from the file's metadata or its file name. The public name is the proxy's affair.
+    pub model: String,
+    /// `llama` or `sim`.
+    pub engine: String,
+    /// llama.cpp's architecture name, e.g. `llama`, `gemma3`.
+    pub architecture: String,
+    /// Tokens one sequence may hold, prompt and output together.
+    pub n_ctx: u32,
+    /// Tokens the model was trained on.
+    pub n_ctx_train: u32,
+    /// Vocabulary size.
+    pub n_vocab: u32,
+    /// Sequences decoded together.
+    pub n_slots: u32,
+    /// Memory the engine reports for itself, in bytes.
+    pub memory: Memory,
+    /// Whether the model can render a conversation.
+    pub has_chat_template: bool,
+}
+
+/// An engine's own account of its memory, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// Weights.
+    pub model: u64,
+    /// KV cache.
+    pub kv: u64,
+    /// Compute and output buffers.
+    pub compute: u64,
+}
+
+/// What a node is doing now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeLoad {
+    /// Slots with a running sequence.
+    pub active_slots: u32,
+    /// Sequences waiting for a slot.
+    pub queued: u32,
+    /// KV cells that no running sequence holds.
+    pub free_cells: u32,
+    /// Recent prefill rate, tokens per second; 0 until measured.
+    pub prefill_tps: f64,
+    /// Recent decode rate of one sequence, tokens per second; 0 until measured.
+    pub decode_tps: f64,
+}
+
+/// Render a conversation with the model's chat template and tokenize it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RenderRequest {
+    /// What to render.
+    pub conversation: Conversation,
+}
+
+/// Tokenize plain text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenizeRequest {
+    /// The text.
+    pub text: String,
+    /// Add the model's BOS/EOS as its file says.
+    pub add_special: bool,
+    /// Read `<|im_end|>` and its kind as control tokens.
+    pub parse_special: bool,
+}
+
+/// A list of tokens.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tokens {
+    /// The tokens.
+    pub tokens: Vec<Token>,
+}
+
+/// A text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Text {
+    /// The text, U+FFFD where the tokens' bytes are not UTF-8.
+    pub text: String,
+}
+
+/// One line of a generate stream.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum DeltaLine {
+    /// The stream failed; nothing follows.
+    Error(ErrorReply),
+    /// A step of the answer.
+    Delta(Delta),
+}
+
+/// A refused or failed call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// What happened.
+    pub error: EngineError,
+}
+
+/// What a child node tells the process that started it: one JSON line on standard output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum ChildEvent {
+    /// The socket answers and the model is loaded.
+    Ready,
+    /// The node cannot start; it exits.
+    Failed {
+        /// For the operator: may name files.
+        message: String,
+        /// For clients: no paths or addresses.
+        summary: String,
+    },
+}

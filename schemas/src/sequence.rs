@@ -1,0 +1,172 @@
+//! What an engine is asked and what it answers: one sequence of tokens, continued.
+
+use serde::{Deserialize, Serialize};
+
+use crate::generate::Sampling;
+
+/// An index into a model's vocabulary.
+pub type Token = u32;
+
+/// One sequence to continue. A client's `n` choices are `n` of these; an engine computes their common prompt once.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SequenceRequest {
+    /// The prompt, at least one token.
+    pub prompt: Vec<Token>,
+    /// Resume point: tokens that were already generated after the prompt, here or on another engine. They count
+    /// against `max_tokens`, are never sent again, and sampler state is rebuilt from them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub generated: Vec<Token>,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Tokens after the prompt at most, `generated` included. `None`: until the context ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u32>,
+    /// `Some(k)`: report log-probabilities, with the k best alternatives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_logprobs: Option<u32>,
+    /// Whose prompt this is. KV is reused only between sequences of equal scope, because what is cached, and so how
+    /// fast a reply starts, would tell one caller about another's prompts.
+    #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
+    pub cache_scope: CacheScope,
+}
+
+/// A server-derived tag that separates callers in the prefix cache. Never taken from a client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CacheScope(pub u64);
+
+impl CacheScope {
+    /// The scope of callers who present no key, or whose owner shares the cache between keys.
+    pub const SHARED: CacheScope = CacheScope(0);
+
+    /// Whether this is [`CacheScope::SHARED`].
+    pub fn is_shared(&self) -> bool {
+        *self == Self::SHARED
+    }
+}
+
+/// One step of an engine's answer. A stream is `Started`, then `Token`s, then exactly one `Finished`; a stream that
+/// ends without `Finished` has failed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Delta {
+    /// The sequence has a slot and its prefill begins.
+    Started {
+        /// Tokens of prompt and resume point whose KV was already here.
+        n_cached: u32,
+    },
+    /// A new token.
+    Token(TokenDelta),
+    /// The last delta.
+    Finished {
+        /// Why generation ended.
+        reason: FinishReason,
+        /// Where the time went.
+        timings: Timings,
+    },
+}
+
+/// A generated token.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenDelta {
+    /// The token.
+    pub id: Token,
+    /// Its bytes; not UTF-8 by itself, since a character may span tokens.
+    #[serde(with = "piece")]
+    pub bytes: Vec<u8>,
+    /// A control token: part of a format, not of the text.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub special: bool,
+    /// Present if log-probabilities were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Log-probabilities at one position, natural logarithm, of the model's own distribution (before penalties,
+/// temperature and truncation).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Logprobs {
+    /// Of the chosen token.
+    pub chosen: f32,
+    /// The most likely tokens, best first.
+    pub top: Vec<Alternative>,
+}
+
+/// A token that could have been chosen.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// The token.
+    pub id: Token,
+    /// Its bytes.
+    #[serde(with = "piece")]
+    pub bytes: Vec<u8>,
+    /// Its log-probability.
+    pub logprob: f32,
+}
+
+/// Why a sequence ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended its turn, or a stop string was reached.
+    Stop,
+    /// `max_tokens` or the end of the context was reached.
+    Length,
+}
+
+/// Where an engine's time for one sequence went. Times in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Timings {
+    /// Waiting for a slot.
+    pub queue_ms: f64,
+    /// Prompt tokens computed here (not cached).
+    pub prompt_n: u32,
+    /// From the slot to the first token.
+    pub prompt_ms: f64,
+    /// Tokens generated here.
+    pub predicted_n: u32,
+    /// From the first token to the last.
+    pub predicted_ms: f64,
+}
+
+/// Token bytes in JSON: a string where they are UTF-8, else base64 in an object, so that no byte is lost.
+mod piece {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Piece<S> {
+        Text(S),
+        Bytes { base64: String },
+    }
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Piece::Text(text).serialize(serializer),
+            Err(_) => Piece::<&str>::Bytes { base64: STANDARD.encode(bytes) }.serialize(serializer),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        match Piece::<String>::deserialize(deserializer)? {
+            Piece::Text(text) => Ok(text.into_bytes()),
+            Piece::Bytes { base64 } => STANDARD.decode(base64).map_err(D::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_bytes_survive_json_whether_or_not_they_are_utf8() {
+        for bytes in [b"plain".to_vec(), vec![0xF0, 0x9F], Vec::new(), "\u{0}\"\\\n".as_bytes().to_vec()] {
+            let delta = Delta::Token(TokenDelta { id: 7, bytes, special: false, logprobs: None });
+            let json = serde_json::to_string(&delta).unwrap();
+            assert_eq!(serde_json::from_str::<Delta>(&json).unwrap(), delta, "{json}");
+        }
+    }
+}
