@@ -1,1 +1,242 @@
-//! (in progress)
+//! Reads the header of a GGUF file: what a model is, before anything expensive is done with it.
+//!
+//! `baton doctor`, the node and the tests call this to name the model, size its KV cache and compare two files without
+//! llama.cpp. It never reads tensor data, and it trusts nothing: llama.cpp aborts or over-allocates on some damaged
+//! files, so every count and length is checked here first. Format: `docs/gguf.md` of the ggml project, versions 2 and 3.
+
+mod header;
+mod kv_shape;
+mod tensor_types;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+
+pub use kv_shape::KvShape;
+
+/// Why a file cannot be used as a GGUF model. Each message is one line for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum GgufError {
+    /// There is no file of this name.
+    #[error("there is no model file at {}", path.display())]
+    NotFound {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// The file, or a part of it, cannot be read.
+    #[error("cannot read the model file {}: {source}", path.display())]
+    Unreadable {
+        /// As it was given.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The file does not begin with the four bytes `GGUF`.
+    #[error("{} is not a GGUF file", path.display())]
+    NotGguf {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// A GGUF of a version, or a byte order, that Baton does not read.
+    #[error("{} is a GGUF file of version {version}, but Baton reads little-endian versions 2 and 3", path.display())]
+    UnsupportedVersion {
+        /// As it was given.
+        path: PathBuf,
+        /// As the file says; a big-endian file shows as a huge number.
+        version: u32,
+    },
+    /// The header contradicts itself or the format.
+    #[error("the GGUF file {} is damaged: {what}", path.display())]
+    Malformed {
+        /// As it was given.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The file ends too early, most often because a download was cut off.
+    #[error(
+        "the GGUF file {} is cut short: it has {found_bytes} bytes but needs at least {expected_bytes}",
+        path.display()
+    )]
+    Truncated {
+        /// As it was given.
+        path: PathBuf,
+        /// The end of the last tensor; of the header, if that is where the file ends.
+        expected_bytes: u64,
+        /// The file's length.
+        found_bytes: u64,
+    },
+}
+
+/// A metadata value. Integer widths are widened: writers disagree on them, readers should not care.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    /// u8, u16, u32 or u64.
+    Unsigned(u64),
+    /// i8, i16, i32 or i64.
+    Signed(i64),
+    /// f32 or f64.
+    Float(f64),
+    /// One byte, 0 or 1.
+    Bool(bool),
+    /// UTF-8; invalid sequences are replaced.
+    String(String),
+    /// A string longer than is worth keeping (over 1 MiB), in bytes.
+    LongString {
+        /// Its length.
+        n_bytes: u64,
+    },
+    /// An array, with its contents only if they are few and no strings.
+    Array(Array),
+}
+
+/// See [`Value::Array`]. The tokenizer's arrays have 10⁵ strings and more, which nobody here reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array {
+    /// GGUF's number of the element type (8 is a string, 9 an array).
+    pub element_type: u32,
+    /// Elements in the file.
+    pub len: u64,
+    /// The elements, if they are numbers or booleans and at most 4,096; else `None`.
+    pub elements: Option<Vec<Value>>,
+}
+
+/// Where a tensor lies in the file, and as what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// `blk.0.attn_k.weight`, say.
+    pub name: String,
+    /// Elements per dimension, the contiguous one first; 1 to 4 of them.
+    pub dims: Vec<u64>,
+    /// ggml's type number.
+    pub ggml_type: u32,
+    /// From the start of the data section.
+    pub offset_bytes: u64,
+    /// `None` if the type is unknown here.
+    pub size_bytes: Option<u64>,
+}
+
+/// A GGUF file's header.
+#[derive(Debug, Clone)]
+pub struct Gguf {
+    /// 2 or 3.
+    pub version: u32,
+    /// The whole file, in bytes.
+    pub file_bytes: u64,
+    /// Tensors start at multiples of this, in bytes.
+    pub alignment: u64,
+    /// All tensors, in the file's order.
+    pub tensors: Vec<TensorInfo>,
+    metadata: BTreeMap<String, Value>,
+    /// BLAKE3 of each `tokenizer.*` value's type and raw bytes.
+    tokenizer_digests: BTreeMap<String, blake3::Hash>,
+}
+
+impl Gguf {
+    /// Reads and checks the header, and that the file is long enough for its tensors.
+    ///
+    /// Blocking: a few megabytes are read, most of them the tokenizer's tokens.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        let path = path.as_ref();
+        let unreadable = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => GgufError::NotFound { path: path.to_owned() },
+            _ => GgufError::Unreadable { path: path.to_owned(), source },
+        };
+        let file = File::open(path).map_err(unreadable)?;
+        let file_bytes = file.metadata().map_err(unreadable)?.len();
+        header::read(BufReader::with_capacity(1 << 16, file), file_bytes).map_err(|fault| fault.at(path))
+    }
+
+    /// A metadata value by its full key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// A string, unless it was too long to keep.
+    pub fn str(&self, key: &str) -> Option<&str> {
+        match self.get(key)? {
+            Value::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// An integer of any width that is not negative.
+    pub fn u64(&self, key: &str) -> Option<u64> {
+        self.get(key)?.as_u64()
+    }
+
+    /// A float.
+    pub fn f32(&self, key: &str) -> Option<f32> {
+        match self.get(key)? {
+            Value::Float(value) => Some(*value as f32),
+            _ => None,
+        }
+    }
+
+    /// A boolean.
+    pub fn bool(&self, key: &str) -> Option<bool> {
+        match self.get(key)? {
+            Value::Bool(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// `llama`, `gemma3`, ...: the prefix of the model's own keys.
+    pub fn architecture(&self) -> Option<&str> {
+        self.str("general.architecture")
+    }
+
+    /// The model's name for people.
+    pub fn name(&self) -> Option<&str> {
+        self.str("general.name")
+    }
+
+    /// The Jinja source of the default chat template.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.str("tokenizer.chat_template")
+    }
+
+    /// The context the model was trained for, in tokens.
+    pub fn context_length(&self) -> Option<u64> {
+        self.u64(&self.arch_key("context_length")?)
+    }
+
+    /// Equal for two files whose `tokenizer.*` entries are equal, in whatever order they were written.
+    pub fn tokenizer_hash(&self) -> blake3::Hash {
+        self.hash_tokenizer(|_| true)
+    }
+
+    /// As [`Gguf::tokenizer_hash`], without the chat templates: equal for two files that give every text the same
+    /// token ids. Templates are often corrected in one quantization of a model and not in another.
+    pub fn vocabulary_hash(&self) -> blake3::Hash {
+        self.hash_tokenizer(|key| !key.starts_with("tokenizer.chat_template"))
+    }
+
+    fn hash_tokenizer(&self, wanted: impl Fn(&str) -> bool) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for (key, digest) in self.tokenizer_digests.iter().filter(|(key, _)| wanted(key)) {
+            // The length keeps `ab` + `c` apart from `a` + `bc`.
+            hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(digest.as_bytes());
+        }
+        hasher.finalize()
+    }
+
+    /// `llama.` + suffix, for a llama.
+    fn arch_key(&self, suffix: &str) -> Option<String> {
+        Some(format!("{}.{suffix}", self.architecture()?))
+    }
+}
+
+impl Value {
+    /// The value, if it is an integer and not negative.
+    pub fn as_u64(&self) -> Option<u64> {
+        match self {
+            Value::Unsigned(value) => Some(*value),
+            Value::Signed(value) => u64::try_from(*value).ok(),
+            _ => None,
+        }
+    }
+}

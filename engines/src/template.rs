@@ -1,1 +1,211 @@
-//! (in progress)
+//! Chat templates: a model's own Jinja, rendered the way Hugging Face's `apply_chat_template` does.
+//!
+//! Templates come from a model file or the operator, never from a client. They are programs all the same, so their
+//! work, depth and output are bounded.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::SystemTime;
+
+use baton_schemas::generate::Conversation;
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
+
+/// Instructions a template may execute. A long chat with tools takes some hundred thousand.
+const FUEL: u64 = 50_000_000;
+
+/// Nested macros and includes; minijinja's own default suits a larger stack than a worker thread has.
+const RECURSION_LIMIT: usize = 64;
+
+/// Longest rendered prompt, bytes: more than any context holds.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
+
+/// Longest template source, bytes. The largest in the wild are some 30 KB.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+
+/// Tokens that templates write out by name.
+#[derive(Debug, Clone, Default)]
+pub struct SpecialTokens {
+    /// `bos_token`
+    pub bos: String,
+    /// `eos_token`
+    pub eos: String,
+}
+
+/// Why a template did not render.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The template called `raise_exception`: these messages do not suit this model.
+    #[error("{0}")]
+    Rejected(String),
+    /// The template does not parse, or failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special: SpecialTokens,
+}
+
+const NAME: &str = "chat";
+
+impl ChatTemplate {
+    /// Parses a template.
+    pub fn compile(source: &str, special: SpecialTokens) -> Result<ChatTemplate, TemplateError> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(TemplateError::Failed(format!("the template is larger than {MAX_SOURCE_BYTES} bytes")));
+        }
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(RECURSION_LIMIT);
+        environment.set_formatter(write_as_python);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_filter("tojson", to_json);
+        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(failed)?;
+        Ok(ChatTemplate { environment, special })
+    }
+
+    /// Renders a conversation. `now` is what `strftime_now` formats, in the machine's time zone.
+    pub fn render(&self, conversation: &Conversation, now: SystemTime) -> Result<String, TemplateError> {
+        let mut variables: BTreeMap<String, Value> = BTreeMap::new();
+        variables.insert("add_generation_prompt".into(), true.into());
+        variables.extend(conversation.template_args.iter().map(|(k, v)| (k.clone(), Value::from_serialize(v))));
+        // After the client's: these cannot be replaced by template arguments.
+        let tools = Some(&conversation.tools).filter(|tools| !tools.is_empty());
+        variables.extend([
+            ("messages".into(), Value::from_serialize(&conversation.messages)),
+            ("tools".into(), Value::from_serialize(tools)),
+            ("bos_token".into(), self.special.bos.clone().into()),
+            ("eos_token".into(), self.special.eos.clone().into()),
+            ("strftime_now".into(), Value::from_function(move |format: &str| strftime(format, now))),
+        ]);
+        let template = self.environment.get_template(NAME).map_err(failed)?;
+        let mut text = Capped(Vec::new());
+        template.render_captured_to(variables, &mut text).map_err(failed)?;
+        String::from_utf8(text.0).map_err(|e| TemplateError::Failed(e.to_string()))
+    }
+}
+
+/// Marks an error as the template's own decision.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+}
+
+fn failed(error: Error) -> TemplateError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(source) = cause {
+        if let Some(Raised(message)) = source.downcast_ref() {
+            return TemplateError::Rejected(message.clone());
+        }
+        cause = source.source();
+    }
+    TemplateError::Failed(error.to_string())
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`: the filter that Hugging Face puts in place of
+/// Jinja's, which escapes for HTML.
+fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = args.get("indent")?;
+    // Others that Python's function has; they change nothing a chat template relies on.
+    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
+        let _: Option<Value> = args.get(ignored)?;
+    }
+    args.assert_all_used()?;
+    let json = serde_json::to_value(value)
+        .map_err(|e| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(e))?;
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(n) => {
+            let indent = " ".repeat(n.min(16));
+            let style = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, style))
+        }
+        None => serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
+    };
+    written.map_err(|e| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(e))?;
+    Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
+}
+
+/// Python's default separators: `, ` and `: `.
+struct Spaced;
+
+impl serde_json::ser::Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+/// Writes values as Python's `str` does where that differs: `True`, `False`, `None`.
+fn write_as_python(out: &mut Output, _: &State, value: &Value) -> Result<(), Error> {
+    let written = match value.kind() {
+        ValueKind::Undefined => Ok(()),
+        ValueKind::None => out.write_str("None"),
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
+        _ => write!(out, "{value}"),
+    };
+    written.map_err(Error::from)
+}
+
+fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
+    let wrong = |e: jiff::Error| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}"));
+    let now = jiff::Timestamp::try_from(now).map_err(wrong)?.to_zoned(jiff::tz::TimeZone::system());
+    jiff::fmt::strtime::format(format, &now).map_err(wrong)
+}
+
+/// Turns `{% generation %}…{% endgeneration %}`, which mark the assistant's text for training, into a block that does
+/// nothing.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}") else { break };
+        let tag = &rest[start..start + len + 2];
+        out.push_str(&rest[..start]);
+        let name = tag.trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        match name {
+            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = &rest[start + len + 2..];
+    }
+    out + rest
+}
+
+/// A buffer that refuses to grow past [`MAX_OUTPUT_BYTES`].
+struct Capped(Vec<u8>);
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_OUTPUT_BYTES {
+            return Err(io::Error::other("the rendered prompt is too long"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

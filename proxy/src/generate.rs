@@ -1,12 +1,176 @@
 //! The life of a request, from an admitted `GenerateRequest` to a stream of text.
 
 use std::pin::Pin;
+use std::time::Instant;
 
-use baton_schemas::FinishReason;
-use baton_schemas::sequence::{CacheScope, Logprobs, Timings};
-use futures::Stream;
+use baton_engines::DeltaStream;
+use baton_schemas::sequence::{CacheScope, Delta, Logprobs, Timings};
+use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
+use futures::stream::SelectAll;
+use futures::{Stream, StreamExt};
 
+use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
+use crate::plan::{self, Route};
+use crate::pool::Pool;
+use crate::prompt;
+use crate::stream::ChoiceText;
+
+/// Serves a request: the whole of its life but HTTP.
+///
+/// Returns once every choice is accepted by an engine. Dropping what it returns, or this future, cancels the request
+/// within one step of its engine.
+pub async fn generate(
+    admission: &Admission,
+    pool: &Pool,
+    request: GenerateRequest,
+    caller: &Caller,
+) -> Result<Generation, RequestError> {
+    let permit = admission.admit()?;
+    let model = pool.find(&request.model)?;
+    let info = model.ready().await?;
+    let prompt = prompt::prepare(model, &info, &request).await?;
+    let plan = plan::plan(model);
+    let choices = match &plan.route {
+        Route::Direct(model) => start_choices(model.engine.as_ref(), &request, &prompt, caller).await?,
+    };
+    tracing::debug!(request_id = caller.request_id, n_prompt = prompt.len(), route = %plan, "accepted");
+    Ok(Generation {
+        n_prompt: prompt.len() as u32,
+        route: plan.to_string(),
+        events: hold(permit, choices, prompt.len() as u32, &request),
+    })
+}
+
+/// One sequence per choice. They share the prompt, which the engine computes once; each draws with its own seed.
+async fn start_choices(
+    engine: &dyn baton_engines::Engine,
+    request: &GenerateRequest,
+    prompt: &[Token],
+    caller: &Caller,
+) -> Result<Vec<DeltaStream>, RequestError> {
+    let mut choices = Vec::with_capacity(request.n as usize);
+    for choice in 0..request.n {
+        let mut sampling = request.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+        let sequence = SequenceRequest {
+            prompt: prompt.to_vec(),
+            generated: Vec::new(),
+            sampling,
+            max_tokens: request.max_tokens,
+            top_logprobs: request.top_logprobs,
+            ignore_eos: false,
+            cache_scope: caller.cache_scope,
+        };
+        choices.push(engine.generate(sequence).await?);
+    }
+    Ok(choices)
+}
+
+/// Turns the choices' deltas into events. The permit lives as long as the stream.
+fn hold(permit: Permit, choices: Vec<DeltaStream>, n_prompt: u32, request: &GenerateRequest) -> EventStream {
+    let events = (0..).zip(choices).map(|(choice, deltas)| {
+        let clock = Clock::start(n_prompt);
+        choice_events(choice, deltas, request.stop.clone(), clock).boxed()
+    });
+    let mut merged: SelectAll<_> = events.collect();
+    Box::pin(async_stream::stream! {
+        let _permit = permit;
+        while let Some(event) = merged.next().await {
+            let failed = event.is_err();
+            yield event;
+            if failed {
+                break;
+            }
+        }
+    })
+}
+
+/// One choice: tokens to text, up to a stop string or the engine's own end.
+fn choice_events(
+    choice: u32,
+    mut deltas: DeltaStream,
+    stop: Vec<String>,
+    mut clock: Clock,
+) -> impl Stream<Item = Result<Event, RequestError>> + Send {
+    async_stream::try_stream! {
+        let mut text = ChoiceText::new(stop);
+        loop {
+            match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
+                Delta::Started { n_cached } => {
+                    clock.slot = Some(Instant::now());
+                    clock.n_computed = clock.n_computed.saturating_sub(n_cached);
+                    yield Event::Started { choice, n_cached };
+                }
+                Delta::Token(token) => {
+                    clock.token();
+                    let step = text.feed(token);
+                    let stopped = step.stopped;
+                    if !step.is_empty() {
+                        yield Event::Text { choice, text: step.text, tokens: step.tokens };
+                    }
+                    if stopped {
+                        // The engine's own account comes with the last delta, which is not waited for: dropping the
+                        // stream is what stops the engine.
+                        yield clock.finished(choice, FinishReason::Stop, clock.timings());
+                        break;
+                    }
+                }
+                Delta::Finished { reason, timings } => {
+                    let rest = text.finish();
+                    let reason = if rest.stopped { FinishReason::Stop } else { reason };
+                    if !rest.is_empty() {
+                        yield Event::Text { choice, text: rest.text, tokens: rest.tokens };
+                    }
+                    yield clock.finished(choice, reason, timings);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// When a choice's deltas came, for the timings of one that ends at a stop string.
+struct Clock {
+    accepted: Instant,
+    slot: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    /// Prompt tokens that were not cached.
+    n_computed: u32,
+    n_tokens: u32,
+}
+
+impl Clock {
+    fn start(n_prompt: u32) -> Self {
+        let (slot, first_token, last_token) = (None, None, None);
+        Clock { accepted: Instant::now(), slot, first_token, last_token, n_computed: n_prompt, n_tokens: 0 }
+    }
+
+    fn token(&mut self) {
+        let now = Instant::now();
+        self.first_token.get_or_insert(now);
+        self.last_token = Some(now);
+        self.n_tokens += 1;
+    }
+
+    fn timings(&self) -> Timings {
+        let between = |from: Option<Instant>, to: Option<Instant>| {
+            from.zip(to).map_or(0.0, |(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
+        };
+        Timings {
+            queue_ms: between(Some(self.accepted), self.slot),
+            prompt_n: self.n_computed,
+            prompt_ms: between(self.slot, self.first_token),
+            predicted_n: self.n_tokens,
+            predicted_ms: between(self.first_token, self.last_token),
+        }
+    }
+
+    fn finished(&self, choice: u32, reason: FinishReason, timings: Timings) -> Event {
+        Event::Finished { choice, reason, n_completion: self.n_tokens, timings }
+    }
+}
 
 /// Who asks, as far as the layers below HTTP need to know.
 #[derive(Debug, Clone)]

@@ -3,8 +3,19 @@
 //! Read [`generate::generate`] first: it is the life of a request. Everything else here is one of its stages, or the
 //! life of the process around it. No model code runs in this crate: an engine is another process, reached as a node.
 
-pub mod error;
 pub mod generate;
+
+pub mod admission;
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod engine_args;
+pub mod error;
 pub mod http;
 pub mod models;
+pub mod node_watch;
+pub mod plan;
+pub mod pool;
+pub mod prompt;
 pub mod stream;
+pub mod supervisor;

@@ -1,2 +1,7 @@
-//! .
-fn main() {}
+//! The `baton` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    baton_proxy::cli::main()
+}

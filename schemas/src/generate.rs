@@ -100,7 +100,8 @@ pub struct Sampling {
 }
 
 impl Default for Sampling {
-    /// OpenAI's defaults: temperature 1, everything else off, seed 0.
+    /// llama-server's defaults, which small and quantized models are usually tried with: OpenAI's bare temperature 1
+    /// lets a small model wander.
     fn default() -> Self {
         Sampling {
             logit_bias: Vec::new(),
@@ -108,10 +109,10 @@ impl Default for Sampling {
             repeat_last_n: 64,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            temperature: 1.0,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            temperature: 0.8,
             seed: 0,
         }
     }

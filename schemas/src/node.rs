@@ -57,8 +57,6 @@ pub struct Memory {
     pub model: u64,
     /// KV cache.
     pub kv: u64,
-    /// Compute and output buffers.
-    pub compute: u64,
 }
 
 /// What a node is doing now.

@@ -24,6 +24,9 @@ pub struct SequenceRequest {
     /// `Some(k)`: report log-probabilities, with the k best alternatives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_logprobs: Option<u32>,
+    /// Go on past the model's end-of-turn tokens, for benchmarks that need a fixed length.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ignore_eos: bool,
     /// Whose prompt this is. KV is reused only between sequences of equal scope, because what is cached, and so how
     /// fast a reply starts, would tell one caller about another's prompts.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]

@@ -1,1 +1,344 @@
-//! (in progress)
+//! GGUF models through llama.cpp.
+//!
+//! [`LlamaEngine::start`] loads a model and gives its context to one thread, the [`scheduler`]; the engine itself is
+//! a handle that checks requests and sends them there. Dropping the last handle ends the thread. Called by `baton
+//! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
+
+mod budget;
+mod load;
+pub mod reference;
+mod sampler;
+mod scheduler;
+mod slots;
+mod vocabulary;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc as std_mpsc;
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use async_trait::async_trait;
+use baton_schemas::generate::{Conversation, Sampling};
+use baton_schemas::node::{Memory, NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use llama_cpp_2::model::LlamaModel;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+pub use self::load::LoadError;
+use self::scheduler::{DELTA_WINDOW, Job, Limits, Scheduler, Shared};
+use self::vocabulary::Vocabulary;
+use crate::engine::{DeltaStream, Engine};
+use crate::gguf::Gguf;
+use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
+
+/// How a model is run.
+#[derive(Debug, Clone)]
+pub struct LlamaConfig {
+    /// The GGUF file.
+    pub model: PathBuf,
+    /// Sequences decoded together.
+    pub n_slots: u32,
+    /// Tokens one sequence may hold; by default what the model was trained on, up to 16,384.
+    pub n_ctx: Option<u32>,
+    /// Tokens the KV cache holds for all slots together.
+    pub n_cells: Option<u32>,
+    /// Tokens of one physical compute batch.
+    pub n_ubatch: u32,
+    /// Compute threads; by default one per core.
+    pub n_threads: Option<u32>,
+    /// Layers on the GPU; by default all.
+    pub n_gpu_layers: Option<u32>,
+    /// Prompt tokens in a step beside running streams; by default what 100 ms allow at the measured rate.
+    pub prefill_budget: Option<u32>,
+    /// Sequences that may wait for a slot.
+    pub max_queued: u32,
+    /// The operator's chat template instead of the model's own.
+    pub chat_template: Option<String>,
+}
+
+impl LlamaConfig {
+    /// Defaults for a model file.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        LlamaConfig {
+            model: model.into(),
+            n_slots: DEFAULT_SLOTS,
+            n_ctx: None,
+            n_cells: None,
+            n_ubatch: DEFAULT_UBATCH,
+            n_threads: None,
+            n_gpu_layers: None,
+            prefill_budget: None,
+            max_queued: DEFAULT_MAX_QUEUED,
+            chat_template: None,
+        }
+    }
+
+    fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.n_threads.map_or_else(cores, |n| n as usize)
+    }
+
+    fn check(&self) -> Result<(), LoadError> {
+        let within = |name: &str, value: u32, max: u32| {
+            if (1..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(LoadError::Config(format!("{name} must be between 1 and {max}, not {value}")))
+            }
+        };
+        within("--slots", self.n_slots, MAX_SLOTS)?;
+        within("--ubatch", self.n_ubatch, MAX_UBATCH)?;
+        within("--threads", self.n_threads.unwrap_or(1), MAX_THREADS)?;
+        within("--prefill-budget", self.prefill_budget.unwrap_or(1), MAX_UBATCH)?;
+        within("--max-queued", self.max_queued, MAX_QUEUED)
+    }
+}
+
+/// Four streams share a step's weights without slowing each other much on the machines Baton is for.
+pub const DEFAULT_SLOTS: u32 = 4;
+/// llama.cpp's own default.
+const DEFAULT_UBATCH: u32 = 512;
+/// Longer queues answer after the client gave up.
+const DEFAULT_MAX_QUEUED: u32 = 256;
+/// llama.cpp aborts the process on a sequence id of 256 and above; some are left for scratch sequences.
+const MAX_SLOTS: u32 = 128;
+const MAX_UBATCH: u32 = 16_384;
+const MAX_THREADS: u32 = 512;
+const MAX_QUEUED: u32 = 65_536;
+
+/// A running model. Cheap to clone through an `Arc`.
+pub struct LlamaEngine {
+    model: Arc<LlamaModel>,
+    vocabulary: Arc<Vocabulary>,
+    template: Option<ChatTemplate>,
+    info: NodeInfo,
+    max_queued: usize,
+    shared: Arc<Shared>,
+    load: watch::Receiver<NodeLoad>,
+    /// `None` only while dropping: closing the channel is what ends the scheduler.
+    jobs: Option<std_mpsc::Sender<Job>>,
+    scheduler: Option<JoinHandle<()>>,
+}
+
+impl Drop for LlamaEngine {
+    /// Waits for the step that is running, so that llama.cpp's memory is freed by its owner and not by `exit`.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if self.scheduler.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the scheduler had panicked");
+        }
+    }
+}
+
+impl LlamaEngine {
+    /// Loads the model and starts its thread. Blocks for as long as that takes: call it off the async threads.
+    pub fn start(config: LlamaConfig) -> Result<LlamaEngine, LoadError> {
+        config.check()?;
+        let gguf = Gguf::open(&config.model)?;
+        let file_bytes = std::fs::metadata(&config.model).map_or(0, |m| m.len());
+        let sizes = load::sizes(&gguf, file_bytes, &config, load::available_memory())?;
+        let model = Arc::new(load::model(&config.model, &gguf, config.n_gpu_layers)?);
+        let vocabulary = Arc::new(Vocabulary::of(&model));
+        let template = compile_template(&config, &gguf, &model, &vocabulary)?;
+        let info = NodeInfo {
+            model: gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned),
+            engine: "llama".into(),
+            architecture: gguf.architecture().unwrap_or("unknown").into(),
+            n_ctx: sizes.n_ctx,
+            n_ctx_train: model.n_ctx_train(),
+            n_vocab: vocabulary.n_tokens() as u32,
+            n_slots: config.n_slots,
+            memory: Memory { model: model.size(), kv: u64::from(sizes.n_cells) * sizes.kv_bytes_per_token },
+            has_chat_template: template.is_some(),
+        };
+        let limits = Limits {
+            n_slots: config.n_slots as usize,
+            n_ctx: sizes.n_ctx as usize,
+            n_cells: sizes.n_cells as usize,
+            budget: budget::Budget {
+                fixed: config.prefill_budget.map(|n| n as usize),
+                n_ubatch: config.n_ubatch as usize,
+            },
+            sliding_window: gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0),
+            indivisible: model.is_recurrent() || model.is_hybrid(),
+        };
+        let (load, load_rx) = watch::channel(NodeLoad::default());
+        let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
+        let (jobs, jobs_rx) = std_mpsc::channel();
+        let max_queued = config.max_queued as usize;
+        let start = SchedulerStart {
+            model: Arc::clone(&model),
+            vocabulary: Arc::clone(&vocabulary),
+            config,
+            limits,
+            shared: Arc::clone(&shared),
+        };
+        let scheduler = Some(start.run(jobs_rx)?);
+        let jobs = Some(jobs);
+        Ok(LlamaEngine { model, vocabulary, template, info, max_queued, shared, load: load_rx, jobs, scheduler })
+    }
+
+    fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
+        let n_vocab = self.info.n_vocab;
+        if request.prompt.is_empty() {
+            return Err(EngineError::invalid("the prompt is empty"));
+        }
+        let known = |t: &Token| *t < n_vocab;
+        let biased = request.sampling.logit_bias.iter().map(|(t, _)| t);
+        if let Some(bad) = request.prompt.iter().chain(&request.generated).chain(biased).find(|t| !known(t)) {
+            return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {n_vocab} tokens")));
+        }
+        check_sampling(&request.sampling)?;
+        // One token must still fit behind the prompt, unless none is wanted.
+        let n_prompt = request.prompt.len() + request.generated.len();
+        let n_ctx = self.info.n_ctx as usize;
+        if n_prompt >= n_ctx && !(request.max_tokens == Some(0) && n_prompt == n_ctx) {
+            return Err(EngineError::ContextOverflow { n_prompt: n_prompt as u32, n_ctx: self.info.n_ctx });
+        }
+        Ok(())
+    }
+
+    /// Takes a place in the queue, or fails if all are taken.
+    fn enqueue(&self) -> Result<(), EngineError> {
+        let below_limit = |n: usize| (n < self.max_queued).then_some(n + 1);
+        self.shared
+            .n_queued
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, below_limit)
+            .map(|_| ())
+            .map_err(|_| EngineError::QueueFull { limit: self.max_queued as u32 })
+    }
+}
+
+#[async_trait]
+impl Engine for LlamaEngine {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        Ok(self.info.clone())
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        let load = *self.load.borrow();
+        Ok(NodeLoad { queued: self.shared.n_queued.load(Ordering::Acquire) as u32, ..load })
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        let Some(template) = &self.template else {
+            return Err(EngineError::Template { message: "the model has no chat template".into() });
+        };
+        let text = template.render(conversation, SystemTime::now()).map_err(|e| match e {
+            TemplateError::Rejected(message) => EngineError::Template { message },
+            other => EngineError::Template { message: other.to_string() },
+        })?;
+        // The template writes BOS itself where the model wants one, and its control tokens are meant as such.
+        let tokens = self.tokenize(&TokenizeRequest { text, add_special: false, parse_special: true }).await?;
+        let vocab = self.model.vocab();
+        let bos = u32::try_from(vocab.bos().0).ok();
+        match bos {
+            Some(bos) if vocab.should_add_bos() && tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
+            _ => Ok(tokens),
+        }
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        let model = Arc::clone(&self.model);
+        let TokenizeRequest { text, add_special, parse_special } = request.clone();
+        // A megabyte of text takes long enough to hold up other connections.
+        let tokens =
+            tokio::task::spawn_blocking(move || model.vocab().tokenize(text.as_bytes(), add_special, parse_special));
+        let tokens = tokens.await.map_err(EngineError::internal)?;
+        Ok(tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect())
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|&t| self.vocabulary.piece(t)).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.check(&request)?;
+        self.enqueue()?;
+        let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
+        let job = Job { request, deltas, accepted: Instant::now() };
+        // Sending fails only if the scheduler's thread has died, with a panic.
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        if !sent {
+            return Err(EngineError::internal("the scheduler has stopped"));
+        }
+        Ok(ReceiverStream::new(stream).boxed())
+    }
+}
+
+/// What the scheduler's thread takes with it.
+struct SchedulerStart {
+    model: Arc<LlamaModel>,
+    vocabulary: Arc<Vocabulary>,
+    config: LlamaConfig,
+    limits: Limits,
+    shared: Arc<Shared>,
+}
+
+impl SchedulerStart {
+    /// Starts the thread that owns the context, and waits until the context exists.
+    fn run(self, jobs: std_mpsc::Receiver<Job>) -> Result<JoinHandle<()>, LoadError> {
+        let (started, has_started) = std_mpsc::sync_channel(1);
+        let run = move || {
+            let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
+            let context = match load::context(&self.model, &self.config, n_cells) {
+                Ok(context) => context,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            if started.send(Ok(())).is_ok() {
+                Scheduler::new(context, self.vocabulary, self.limits, self.shared).run(&jobs);
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("llama".into())
+            .spawn(run)
+            .map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
+        match has_started.recv() {
+            Ok(outcome) => outcome.map(|()| thread),
+            Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
+        }
+    }
+}
+
+fn compile_template(
+    config: &LlamaConfig,
+    gguf: &Gguf,
+    model: &LlamaModel,
+    vocabulary: &Vocabulary,
+) -> Result<Option<ChatTemplate>, LoadError> {
+    let Some(source) = config.chat_template.as_deref().or_else(|| gguf.chat_template()) else { return Ok(None) };
+    let vocab = model.vocab();
+    let text = |t: i32| {
+        u32::try_from(t).map_or_else(|_| String::new(), |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
+    };
+    let special = SpecialTokens { bos: text(vocab.bos().0), eos: text(vocab.eos().0) };
+    ChatTemplate::compile(source, special)
+        .map(Some)
+        .map_err(|e| LoadError::Template { path: config.model.clone(), message: e.to_string() })
+}
+
+/// Refuses numbers that llama.cpp's samplers would loop or divide by zero on.
+fn check_sampling(sampling: &Sampling) -> Result<(), EngineError> {
+    let numbers = [
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repeat_penalty,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+    ];
+    let finite = numbers.iter().chain(sampling.logit_bias.iter().map(|(_, b)| b)).all(|n| n.is_finite());
+    if !finite || sampling.temperature < 0.0 || sampling.repeat_penalty <= 0.0 {
+        return Err(EngineError::invalid("a sampling parameter is out of range"));
+    }
+    Ok(())
+}
+
+fn file_stem(path: &std::path::Path) -> String {
+    path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
+}

@@ -1,1 +1,179 @@
-//! (in progress)
+//! The node protocol's server: an axum router around any engine.
+//!
+//! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key; a caller without it learns
+//! nothing, not even which paths exist.
+
+mod listen;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use baton_schemas::node::{BASE_PATH, DeltaLine, ErrorReply, RenderRequest, Text, TokenizeRequest, Tokens};
+use baton_schemas::{EngineError, SequenceRequest};
+use bytes::{BufMut, BytesMut};
+use futures::StreamExt;
+use http::{HeaderMap, StatusCode, header};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use subtle::ConstantTimeEq;
+
+pub use self::listen::{ListenAddress, ListenError, Listener};
+use crate::engine::Engine;
+
+/// Largest request body: a million tokens in JSON with room to spare.
+const MAX_BODY_BYTES: usize = 32 << 20;
+
+/// The secret that all nodes and the proxy share. Compared in constant time and never printed.
+#[derive(Clone)]
+pub struct ClusterKey(Arc<blake3::Hash>);
+
+impl ClusterKey {
+    /// Wraps a key.
+    pub fn new(key: &str) -> Self {
+        ClusterKey(Arc::new(blake3::hash(key.as_bytes())))
+    }
+
+    fn admits(&self, headers: &HeaderMap) -> bool {
+        let presented = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|v| v.to_str().ok())
+            .and_then(|v| v.strip_prefix("Bearer "))
+            .map(|key| blake3::hash(key.as_bytes()));
+        // Hashes have one length, so comparing them tells nothing about the key's.
+        presented.is_some_and(|hash| bool::from(hash.as_bytes().ct_eq(self.0.as_bytes())))
+    }
+}
+
+/// Routes of a node around `engine`.
+pub fn router(engine: Arc<dyn Engine>, key: ClusterKey) -> Router {
+    let routes = Router::new()
+        .route("/info", get(info))
+        .route("/load", get(load))
+        .route("/render", post(render))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/generate", post(generate))
+        .with_state(engine);
+    Router::new()
+        .nest(BASE_PATH, routes)
+        .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(middleware::from_fn_with_state(key, authenticate))
+}
+
+async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Next) -> Response {
+    if key.admits(request.headers()) {
+        next.run(request).await
+    } else {
+        refusal(StatusCode::UNAUTHORIZED, EngineError::Unauthorized)
+    }
+}
+
+type Node = State<Arc<dyn Engine>>;
+
+async fn info(State(engine): Node) -> Response {
+    answer(engine.info().await)
+}
+
+async fn load(State(engine): Node) -> Response {
+    answer(engine.load().await)
+}
+
+async fn render(State(engine): Node, body: Bytes) -> Response {
+    let request: RenderRequest = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return refused,
+    };
+    answer(engine.render(&request.conversation).await.map(|tokens| Tokens { tokens }))
+}
+
+async fn tokenize(State(engine): Node, body: Bytes) -> Response {
+    let request: TokenizeRequest = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return refused,
+    };
+    answer(engine.tokenize(&request).await.map(|tokens| Tokens { tokens }))
+}
+
+async fn detokenize(State(engine): Node, body: Bytes) -> Response {
+    let request: Tokens = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return refused,
+    };
+    answer(engine.detokenize(&request.tokens).await.map(|text| Text { text }))
+}
+
+/// Streams deltas, one JSON value a line. Dropping the response, as a closed connection does, drops the engine's
+/// stream and so cancels the sequence.
+async fn generate(State(engine): Node, body: Bytes) -> Response {
+    let request: SequenceRequest = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return refused,
+    };
+    match engine.generate(request).await {
+        Err(error) => answer::<()>(Err(error)),
+        Ok(deltas) => {
+            // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
+            let lines = deltas.ready_chunks(MAX_LINES_PER_CHUNK).map(|deltas| {
+                let mut chunk = BytesMut::with_capacity(128 * deltas.len());
+                for delta in deltas {
+                    let line = match delta {
+                        Ok(delta) => DeltaLine::Delta(delta),
+                        Err(error) => DeltaLine::Error(ErrorReply { error }),
+                    };
+                    put_line(&mut chunk, &line);
+                }
+                Ok::<_, Infallible>(chunk.freeze())
+            });
+            ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+        }
+    }
+}
+
+const MAX_LINES_PER_CHUNK: usize = 16;
+
+fn put_line(chunk: &mut BytesMut, line: &DeltaLine) {
+    match serde_json::to_vec(line) {
+        Ok(json) => chunk.put_slice(&json),
+        // A non-finite logprob becomes null in JSON, so this cannot happen; the reader would see the stream as cut.
+        Err(error) => return tracing::error!(%error, "a delta could not be written"),
+    }
+    chunk.put_u8(b'\n');
+}
+
+/// The body as `T`. Bodies are JSON whatever their content type says.
+#[allow(clippy::result_large_err, reason = "the error is the response, built once per refused call")]
+fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Response> {
+    serde_json::from_slice(body).map_err(|e| {
+        refusal(StatusCode::BAD_REQUEST, EngineError::invalid(format!("the body is not a valid request: {e}")))
+    })
+}
+
+fn answer<T: Serialize>(result: Result<T, EngineError>) -> Response {
+    match result {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => refusal(status(&error), error),
+    }
+}
+
+fn refusal(status: StatusCode, error: EngineError) -> Response {
+    (status, Json(ErrorReply { error })).into_response()
+}
+
+fn status(error: &EngineError) -> StatusCode {
+    match error {
+        EngineError::ContextOverflow { .. } | EngineError::InvalidRequest { .. } | EngineError::Template { .. } => {
+            StatusCode::BAD_REQUEST
+        }
+        EngineError::Unauthorized => StatusCode::UNAUTHORIZED,
+        EngineError::Unsupported { .. } => StatusCode::NOT_IMPLEMENTED,
+        EngineError::QueueFull { .. } | EngineError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
+        EngineError::Lost { .. } | EngineError::Internal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}

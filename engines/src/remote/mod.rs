@@ -1,1 +1,167 @@
-//! (in progress)
+//! An engine in another process: the node protocol's client.
+
+mod lines;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{
+    BASE_PATH, DeltaLine, ErrorReply, NodeInfo, NodeLoad, RenderRequest, Text, TokenizeRequest, Tokens,
+};
+use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use reqwest::{Client, Method, RequestBuilder, Response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use self::lines::Lines;
+use crate::engine::{DeltaStream, Engine};
+
+/// A node on the same machine or in the same network answers well within this, or is gone.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For calls that compute nothing on the model: rendering a very long prompt is the slowest of them.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Idle connections kept per node. A burst of streams opens more; they close when it is over.
+const MAX_IDLE_CONNECTIONS: usize = 32;
+
+/// Largest JSON reply that is read into memory.
+const MAX_REPLY_BYTES: usize = 64 << 20;
+
+/// How a node is reached.
+#[derive(Debug, Clone)]
+pub enum NodeAddress {
+    /// A child on this machine.
+    Unix(PathBuf),
+    /// `http://host:port` or `https://host:port`.
+    Url(String),
+}
+
+/// A node's client. Cheap to share.
+pub struct RemoteEngine {
+    client: Client,
+    base: String,
+    key: String,
+}
+
+impl RemoteEngine {
+    /// A client; nothing is sent yet.
+    pub fn new(address: &NodeAddress, cluster_key: &str) -> Result<RemoteEngine, EngineError> {
+        let builder = Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+            .tcp_nodelay(true)
+            .no_proxy();
+        let (builder, base) = match address {
+            NodeAddress::Unix(path) => (builder.unix_socket(path.clone()), "http://node".to_owned()),
+            NodeAddress::Url(url) => (builder, url.trim_end_matches('/').to_owned()),
+        };
+        let client = builder.build().map_err(EngineError::internal)?;
+        Ok(RemoteEngine { client, base, key: cluster_key.to_owned() })
+    }
+
+    fn request(&self, method: Method, call: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{BASE_PATH}/{call}", self.base)).bearer_auth(&self.key)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, call: &str) -> Result<T, EngineError> {
+        read(self.request(Method::GET, call).timeout(CALL_TIMEOUT).send().await).await
+    }
+
+    async fn post<T: DeserializeOwned>(&self, call: &str, body: &impl Serialize) -> Result<T, EngineError> {
+        read(self.request(Method::POST, call).timeout(CALL_TIMEOUT).json(body).send().await).await
+    }
+}
+
+#[async_trait]
+impl Engine for RemoteEngine {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.get("info").await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.get("load").await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        let request = RenderRequest { conversation: conversation.clone() };
+        Ok(self.post::<Tokens>("render", &request).await?.tokens)
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        Ok(self.post::<Tokens>("tokenize", request).await?.tokens)
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        Ok(self.post::<Text>("detokenize", &Tokens { tokens: tokens.to_vec() }).await?.text)
+    }
+
+    /// Dropping the stream closes the connection, which the node takes as a cancellation.
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        let sent = self.request(Method::POST, "generate").json(&request).send().await;
+        let reply = accepted(sent).await?;
+        let mut lines = Lines::new(reply.bytes_stream());
+        let deltas = async_stream::stream! {
+            loop {
+                let delta = match lines.next().await {
+                    Ok(Some(line)) => match serde_json::from_slice(&line) {
+                        Ok(DeltaLine::Delta(delta)) => Ok(delta),
+                        Ok(DeltaLine::Error(reply)) => Err(reply.error),
+                        Err(error) => Err(EngineError::lost(format!("unreadable delta: {error}"))),
+                    },
+                    Ok(None) => Err(EngineError::lost("the stream ended early")),
+                    Err(error) => Err(error),
+                };
+                let is_last = matches!(delta, Err(_) | Ok(Delta::Finished { .. }));
+                yield delta;
+                if is_last {
+                    break;
+                }
+            }
+        };
+        Ok(deltas.boxed())
+    }
+}
+
+/// A successful response, or the node's own error.
+async fn accepted(sent: reqwest::Result<Response>) -> Result<Response, EngineError> {
+    let response = sent.map_err(unreachable)?;
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let status = response.status();
+    let body = bounded_body(response).await?;
+    match serde_json::from_slice::<ErrorReply>(&body) {
+        Ok(reply) => Err(reply.error),
+        Err(_) => Err(EngineError::lost(format!("the node answered {status} without saying why"))),
+    }
+}
+
+async fn read<T: DeserializeOwned>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
+    let body = bounded_body(accepted(sent).await?).await?;
+    serde_json::from_slice(&body).map_err(|e| EngineError::lost(format!("unreadable reply: {e}")))
+}
+
+async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
+    let mut body = Vec::new();
+    let mut chunks = response.bytes_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(EngineError::lost)?;
+        if body.len() + chunk.len() > MAX_REPLY_BYTES {
+            return Err(EngineError::lost(format!("the node's reply is larger than {MAX_REPLY_BYTES} bytes")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn unreachable(error: reqwest::Error) -> EngineError {
+    if error.is_connect() {
+        EngineError::Unavailable { reason: "the engine cannot be reached".into() }
+    } else {
+        EngineError::lost(error)
+    }
+}

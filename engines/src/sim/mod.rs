@@ -1,1 +1,248 @@
-//! (in progress)
+//! An engine that plays a model: deterministic text at configured speeds.
+//!
+//! It stands in where the real thing does not fit: thousands of streams on a small machine, or rates of machines that
+//! are not here. What it says is a pure function of the prompt, the seed and the position, so that a resumed sequence
+//! goes on exactly as it would have; figures measured with it are figures of the endpoint around it and are marked as
+//! simulation.
+
+mod cache;
+mod text;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{Memory, NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use self::cache::PrefixCache;
+use self::text::{N_VOCAB, Speaker};
+use crate::engine::{DeltaStream, Engine};
+
+/// Speeds and sizes of a simulated machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SimConfig {
+    /// The model's name.
+    pub model: String,
+    /// Sequences at once.
+    pub n_slots: u32,
+    /// Tokens one sequence may hold.
+    pub n_ctx: u32,
+    /// Prompt tokens per second, shared by all prefilling sequences.
+    pub prefill_tps: f64,
+    /// Tokens per second of one stream.
+    pub decode_tps: f64,
+    /// Sequences that may wait for a slot.
+    pub max_queued: u32,
+    /// Prompt tokens computed between two looks at whether the reader is still there.
+    pub chunk_tokens: u32,
+}
+
+impl Default for SimConfig {
+    /// A small, fast machine.
+    fn default() -> Self {
+        SimConfig {
+            model: "sim".into(),
+            n_slots: 4,
+            n_ctx: 16_384,
+            prefill_tps: 5_000.0,
+            decode_tps: 100.0,
+            max_queued: 256,
+            chunk_tokens: 256,
+        }
+    }
+}
+
+/// A simulated engine.
+pub struct SimEngine {
+    state: Arc<State>,
+}
+
+struct State {
+    config: SimConfig,
+    slots: Arc<Semaphore>,
+    n_queued: AtomicUsize,
+    /// One prefill computes at a time: the next begins where the last will end.
+    prefill_free_at: Mutex<Instant>,
+    cache: Mutex<PrefixCache>,
+}
+
+impl SimEngine {
+    /// An engine with these speeds. Rates that are not positive count as instant.
+    pub fn new(config: SimConfig) -> SimEngine {
+        let n_slots = (config.n_slots.max(1) as usize).min(Semaphore::MAX_PERMITS);
+        let state = State {
+            slots: Arc::new(Semaphore::new(n_slots)),
+            n_queued: AtomicUsize::new(0),
+            prefill_free_at: Mutex::new(Instant::now()),
+            cache: Mutex::new(PrefixCache::new(n_slots)),
+            config,
+        };
+        SimEngine { state: Arc::new(state) }
+    }
+
+    fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
+        let config = &self.state.config;
+        if request.prompt.is_empty() {
+            return Err(EngineError::invalid("the prompt is empty"));
+        }
+        if let Some(bad) = request.prompt.iter().chain(&request.generated).find(|&&t| t >= N_VOCAB) {
+            return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {N_VOCAB} tokens")));
+        }
+        let n_prompt = request.prompt.len() + request.generated.len();
+        let n_ctx = config.n_ctx as usize;
+        if n_prompt >= n_ctx && !(request.max_tokens == Some(0) && n_prompt == n_ctx) {
+            return Err(EngineError::ContextOverflow { n_prompt: n_prompt as u32, n_ctx: config.n_ctx });
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Engine for SimEngine {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        let config = &self.state.config;
+        Ok(NodeInfo {
+            model: config.model.clone(),
+            engine: "sim".into(),
+            architecture: "sim".into(),
+            n_ctx: config.n_ctx,
+            n_ctx_train: config.n_ctx,
+            n_vocab: N_VOCAB,
+            n_slots: config.n_slots,
+            memory: Memory::default(),
+            has_chat_template: true,
+        })
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        let config = &self.state.config;
+        let active = config.n_slots.max(1) as usize - self.state.slots.available_permits();
+        Ok(NodeLoad {
+            active_slots: active as u32,
+            queued: self.state.n_queued.load(Ordering::Acquire) as u32,
+            free_cells: (config.n_slots.max(1) - active as u32).saturating_mul(config.n_ctx),
+            prefill_tps: config.prefill_tps,
+            decode_tps: config.decode_tps,
+        })
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        Ok(text::render(conversation))
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        Ok(text::tokenize(request))
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        Ok(String::from_utf8_lossy(&text::bytes(tokens)).into_owned())
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.check(&request)?;
+        let state = Arc::clone(&self.state);
+        let place = QueuePlace::take(Arc::clone(&state))?;
+        let deltas = async_stream::try_stream! {
+            let accepted = Instant::now();
+            let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
+                Err(EngineError::internal("the simulator has stopped"))?;
+                return;
+            };
+            drop(place);
+            let started = Instant::now();
+            let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
+            let wanted = &tokens[..tokens.len() - 1];
+            let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, wanted);
+            yield Delta::Started { n_cached: n_cached as u32 };
+
+            let speaker = Speaker::new(&request);
+            let mut n_left = wanted.len() - n_cached;
+            let prompt_n = n_left as u32;
+            while n_left > 0 {
+                let chunk = n_left.min(state.config.chunk_tokens.max(1) as usize);
+                state.prefill(chunk).await;
+                n_left -= chunk;
+            }
+            lock(&state.cache).insert(request.cache_scope, tokens.clone());
+
+            let step = seconds(1.0, state.config.decode_tps);
+            let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
+            let mut first_token = None;
+            let mut due = Instant::now();
+            let limit = request.max_tokens.map_or(usize::MAX, |n| n as usize);
+            let reason = loop {
+                if tokens.len() - request.prompt.len() >= limit || tokens.len() >= state.config.n_ctx as usize {
+                    break FinishReason::Length;
+                }
+                // Paced by due times and not by sleeps: an overslept step is made up for.
+                due += step;
+                tokio::time::sleep_until(due).await;
+                first_token.get_or_insert_with(Instant::now);
+                let Some(id) = speaker.next(tokens.len()) else { break FinishReason::Stop };
+                let logprobs = request.top_logprobs.map(|k| speaker.logprobs(id, k as usize));
+                tokens.push(id);
+                timings.predicted_n += 1;
+                yield Delta::Token(TokenDelta { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });
+            };
+            let first = first_token.unwrap_or_else(Instant::now);
+            timings.prompt_ms = millis(first - started);
+            timings.predicted_ms = millis(first.elapsed());
+            lock(&state.cache).insert(request.cache_scope, tokens);
+            yield Delta::Finished { reason, timings };
+        };
+        // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.
+        Ok(deltas.boxed())
+    }
+}
+
+impl State {
+    /// Waits until `n` prompt tokens are computed, after those that others asked for before.
+    async fn prefill(&self, n: usize) {
+        let done_at = {
+            let mut free_at = lock(&self.prefill_free_at);
+            *free_at = (*free_at).max(Instant::now()) + seconds(n as f64, self.config.prefill_tps);
+            *free_at
+        };
+        tokio::time::sleep_until(done_at).await;
+    }
+}
+
+/// A place in the bounded queue, given back when dropped.
+struct QueuePlace(Arc<State>);
+
+impl QueuePlace {
+    fn take(state: Arc<State>) -> Result<QueuePlace, EngineError> {
+        let limit = state.config.max_queued;
+        let below_limit = |n: usize| (n < limit as usize).then_some(n + 1);
+        let taken = state.n_queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, below_limit);
+        taken.map_err(|_| EngineError::QueueFull { limit })?;
+        Ok(QueuePlace(state))
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.0.n_queued.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The time `n` tokens take at a rate; none at a rate that is not positive. A day at most, whatever the rate.
+fn seconds(n: f64, tps: f64) -> Duration {
+    let seconds = if tps > 0.0 { n / tps } else { 0.0 };
+    Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

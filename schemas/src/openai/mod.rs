@@ -1,1 +1,22 @@
-//! OpenAI's JSON.
+//! OpenAI's JSON: what its clients send, and what they expect back, to the byte.
+//!
+//! Requests are read leniently where clients differ (unknown fields, nulls, aliases) and strictly where a wrong guess
+//! would be answered wrongly (types, ranges, features that are not built yet). Everything here is a pure function of
+//! bytes; the proxy's `http::openai` gives it sockets.
+
+pub mod chat_request;
+pub mod chat_response;
+pub mod error;
+pub mod logprobs;
+pub mod models;
+pub mod usage;
+
+mod fields;
+mod json;
+mod messages;
+mod not_yet;
+mod sampling;
+mod template_args;
+
+pub use chat_request::ChatRequest;
+pub use error::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};

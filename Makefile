@@ -1,0 +1,51 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+.PHONY: run test check build thin setup fmt bench clients help
+
+# One profile for the binary and the tests: llama.cpp is compiled once.
+PROFILE := --release
+# OpenMP threads that spin while they wait starve everything else on a small or shared machine.
+export OMP_WAIT_POLICY ?= passive
+export CMAKE_GENERATOR ?= Ninja
+ifneq (,$(shell command -v ccache 2>/dev/null))
+export CMAKE_C_COMPILER_LAUNCHER ?= ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+endif
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+run: setup build ## Install what is missing, build, fetch the default model, and serve it on http://127.0.0.1:8080
+	target/release/baton serve $(ARGS)
+
+build: ## Build the binary
+	cargo build $(PROFILE) --locked
+
+thin: ## Build and try the binary without llama.cpp and without a C++ compiler
+	scripts/check-thin-build.sh
+
+setup: ## Install build tools that are missing (says what, before it does)
+	@scripts/setup.sh build
+
+test: setup ## Everything CI runs: checks, unit tests, cross-process tests with the real model, real clients
+	@scripts/setup.sh test
+	$(MAKE) check
+	scripts/check-thin-build.sh
+	cargo build $(PROFILE) --locked
+	target/release/baton pull smollm2
+	scripts/run-tests.sh
+
+check: ## Formatting, lints, docs and the direction of dependencies
+	cargo fmt --all --check
+	cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
+	scripts/check-dependencies.sh
+
+clients: build ## The tests with real clients alone
+	@scripts/setup.sh test
+	scripts/run-clients.sh
+
+bench: build ## The engine beside the plain llama.cpp loop
+	target/release/baton bench engine $(ARGS)
+
+fmt: ## Format the code
+	cargo fmt --all

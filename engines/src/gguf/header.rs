@@ -1,0 +1,336 @@
+//! The bytes of a GGUF header.
+//!
+//! ```text
+//! u8[4]  "GGUF"
+//! u32    version
+//! u64    n_tensors
+//! u64    n_metadata
+//! n_metadata × { string key, u32 type, value }
+//! n_tensors  × { string name, u32 n_dims, u64[n_dims] dims, u32 ggml_type, u64 offset }
+//! padding to `general.alignment`, then tensor data
+//!
+//! string: u64 n_bytes, bytes      array value: u32 element type, u64 len, elements      all little-endian
+//! ```
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use super::{Array, Gguf, GgufError, TensorInfo, Value, tensor_types};
+
+/// Real files have about 50; a list of per-layer keys may reach thousands.
+const MAX_METADATA: u64 = 1 << 16;
+/// Mixture-of-experts models that store experts one by one reach some 10⁵.
+const MAX_TENSORS: u64 = 1 << 20;
+/// The format's own limit on keys.
+const MAX_KEY_BYTES: u64 = 65_535;
+/// ggml's own limit is 64; longer names only cost memory here.
+const MAX_TENSOR_NAME_BYTES: u64 = 1024;
+/// ggml's own limit.
+const MAX_DIMS: u32 = 4;
+/// llama.cpp's own limit for strings (in bytes) and arrays (in elements). Beyond it a length is damage, not data.
+const MAX_LEN: u64 = 1 << 30;
+/// Chat templates are tens of kilobytes; a whole `tokenizer.json` stored as a string is megabytes, and unused.
+const MAX_KEPT_STRING_BYTES: u64 = 1 << 20;
+/// Per-layer numbers are kept, per-token numbers are not.
+const MAX_KEPT_ELEMENTS: u64 = 4096;
+/// Nothing written so far nests at all. The bound keeps the recursion off the end of the stack.
+const MAX_NESTING: u32 = 4;
+const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// A [`GgufError`] that does not know its file's name yet.
+pub(super) enum Fault {
+    Io(io::Error),
+    NotGguf,
+    UnsupportedVersion(u32),
+    Malformed(String),
+    Truncated { expected_bytes: u64, found_bytes: u64 },
+}
+
+impl Fault {
+    pub(super) fn at(self, path: &Path) -> GgufError {
+        let path = path.to_owned();
+        match self {
+            Fault::Io(source) => GgufError::Unreadable { path, source },
+            Fault::NotGguf => GgufError::NotGguf { path },
+            Fault::UnsupportedVersion(version) => GgufError::UnsupportedVersion { path, version },
+            Fault::Malformed(what) => GgufError::Malformed { path, what },
+            Fault::Truncated { expected_bytes, found_bytes } => {
+                GgufError::Truncated { path, expected_bytes, found_bytes }
+            }
+        }
+    }
+}
+
+/// Reads a header from the start of a file of `file_bytes`.
+pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault> {
+    let mut reader = Reader { source, position: 0, file_bytes, hasher: None };
+    let version = read_version(&mut reader)?;
+    let n_tensors = reader.count("tensors", MAX_TENSORS)?;
+    let n_metadata = reader.count("metadata entries", MAX_METADATA)?;
+
+    let mut metadata = BTreeMap::new();
+    let mut tokenizer_digests = BTreeMap::new();
+    for _ in 0..n_metadata {
+        let key = reader.name("metadata key", MAX_KEY_BYTES)?;
+        reader.hasher = key.starts_with("tokenizer.").then(blake3::Hasher::new);
+        let value = read_value(&mut reader)?;
+        if let Some(hasher) = reader.hasher.take() {
+            tokenizer_digests.insert(key.clone(), hasher.finalize());
+        }
+        if metadata.insert(key.clone(), value).is_some() {
+            return Err(Fault::Malformed(format!("the metadata key {key:?} appears twice")));
+        }
+    }
+
+    let alignment = alignment(&metadata)?;
+    let tensors = (0..n_tensors).map(|_| read_tensor(&mut reader, alignment)).collect::<Result<Vec<_>, _>>()?;
+    check_length(&tensors, reader.position.next_multiple_of(alignment), file_bytes)?;
+    Ok(Gguf { version, file_bytes, alignment, tensors, metadata, tokenizer_digests })
+}
+
+fn read_version(reader: &mut Reader<impl BufRead>) -> Result<u32, Fault> {
+    // A file shorter than the magic is "not GGUF" rather than "truncated".
+    if reader.remaining() < 4 || &reader.bytes::<4>()? != b"GGUF" {
+        return Err(Fault::NotGguf);
+    }
+    match reader.u32()? {
+        version @ (2 | 3) => Ok(version),
+        version => Err(Fault::UnsupportedVersion(version)),
+    }
+}
+
+fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64, Fault> {
+    match metadata.get("general.alignment") {
+        None => Ok(DEFAULT_ALIGNMENT),
+        // Bounded, so that adding it to a position cannot overflow.
+        Some(Value::Unsigned(n)) if n.is_power_of_two() && *n <= 1 << 30 => Ok(*n),
+        Some(value) => Err(Fault::Malformed(format!("the alignment is {value:?}, not a power of two"))),
+    }
+}
+
+fn read_value(reader: &mut Reader<impl BufRead>) -> Result<Value, Fault> {
+    match reader.u32()? {
+        STRING => read_string(reader),
+        ARRAY => Ok(Value::Array(read_array(reader, 1)?)),
+        scalar => read_scalar(reader, scalar),
+    }
+}
+
+const STRING: u32 = 8;
+const ARRAY: u32 = 9;
+
+/// Bytes of a scalar type, or `None` for strings, arrays and unknown types.
+fn scalar_bytes(value_type: u32) -> Option<u64> {
+    match value_type {
+        0 | 1 | 7 => Some(1),
+        2 | 3 => Some(2),
+        4..=6 => Some(4),
+        10..=12 => Some(8),
+        _ => None,
+    }
+}
+
+fn read_scalar(reader: &mut Reader<impl BufRead>, value_type: u32) -> Result<Value, Fault> {
+    Ok(match value_type {
+        0 => Value::Unsigned(u8::from_le_bytes(reader.bytes()?).into()),
+        1 => Value::Signed(i8::from_le_bytes(reader.bytes()?).into()),
+        2 => Value::Unsigned(u16::from_le_bytes(reader.bytes()?).into()),
+        3 => Value::Signed(i16::from_le_bytes(reader.bytes()?).into()),
+        4 => Value::Unsigned(u32::from_le_bytes(reader.bytes()?).into()),
+        5 => Value::Signed(i32::from_le_bytes(reader.bytes()?).into()),
+        6 => Value::Float(f32::from_le_bytes(reader.bytes()?).into()),
+        7 => match reader.bytes::<1>()? {
+            [0] => Value::Bool(false),
+            [1] => Value::Bool(true),
+            [other] => return Err(Fault::Malformed(format!("a boolean has the value {other}"))),
+        },
+        10 => Value::Unsigned(u64::from_le_bytes(reader.bytes()?)),
+        11 => Value::Signed(i64::from_le_bytes(reader.bytes()?)),
+        12 => Value::Float(f64::from_le_bytes(reader.bytes()?)),
+        other => return Err(Fault::Malformed(format!("a metadata value has the unknown type {other}"))),
+    })
+}
+
+fn read_string(reader: &mut Reader<impl BufRead>) -> Result<Value, Fault> {
+    let n_bytes = reader.string_length("string")?;
+    if n_bytes > MAX_KEPT_STRING_BYTES {
+        reader.skip(n_bytes)?;
+        return Ok(Value::LongString { n_bytes });
+    }
+    Ok(Value::String(String::from_utf8_lossy(&reader.vec(n_bytes)?).into_owned()))
+}
+
+fn read_array(reader: &mut Reader<impl BufRead>, depth: u32) -> Result<Array, Fault> {
+    if depth > MAX_NESTING {
+        return Err(Fault::Malformed(format!("arrays are nested more than {MAX_NESTING} deep")));
+    }
+    let element_type = reader.u32()?;
+    let len = reader.count("array elements", MAX_LEN)?;
+    let mut elements = None;
+    match scalar_bytes(element_type) {
+        Some(_) if len <= MAX_KEPT_ELEMENTS => {
+            let values = (0..len).map(|_| read_scalar(reader, element_type));
+            elements = Some(values.collect::<Result<_, _>>()?);
+        }
+        Some(n_bytes) => reader.skip(len * n_bytes)?,
+        None if element_type == STRING => {
+            for _ in 0..len {
+                let n_bytes = reader.string_length("string")?;
+                reader.skip(n_bytes)?;
+            }
+        }
+        None if element_type == ARRAY => {
+            for _ in 0..len {
+                read_array(reader, depth + 1)?;
+            }
+        }
+        None => return Err(Fault::Malformed(format!("an array has elements of the unknown type {element_type}"))),
+    }
+    Ok(Array { element_type, len, elements })
+}
+
+fn read_tensor(reader: &mut Reader<impl BufRead>, alignment: u64) -> Result<TensorInfo, Fault> {
+    let name = reader.name("tensor name", MAX_TENSOR_NAME_BYTES)?;
+    let damaged = |what: String| Fault::Malformed(format!("tensor {name:?} {what}"));
+    let n_dims = reader.u32()?;
+    if !(1..=MAX_DIMS).contains(&n_dims) {
+        return Err(damaged(format!("has {n_dims} dimensions")));
+    }
+    let dims = (0..n_dims).map(|_| reader.u64()).collect::<Result<Vec<_>, _>>()?;
+    let ggml_type = reader.u32()?;
+    let offset_bytes = reader.u64()?;
+    if !offset_bytes.is_multiple_of(alignment) {
+        return Err(damaged(format!("starts at {offset_bytes}, which is not aligned to {alignment} bytes")));
+    }
+    let size_bytes = match tensor_types::block(ggml_type) {
+        Some(block) => {
+            Some(tensor_bytes(&dims, block).ok_or_else(|| damaged(format!("has the impossible shape {dims:?}")))?)
+        }
+        None => None,
+    };
+    Ok(TensorInfo { name, dims, ggml_type, offset_bytes, size_bytes })
+}
+
+/// `None` if a row is no whole number of blocks, or if the size overflows.
+fn tensor_bytes(dims: &[u64], (block_elements, block_bytes): (u64, u64)) -> Option<u64> {
+    if !dims.first()?.is_multiple_of(block_elements) {
+        return None;
+    }
+    let n_elements = dims.iter().try_fold(1u64, |product, n| product.checked_mul(*n))?;
+    (n_elements / block_elements).checked_mul(block_bytes)
+}
+
+fn check_length(tensors: &[TensorInfo], data_start: u64, file_bytes: u64) -> Result<(), Fault> {
+    for tensor in tensors {
+        let Some(size_bytes) = tensor.size_bytes else { continue };
+        let end = data_start.checked_add(tensor.offset_bytes).and_then(|start| start.checked_add(size_bytes));
+        let end = end.ok_or_else(|| Fault::Malformed(format!("tensor {:?} ends beyond 2^64", tensor.name)))?;
+        // Report the end of the last tensor, not of the first one that does not fit.
+        if end > file_bytes {
+            let ends =
+                tensors.iter().filter_map(|t| data_start.checked_add(t.offset_bytes)?.checked_add(t.size_bytes?));
+            return Err(Fault::Truncated { expected_bytes: ends.max().unwrap_or(end), found_bytes: file_bytes });
+        }
+    }
+    Ok(())
+}
+
+/// A cursor that knows how much of the file is left, and hashes what it reads when asked to.
+struct Reader<R> {
+    source: R,
+    position: u64,
+    file_bytes: u64,
+    hasher: Option<blake3::Hasher>,
+}
+
+impl<R: BufRead> Reader<R> {
+    fn remaining(&self) -> u64 {
+        self.file_bytes - self.position
+    }
+
+    /// Nothing is allocated or read before this has said that the file holds it.
+    fn need(&self, n_bytes: u64) -> Result<(), Fault> {
+        if n_bytes <= self.remaining() {
+            return Ok(());
+        }
+        let expected_bytes = self.position.saturating_add(n_bytes);
+        Err(Fault::Truncated { expected_bytes, found_bytes: self.file_bytes })
+    }
+
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), Fault> {
+        self.need(buffer.len() as u64)?;
+        self.source.read_exact(buffer).map_err(Fault::Io)?;
+        self.position += buffer.len() as u64;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(buffer);
+        }
+        Ok(())
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+        let mut buffer = [0; N];
+        self.fill(&mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// The caller has bounded `n_bytes`.
+    fn vec(&mut self, n_bytes: u64) -> Result<Vec<u8>, Fault> {
+        self.need(n_bytes)?;
+        let mut buffer = vec![0; n_bytes as usize];
+        self.fill(&mut buffer)?;
+        Ok(buffer)
+    }
+
+    /// Reads on without keeping anything; the hasher, if there is one, still sees it.
+    fn skip(&mut self, n_bytes: u64) -> Result<(), Fault> {
+        self.need(n_bytes)?;
+        let mut left = n_bytes;
+        while left > 0 {
+            let chunk = self.source.fill_buf().map_err(Fault::Io)?;
+            if chunk.is_empty() {
+                // The file shrank while it was being read.
+                return Err(Fault::Io(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let n = left.min(chunk.len() as u64) as usize;
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(&chunk[..n]);
+            }
+            self.source.consume(n);
+            left -= n as u64;
+            self.position += n as u64;
+        }
+        Ok(())
+    }
+
+    fn u32(&mut self) -> Result<u32, Fault> {
+        Ok(u32::from_le_bytes(self.bytes()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, Fault> {
+        Ok(u64::from_le_bytes(self.bytes()?))
+    }
+
+    fn count(&mut self, what: &str, limit: u64) -> Result<u64, Fault> {
+        match self.u64()? {
+            n if n <= limit => Ok(n),
+            n => Err(Fault::Malformed(format!("it claims {n} {what}, more than the limit of {limit}"))),
+        }
+    }
+
+    fn string_length(&mut self, what: &str) -> Result<u64, Fault> {
+        match self.u64()? {
+            n if n <= MAX_LEN => Ok(n),
+            n => Err(Fault::Malformed(format!("a {what} claims a length of {n} bytes"))),
+        }
+    }
+
+    /// A short string that must be UTF-8, because things are looked up by it.
+    fn name(&mut self, what: &str, limit: u64) -> Result<String, Fault> {
+        let n_bytes = self.string_length(what)?;
+        if n_bytes > limit {
+            return Err(Fault::Malformed(format!("a {what} has {n_bytes} bytes, more than {limit}")));
+        }
+        String::from_utf8(self.vec(n_bytes)?).map_err(|_| Fault::Malformed(format!("a {what} is not UTF-8")))
+    }
+}

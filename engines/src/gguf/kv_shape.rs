@@ -1,0 +1,87 @@
+//! The shape of a model's KV cache, as far as the header tells it.
+
+use super::{Gguf, Value};
+
+/// Layers, heads and head sizes of a model's KV cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvShape {
+    /// KV heads of each layer; 0 for a layer without attention.
+    pub n_head_kv: Vec<u64>,
+    /// Elements of one head's K row.
+    pub head_dim_k: u64,
+    /// Elements of one head's V row; 0 with multi-head latent attention, which derives V from K.
+    pub head_dim_v: u64,
+}
+
+impl KvShape {
+    /// Elements that one token adds to the cache, over all layers.
+    pub fn elements_per_token(&self) -> u64 {
+        let n_heads = self.n_head_kv.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
+        n_heads.saturating_mul(self.head_dim_k.saturating_add(self.head_dim_v))
+    }
+}
+
+impl Gguf {
+    /// Transformer blocks.
+    pub fn n_layer(&self) -> Option<u64> {
+        self.u64(&self.arch_key("block_count")?)
+    }
+
+    /// KV heads of one layer: from an array with one entry per layer, or one number for all of them. Without either
+    /// every attention head has its own (no grouped-query attention).
+    pub fn n_head_kv(&self, layer: u64) -> Option<u64> {
+        self.per_layer("attention.head_count_kv", layer).or_else(|| self.per_layer("attention.head_count", layer))
+    }
+
+    /// Elements of one head's K row.
+    pub fn head_dim_k(&self) -> Option<u64> {
+        self.head_dim("attention.key_length")
+    }
+
+    /// Elements of one head's V row.
+    pub fn head_dim_v(&self) -> Option<u64> {
+        self.head_dim("attention.value_length")
+    }
+
+    /// Tokens that a sliding-window layer looks back, if the model has such layers.
+    pub fn sliding_window(&self) -> Option<u64> {
+        self.u64(&self.arch_key("attention.sliding_window")?).filter(|window| *window > 0)
+    }
+
+    /// The KV cache's shape, or `None` if the header does not tell it (an embedding or recurrent model, say).
+    pub fn kv_shape(&self) -> Option<KvShape> {
+        // The header is outside data: without a bound, a block count of 2^60 would be 2^63 bytes of head counts.
+        let n_layer = self.n_layer().filter(|n| *n <= MAX_LAYERS)?;
+        let is_mla = self.get(&self.arch_key("attention.key_length_mla")?).is_some();
+        Some(KvShape {
+            n_head_kv: (0..n_layer).map(|layer| self.n_head_kv(layer)).collect::<Option<_>>()?,
+            head_dim_k: self.head_dim_k()?,
+            head_dim_v: if is_mla { 0 } else { self.head_dim_v()? },
+        })
+    }
+
+    /// KV bytes that one token costs at `bytes_per_element` (f16: 2.0; q8_0: 34/32), rounded up.
+    ///
+    /// An upper bound for a model with a sliding window: there the windowed layers stop growing at
+    /// [`Gguf::sliding_window`] tokens.
+    pub fn kv_bytes_per_token(&self, bytes_per_element: f64) -> Option<u64> {
+        Some((self.kv_shape()?.elements_per_token() as f64 * bytes_per_element).ceil() as u64)
+    }
+
+    fn head_dim(&self, key: &str) -> Option<u64> {
+        self.u64(&self.arch_key(key)?).or_else(|| {
+            let n_embedding = self.u64(&self.arch_key("embedding_length")?)?;
+            n_embedding.checked_div(self.per_layer("attention.head_count", 0)?)
+        })
+    }
+
+    fn per_layer(&self, key: &str, layer: u64) -> Option<u64> {
+        match self.get(&self.arch_key(key)?)? {
+            Value::Array(array) => array.elements.as_ref()?.get(usize::try_from(layer).ok()?)?.as_u64(),
+            value => value.as_u64(),
+        }
+    }
+}
+
+/// llama.cpp's own bound is 512.
+const MAX_LAYERS: u64 = 4096;

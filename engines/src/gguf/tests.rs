@@ -1,0 +1,309 @@
+//! Small GGUF files, written here, whole and damaged.
+
+use std::io::Write;
+
+use proptest::prelude::*;
+use tempfile::NamedTempFile;
+
+use super::*;
+
+/// Writes a GGUF byte by byte; nothing is checked, so that it can write wrong ones.
+#[derive(Clone, Default)]
+struct Draft {
+    n_metadata: u64,
+    metadata: Vec<u8>,
+    n_tensors: u64,
+    tensors: Vec<u8>,
+    data: Vec<u8>,
+}
+
+fn string(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}
+
+fn array(element_type: u32, len: u64, elements: &[u8]) -> Vec<u8> {
+    [&element_type.to_le_bytes()[..], &len.to_le_bytes(), elements].concat()
+}
+
+impl Draft {
+    fn raw(mut self, key: &str, value_type: u32, value: &[u8]) -> Self {
+        self.n_metadata += 1;
+        self.metadata.extend([&string(key)[..], &value_type.to_le_bytes(), value].concat());
+        self
+    }
+
+    fn text(self, key: &str, value: &str) -> Self {
+        self.raw(key, 8, &string(value))
+    }
+
+    fn u32(self, key: &str, value: u32) -> Self {
+        self.raw(key, 4, &value.to_le_bytes())
+    }
+
+    fn tensor(mut self, name: &str, dims: &[u64], ggml_type: u32, offset: u64) -> Self {
+        self.n_tensors += 1;
+        self.tensors.extend(string(name));
+        self.tensors.extend((dims.len() as u32).to_le_bytes());
+        self.tensors.extend(dims.iter().flat_map(|n| n.to_le_bytes()));
+        self.tensors.extend(ggml_type.to_le_bytes());
+        self.tensors.extend(offset.to_le_bytes());
+        self
+    }
+
+    fn data(mut self, n_bytes: usize) -> Self {
+        self.data = vec![7; n_bytes];
+        self
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend(self.n_tensors.to_le_bytes());
+        out.extend(self.n_metadata.to_le_bytes());
+        out.extend(&self.metadata);
+        out.extend(&self.tensors);
+        if self.n_tensors > 0 {
+            out.resize(out.len().next_multiple_of(32), 0);
+        }
+        out.extend(&self.data);
+        out
+    }
+
+    fn open(&self) -> Result<Gguf, GgufError> {
+        open(&self.bytes())
+    }
+}
+
+fn open(bytes: &[u8]) -> Result<Gguf, GgufError> {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    Gguf::open(file.path())
+}
+
+fn tiny_llama() -> Draft {
+    Draft::default()
+        .text("general.architecture", "llama")
+        .u32("llama.context_length", 2048)
+        .u32("llama.block_count", 30)
+        .u32("llama.embedding_length", 576)
+        .u32("llama.attention.head_count", 9)
+        .u32("llama.attention.head_count_kv", 3)
+        .raw("llama.rope.freq_base", 6, &100_000f32.to_le_bytes())
+        .raw("tokenizer.ggml.add_bos_token", 7, &[1])
+        .raw("tokenizer.ggml.tokens", 9, &array(8, 2, &[string("a"), string("b")].concat()))
+        .text("tokenizer.chat_template", "{{ messages }}")
+        .tensor("token_embd.weight", &[64, 2], 8, 0)
+        .tensor("output_norm.weight", &[5], 0, 160)
+        .data(180)
+}
+
+fn malformed(draft: &Draft) -> String {
+    match draft.open() {
+        Err(GgufError::Malformed { what, .. }) => what,
+        other => panic!("expected a malformed file, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_whole_file_tells_what_it_is() {
+    let gguf = tiny_llama().open().unwrap();
+    assert_eq!((gguf.version, gguf.alignment), (3, 32));
+    assert_eq!(gguf.architecture(), Some("llama"));
+    assert_eq!(gguf.context_length(), Some(2048));
+    assert_eq!(gguf.f32("llama.rope.freq_base"), Some(100_000.0));
+    assert_eq!(gguf.bool("tokenizer.ggml.add_bos_token"), Some(true));
+    assert_eq!(gguf.chat_template(), Some("{{ messages }}"));
+    assert_eq!(gguf.tensors[0].size_bytes, Some(136));
+    assert_eq!(gguf.tensors[1].dims, [5]);
+}
+
+#[test]
+fn the_kv_cache_of_smollm2_costs_23040_bytes_a_token() {
+    let gguf = tiny_llama().open().unwrap();
+    assert_eq!((gguf.head_dim_k(), gguf.head_dim_v()), (Some(64), Some(64)));
+    assert_eq!(gguf.kv_bytes_per_token(2.0), Some(23_040));
+    assert_eq!(gguf.kv_bytes_per_token(34.0 / 32.0), Some(12_240));
+    assert_eq!(gguf.sliding_window(), None);
+}
+
+#[test]
+fn heads_may_differ_by_layer_and_have_their_own_sizes() {
+    let heads: Vec<u8> = [4u32, 0, 2].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let gguf = Draft::default()
+        .text("general.architecture", "x")
+        .u32("x.block_count", 3)
+        .raw("x.attention.head_count_kv", 9, &array(4, 3, &heads))
+        .u32("x.attention.key_length", 192)
+        .u32("x.attention.value_length", 128)
+        .u32("x.attention.sliding_window", 512)
+        .open()
+        .unwrap();
+    let shape = gguf.kv_shape().unwrap();
+    assert_eq!(shape.n_head_kv, [4, 0, 2]);
+    assert_eq!(gguf.kv_bytes_per_token(2.0), Some(6 * 320 * 2));
+    assert_eq!(gguf.sliding_window(), Some(512));
+}
+
+#[test]
+fn latent_attention_stores_no_v() {
+    let draft = Draft::default()
+        .text("general.architecture", "deepseek2")
+        .u32("deepseek2.block_count", 2)
+        .u32("deepseek2.attention.head_count_kv", 1)
+        .u32("deepseek2.attention.key_length", 576)
+        .u32("deepseek2.attention.value_length", 512)
+        .u32("deepseek2.attention.key_length_mla", 192);
+    assert_eq!(draft.open().unwrap().kv_bytes_per_token(2.0), Some(2 * 576 * 2));
+}
+
+#[test]
+fn an_absurd_layer_count_has_no_kv_shape() {
+    let draft = Draft::default().text("general.architecture", "x").raw("x.block_count", 10, &u64::MAX.to_le_bytes());
+    assert_eq!(draft.u32("x.attention.head_count", 1).open().unwrap().kv_shape(), None);
+}
+
+#[test]
+fn the_tokenizer_hash_ignores_order_and_everything_else() {
+    let a = Draft::default().text("tokenizer.a", "1").text("tokenizer.b", "2").text("general.name", "x");
+    let b = Draft::default().text("tokenizer.b", "2").text("general.name", "y").text("tokenizer.a", "1");
+    let c = Draft::default().text("tokenizer.a", "1").text("tokenizer.b", "3");
+    let hash = |draft: &Draft| draft.open().unwrap().tokenizer_hash();
+    assert_eq!(hash(&a), hash(&b));
+    assert_ne!(hash(&a), hash(&c));
+}
+
+#[test]
+fn one_changed_token_changes_the_tokenizer_hash() {
+    let tokens = |last: &str| {
+        let all: Vec<u8> = (0..5000).flat_map(|i| string(&format!("t{i}"))).chain(string(last)).collect();
+        Draft::default().raw("tokenizer.ggml.tokens", 9, &array(8, 5001, &all)).open().unwrap()
+    };
+    assert_eq!(tokens("x").tokenizer_hash(), tokens("x").tokenizer_hash());
+    assert_ne!(tokens("x").tokenizer_hash(), tokens("y").tokenizer_hash());
+    let Some(Value::Array(array)) = tokens("x").get("tokenizer.ggml.tokens").cloned() else { panic!() };
+    assert_eq!((array.element_type, array.len, array.elements), (8, 5001, None));
+}
+
+#[test]
+fn a_corrected_template_changes_the_tokenizer_hash_but_not_the_vocabulary_hash() {
+    let model = |template| Draft::default().text("tokenizer.a", "1").text("tokenizer.chat_template", template).open();
+    let (old, new) = (model("old").unwrap(), model("new").unwrap());
+    assert_ne!(old.tokenizer_hash(), new.tokenizer_hash());
+    assert_eq!(old.vocabulary_hash(), new.vocabulary_hash());
+}
+
+#[test]
+fn every_scalar_type_is_read() {
+    let gguf = Draft::default()
+        .raw("u8", 0, &[255])
+        .raw("i8", 1, &[255])
+        .raw("u16", 2, &[255; 2])
+        .raw("i16", 3, &[255; 2])
+        .raw("i32", 5, &[255; 4])
+        .raw("u64", 10, &[255; 8])
+        .raw("i64", 11, &[255; 8])
+        .raw("f64", 12, &0.5f64.to_le_bytes())
+        .open()
+        .unwrap();
+    assert_eq!(gguf.u64("u8"), Some(255));
+    assert_eq!(gguf.u64("u16"), Some(65_535));
+    assert_eq!(gguf.u64("u64"), Some(u64::MAX));
+    assert_eq!(gguf.f32("f64"), Some(0.5));
+    for key in ["i8", "i16", "i32", "i64"] {
+        assert_eq!((gguf.get(key), gguf.u64(key)), (Some(&Value::Signed(-1)), None));
+    }
+}
+
+#[test]
+fn nested_arrays_are_skipped_and_bounded() {
+    let nest = |depth: usize| (0..depth).fold(array(0, 1, &[9]), |inner, _| array(9, 1, &inner));
+    let gguf = Draft::default().raw("nested", 9, &nest(3)).text("after", "it").open().unwrap();
+    assert_eq!(gguf.str("after"), Some("it"));
+    assert!(malformed(&Draft::default().raw("nested", 9, &nest(100_000))).contains("nested"));
+}
+
+#[test]
+fn long_strings_are_passed_over() {
+    let gguf = Draft::default().text("long", &"x".repeat((1 << 20) + 1)).text("after", "it").open().unwrap();
+    assert_eq!(gguf.get("long"), Some(&Value::LongString { n_bytes: (1 << 20) + 1 }));
+    assert_eq!(gguf.str("after"), Some("it"));
+}
+
+#[test]
+fn absurd_lengths_are_refused_before_anything_is_allocated() {
+    let huge = (1u64 << 63).to_le_bytes();
+    assert!(malformed(&Draft::default().raw("s", 8, &huge)).contains("9223372036854775808 bytes"));
+    assert!(malformed(&Draft::default().raw("a", 9, &array(4, u64::MAX, &[]))).contains("array elements"));
+    assert!(malformed(&Draft { n_metadata: u64::MAX, ..Draft::default() }).contains("metadata entries"));
+    assert!(malformed(&Draft { n_tensors: u64::MAX, ..Draft::default() }).contains("tensors"));
+    assert!(malformed(&Draft::default().tensor("t", &[u64::MAX, u64::MAX], 0, 0)).contains("shape"));
+    assert!(malformed(&Draft::default().tensor("t", &[1; 5], 0, 0)).contains("5 dimensions"));
+    assert!(malformed(&Draft::default().tensor("t", &[1], 0, u64::MAX - 31)).contains("2^64"));
+    // Within the format's limit, yet more than the file holds.
+    let arrays = [array(4, 1 << 30, &[]), array(8, 1 << 30, &[]), array(4, 4096, &[])];
+    for value in arrays {
+        assert!(matches!(Draft::default().raw("a", 9, &value).open(), Err(GgufError::Truncated { .. })));
+    }
+}
+
+#[test]
+fn contradictions_are_refused() {
+    assert!(malformed(&Draft::default().text("k", "1").text("k", "2")).contains("twice"));
+    assert!(malformed(&Draft::default().raw("k", 13, &[])).contains("unknown type 13"));
+    assert!(malformed(&Draft::default().raw("k", 7, &[2])).contains("boolean"));
+    assert!(malformed(&Draft::default().u32("general.alignment", 0)).contains("power of two"));
+    assert!(malformed(&Draft::default().u32("general.alignment", 24)).contains("power of two"));
+    assert!(malformed(&Draft::default().tensor("t", &[31], 8, 0)).contains("shape"));
+    assert!(malformed(&Draft::default().tensor("t", &[32], 8, 8)).contains("aligned"));
+}
+
+#[test]
+fn a_file_that_misses_its_last_byte_is_cut_short() {
+    let whole = tiny_llama().bytes();
+    match open(&whole[..whole.len() - 1]) {
+        Err(GgufError::Truncated { expected_bytes, found_bytes, .. }) => {
+            assert_eq!((expected_bytes, found_bytes), (whole.len() as u64, whole.len() as u64 - 1));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_tensor_of_an_unknown_type_has_no_length_to_check() {
+    assert_eq!(Draft::default().tensor("t", &[1 << 40], 9999, 0).open().unwrap().tensors[0].size_bytes, None);
+}
+
+#[test]
+fn other_files_are_named_for_what_they_are() {
+    assert!(matches!(open(b""), Err(GgufError::NotGguf { .. })));
+    assert!(matches!(open(b"GGML\x03\0\0\0"), Err(GgufError::NotGguf { .. })));
+    assert!(matches!(open(b"GGUF\x01\0\0\0"), Err(GgufError::UnsupportedVersion { version: 1, .. })));
+    assert!(matches!(open(b"GGUF\0\0\0\x03"), Err(GgufError::UnsupportedVersion { .. })));
+    assert!(matches!(Gguf::open("/nowhere/at/all.gguf"), Err(GgufError::NotFound { .. })));
+    assert!(matches!(Gguf::open("/"), Err(GgufError::Unreadable { .. })));
+}
+
+#[test]
+fn messages_are_one_line() {
+    let whole = tiny_llama().bytes();
+    for bytes in [&b"?"[..], b"GGUF\x01\0\0\0", &whole[..100]] {
+        let message = open(bytes).unwrap_err().to_string();
+        assert!(!message.contains('\n') && message.contains("tmp"), "{message}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_cut_is_an_error(cut in 0..tiny_llama().bytes().len()) {
+        prop_assert!(open(&tiny_llama().bytes()[..cut]).is_err());
+    }
+
+    #[test]
+    fn no_flipped_byte_panics(at in 0..tiny_llama().bytes().len(), byte: u8) {
+        let mut bytes = tiny_llama().bytes();
+        bytes[at] = byte;
+        if let Ok(gguf) = open(&bytes) {
+            let _ = (gguf.kv_bytes_per_token(2.0), gguf.context_length(), gguf.tokenizer_hash());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! How many prompt tokens one step may carry.
+//!
+//! A step is one `llama_decode`; every running stream waits for it, and a client that leaves is noticed after it. So
+//! a step's prefill is bounded by time, through the measured rate, and not by a batch size that is 10 ms on one
+//! machine and 8 s on another.
+
+use std::time::Duration;
+
+/// What a step may take while streams are running: the gap a reader still perceives as a steady flow.
+const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
+
+/// What a step may take while nobody is streaming. Bounds how long a cancelled prefill goes on.
+const STEP_ALONE: Duration = Duration::from_millis(500);
+
+/// Before a rate is known: small enough for a slow CPU, large enough to measure by.
+const UNMEASURED: usize = 64;
+
+/// A step smaller than this pays more for launching than for computing.
+const MIN_TOKENS: usize = 16;
+
+/// Prompt tokens per step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget {
+    /// Set by the operator for steps with running streams; else from the measured rate.
+    pub(super) fixed: Option<usize>,
+    /// The engine's physical batch: no step is larger.
+    pub(super) n_ubatch: usize,
+}
+
+impl Budget {
+    /// Prompt tokens for a step beside `n_streams` decoding sequences, at a prefill rate in tokens per second (0 if
+    /// not measured yet).
+    pub(super) fn tokens(&self, n_streams: usize, prefill_tps: f64) -> usize {
+        match self.fixed {
+            Some(fixed) if n_streams > 0 => fixed.min(self.n_ubatch),
+            _ if prefill_tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
+            _ => {
+                let step = if n_streams > 0 { STEP_WITH_STREAMS } else { STEP_ALONE };
+                let affordable = (prefill_tps * step.as_secs_f64()) as usize;
+                // Multiples of 16 keep the matrix kernels on full tiles.
+                let tiles = affordable / MIN_TOKENS * MIN_TOKENS;
+                tiles.clamp(MIN_TOKENS.min(self.n_ubatch), self.n_ubatch)
+            }
+        }
+    }
+}
+
+/// Splits a step's budget over the sequences that are prefilling, given what each still needs. Equal shares; what a
+/// short prompt leaves over goes to the longer ones, so a short prompt never waits for a long one.
+pub(super) fn share(budget: usize, needs: &[usize]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..needs.len()).collect();
+    order.sort_by_key(|&i| needs[i]);
+    let mut shares = vec![0; needs.len()];
+    let mut left = budget;
+    for (n_before, &i) in order.iter().enumerate() {
+        let equal = left / (needs.len() - n_before);
+        shares[i] = needs[i].min(equal.max(1)).min(left);
+        left -= shares[i];
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_bounded_by_time_and_by_the_batch() {
+        let auto = Budget { fixed: None, n_ubatch: 512 };
+        assert_eq!(auto.tokens(0, 0.0), 64);
+        assert_eq!(auto.tokens(0, 250.0), 112);
+        assert_eq!(auto.tokens(3, 250.0), 16);
+        assert_eq!(auto.tokens(3, 1_000.0), 96);
+        assert_eq!(auto.tokens(0, 1e6), 512);
+        let fixed = Budget { fixed: Some(64), n_ubatch: 512 };
+        assert_eq!(fixed.tokens(1, 1e6), 64);
+        assert_eq!(fixed.tokens(0, 1e6), 512);
+        assert_eq!(Budget { fixed: None, n_ubatch: 8 }.tokens(1, 1.0), 8);
+    }
+
+    #[test]
+    fn short_prompts_get_what_they_need_and_long_ones_the_rest() {
+        let check = |budget, needs: &[usize], expected: &[usize]| assert_eq!(share(budget, needs), expected);
+        check(100, &[8000, 20], &[80, 20]);
+        check(100, &[8000, 8000], &[50, 50]);
+        check(100, &[10, 10], &[10, 10]);
+        check(2, &[5, 5, 5], &[1, 1, 0]);
+        check(100, &[], &[]);
+    }
+}

@@ -1,0 +1,199 @@
+//! From a GGUF path to a loaded model and a context, with every foreseeable failure in one clear line.
+
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::llama_backend::LlamaBackend;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::params::LlamaModelParams;
+
+use super::LlamaConfig;
+use crate::gguf::{Gguf, GgufError};
+
+/// Why a model cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file is missing, not a GGUF, cut short or malformed.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// Weights and KV cache do not fit into memory.
+    #[error(
+        "too little memory: {path} with {n_cells} tokens of KV cache needs about {needed_mib} MiB, and {available_mib} MiB \
+         are available. Use a smaller model, or a smaller --ctx-size or --kv-cells."
+    )]
+    TooLittleMemory {
+        /// The model file.
+        path: PathBuf,
+        /// KV cells asked for.
+        n_cells: u32,
+        /// Weights plus KV, MiB.
+        needed_mib: u64,
+        /// What the machine has free, MiB.
+        available_mib: u64,
+    },
+    /// llama.cpp refused a file that looks sound, e.g. an architecture it does not know.
+    #[error(
+        "llama.cpp cannot load {path} (architecture {architecture:?}). Run with RUST_LOG=info to see its own words."
+    )]
+    Refused {
+        /// The model file.
+        path: PathBuf,
+        /// From the file's metadata.
+        architecture: String,
+    },
+    /// llama.cpp could not create a context: memory, as a rule.
+    #[error(
+        "llama.cpp cannot set up a context of {n_cells} tokens for {path}; this is memory as a rule. Try a smaller --ctx-size."
+    )]
+    Context {
+        /// The model file.
+        path: PathBuf,
+        /// KV cells asked for.
+        n_cells: u32,
+    },
+    /// The embedded template does not parse. Serving without it would answer in a format the model does not know.
+    #[error("the chat template of {path} cannot be used: {message}. Override it with --chat-template-file.")]
+    Template {
+        /// The model file.
+        path: PathBuf,
+        /// The template engine's words.
+        message: String,
+    },
+    /// llama.cpp's backend did not initialise.
+    #[error("llama.cpp did not start: {0}")]
+    Backend(String),
+    /// An option is out of range.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl LoadError {
+    /// The same without paths, for clients.
+    pub fn summary(&self) -> &'static str {
+        match self {
+            LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
+            LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
+            LoadError::File(_) => "the model file cannot be read",
+            LoadError::TooLittleMemory { .. } | LoadError::Context { .. } => "there is too little memory for the model",
+            LoadError::Refused { .. } => "the model is of a kind that cannot be loaded",
+            LoadError::Template { .. } => "the model's chat template cannot be used",
+            LoadError::Backend(_) | LoadError::Config(_) => "the engine is not set up correctly",
+        }
+    }
+}
+
+/// Sizes of an engine, worked out from the file and the operator's wishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// Tokens one sequence may hold.
+    pub(super) n_ctx: u32,
+    /// Cells of the unified cache.
+    pub(super) n_cells: u32,
+    /// Bytes of KV per token, f16.
+    pub(super) kv_bytes_per_token: u64,
+}
+
+/// Context of a sequence unless the operator says otherwise: long enough for agents, and 2 GiB of KV on an 8B model.
+const DEFAULT_CTX: u32 = 16_384;
+
+/// Cells per slot in the default cache; slots share them, so one long sequence may use its neighbours'.
+const DEFAULT_CELLS_PER_SLOT: u32 = 4_096;
+
+/// What llama.cpp needs beside weights and KV: compute buffers of a small model are of this order.
+const COMPUTE_RESERVE: u64 = 256 << 20;
+
+/// Chooses context and cache sizes, and refuses what memory cannot hold. A default shrinks to fit; a size the operator
+/// asked for does not.
+pub(super) fn sizes(gguf: &Gguf, file_bytes: u64, config: &LlamaConfig, available: u64) -> Result<Sizes, LoadError> {
+    let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
+    let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
+    let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).unwrap_or(0);
+    let fits = |cells: u32| {
+        let needed = file_bytes + COMPUTE_RESERVE + u64::from(cells).saturating_mul(kv_bytes_per_token);
+        (needed <= available, needed)
+    };
+    let mut n_ctx = config.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
+    if n_ctx < MIN_CTX {
+        return Err(LoadError::Config(format!("a context of {n_ctx} tokens is too small: at least {MIN_CTX}")));
+    }
+    let wanted = config.n_cells.unwrap_or_else(|| n_ctx.max(config.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT)));
+    let mut n_cells = wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT);
+    if config.n_ctx.is_none() && config.n_cells.is_none() {
+        while !fits(n_cells).0 && n_cells > 2 * MIN_CTX {
+            n_cells = (n_cells / 2).next_multiple_of(CELL_ALIGNMENT);
+        }
+        n_ctx = n_ctx.min(n_cells);
+    }
+    match fits(n_cells) {
+        (true, _) => Ok(Sizes { n_ctx, n_cells, kv_bytes_per_token }),
+        (false, needed) => Err(LoadError::TooLittleMemory {
+            path: config.model.clone(),
+            n_cells,
+            needed_mib: needed >> 20,
+            available_mib: available >> 20,
+        }),
+    }
+}
+
+const F16_BYTES: f64 = 2.0;
+const MIN_CTX: u32 = 64;
+/// llama.cpp pads its cache to this many cells.
+const CELL_ALIGNMENT: u32 = 256;
+
+/// Memory that can be taken without pushing others out, bytes; unlimited where the system does not say.
+pub(super) fn available_memory() -> u64 {
+    let Ok(mut system) = sysinfo::System::new() else { return u64::MAX };
+    system.refresh_memory();
+    let available = system.available_memory();
+    let in_cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    if available == 0 { u64::MAX } else { available.min(in_cgroup) }
+}
+
+/// llama.cpp's process-wide state. Initialised once and kept: the crate refuses a second time.
+pub(super) fn backend() -> Result<&'static LlamaBackend, LoadError> {
+    static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
+    let backend = BACKEND.get_or_init(|| {
+        llama_cpp_2::send_logs_to_tracing(llama_cpp_2::LogOptions::default());
+        LlamaBackend::init().map_err(|e| e.to_string())
+    });
+    backend.as_ref().map_err(|e| LoadError::Backend(e.clone()))
+}
+
+/// Loads the weights.
+pub(super) fn model(path: &Path, gguf: &Gguf, n_gpu_layers: Option<u32>) -> Result<LlamaModel, LoadError> {
+    // All layers where a GPU is compiled in; without one llama.cpp ignores it.
+    let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers.unwrap_or(999));
+    LlamaModel::load_from_file(backend()?, path, &params).map_err(|_| LoadError::Refused {
+        path: path.to_owned(),
+        architecture: gguf.architecture().unwrap_or("unknown").to_owned(),
+    })
+}
+
+/// Creates a context as the whole design needs it: unified KV, flash attention, f16 cache.
+///
+/// Flash attention is not a preference: without it V is stored transposed, which the KV handoff cannot slice.
+pub(super) fn context<'m>(
+    model: &'m LlamaModel,
+    config: &LlamaConfig,
+    n_cells: u32,
+) -> Result<LlamaContext<'m>, LoadError> {
+    // Two contexts created from one model at once are unsound in llama.cpp (it writes to the model).
+    static CREATING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = CREATING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let n_threads = i32::try_from(config.threads()).unwrap_or(i32::MAX);
+    let params = LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(n_cells))
+        .with_n_batch(config.n_ubatch + config.n_slots)
+        .with_n_ubatch(config.n_ubatch)
+        .with_n_seq_max(config.n_slots)
+        .with_n_threads(n_threads)
+        .with_n_threads_batch(n_threads)
+        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)
+        .with_kv_unified(true)
+        .with_swa_full(false)
+        .with_no_perf(true);
+    model.new_context(backend()?, params).map_err(|_| LoadError::Context { path: config.model.clone(), n_cells })
+}

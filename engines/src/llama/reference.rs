@@ -1,0 +1,139 @@
+//! The plain llama.cpp loop: one context, one or more sequences stepped together, nothing clever.
+//!
+//! The yardstick of `baton bench engine` and of the exactness tests. It prefills all tokens but the last in chunks of
+//! the physical batch and decodes from there, greedily.
+
+use std::time::{Duration, Instant};
+
+use baton_schemas::Token;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+
+use super::sampler::{argmax, token};
+use super::{LlamaConfig, LoadError, load};
+use crate::gguf::Gguf;
+
+/// A loaded model for plain loops.
+pub struct Reference {
+    model: LlamaModel,
+    config: LlamaConfig,
+}
+
+/// What a plain loop produced, and how long it took.
+#[derive(Debug, Clone, Default)]
+pub struct Run {
+    /// Tokens of each sequence.
+    pub tokens: Vec<Vec<Token>>,
+    /// Logits behind each token of the first sequence, if they were asked for: `[n_tokens][n_vocab]`.
+    pub logits: Vec<Vec<f32>>,
+    /// Computing all prompts.
+    pub prefill: Duration,
+    /// All decode steps.
+    pub decode: Duration,
+}
+
+impl Reference {
+    /// Loads the model of a config; only its threads and batch size are used.
+    pub fn load(config: LlamaConfig) -> Result<Reference, LoadError> {
+        config.check()?;
+        let gguf = Gguf::open(&config.model)?;
+        let model = load::model(&config.model, &gguf, config.n_gpu_layers)?;
+        Ok(Reference { model, config })
+    }
+
+    /// Tokenizes plain text, with control tokens read as such.
+    pub fn tokenize(&self, text: &str) -> Vec<Token> {
+        let tokens = self.model.vocab().tokenize(text.as_bytes(), false, true);
+        tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect()
+    }
+
+    /// Continues every prompt greedily by `n_new` tokens in lockstep, stopping early at an end-of-generation token
+    /// only if `stop_at_end` (then the sequence's tokens end before it).
+    pub fn greedy(&self, prompts: &[Vec<Token>], n_new: usize, options: Options) -> Result<Run, LoadError> {
+        let n_seq = u32::try_from(prompts.len().max(1)).unwrap_or(u32::MAX);
+        let longest: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
+        let n_cells = u32::try_from(longest).unwrap_or(u32::MAX).next_multiple_of(256);
+        let config = LlamaConfig { n_slots: n_seq, ..self.config.clone() };
+        let mut context = load::context(&self.model, &config, n_cells)?;
+        let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
+        plain.run(prompts, n_new, options)
+    }
+}
+
+/// What a plain loop should do beside decoding.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// End a sequence at an end-of-generation token.
+    pub stop_at_end: bool,
+    /// Keep the first sequence's logits.
+    pub keep_logits: bool,
+}
+
+struct Plain<'c, 'm> {
+    context: &'c mut LlamaContext<'m>,
+    model: &'m LlamaModel,
+    n_ubatch: usize,
+}
+
+impl Plain<'_, '_> {
+    fn run(&mut self, prompts: &[Vec<Token>], n_new: usize, options: Options) -> Result<Run, LoadError> {
+        let mut batch = LlamaBatch::new(self.n_ubatch.max(prompts.len()), 1);
+        let began = Instant::now();
+        for (seq, prompt) in prompts.iter().enumerate() {
+            let prefill = prompt.split_last().map_or(&prompt[..], |(_, rest)| rest);
+            for (chunk_idx, chunk) in prefill.chunks(self.n_ubatch).enumerate() {
+                batch.clear();
+                for (i, &t) in chunk.iter().enumerate() {
+                    self.add(&mut batch, t, chunk_idx * self.n_ubatch + i, seq, false)?;
+                }
+                self.decode(&mut batch)?;
+            }
+        }
+        let prefilled = Instant::now();
+        let mut run = Run { tokens: vec![Vec::new(); prompts.len()], ..Run::default() };
+        let mut last: Vec<Option<Token>> = prompts.iter().map(|p| p.last().copied()).collect();
+        for step in 0..n_new {
+            batch.clear();
+            let mut rows = Vec::with_capacity(prompts.len());
+            for (seq, next) in last.iter().enumerate() {
+                if let Some(t) = *next {
+                    rows.push(seq);
+                    self.add(&mut batch, t, prompts[seq].len() - 1 + step, seq, true)?;
+                }
+            }
+            if rows.is_empty() {
+                break;
+            }
+            self.decode(&mut batch)?;
+            for (row, &seq) in rows.iter().enumerate() {
+                let logits = self.context.get_logits_ith(row as i32);
+                let id = argmax(logits);
+                if options.keep_logits && seq == 0 {
+                    run.logits.push(logits.to_vec());
+                }
+                if options.stop_at_end && self.model.vocab().is_eog(token(id)) {
+                    last[seq] = None;
+                    continue;
+                }
+                last[seq] = Some(id);
+                run.tokens[seq].push(id);
+            }
+        }
+        run.prefill = prefilled - began;
+        run.decode = prefilled.elapsed();
+        Ok(run)
+    }
+
+    fn add(&self, batch: &mut LlamaBatch, t: Token, pos: usize, seq: usize, logits: bool) -> Result<(), LoadError> {
+        batch
+            .add(token(t), pos as i32, &[seq as i32], logits)
+            .map_err(|e| LoadError::Config(format!("the plain loop's batch: {e}")))
+    }
+
+    fn decode(&mut self, batch: &mut LlamaBatch) -> Result<(), LoadError> {
+        self.context.decode(batch).map_err(|e| LoadError::Config(format!("the plain loop's decode: {e}")))?;
+        self.context.synchronize();
+        Ok(())
+    }
+}

@@ -1,0 +1,224 @@
+//! Draws the next token from logits, with llama.cpp's own samplers.
+//!
+//! Nothing random is kept between tokens: the draw at a position is seeded by (request seed, position). A sequence
+//! that is resumed on another engine therefore draws what it would have drawn.
+
+use baton_schemas::Token;
+use baton_schemas::generate::Sampling;
+use baton_schemas::sequence::{Alternative, Logprobs};
+use llama_cpp_2::sampling::LlamaSampler;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token::data::LlamaTokenData;
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
+use llama_cpp_2::token::logit_bias::LlamaLogitBias;
+
+/// One sequence's sampler.
+pub(super) struct Sampler {
+    /// Logit bias and banned tokens.
+    bias: Option<LlamaSampler>,
+    /// Sees prompt and output.
+    repeat: Option<LlamaSampler>,
+    /// Sees the output alone: OpenAI's penalties are about what the model said, not what it was told.
+    frequency: Option<LlamaSampler>,
+    /// top-k, top-p, min-p, temperature; `None` for greedy.
+    truncate: Option<LlamaSampler>,
+    seed: u64,
+    /// The array llama.cpp's samplers work on, kept between tokens: a vocabulary is up to 3 MB of it.
+    candidates: Option<LlamaTokenDataArray>,
+}
+
+impl Sampler {
+    /// A sampler that has already seen `prompt` and `generated`. `banned` can never be drawn.
+    pub(super) fn new(
+        sampling: &Sampling,
+        n_vocab: i32,
+        banned: &[Token],
+        prompt: &[Token],
+        generated: &[Token],
+    ) -> Self {
+        let repeats = sampling.repeat_last_n != 0 && sampling.repeat_penalty != 1.0;
+        let repeat = repeats.then(|| {
+            let window = if sampling.repeat_last_n < 0 { i32::MAX / 2 } else { sampling.repeat_last_n };
+            // The window is allocated by llama.cpp: no larger than what it could ever hold.
+            let window = window.min(MAX_PENALTY_WINDOW);
+            LlamaSampler::penalties(n_vocab, window, sampling.repeat_penalty, 0.0, 0.0)
+                .with_tokens(prompt.iter().chain(generated).map(|&t| token(t)))
+        });
+        let frequency = (sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0).then(|| {
+            let (frequency, presence) = (sampling.frequency_penalty, sampling.presence_penalty);
+            LlamaSampler::penalties(n_vocab, MAX_PENALTY_WINDOW, 1.0, frequency, presence)
+                .with_tokens(generated.iter().map(|&t| token(t)))
+        });
+        let biases: Vec<LlamaLogitBias> = sampling
+            .logit_bias
+            .iter()
+            .map(|&(t, bias)| LlamaLogitBias::new(token(t), bias))
+            .chain(banned.iter().map(|&t| LlamaLogitBias::new(token(t), f32::NEG_INFINITY)))
+            .collect();
+        Sampler {
+            bias: (!biases.is_empty()).then(|| LlamaSampler::logit_bias(n_vocab, &biases)),
+            repeat,
+            frequency,
+            truncate: (sampling.temperature > 0.0).then(|| truncation(sampling)),
+            seed: sampling.seed,
+            candidates: None,
+        }
+    }
+
+    /// Draws the token for `position` (tokens before it, prompt included) and takes note of it.
+    pub(super) fn sample(&mut self, logits: &[f32], position: usize) -> Token {
+        let shaping = [&mut self.bias, &mut self.repeat, &mut self.frequency];
+        let chosen = if self.truncate.is_none() && shaping.iter().all(|s| s.is_none()) {
+            token(argmax(logits))
+        } else {
+            let mut candidates = self.candidates.take().unwrap_or_else(|| LlamaTokenDataArray::new(Vec::new(), false));
+            candidates.data.clear();
+            candidates.data.extend((0..).zip(logits).map(|(i, &l)| LlamaTokenData::new(LlamaToken::new(i), l, 0.0)));
+            candidates.sorted = false;
+            candidates.selected = None;
+            for sampler in shaping.into_iter().flatten() {
+                candidates.apply_sampler(sampler);
+            }
+            let chosen = match &mut self.truncate {
+                None => candidates.sample_token_greedy(),
+                Some(truncate) => {
+                    candidates.apply_sampler(truncate);
+                    candidates.sample_token(draw_seed(self.seed, position))
+                }
+            };
+            self.candidates = Some(candidates);
+            chosen
+        };
+        for sampler in [&mut self.repeat, &mut self.frequency].into_iter().flatten() {
+            sampler.accept(chosen);
+        }
+        chosen.0.unsigned_abs()
+    }
+}
+
+/// Tokens a penalty looks back at most. llama.cpp allocates the window up front.
+const MAX_PENALTY_WINDOW: i32 = 65_536;
+
+fn truncation(sampling: &Sampling) -> LlamaSampler {
+    let mut stages = Vec::with_capacity(4);
+    if sampling.top_k > 0 {
+        stages.push(LlamaSampler::top_k(i32::try_from(sampling.top_k).unwrap_or(i32::MAX)));
+    }
+    if sampling.top_p < 1.0 {
+        stages.push(LlamaSampler::top_p(sampling.top_p, 1));
+    }
+    if sampling.min_p > 0.0 {
+        stages.push(LlamaSampler::min_p(sampling.min_p, 1));
+    }
+    stages.push(LlamaSampler::temp(sampling.temperature));
+    LlamaSampler::chain(stages, true)
+}
+
+/// The 31-bit seed of the draw at a position: SplitMix64's finalizer (Steele et al. 2014) over seed and position. One
+/// bit is left out because llama.cpp reads 0xFFFFFFFF as "choose a seed for me".
+fn draw_seed(seed: u64, position: usize) -> u32 {
+    let mut z = seed.wrapping_add((position as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((z ^ (z >> 31)) >> 33) as u32
+}
+
+/// The first index of the largest logit.
+pub(super) fn argmax(logits: &[f32]) -> Token {
+    let mut best = 0;
+    for (i, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] {
+            best = i;
+        }
+    }
+    best as Token
+}
+
+/// Log-probabilities of `chosen` and of the `k` most likely tokens, from raw logits.
+pub(super) fn logprobs(logits: &[f32], chosen: Token, k: usize, bytes: impl Fn(Token) -> Vec<u8>) -> Logprobs {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&l| f64::from(l - max).exp()).sum();
+    let log_sum = f64::from(max) + sum.ln();
+    let logprob = |t: Token| (f64::from(logits[t as usize]) - log_sum) as f32;
+
+    let mut order: Vec<Token> = (0..logits.len() as Token).collect();
+    let by_logit = |&a: &Token, &b: &Token| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b));
+    let k = k.min(order.len());
+    if k > 0 && k < order.len() {
+        order.select_nth_unstable_by(k - 1, by_logit);
+    }
+    order.truncate(k);
+    order.sort_unstable_by(by_logit);
+    Logprobs {
+        chosen: logprob(chosen),
+        top: order.into_iter().map(|id| Alternative { id, bytes: bytes(id), logprob: logprob(id) }).collect(),
+    }
+}
+
+/// A checked token as llama.cpp's type. Tokens were checked against the vocabulary when the request came in.
+pub(super) fn token(t: Token) -> LlamaToken {
+    LlamaToken::new(i32::try_from(t).unwrap_or(i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(sampling: &Sampling, logits: &[f32], position: usize) -> Token {
+        Sampler::new(sampling, logits.len() as i32, &[], &[], &[]).sample(logits, position)
+    }
+
+    fn peaked(n: usize, at: usize) -> Vec<f32> {
+        (0..n).map(|i| if i == at { 5.0 } else { (i % 7) as f32 * 0.1 }).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_largest() {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        assert_eq!(draw(&greedy, &peaked(100, 42), 0), 42);
+        assert_eq!(draw(&greedy, &[1.0, 3.0, 3.0], 0), 1);
+    }
+
+    #[test]
+    fn a_draw_is_a_function_of_seed_and_position() {
+        let warm = Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 9, ..Sampling::default() };
+        let flat = vec![0.0; 1000];
+        let draws: Vec<Token> = (0..50).map(|p| draw(&warm, &flat, p)).collect();
+        assert_eq!(draws, (0..50).map(|p| draw(&warm, &flat, p)).collect::<Vec<_>>());
+        let distinct: std::collections::HashSet<_> = draws.iter().collect();
+        assert!(distinct.len() > 40, "positions must draw independently: {draws:?}");
+        let other = Sampling { seed: 10, ..warm };
+        assert_ne!(draws, (0..50).map(|p| draw(&other, &flat, p)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn bias_penalties_and_bans_move_the_choice() {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let biased = Sampling { logit_bias: vec![(7, 100.0)], ..greedy.clone() };
+        assert_eq!(draw(&biased, &peaked(100, 42), 0), 7);
+        let mut banned = Sampler::new(&greedy, 100, &[42], &[], &[]);
+        assert_ne!(banned.sample(&peaked(100, 42), 0), 42);
+
+        let logits = [0.0, 2.0, 1.5];
+        let presence = Sampling { presence_penalty: 1.0, ..greedy.clone() };
+        let after = |s: &Sampling, prompt: &[Token], generated: &[Token]| {
+            Sampler::new(s, 3, &[], prompt, generated).sample(&logits, 1)
+        };
+        assert_eq!(after(&presence, &[], &[1]), 2);
+        assert_eq!(after(&presence, &[1], &[]), 1, "presence and frequency look at the output alone");
+        let repeat = Sampling { repeat_penalty: 2.0, ..greedy };
+        assert_eq!(after(&repeat, &[1], &[]), 2, "repeat looks at the prompt too");
+    }
+
+    #[test]
+    fn logprobs_are_a_distribution() {
+        let logits = peaked(100, 42);
+        let l = logprobs(&logits, 3, 100, |_| Vec::new());
+        let total: f32 = l.top.iter().map(|a| a.logprob.exp()).sum();
+        assert!((total - 1.0).abs() < 1e-4, "{total}");
+        assert_eq!(l.top[0].id, 42);
+        assert!(l.top.windows(2).all(|w| w[0].logprob >= w[1].logprob));
+        assert_eq!(l.chosen, l.top.iter().find(|a| a.id == 3).unwrap().logprob);
+        assert!(logprobs(&logits, 3, 0, |_| Vec::new()).top.is_empty());
+    }
+}

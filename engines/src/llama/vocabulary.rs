@@ -1,0 +1,51 @@
+//! A model's vocabulary, read once: bytes of tokens, and which tokens are more than text.
+
+use baton_schemas::Token;
+use llama_cpp_2::model::LlamaModel;
+
+use super::sampler::token;
+
+/// Owned facts about every token, so that the scheduler's hot path makes no call into C++ for them.
+pub(super) struct Vocabulary {
+    pieces: Vec<Box<[u8]>>,
+    control: Vec<bool>,
+    end_of_generation: Vec<Token>,
+}
+
+impl Vocabulary {
+    pub(super) fn of(model: &LlamaModel) -> Self {
+        let vocab = model.vocab();
+        let n_tokens = u32::try_from(vocab.n_tokens()).unwrap_or(0);
+        Vocabulary {
+            pieces: (0..n_tokens).map(|t| vocab.token_to_piece(token(t), true, None).into()).collect(),
+            control: (0..n_tokens).map(|t| vocab.is_control(token(t))).collect(),
+            end_of_generation: (0..n_tokens).filter(|&t| vocab.is_eog(token(t))).collect(),
+        }
+    }
+
+    pub(super) fn n_tokens(&self) -> usize {
+        self.pieces.len()
+    }
+
+    pub(super) fn n_tokens_i32(&self) -> i32 {
+        i32::try_from(self.pieces.len()).unwrap_or(i32::MAX)
+    }
+
+    /// A token's bytes, control tokens spelled out; empty for a token outside the vocabulary.
+    pub(super) fn piece(&self, t: Token) -> Vec<u8> {
+        self.pieces.get(t as usize).map_or_else(Vec::new, |piece| piece.to_vec())
+    }
+
+    pub(super) fn is_control(&self, t: Token) -> bool {
+        self.control.get(t as usize).copied().unwrap_or(false)
+    }
+
+    pub(super) fn is_end_of_generation(&self, t: Token) -> bool {
+        self.end_of_generation.contains(&t)
+    }
+
+    /// All tokens that end a turn.
+    pub(super) fn end_of_generation(&self) -> &[Token] {
+        &self.end_of_generation
+    }
+}

@@ -1,0 +1,136 @@
+//! Where a node listens: a Unix socket for a child on the same machine, or TCP.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use axum::Router;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_util::sync::CancellationToken;
+
+/// `unix:/path/to.sock` or `HOST:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address; the host may be a name.
+    Tcp(String),
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if let Some(path) = s.strip_prefix("unix:") {
+            return if path.is_empty() {
+                Err("unix: needs a path".into())
+            } else {
+                Ok(ListenAddress::Unix(path.into()))
+            };
+        }
+        let port = s.rsplit_once(':').map(|(_, port)| port);
+        match port.and_then(|p| p.parse::<u16>().ok()) {
+            Some(_) => Ok(ListenAddress::Tcp(s.to_owned())),
+            None => Err(format!("{s:?} is neither HOST:PORT nor unix:PATH")),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => f.write_str(address),
+        }
+    }
+}
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody listens there already.
+    #[error("{0} is in use by another program. Stop it, or choose another address with --listen.")]
+    InUse(ListenAddress),
+    /// Anything else the system says.
+    #[error("cannot listen on {0}: {1}")]
+    Other(ListenAddress, std::io::Error),
+}
+
+/// A bound socket.
+pub enum Listener {
+    /// A Unix socket and its path, which is removed when the listener is dropped.
+    Unix(UnixListener, SocketFile),
+    /// TCP.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Binds. A Unix socket's folder must be private to the user: the socket itself carries no permissions of use.
+    pub async fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
+        let explain = |e: std::io::Error| match e.kind() {
+            std::io::ErrorKind::AddrInUse => ListenError::InUse(address.clone()),
+            _ => ListenError::Other(address.clone(), e),
+        };
+        match address {
+            ListenAddress::Unix(path) => {
+                let listener = UnixListener::bind(path).map_err(explain)?;
+                Ok(Listener::Unix(listener, SocketFile(path.clone())))
+            }
+            ListenAddress::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(explain)?)),
+        }
+    }
+
+    /// The TCP address, with the port the system chose if 0 was asked for.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix(..) => None,
+        }
+    }
+
+    /// Serves until `stop`, then lets running calls end.
+    pub async fn serve(self, router: Router, stop: CancellationToken) -> std::io::Result<()> {
+        match self {
+            Listener::Unix(listener, _file) => {
+                axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+            }
+            Listener::Tcp(listener) => {
+                axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+            }
+        }
+    }
+}
+
+/// Removes a socket's file when dropped.
+pub struct SocketFile(PathBuf);
+
+impl SocketFile {
+    /// The socket's path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::debug!(%error, "a socket's file was gone already");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_printed_alike() {
+        for text in ["unix:/tmp/a.sock", "127.0.0.1:80", "[::1]:0", "spark.local:9000"] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
+        }
+        for text in ["", "unix:", "localhost", "host:port", "1.2.3.4:70000"] {
+            assert!(text.parse::<ListenAddress>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The contract of [`Engine`], as checks that any engine with 4 slots, 2,048 tokens of context and 8 queue places must
+//! pass. Inputs are made by the engine's own tokenizer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_schemas::generate::{Conversation, Message, Sampling};
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::sequence::{CacheScope, TokenDelta};
+use baton_schemas::{Delta, EngineError, FinishReason, SequenceRequest, Token};
+use futures::StreamExt;
+
+const N_SLOTS: usize = 4;
+const MAX_QUEUED: usize = 8;
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Runs every check, one after the other: they look at the engine's load.
+pub(crate) async fn check(engine: Arc<dyn Engine>) {
+    let checks = async {
+        a_stream_is_started_tokens_finished(&engine).await;
+        a_limit_is_kept(&engine).await;
+        the_same_seed_gives_the_same_tokens(&engine).await;
+        a_resumed_sequence_goes_on_as_it_would_have(&engine).await;
+        what_cannot_work_is_refused_up_front(&engine).await;
+        logprobs_are_sorted_and_complete(&engine).await;
+        a_conversation_is_rendered_to_tokens(&engine).await;
+        a_cached_prefix_is_reported_and_kept_within_its_scope(&engine).await;
+        more_sequences_than_slots_all_complete(&engine).await;
+        the_queue_is_bounded(&engine).await;
+        a_dropped_stream_frees_its_slot(&engine).await;
+    };
+    tokio::time::timeout(10 * DEADLINE, checks).await.expect("the contract's checks hang");
+}
+
+struct Reply {
+    n_cached: u32,
+    tokens: Vec<TokenDelta>,
+    reason: FinishReason,
+}
+
+impl Reply {
+    fn ids(&self) -> Vec<Token> {
+        self.tokens.iter().map(|t| t.id).collect()
+    }
+}
+
+async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
+    let mut deltas = engine.generate(request).await.unwrap();
+    let Some(Ok(Delta::Started { n_cached })) = deltas.next().await else { panic!("the first delta is Started") };
+    let mut tokens = Vec::new();
+    loop {
+        match deltas.next().await.expect("a stream ends with Finished").unwrap() {
+            Delta::Token(token) => tokens.push(token),
+            Delta::Finished { reason, timings } => {
+                assert!(deltas.next().await.is_none(), "nothing follows Finished");
+                assert_eq!(timings.predicted_n as usize, tokens.len());
+                return Reply { n_cached, tokens, reason };
+            }
+            Delta::Started { .. } => panic!("Started comes once"),
+        }
+    }
+}
+
+async fn tokens(engine: &Arc<dyn Engine>, text: &str) -> Vec<Token> {
+    let request = TokenizeRequest { text: text.into(), add_special: false, parse_special: false };
+    engine.tokenize(&request).await.unwrap()
+}
+
+async fn greedy(engine: &Arc<dyn Engine>, text: &str, max_tokens: u32) -> SequenceRequest {
+    SequenceRequest {
+        prompt: tokens(engine, text).await,
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..SequenceRequest::default()
+    }
+}
+
+fn warm(request: SequenceRequest, seed: u64) -> SequenceRequest {
+    SequenceRequest { sampling: Sampling { temperature: 1.0, seed, ..Sampling::default() }, ..request }
+}
+
+async fn until_idle(engine: &Arc<dyn Engine>) {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let load = engine.load().await.unwrap();
+        if load.active_slots == 0 && load.queued == 0 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "slots or queue places are leaked: {load:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn a_stream_is_started_tokens_finished(engine: &Arc<dyn Engine>) {
+    let done = reply(engine, greedy(engine, "Once upon a time", 8).await).await;
+    assert_eq!((done.tokens.len(), done.reason), (8, FinishReason::Length));
+    let bytes: Vec<u8> = done.tokens.iter().flat_map(|t| t.bytes.clone()).collect();
+    assert_eq!(engine.detokenize(&done.ids()).await.unwrap(), String::from_utf8_lossy(&bytes));
+}
+
+async fn a_limit_is_kept(engine: &Arc<dyn Engine>) {
+    for limit in [0, 1, 2] {
+        let done = reply(engine, greedy(engine, "One two three", limit).await).await;
+        assert_eq!((done.tokens.len(), done.reason), (limit as usize, FinishReason::Length));
+    }
+    // Without a limit the context is one.
+    let n_ctx = engine.info().await.unwrap().n_ctx as usize;
+    let request = greedy(engine, &"word ".repeat(n_ctx), 0).await;
+    let prompt = request.prompt[..n_ctx - 5].to_vec();
+    let done = reply(engine, SequenceRequest { prompt, max_tokens: None, ..request }).await;
+    assert_eq!((done.tokens.len(), done.reason), (5, FinishReason::Length));
+}
+
+async fn the_same_seed_gives_the_same_tokens(engine: &Arc<dyn Engine>) {
+    let request = greedy(engine, "The weather today", 12).await;
+    let first = reply(engine, request.clone()).await.ids();
+    assert_eq!(reply(engine, request.clone()).await.ids(), first);
+    let seeded = reply(engine, warm(request.clone(), 5)).await.ids();
+    assert_eq!(reply(engine, warm(request.clone(), 5)).await.ids(), seeded);
+    let others = [reply(engine, warm(request.clone(), 6)).await.ids(), reply(engine, warm(request, 7)).await.ids()];
+    assert!(others.iter().any(|other| *other != seeded), "seeds make a difference");
+}
+
+async fn a_resumed_sequence_goes_on_as_it_would_have(engine: &Arc<dyn Engine>) {
+    let request = greedy(engine, "A story about a fox:", 16).await;
+    let penalised = SequenceRequest {
+        sampling: Sampling { frequency_penalty: 0.5, repeat_penalty: 1.1, ..warm(request.clone(), 9).sampling },
+        ..request.clone()
+    };
+    for request in [request.clone(), warm(request, 9), penalised] {
+        let whole = reply(engine, request.clone()).await.ids();
+        for at in [1, 7, 15] {
+            let resumed = SequenceRequest { generated: whole[..at].to_vec(), ..request.clone() };
+            assert_eq!(reply(engine, resumed).await.ids(), whole[at..], "resumed after {at} tokens");
+        }
+        let complete = SequenceRequest { generated: whole, ..request };
+        assert!(reply(engine, complete).await.ids().is_empty());
+    }
+}
+
+async fn what_cannot_work_is_refused_up_front(engine: &Arc<dyn Engine>) {
+    let refusal = async |request: SequenceRequest| match engine.generate(request).await {
+        Ok(_) => panic!("accepted"),
+        Err(error) => error,
+    };
+    let info = engine.info().await.unwrap();
+    let good = greedy(engine, "fine", 1).await;
+    let empty = SequenceRequest { prompt: Vec::new(), ..good.clone() };
+    assert!(matches!(refusal(empty).await, EngineError::InvalidRequest { .. }));
+    for bad in [info.n_vocab, u32::MAX] {
+        let unknown = SequenceRequest { prompt: vec![bad], ..good.clone() };
+        assert!(matches!(refusal(unknown).await, EngineError::InvalidRequest { .. }));
+        let resumed = SequenceRequest { generated: vec![bad], ..good.clone() };
+        assert!(matches!(refusal(resumed).await, EngineError::InvalidRequest { .. }));
+    }
+    let long = vec![good.prompt[0]; info.n_ctx as usize];
+    let overflow = SequenceRequest { prompt: long, ..good };
+    assert_eq!(refusal(overflow).await, EngineError::ContextOverflow { n_prompt: info.n_ctx, n_ctx: info.n_ctx });
+    until_idle(engine).await;
+}
+
+async fn logprobs_are_sorted_and_complete(engine: &Arc<dyn Engine>) {
+    for k in [0, 5] {
+        let request = SequenceRequest { top_logprobs: Some(k), ..greedy(engine, "Two and two is", 4).await };
+        for token in reply(engine, request).await.tokens {
+            let logprobs = token.logprobs.expect("log-probabilities were asked for");
+            assert!(logprobs.chosen <= 0.0 && logprobs.chosen.is_finite());
+            assert_eq!(logprobs.top.len(), k as usize);
+            assert!(logprobs.top.windows(2).all(|pair| pair[0].logprob >= pair[1].logprob));
+            if k > 0 {
+                assert_eq!(logprobs.top[0].id, token.id, "greedy takes the likeliest");
+            }
+        }
+    }
+}
+
+async fn a_conversation_is_rendered_to_tokens(engine: &Arc<dyn Engine>) {
+    let message = Message { role: "user".into(), content: "Hello, wörld 🙂".into(), ..Message::default() };
+    let conversation = Conversation { messages: vec![message], ..Conversation::default() };
+    let tokens = engine.render(&conversation).await.unwrap();
+    let text = engine.detokenize(&tokens).await.unwrap();
+    assert!(text.contains("Hello, wörld 🙂") && text.contains("user") && text.contains("assistant"), "{text}");
+}
+
+async fn a_cached_prefix_is_reported_and_kept_within_its_scope(engine: &Arc<dyn Engine>) {
+    let request = greedy(engine, &"The cache remembers this sentence well. ".repeat(4), 2).await;
+    let in_scope = |scope| SequenceRequest { cache_scope: CacheScope(scope), ..request.clone() };
+    let n_prompt = request.prompt.len() as u32;
+    assert_eq!(reply(engine, in_scope(1)).await.n_cached, 0);
+    assert_eq!(reply(engine, in_scope(1)).await.n_cached, n_prompt - 1);
+    assert_eq!(reply(engine, in_scope(2)).await.n_cached, 0, "another scope learns nothing");
+}
+
+async fn more_sequences_than_slots_all_complete(engine: &Arc<dyn Engine>) {
+    let mut streams = Vec::new();
+    for i in 0..MAX_QUEUED {
+        let request = greedy(engine, &format!("Sequence number {i} says"), 6).await;
+        let engine = Arc::clone(engine);
+        streams.push(tokio::spawn(async move { reply(&engine, request).await.tokens.len() }));
+    }
+    for stream in streams {
+        assert_eq!(stream.await.unwrap(), 6);
+    }
+    until_idle(engine).await;
+}
+
+async fn the_queue_is_bounded(engine: &Arc<dyn Engine>) {
+    let request = greedy(engine, "Going on and on", 1_000).await;
+    let mut accepted = Vec::new();
+    let full = loop {
+        assert!(accepted.len() <= N_SLOTS + MAX_QUEUED, "{} were accepted", accepted.len());
+        match engine.generate(request.clone()).await {
+            Ok(mut stream) => {
+                // Those that have a slot say so; the others wait.
+                if accepted.len() < N_SLOTS {
+                    stream.next().await.unwrap().unwrap();
+                }
+                accepted.push(stream);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, EngineError::QueueFull { limit: MAX_QUEUED as u32 });
+    assert_eq!(accepted.len(), N_SLOTS + MAX_QUEUED);
+    drop(accepted);
+    until_idle(engine).await;
+    assert_eq!(reply(engine, SequenceRequest { max_tokens: Some(1), ..request }).await.tokens.len(), 1);
+}
+
+async fn a_dropped_stream_frees_its_slot(engine: &Arc<dyn Engine>) {
+    // In the queue, before the first delta, after some tokens.
+    let long = greedy(engine, &"A long prompt goes on. ".repeat(80), 1_000).await;
+    for n_deltas in [0, 1, 2, 5] {
+        let mut streams = Vec::new();
+        for _ in 0..N_SLOTS + 2 {
+            streams.push(engine.generate(long.clone()).await.unwrap());
+        }
+        for _ in 0..n_deltas {
+            streams[0].next().await.unwrap().unwrap();
+        }
+        drop(streams);
+        until_idle(engine).await;
+    }
+}

@@ -1,0 +1,94 @@
+//! What every engine promises, checked on each of them: the simulator, a node around it, and llama.cpp with the real
+//! model where there is one.
+
+mod contract;
+
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::node::{ClusterKey, Listener, router};
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::EngineError;
+use tokio_util::sync::CancellationToken;
+
+fn sim() -> Arc<dyn Engine> {
+    Arc::new(SimEngine::new(SimConfig {
+        prefill_tps: 50_000.0,
+        decode_tps: 500.0,
+        n_ctx: 2_048,
+        max_queued: 8,
+        ..SimConfig::default()
+    }))
+}
+
+/// The client of a node around `engine`, on a Unix socket that lives until `stop`.
+async fn remote(engine: Arc<dyn Engine>, stop: CancellationToken) -> RemoteEngine {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("node.sock");
+    let listener = Listener::bind(&format!("unix:{}", socket.display()).parse().unwrap()).await.unwrap();
+    let router = router(engine, ClusterKey::new("secret"));
+    tokio::spawn(async move {
+        let _folder = folder;
+        listener.serve(router, stop).await.unwrap();
+    });
+    RemoteEngine::new(&NodeAddress::Unix(socket), "secret").unwrap()
+}
+
+#[tokio::test]
+async fn the_simulator_keeps_the_contract() {
+    contract::check(sim()).await;
+}
+
+#[tokio::test]
+async fn a_node_keeps_the_contract() {
+    let stop = CancellationToken::new();
+    contract::check(Arc::new(remote(sim(), stop.clone()).await)).await;
+    stop.cancel();
+}
+
+/// The real model's path is given by the test runner, which has pulled it: this crate cannot.
+#[cfg(feature = "llama")]
+#[tokio::test]
+async fn llama_keeps_the_contract() {
+    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
+        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+        return;
+    };
+    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), max_queued: 8, ..LlamaConfig::new(model) };
+    let engine = Arc::new(LlamaEngine::start(config).unwrap());
+    contract::check(Arc::clone(&engine) as Arc<dyn Engine>).await;
+    // The same through a node's socket.
+    let stop = CancellationToken::new();
+    contract::check(Arc::new(remote(engine, stop.clone()).await)).await;
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_node_tells_nothing_without_its_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("node.sock");
+    let listener = Listener::bind(&format!("unix:{}", socket.display()).parse().unwrap()).await.unwrap();
+    let router = router(sim(), ClusterKey::new("secret"));
+    let stop = CancellationToken::new();
+    let server = tokio::spawn(listener.serve(router, stop.clone()));
+
+    for wrong in ["", "Secret", "secret2"] {
+        let stranger = RemoteEngine::new(&NodeAddress::Unix(socket.clone()), wrong).unwrap();
+        assert_eq!(stranger.info().await.unwrap_err(), EngineError::Unauthorized);
+        assert_eq!(stranger.detokenize(&[65]).await.unwrap_err(), EngineError::Unauthorized);
+    }
+    // Not even which paths exist.
+    let client = reqwest::Client::builder().unix_socket(socket.clone()).build().unwrap();
+    for path in ["/", "/node/v1/info", "/node/v1/nothing"] {
+        assert_eq!(client.get(format!("http://node{path}")).send().await.unwrap().status(), 401, "{path}");
+    }
+    // With the key, nonsense is refused as such.
+    let post = |body: &'static str| client.post("http://node/node/v1/generate").bearer_auth("secret").body(body).send();
+    for body in ["", "[]", "{\"prompt\":\"text\"}", "\u{0}"] {
+        assert_eq!(post(body).await.unwrap().status(), 400, "{body:?}");
+    }
+    stop.cancel();
+    server.await.unwrap().unwrap();
+}

@@ -1,0 +1,50 @@
+//! What a person sees when the server is up: lines to paste.
+
+use std::net::SocketAddr;
+
+/// The ready message for a server at `address`.
+pub(super) fn banner(address: SocketAddr, model: &str, needs_key: bool) -> String {
+    let base = format!("http://{}", reachable(address));
+    let (key, header) = match needs_key {
+        true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
+        false => ("none", ""),
+    };
+    format!(
+        r#"
+Baton serves {model} at {base}/v1
+
+  curl -N {base}/v1/chat/completions{header} -d '{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Why is the sky blue?"}}]}}'
+
+  # Python, with: pip install openai
+  from openai import OpenAI
+  client = OpenAI(base_url="{base}/v1", api_key="{key}")
+  for chunk in client.chat.completions.create(model="{model}", stream=True,
+          messages=[{{"role": "user", "content": "Why is the sky blue?"}}]):
+      print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+Stop with Ctrl-C."#
+    )
+}
+
+/// An address a client on this machine can use: a wildcard becomes loopback.
+fn reachable(address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        let loopback = if address.is_ipv4() { "127.0.0.1" } else { "[::1]" };
+        format!("{loopback}:{}", address.port())
+    } else {
+        address.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_name_the_address_the_model_and_the_key() {
+        let text = banner("0.0.0.0:8080".parse().unwrap(), "M", true);
+        assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
+        assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
+        assert!(!banner("127.0.0.1:1".parse().unwrap(), "M", false).contains("Authorization"));
+    }
+}

@@ -1,0 +1,222 @@
+//! `baton bench engine`: the engine through its node's socket, and the plain llama.cpp loop, in turn in one run.
+//!
+//! Both sides use the same build, model, threads and batch size. Each round measures the plain loop and then the
+//! engine, so that a machine that slows down slows both; medians of rounds are compared.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use baton_engines::llama::LlamaConfig;
+use baton_engines::llama::reference::{Options, Reference};
+use baton_schemas::Token;
+use serde_json::{Value, json};
+
+use super::node::{BenchNode, Timeline};
+use super::stats::{median, percentile};
+use super::{EngineBenchArgs, Failure};
+use crate::cli::pull;
+use crate::models;
+
+const PREFILL_LENGTHS: [usize; 2] = [512, 2_000];
+const STREAMS: [usize; 3] = [1, 4, 8];
+const DECODE_TOKENS: u32 = 128;
+const SHORT_PROMPT: usize = 32;
+/// Streams that are running when the long prompt joins.
+const RUNNING: usize = 3;
+const JOINING_PROMPT: usize = 2_000;
+
+/// Runs the benchmark and prints a table.
+#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
+    let model = models::pull(&args.model, &pull::options()?).await?;
+    let config = LlamaConfig { n_threads: args.threads, ..LlamaConfig::new(&model) };
+    let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(config)).await??);
+    let mut bench = Bench { reference, rounds: args.rounds, n_prompts: 0 };
+
+    let node_args = |extra: &[&str]| {
+        let mut all: Vec<OsString> = vec!["--model".into(), model.clone().into(), "--slots".into(), "8".into()];
+        all.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
+        all.extend(extra.iter().map(OsString::from));
+        all
+    };
+    let node = BenchNode::start(node_args(&[])).await?;
+    let mut rows = Vec::new();
+    for n in PREFILL_LENGTHS {
+        rows.push(bench.prefill(&node, n).await?);
+    }
+    for n in STREAMS {
+        rows.push(bench.decode(&node, n).await?);
+    }
+    rows.push(bench.joining(&node, "auto").await?);
+    let memory = memory(&node);
+    drop(node);
+    // A budget of a whole batch is what an engine without interleaving does.
+    let greedy = BenchNode::start(node_args(&["--prefill-budget", "512"])).await?;
+    rows.push(bench.joining(&greedy, "none (512 a step)").await?);
+
+    println!("{}", table(&rows, &memory));
+    if let Some(path) = args.json {
+        std::fs::write(&path, serde_json::to_vec_pretty(&json!({ "rows": rows, "memory": memory }))?)?;
+    }
+    Ok(())
+}
+
+struct Bench {
+    reference: Arc<Reference>,
+    rounds: u32,
+    n_prompts: u32,
+}
+
+impl Bench {
+    /// A prompt of `n` tokens that shares no prefix with any other, so that no cache helps.
+    fn prompt(&mut self, n: usize) -> Vec<Token> {
+        self.n_prompts += 1;
+        let mut tokens = self.reference.tokenize(&format!("{} ", self.n_prompts * 7919));
+        let filler = self.reference.tokenize("The quick brown fox jumps over the lazy dog and runs into the wood. ");
+        tokens.extend(filler.iter().cycle().take(n));
+        tokens.truncate(n);
+        tokens
+    }
+
+    async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<(f64, f64), Failure> {
+        let reference = Arc::clone(&self.reference);
+        let run = tokio::task::spawn_blocking(move || reference.greedy(&prompts, n_new, Options::default())).await??;
+        Ok((run.prefill.as_secs_f64(), run.decode.as_secs_f64()))
+    }
+
+    /// Prefill rate: both sides compute n − 1 tokens, then decode one. Seconds are from asking to the first token.
+    async fn prefill(&mut self, node: &BenchNode, n: usize) -> Result<Value, Failure> {
+        let (mut plain, mut engine) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            let prompt = self.prompt(n);
+            let (prefill, step) = self.plain(vec![prompt.clone()], 1).await?;
+            plain.push(n as f64 / (prefill + step));
+            engine.push(n as f64 / node.stream(prompt, 1).await?.ttft());
+        }
+        Ok(compared(&format!("prefill {n} tokens"), "tok/s", &plain, &engine, json!({})))
+    }
+
+    /// Aggregate decode rate of `n` streams, while all of them decode.
+    async fn decode(&mut self, node: &BenchNode, n: usize) -> Result<Value, Failure> {
+        let (mut plain, mut engine, mut gaps, mut ttfts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            let prompts: Vec<_> = (0..n).map(|_| self.prompt(SHORT_PROMPT)).collect();
+            let (_, decode) = self.plain(prompts.clone(), DECODE_TOKENS as usize).await?;
+            plain.push((n as u32 * DECODE_TOKENS) as f64 / decode);
+            let streams = prompts.into_iter().map(|prompt| node.stream(prompt, DECODE_TOKENS));
+            let timelines = futures::future::try_join_all(streams).await?;
+            engine.push(aggregate_tps(&timelines));
+            gaps.extend(timelines.iter().flat_map(Timeline::gaps).map(|s| s * 1e3));
+            ttfts.extend(timelines.iter().map(|t| t.ttft() * 1e3));
+        }
+        let latency = json!({
+            "ttft_ms": { "p50": percentile(&ttfts, 50.0), "p99": percentile(&ttfts, 99.0) },
+            "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0) },
+        });
+        Ok(compared(&format!("decode, {n} streams"), "tok/s", &plain, &engine, latency))
+    }
+
+    /// Inter-token gaps of running streams while a long prompt joins, and when that prompt's first token comes.
+    async fn joining(&mut self, node: &BenchNode, budget: &str) -> Result<Value, Failure> {
+        let (mut gaps, mut ttfts, mut worst) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            let prompts: Vec<_> = (0..RUNNING).map(|_| self.prompt(SHORT_PROMPT)).collect();
+            let long = self.prompt(JOINING_PROMPT);
+            let running = prompts.into_iter().map(|prompt| node.stream(prompt, JOINED_TOKENS));
+            let joining = async {
+                tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+                node.stream(long, 1).await
+            };
+            let (running, joined) = tokio::join!(futures::future::try_join_all(running), joining);
+            let (running, joined) = (running?, joined?);
+            let until = joined.tokens.first().copied().unwrap_or(joined.sent);
+            let during: Vec<f64> = running
+                .iter()
+                .flat_map(|t| t.tokens.windows(2))
+                .filter(|pair| pair[1] >= joined.sent && pair[0] <= until)
+                .map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3)
+                .collect();
+            worst.push(percentile(&during, 100.0));
+            gaps.extend(during);
+            ttfts.push(joined.ttft() * 1e3);
+        }
+        Ok(json!({
+            "what": format!("{JOINING_PROMPT} tokens join {RUNNING} streams, interleaving: {budget}"),
+            "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0), "max": median(&worst) },
+            "ttft_ms": { "p50": median(&ttfts) },
+        }))
+    }
+}
+
+/// Long enough to be running until the long prompt has joined.
+const JOINED_TOKENS: u32 = 400;
+
+/// Tokens per second in the time in which every stream is decoding.
+fn aggregate_tps(timelines: &[Timeline]) -> f64 {
+    if let [only] = timelines {
+        return only.decode_tps();
+    }
+    let from = timelines.iter().filter_map(|t| t.tokens.first()).max();
+    let to = timelines.iter().filter_map(|t| t.tokens.last()).min();
+    let (Some(&from), Some(&to)) = (from, to) else { return f64::NAN };
+    let n_tokens = timelines.iter().flat_map(|t| &t.tokens).filter(|&&at| at > from && at <= to).count();
+    n_tokens as f64 / (to - from).as_secs_f64()
+}
+
+fn compared(what: &str, unit: &str, plain: &[f64], engine: &[f64], more: Value) -> Value {
+    let ratios: Vec<f64> = plain.iter().zip(engine).map(|(p, e)| e / p).collect();
+    let mut row = json!({
+        "what": what, "unit": unit, "plain": median(plain), "engine": median(engine), "ratio": median(&ratios),
+    });
+    if let (Some(row), Value::Object(more)) = (row.as_object_mut(), more) {
+        row.extend(more);
+    }
+    row
+}
+
+fn memory(node: &BenchNode) -> Value {
+    let buffers = node.buffers;
+    let expected = buffers.model + buffers.kv + buffers.compute;
+    json!({
+        "model_mib": buffers.model, "kv_mib": buffers.kv, "compute_mib": buffers.compute,
+        "resident_mib": node.resident_mib(), "beyond_mib": node.resident_mib().map(|r| r - expected),
+    })
+}
+
+fn table(rows: &[Value], memory: &Value) -> String {
+    let mut out = String::new();
+    let number = |v: &Value| v.as_f64().map_or_else(|| "–".to_owned(), |n| format!("{n:.1}"));
+    let ratio = |v: &Value| v.as_f64().map_or_else(|| "–".to_owned(), |n| format!("{n:.3}"));
+    let mut line = |cells: [String; 7]| {
+        let [what, rest @ ..] = cells;
+        let rest: Vec<String> = rest.iter().map(|cell| format!("{cell:>11}")).collect();
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{what:<58}{}", rest.concat());
+    };
+    line(["", "plain", "engine", "ratio", "TTFT p50/99", "ITL p50", "ITL p99"].map(String::from));
+    for row in rows {
+        let ttft = format!("{}/{}", number(&row["ttft_ms"]["p50"]), number(&row["ttft_ms"]["p99"]));
+        let itl = &row["itl_ms"];
+        line([
+            row["what"].as_str().unwrap_or_default().to_owned(),
+            number(&row["plain"]),
+            number(&row["engine"]),
+            ratio(&row["ratio"]),
+            ttft,
+            number(&itl["p50"]),
+            number(&itl["p99"]),
+        ]);
+    }
+    let _ = writeln!(out, "rates in tokens/s, latencies in ms; medians of rounds, ratios pair by pair");
+    let _ = writeln!(
+        out,
+        "memory, MiB: model {} + KV {} + compute {}; resident {}, beyond these {}",
+        number(&memory["model_mib"]),
+        number(&memory["kv_mib"]),
+        number(&memory["compute_mib"]),
+        number(&memory["resident_mib"]),
+        number(&memory["beyond_mib"]),
+    );
+    out
+}

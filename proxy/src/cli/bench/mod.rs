@@ -1,0 +1,47 @@
+//! `baton bench`: what an engine does, beside a yardstick measured in the same run.
+
+mod engine;
+mod node;
+mod stats;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Failure;
+
+/// Options of `baton bench`.
+#[derive(Args)]
+pub(super) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Prefill, decode, latency and memory of the engine, beside the plain llama.cpp loop.
+    Engine(EngineBenchArgs),
+}
+
+/// Options of `baton bench engine`.
+#[derive(Args)]
+pub(super) struct EngineBenchArgs {
+    /// A .gguf file or a catalogue name
+    #[arg(long, short, default_value = "smollm2")]
+    model: String,
+    /// Repetitions; medians are reported
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Compute threads of both sides
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(super) async fn run(args: BenchArgs) -> Result<(), Failure> {
+    match args.what {
+        What::Engine(args) => engine::run(args).await,
+    }
+}

@@ -1,0 +1,28 @@
+//! Medians and percentiles.
+
+/// The median; NaN of nothing.
+pub(super) fn median(values: &[f64]) -> f64 {
+    percentile(values, 50.0)
+}
+
+/// The p-th percentile by nearest rank, p in 0..=100; NaN of nothing.
+pub(super) fn percentile(values: &[f64], p: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (p / 100.0 * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_of_the_sample() {
+        let sample = [5.0, 1.0, 3.0, 2.0, 4.0];
+        assert_eq!(median(&sample), 3.0);
+        assert_eq!(percentile(&sample, 99.0), 5.0);
+        assert_eq!(percentile(&sample, 0.0), 1.0);
+        assert!(median(&[]).is_nan());
+    }
+}

@@ -1,0 +1,83 @@
+//! The command line: parses, sets up logging, and runs one command.
+
+mod banner;
+#[cfg(feature = "llama")]
+mod bench;
+mod node;
+mod pull;
+mod serve;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// One OpenAI-compatible endpoint in front of machines that are good at different things.
+#[derive(Parser)]
+#[command(name = "baton", version, about, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model at an OpenAI-compatible endpoint.
+    Serve(Box<serve::ServeArgs>),
+    /// Run one engine behind the node protocol, for a Baton on this or another machine.
+    Node(Box<node::NodeArgs>),
+    /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
+    Pull(pull::PullArgs),
+    /// Measure an engine beside the plain llama.cpp loop.
+    #[cfg(feature = "llama")]
+    Bench(bench::BenchArgs),
+}
+
+/// A failure of a command: one line for the person at the terminal.
+#[derive(Debug)]
+struct Failure(String);
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Failure(error.to_string())
+    }
+}
+
+/// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // llama.cpp reports its own progress as warnings at times; its errors come back as ours.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,llama-cpp-2=error"));
+    let stderr = std::io::stderr;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        .with_target(false)
+        .init();
+    let result = match cli.command {
+        Command::Serve(args) => run(serve::run(*args)),
+        Command::Node(args) => node::with_passive_threads().and_then(|()| run(node::run(*args))),
+        Command::Pull(args) => run(pull::run(args)),
+        #[cfg(feature = "llama")]
+        Command::Bench(args) => node::with_passive_threads().and_then(|()| run(bench::run(args))),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(message)) => {
+            // Errors of libraries may span lines; ours is one.
+            let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+            eprintln!("baton: {line}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    // A blocking task that is stuck (a model that is still loading) must not keep the process.
+    runtime.shutdown_background();
+    result
+}

@@ -1,0 +1,183 @@
+//! `baton node`: one engine behind the node protocol.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::node::{ClusterKey, ListenAddress, Listener, router};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use super::Failure;
+use crate::engine_args::{EngineArgs, EngineKind};
+
+/// Options of `baton node`.
+#[derive(Args)]
+pub(super) struct NodeArgs {
+    /// The GGUF file
+    #[arg(long, short, value_name = "PATH")]
+    model: Option<PathBuf>,
+    /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
+    listen: ListenAddress,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Report on standard output, and end when standard input does
+    #[arg(long, hide = true)]
+    child: bool,
+}
+
+/// A node that could not start.
+struct NodeFailure {
+    /// For the operator.
+    message: String,
+    /// For clients: no paths.
+    summary: String,
+}
+
+impl NodeFailure {
+    fn setup(message: impl ToString) -> Self {
+        NodeFailure { message: message.to_string(), summary: "the engine is not set up correctly".into() }
+    }
+}
+
+/// Runs until it is told to stop.
+pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
+    let stop = CancellationToken::new();
+    let is_child = args.child;
+    if is_child {
+        tie_to_parent(&args.listen);
+    }
+    match start(args).await {
+        Err(failure) => {
+            if is_child {
+                tell_parent(&ChildEvent::Failed { message: failure.message.clone(), summary: failure.summary });
+            }
+            Err(Failure(failure.message))
+        }
+        Ok((engine, listener, key)) => {
+            if is_child {
+                tell_parent(&ChildEvent::Ready);
+            } else if let Some(address) = listener.tcp_address() {
+                eprintln!("baton node is ready on {address}");
+            }
+            super::serve::stop_on_signal(stop.clone());
+            Ok(listener.serve(router(engine, key), stop).await?)
+        }
+    }
+}
+
+async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey), NodeFailure> {
+    let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
+        NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
+    })?;
+    let (model, options) = (args.model, args.engine);
+    let engine = match options.engine.unwrap_or_default() {
+        EngineKind::Sim => sim(&options),
+        EngineKind::Llama => llama(model, options).await?,
+    };
+    // Bound last: an address that answers has an engine behind it.
+    let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
+    Ok((engine, listener, ClusterKey::new(&key)))
+}
+
+fn sim(options: &EngineArgs) -> Arc<dyn Engine> {
+    use baton_engines::sim::{SimConfig, SimEngine};
+    let defaults = SimConfig::default();
+    Arc::new(SimEngine::new(SimConfig {
+        n_slots: options.slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.ctx_size.unwrap_or(defaults.n_ctx),
+        prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
+        decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        ..defaults
+    }))
+}
+
+#[cfg(feature = "llama")]
+async fn llama(model: Option<PathBuf>, options: EngineArgs) -> Result<Arc<dyn Engine>, NodeFailure> {
+    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    let model = model.ok_or_else(|| NodeFailure::setup("--model PATH is needed"))?;
+    let template = options.chat_template_file.as_ref().map(|path| {
+        std::fs::read_to_string(path)
+            .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
+    });
+    let defaults = LlamaConfig::new(model);
+    let config = LlamaConfig {
+        n_slots: options.slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.ctx_size,
+        n_cells: options.kv_cells,
+        n_ubatch: options.ubatch.unwrap_or(defaults.n_ubatch),
+        n_threads: options.threads,
+        n_gpu_layers: options.gpu_layers,
+        prefill_budget: options.prefill_budget,
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        chat_template: template.transpose()?,
+        ..defaults
+    };
+    let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config)).await;
+    match started {
+        Ok(Ok(engine)) => Ok(Arc::new(engine)),
+        Ok(Err(error)) => Err(NodeFailure { summary: error.summary().into(), message: error.to_string() }),
+        Err(panic) => Err(NodeFailure::setup(panic)),
+    }
+}
+
+#[cfg(not(feature = "llama"))]
+async fn llama(_: Option<PathBuf>, _: EngineArgs) -> Result<Arc<dyn Engine>, NodeFailure> {
+    Err(NodeFailure::setup("this build of baton has no llama.cpp engine. Use the full build, or --engine sim"))
+}
+
+/// Ends this process when the parent is gone, however it went. The pipe is the portable way; on Linux the kernel's
+/// parent-death signal also reaches a child that is stopped or stuck.
+fn tie_to_parent(listen: &ListenAddress) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
+        tracing::debug!(%error, "no parent-death signal; the pipe will do");
+    }
+    let socket = match listen {
+        ListenAddress::Unix(path) => Some(path.clone()),
+        ListenAddress::Tcp(_) => None,
+    };
+    let wait_for_end = move || {
+        let mut nothing = [0; 64];
+        // The parent never writes: any return but an interruption is its end.
+        while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
+        if let Some(socket) = socket {
+            // Best effort: whether it was there no longer matters.
+            let _ = std::fs::remove_file(socket);
+        }
+        // Not `exit`: its destructors would race with the thread that computes.
+        if rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).is_err() {
+            std::process::abort();
+        }
+    };
+    if std::thread::Builder::new().name("lifeline".into()).spawn(wait_for_end).is_err() {
+        tracing::warn!("no thread for the lifeline: this node may outlive its parent");
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "standard output is the channel to the parent")]
+fn tell_parent(event: &ChildEvent) {
+    match serde_json::to_string(event) {
+        Ok(line) => println!("{line}"),
+        Err(error) => tracing::error!(%error, "an event could not be written"),
+    }
+}
+
+/// Makes OpenMP's threads sleep and not spin while they wait, by starting this program again with the variable set:
+/// libgomp reads it before `main`. Spinning on a machine that is shared costs a hundredfold.
+pub(super) fn with_passive_threads() -> Result<(), Failure> {
+    const VARIABLE: &str = "OMP_WAIT_POLICY";
+    if std::env::var_os(VARIABLE).is_some() || cfg!(not(feature = "llama")) {
+        return Ok(());
+    }
+    use std::os::unix::process::CommandExt;
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_else(|| "baton".into());
+    let error =
+        std::process::Command::new(std::env::current_exe()?).arg0(name).args(args).env(VARIABLE, "passive").exec();
+    Err(error.into())
+}

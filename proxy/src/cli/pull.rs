@@ -1,0 +1,28 @@
+//! `baton pull`: fetch a model into the cache.
+
+use std::sync::Arc;
+
+use clap::Args;
+
+use super::Failure;
+use crate::models::{self, PullOptions, cache, progress};
+
+/// Options of `baton pull`.
+#[derive(Args)]
+pub(super) struct PullArgs {
+    /// A catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
+    name: String,
+}
+
+/// Fetches the model and prints its path.
+#[allow(clippy::print_stdout, reason = "the path is the command's result")]
+pub(super) async fn run(args: PullArgs) -> Result<(), Failure> {
+    let path = models::pull(&args.name, &options()?).await?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+/// Where models are kept and how they are fetched, with progress for the person at the terminal.
+pub(super) fn options() -> Result<PullOptions, Failure> {
+    Ok(PullOptions::from_env(cache::default_folder()?, Arc::from(progress::to_stderr())))
+}

@@ -1,0 +1,146 @@
+//! The options of an engine, as flags of `baton node` and `baton serve` and as keys of the configuration file.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+/// Which engine runs the model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// llama.cpp, for GGUF models.
+    #[default]
+    Llama,
+    /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
+    Sim,
+}
+
+impl EngineKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            EngineKind::Llama => "llama",
+            EngineKind::Sim => "sim",
+        }
+    }
+}
+
+/// Engine options. Anything absent has the engine's own default.
+#[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EngineArgs {
+    /// Which engine runs the model [default: llama]
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub engine: Option<EngineKind>,
+    /// Sequences decoded together [default: 4]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<u32>,
+    /// Tokens one request may hold [default: the model's, up to 16384]
+    #[arg(long, value_name = "TOKENS")]
+    pub ctx_size: Option<u32>,
+    /// Tokens the KV cache holds for all slots together [default: 4096 a slot]
+    #[arg(long, value_name = "TOKENS")]
+    pub kv_cells: Option<u32>,
+    /// Tokens of one physical compute batch [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    pub ubatch: Option<u32>,
+    /// Compute threads [default: one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// Layers on the GPU [default: all]
+    #[arg(long, value_name = "N")]
+    pub gpu_layers: Option<u32>,
+    /// Prompt tokens per step beside running streams [default: what 100 ms allow]
+    #[arg(long, value_name = "TOKENS")]
+    pub prefill_budget: Option<u32>,
+    /// Requests that may wait for a slot [default: 256]
+    #[arg(long, value_name = "N")]
+    pub max_queued: Option<u32>,
+    /// A Jinja chat template instead of the model's own
+    #[arg(long, value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// Simulator: prompt tokens per second
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    pub sim_prefill_tps: Option<f64>,
+    /// Simulator: tokens per second of one stream
+    #[arg(long, value_name = "RATE", hide_short_help = true)]
+    pub sim_decode_tps: Option<f64>,
+}
+
+impl EngineArgs {
+    /// These options over `base`: what is set here wins.
+    pub fn over(self, base: EngineArgs) -> EngineArgs {
+        EngineArgs {
+            engine: self.engine.or(base.engine),
+            slots: self.slots.or(base.slots),
+            ctx_size: self.ctx_size.or(base.ctx_size),
+            kv_cells: self.kv_cells.or(base.kv_cells),
+            ubatch: self.ubatch.or(base.ubatch),
+            threads: self.threads.or(base.threads),
+            gpu_layers: self.gpu_layers.or(base.gpu_layers),
+            prefill_budget: self.prefill_budget.or(base.prefill_budget),
+            max_queued: self.max_queued.or(base.max_queued),
+            chat_template_file: self.chat_template_file.or(base.chat_template_file),
+            sim_prefill_tps: self.sim_prefill_tps.or(base.sim_prefill_tps),
+            sim_decode_tps: self.sim_decode_tps.or(base.sim_decode_tps),
+        }
+    }
+
+    /// The same options as arguments for a child.
+    pub fn to_args(&self) -> Vec<OsString> {
+        let number = |n: Option<u32>| n.map(|n| n.to_string().into());
+        let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
+        let options: [(&str, Option<OsString>); 12] = [
+            ("--engine", self.engine.map(|kind| kind.as_str().into())),
+            ("--slots", number(self.slots)),
+            ("--ctx-size", number(self.ctx_size)),
+            ("--kv-cells", number(self.kv_cells)),
+            ("--ubatch", number(self.ubatch)),
+            ("--threads", number(self.threads)),
+            ("--gpu-layers", number(self.gpu_layers)),
+            ("--prefill-budget", number(self.prefill_budget)),
+            ("--max-queued", number(self.max_queued)),
+            ("--chat-template-file", self.chat_template_file.clone().map(Into::into)),
+            ("--sim-prefill-tps", rate(self.sim_prefill_tps)),
+            ("--sim-decode-tps", rate(self.sim_decode_tps)),
+        ];
+        options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    #[test]
+    fn every_option_reaches_the_child() {
+        let all = EngineArgs {
+            engine: Some(EngineKind::Sim),
+            slots: Some(1),
+            ctx_size: Some(2),
+            kv_cells: Some(3),
+            ubatch: Some(4),
+            threads: Some(5),
+            gpu_layers: Some(6),
+            prefill_budget: Some(7),
+            max_queued: Some(8),
+            chat_template_file: Some("a b.jinja".into()),
+            sim_prefill_tps: Some(9.5),
+            sim_decode_tps: Some(10.25),
+        };
+        let args = std::iter::once("baton".into()).chain(all.to_args());
+        assert_eq!(Command::parse_from(args).engine, all);
+        assert_eq!(EngineArgs::default().over(all.clone()), all);
+        let args = std::iter::once("baton".into()).chain(EngineArgs::default().to_args());
+        assert_eq!(Command::parse_from(args).engine, EngineArgs::default());
+    }
+}

@@ -1,0 +1,56 @@
+//! What the HTTP surface is told at start-up. Filled from the command line and the config file; never changes.
+
+use std::time::Duration;
+
+/// Room for a long conversation with a few pictures in it. A body is held whole in memory while it is parsed.
+pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
+
+/// Time for a whole body to arrive: the largest one at 2.2 Mbit/s. Longer, and dribbled bodies hold connections.
+pub const DEFAULT_BODY_DEADLINE: Duration = Duration::from_secs(120);
+
+/// How long a stream's head waits for the first result, so that an early error can keep its status. Longer, and
+/// clients that time the head (many at 30 s) give up during a long prefill.
+pub const DEFAULT_HEAD_HOLD: Duration = Duration::from_secs(15);
+
+/// Silence before a comment is sent. Reverse proxies cut silent streams at 60 s by default, a few at 15 s.
+pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// Limits, access and times. No `Debug`: it holds keys.
+#[derive(Clone)]
+pub struct HttpConfig {
+    /// Keys that open the API. Empty: no key is asked for.
+    pub api_keys: Vec<String>,
+    /// Let callers with different keys reuse each other's cached prompts. Faster, and an oracle between them.
+    pub share_prefix_cache: bool,
+    /// Refuse requests whose `Host` is not this machine: set where the listener is bound to loopback.
+    pub check_host: bool,
+    /// Further names accepted in `Host`, without port.
+    pub allowed_hosts: Vec<String>,
+    /// Further browser origins that may call, e.g. `https://chat.example.com`; `*` is any.
+    pub allowed_origins: Vec<String>,
+    /// Bytes of a body at most, counted after decompression.
+    pub max_body_bytes: usize,
+    /// Time for a whole body to arrive.
+    pub body_deadline: Duration,
+    /// How long a stream's head waits for the first result.
+    pub head_hold: Duration,
+    /// Silence in a stream before a comment is sent.
+    pub heartbeat: Duration,
+}
+
+impl Default for HttpConfig {
+    /// Open, for a loopback listener.
+    fn default() -> Self {
+        HttpConfig {
+            api_keys: Vec::new(),
+            share_prefix_cache: false,
+            check_host: true,
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            max_body_bytes: DEFAULT_MAX_BODY_BYTES,
+            body_deadline: DEFAULT_BODY_DEADLINE,
+            head_hold: DEFAULT_HEAD_HOLD,
+            heartbeat: DEFAULT_HEARTBEAT,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Everything that can be refused or can fail, as a status, headers and an envelope. The one place that maps errors.
+//!
+//! A client gets a short safe message; the cause goes to the log, under the request's id.
+
+use std::any::Any;
+use std::time::Duration;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::EngineError;
+use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+
+use crate::error::RequestError;
+
+/// A full queue moves on within a request's length; a lost engine is restarted in about this time.
+const SOON: Duration = Duration::from_secs(1);
+
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
+/// A reply that is an error.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Failure {
+    /// The status, until a stream's head has gone out.
+    pub status: StatusCode,
+    /// What the client reads.
+    pub error: ErrorBody,
+    /// What its SDK should do.
+    pub retry: Retry,
+}
+
+/// What an SDK should do about a failure. Left alone, OpenAI's retry every 408, 409, 429 and 5xx twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// What it does by itself.
+    Unsaid,
+    /// Come back then.
+    After(Duration),
+    /// Not retry: it would fail again.
+    Never,
+}
+
+impl Failure {
+    /// A failure without advice.
+    pub fn new(status: StatusCode, error: ErrorBody) -> Self {
+        Failure { status, error, retry: Retry::Unsaid }
+    }
+
+    /// A failed request, as its client may see it. The rest is logged here.
+    pub fn of_request(error: &RequestError, request_id: &str) -> Self {
+        let failure = map(error);
+        if failure.status == StatusCode::INTERNAL_SERVER_ERROR
+            || matches!(error, RequestError::Engine(EngineError::Lost { .. }))
+        {
+            tracing::error!(request_id, status = failure.status.as_u16(), %error, "request failed");
+        } else {
+            tracing::info!(request_id, status = failure.status.as_u16(), %error, "request refused");
+        }
+        failure
+    }
+
+    /// No such path.
+    pub fn unknown_route(method: &Method, path: &str) -> Self {
+        let message = format!("There is no route {method} {}.", shortened(path));
+        Failure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
+    }
+
+    /// No such method on this path.
+    pub fn wrong_method(method: &Method, path: &str) -> Self {
+        let message = format!("{method} is not allowed on {}.", shortened(path));
+        Failure::new(StatusCode::METHOD_NOT_ALLOWED, ErrorBody::new(ErrorKind::InvalidRequest, message))
+    }
+
+    fn invalid(error: impl ToString) -> Self {
+        Failure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, error.to_string()))
+    }
+
+    fn unavailable(message: impl ToString, after: Duration) -> Self {
+        let error = ErrorBody::new(ErrorKind::Unavailable, message.to_string());
+        Failure { retry: Retry::After(after), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) }
+    }
+
+    /// Something broke in a way that another try would repeat.
+    fn internal() -> Self {
+        let error = ErrorBody::new(ErrorKind::Server, "The server failed on this request.");
+        Failure { retry: Retry::Never, ..Failure::new(StatusCode::INTERNAL_SERVER_ERROR, error.code("internal_error")) }
+    }
+}
+
+fn map(error: &RequestError) -> Failure {
+    match error {
+        RequestError::ModelNotFound { .. } => {
+            let body = ErrorBody::new(ErrorKind::NotFound, error.to_string()).code("model_not_found").param("model");
+            Failure::new(StatusCode::NOT_FOUND, body)
+        }
+        // 503 and not 429: the server is full, the caller has done nothing wrong. 429 is for limits per key.
+        RequestError::Overloaded { retry_after, .. } => coded(Failure::unavailable(error, *retry_after), "queue_full"),
+        RequestError::Unavailable { retry_after, .. } => Failure::unavailable(error, *retry_after),
+        RequestError::Engine(engine) => map_engine(engine),
+    }
+}
+
+fn map_engine(error: &EngineError) -> Failure {
+    match error {
+        EngineError::ContextOverflow { n_prompt, n_ctx } => {
+            let mut failure = coded(Failure::invalid(error), "context_length_exceeded");
+            failure.error =
+                ErrorBody { n_prompt_tokens: Some(*n_prompt), n_ctx: Some(*n_ctx), ..failure.error.param("messages") };
+            failure
+        }
+        EngineError::QueueFull { .. } => coded(Failure::unavailable(error, SOON), "queue_full"),
+        EngineError::InvalidRequest { .. } => Failure::invalid(error),
+        EngineError::Template { .. } => {
+            let failure = Failure::invalid(error);
+            Failure { error: failure.error.param("messages"), ..failure }
+        }
+        EngineError::Unsupported { .. } => Failure {
+            retry: Retry::Never,
+            ..Failure::new(StatusCode::NOT_IMPLEMENTED, ErrorBody::new(ErrorKind::NotSupported, error.to_string()))
+        },
+        EngineError::Unavailable { .. } => Failure::unavailable(error, SOON),
+        EngineError::Lost { .. } => Failure::unavailable("The engine stopped while it worked on this request.", SOON),
+        EngineError::Unauthorized | EngineError::Internal { .. } => Failure::internal(),
+    }
+}
+
+fn coded(failure: Failure, code: &'static str) -> Failure {
+    Failure { error: failure.error.code(code), ..failure }
+}
+
+/// Enough of a client's words to recognise them by.
+fn shortened(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
+impl From<InvalidRequest> for Failure {
+    fn from(invalid: InvalidRequest) -> Self {
+        Failure::new(StatusCode::BAD_REQUEST, invalid.into())
+    }
+}
+
+/// The reply of a handler that panicked.
+pub fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)");
+    tracing::error!(message, "a handler panicked");
+    Failure::internal().into_response()
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(ErrorEnvelope { error: self.error })).into_response();
+        let headers = response.headers_mut();
+        match self.retry {
+            Retry::Unsaid => {}
+            Retry::After(after) => {
+                // The header has whole seconds; 0 would mean 'at once'.
+                let seconds = after.as_millis().div_ceil(1000).max(1) as u64;
+                headers.insert(header::RETRY_AFTER, seconds.into());
+                headers.insert(RETRY_AFTER_MS, (after.as_millis() as u64).into());
+            }
+            Retry::Never => {
+                headers.insert(X_SHOULD_RETRY, HeaderValue::from_static("false"));
+            }
+        }
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            // The rest of the body was not read, so nothing after it on this connection can be.
+            StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error: impl Into<RequestError>, expected: (u16, ErrorKind, Option<&str>, Retry)) {
+        let error = error.into();
+        let failure = Failure::of_request(&error, "r");
+        let got = (failure.status.as_u16(), failure.error.kind, failure.error.code, failure.retry);
+        assert_eq!(got, expected, "{error}");
+        for secret in ["10.0.0.7", "/srv"] {
+            assert!(!failure.error.message.contains(secret), "{}", failure.error.message);
+        }
+    }
+
+    #[test]
+    fn each_error_has_its_status_and_advice() {
+        let after = Retry::After;
+        let ms = Duration::from_millis;
+        check(
+            RequestError::ModelNotFound { model: "x".into() },
+            (404, ErrorKind::NotFound, Some("model_not_found"), Retry::Unsaid),
+        );
+        check(
+            RequestError::Overloaded { limit: 4, retry_after: ms(300) },
+            (503, ErrorKind::Unavailable, Some("queue_full"), after(ms(300))),
+        );
+        check(
+            RequestError::Unavailable { reason: "loading".into(), retry_after: ms(2000) },
+            (503, ErrorKind::Unavailable, None, after(ms(2000))),
+        );
+        check(
+            EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 },
+            (400, ErrorKind::InvalidRequest, Some("context_length_exceeded"), Retry::Unsaid),
+        );
+        check(EngineError::QueueFull { limit: 2 }, (503, ErrorKind::Unavailable, Some("queue_full"), after(SOON)));
+        check(EngineError::invalid("no"), (400, ErrorKind::InvalidRequest, None, Retry::Unsaid));
+        check(EngineError::Template { message: "no".into() }, (400, ErrorKind::InvalidRequest, None, Retry::Unsaid));
+        check(EngineError::Unsupported { feature: "this".into() }, (501, ErrorKind::NotSupported, None, Retry::Never));
+        check(
+            EngineError::Unavailable { reason: "restarting".into() },
+            (503, ErrorKind::Unavailable, None, after(SOON)),
+        );
+        check(EngineError::Unauthorized, (500, ErrorKind::Server, Some("internal_error"), Retry::Never));
+        check(EngineError::lost("10.0.0.7:9000 reset"), (503, ErrorKind::Unavailable, None, after(SOON)));
+        check(EngineError::internal("/srv/m.gguf"), (500, ErrorKind::Server, Some("internal_error"), Retry::Never));
+    }
+
+    #[test]
+    fn retry_after_rounds_up_and_its_milliseconds_are_exact() {
+        let full = RequestError::Overloaded { limit: 1, retry_after: Duration::from_millis(1200) };
+        let response = Failure::of_request(&full, "r").into_response();
+        assert_eq!(response.headers()["retry-after"], "2");
+        assert_eq!(response.headers()["retry-after-ms"], "1200");
+    }
+}

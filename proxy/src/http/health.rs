@@ -1,0 +1,40 @@
+//! `GET /health`, in llama-server's words: load balancers and start scripts wait for `{"status":"ok"}`.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::openai::{ErrorBody, ErrorKind};
+use http::StatusCode;
+use serde::Serialize;
+
+use super::errors::{Failure, Retry};
+use super::{Health, HttpState};
+
+/// A small model loads in about this time; who waits for a large one asks again.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+#[derive(Serialize)]
+struct Report {
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ErrorBody>,
+}
+
+/// 200 if a request sent now would be answered, else 503 with the reason.
+pub async fn health(State(state): State<HttpState>) -> Response {
+    let (status, reason) = match state.backend.health() {
+        Health::Ok => return Json(Report { status: "ok", error: None }).into_response(),
+        Health::Loading { reason } => ("loading", reason),
+        Health::Unavailable { reason } => ("unavailable", reason),
+    };
+    let error = ErrorBody::new(ErrorKind::Unavailable, reason);
+    let failure = Failure { retry: Retry::After(RETRY_AFTER), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) };
+    let report = Report { status, error: Some(failure.error.clone()) };
+    // The head of an ordinary failure, under a body with one key more.
+    let (mut head, _) = failure.into_response().into_parts();
+    head.headers.remove(http::header::CONTENT_LENGTH);
+    let body = Json(report).into_response().into_body();
+    Response::from_parts(head, body)
+}

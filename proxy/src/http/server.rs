@@ -1,0 +1,151 @@
+//! Sockets: accepting, bounding and, at the end, draining connections.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::steps::DrainDeadline;
+
+/// Open connections at most; the next one waits in the kernel's backlog. Each costs a file descriptor, and the usual
+/// limit of a process is 1,024 of them: this leaves half for engines and files.
+pub const MAX_CONNECTIONS: usize = 512;
+
+/// Time for a request's head to arrive, and so the time a kept-alive connection may be idle. A connection that sends
+/// nothing takes one of [`MAX_CONNECTIONS`]. Longer than common clients keep an idle connection (5 s in Python, 4 s
+/// in Node), so that it is they who close it and never a request that crosses our close.
+const HEAD_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Bytes of a request's head at most; a browser's cookies for localhost, shared by all its ports, can be many.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// Requests at once on one HTTP/2 connection.
+const MAX_H2_STREAMS: u32 = 128;
+
+/// How often a silent HTTP/2 client is asked whether it is still there.
+const H2_PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// After an accept fails for want of file descriptors. Trying at once would only burn the processor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// After the drain deadline: time for streams to send their error event.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Serves until `shutdown` is cancelled, then waits up to `drain_deadline` for running requests. Those still running
+/// then fail with an error that says so: none is cut off as if it had ended.
+///
+/// Fails only if the listener itself is broken. Dropping the future closes everything at once.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    shutdown: CancellationToken,
+    drain_deadline: Duration,
+) -> io::Result<()> {
+    let drained = DrainDeadline::default();
+    let server = Arc::new(Server { builder: builder(), router, drain: drained.clone() });
+    let graceful = GracefulShutdown::new();
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+
+    // The losing arm is an accept, which is safe to drop: a connection not yet returned stays in the backlog.
+    while let Some(stream) = shutdown.run_until_cancelled(accept(&listener)).await {
+        let stream = stream?;
+        let Some(permit) = shutdown.run_until_cancelled(permits.clone().acquire_owned()).await else { break };
+        let (server, watcher) = (server.clone(), graceful.watcher());
+        connections.spawn(async move {
+            let _permit = permit;
+            server.serve(stream, watcher).await;
+        });
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+
+    let mut all_done = std::pin::pin!(graceful.shutdown());
+    if tokio::time::timeout(drain_deadline, &mut all_done).await.is_err() {
+        tracing::warn!(seconds = drain_deadline.as_secs_f32(), "requests still run at the drain deadline; ending them");
+        drained.0.cancel();
+        // Elapsed: clients that do not even read. Dropping `connections` closes theirs.
+        let _ = tokio::time::timeout(LAST_WORDS, all_done).await;
+    }
+    Ok(())
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_H2_STREAMS)
+        .max_header_list_size(MAX_HEAD_BYTES as u32)
+        .keep_alive_interval(H2_PING_INTERVAL);
+    builder
+}
+
+/// The next connection. An error belongs to one connection or to the moment, unless the socket does not listen any
+/// more: a server that tried again for ever would look alive and answer nobody.
+async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _peer)) => return Ok(stream),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// What connections share.
+struct Server {
+    builder: Builder<TokioExecutor>,
+    router: Router,
+    drain: DrainDeadline,
+}
+
+impl Server {
+    async fn serve(&self, stream: TcpStream, watcher: hyper_util::server::graceful::Watcher) {
+        // A token is a small packet; Nagle would hold it for the client's next acknowledgement.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY could not be set");
+        }
+        let spoken = AtomicBool::new(false);
+        let service = hyper::service::service_fn(|request: Request<Incoming>| {
+            spoken.store(true, Ordering::Relaxed);
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(self.drain.clone());
+            self.router.clone().oneshot(request)
+        });
+        let connection = self.builder.serve_connection(TokioIo::new(stream), service);
+        tokio::select! {
+            // Most errors are clients that left.
+            result = watcher.watch(connection) => if let Err(error) = result {
+                tracing::debug!(error, "connection ended early");
+            },
+            // Dropping the connection closes it.
+            () = silence(&spoken) => tracing::debug!("connection closed: no request in time"),
+        }
+    }
+}
+
+/// Ends if no request has come in time. hyper's own timer does not run while it waits to see which HTTP is spoken.
+async fn silence(spoken: &AtomicBool) {
+    tokio::time::sleep(HEAD_DEADLINE).await;
+    if spoken.load(Ordering::Relaxed) {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,67 @@
+//! A request as one stream from 'asked' to 'finished', for dialects to turn into their events.
+//!
+//! It is lazy and owns everything: nothing runs before the first poll, and dropping it at any point cancels the
+//! request, whether it still waits for admission or is generating.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_schemas::{EngineError, GenerateRequest};
+use futures::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
+
+use super::Backend;
+use crate::error::RequestError;
+use crate::generate::{Caller, Event};
+
+/// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
+#[derive(Debug, Clone, Default)]
+pub struct DrainDeadline(pub CancellationToken);
+
+/// What happens to a request, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// It was admitted. Always first.
+    Accepted {
+        /// Tokens in the rendered prompt.
+        n_prompt: u32,
+        /// For `x-baton-route`.
+        route: String,
+    },
+    /// It goes on.
+    Event(Event),
+}
+
+/// Ends after every choice has finished, or with one error: a stream that just stops is not a success, and clients
+/// could not tell.
+pub type Steps = Pin<Box<dyn Stream<Item = Result<Step, RequestError>> + Send>>;
+
+/// Starts a request, once polled.
+pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller, drain: DrainDeadline) -> Steps {
+    Box::pin(async_stream::try_stream! {
+        let mut n_open = request.n;
+        let generation = or_drained(&drain, backend.generate(request, caller)).await??;
+        yield Step::Accepted { n_prompt: generation.n_prompt, route: generation.route };
+        let mut events = generation.events;
+        while n_open > 0 {
+            let event = or_drained(&drain, events.next()).await?.ok_or_else(cut_short)??;
+            if matches!(event, Event::Finished { .. }) {
+                n_open -= 1;
+            }
+            yield Step::Event(event);
+        }
+    })
+}
+
+/// Runs a stage of the request, but not past the drain deadline. The stage is dropped then, which cancels it.
+async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Output = T>) -> Result<T, RequestError> {
+    drain.0.run_until_cancelled(stage).await.ok_or_else(|| RequestError::Unavailable {
+        reason: "the server is stopping".to_owned(),
+        retry_after: Duration::from_secs(1),
+    })
+}
+
+fn cut_short() -> RequestError {
+    EngineError::lost("the event stream ended before every choice had finished").into()
+}

@@ -1,0 +1,123 @@
+use baton_schemas::sequence::CacheScope;
+use reqwest::Method;
+
+use super::*;
+
+fn with_keys() -> HttpConfig {
+    HttpConfig { api_keys: vec!["one".into(), "two".into()], ..HttpConfig::default() }
+}
+
+impl Server {
+    async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Reply {
+        let mut request = reqwest::Client::new().request(method.clone(), self.url(path));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if method == Method::POST {
+            request = request.json(&chat_body(json!({})));
+        }
+        Reply::of(request.send().await.unwrap()).await
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_wherever_something_could_be_had() {
+    let server = start_with(hello(), with_keys()).await;
+    for (method, path) in [(Method::POST, "/v1/chat/completions"), (Method::GET, "/v1/models"), (Method::GET, "/nope")]
+    {
+        for headers in [&[][..], &[("authorization", "Bearer wrong")], &[("x-api-key", "wrong")]] {
+            let reply = server.ask(method.clone(), path, headers).await;
+            reply.failed(401, "authentication_error", Some("invalid_api_key"));
+            assert_eq!(reply.header("www-authenticate"), "Bearer");
+        }
+    }
+    let chat = "/v1/chat/completions";
+    assert_eq!(server.ask(Method::POST, chat, &[("authorization", "Bearer one")]).await.status, 200);
+    assert_eq!(server.ask(Method::POST, chat, &[("x-api-key", "two")]).await.status, 200);
+    for path in ["/health", "/v1/health"] {
+        assert_eq!(server.ask(Method::GET, path, &[]).await.status, 200);
+        assert_eq!(server.ask(Method::HEAD, path, &[("x-api-key", "wrong")]).await.status, 200);
+    }
+    let preflight = [("origin", "http://localhost:3000"), ("access-control-request-method", "POST")];
+    assert_eq!(server.ask(Method::OPTIONS, chat, &preflight).await.status, 200);
+}
+
+#[tokio::test]
+async fn callers_with_different_keys_have_different_caches() {
+    let scopes = async |config: HttpConfig| {
+        let server = start_with(hello(), config).await;
+        for headers in [&[("x-api-key", "one")][..], &[("authorization", "Bearer one")], &[("x-api-key", "two")]] {
+            server.ask(Method::POST, "/v1/chat/completions", headers).await;
+        }
+        let requests = server.fake.requests.lock().unwrap();
+        requests.iter().map(|(_, caller)| caller.cache_scope).collect::<Vec<_>>()
+    };
+    let apart = scopes(with_keys()).await;
+    assert_eq!(apart[0], apart[1]);
+    assert_ne!(apart[0], apart[2]);
+    let shared = scopes(HttpConfig { share_prefix_cache: true, ..with_keys() }).await;
+    assert_eq!(shared, [CacheScope::SHARED; 3]);
+}
+
+#[tokio::test]
+async fn a_rebound_name_is_refused_on_loopback() {
+    let config = HttpConfig { allowed_hosts: vec!["llm.example.com".into()], ..HttpConfig::default() };
+    let server = start_with(hello(), config).await;
+    for path in ["/health", "/v1/models", "/nope"] {
+        for host in ["evil.example.com", "127.0.0.1.evil.com:8080", "192.168.0.9"] {
+            let reply = server.ask(Method::GET, path, &[("host", host)]).await;
+            reply.failed(403, "permission_error", Some("host_not_allowed"));
+            assert!(!reply.text.contains(host));
+        }
+    }
+    for host in ["localhost:1", "127.0.0.1", "[::1]:1", "x.local", "llm.example.com:443"] {
+        assert_eq!(server.ask(Method::GET, "/health", &[("host", host)]).await.status, 200, "{host}");
+    }
+    // A preflight does not get around it.
+    let preflight = [("host", "evil.com"), ("origin", "http://localhost"), ("access-control-request-method", "POST")];
+    server.ask(Method::OPTIONS, "/v1/models", &preflight).await.failed(
+        403,
+        "permission_error",
+        Some("host_not_allowed"),
+    );
+
+    let public = start_with(hello(), HttpConfig { check_host: false, ..HttpConfig::default() }).await;
+    assert_eq!(public.ask(Method::GET, "/health", &[("host", "any.example.com")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn only_known_origins_may_read() {
+    let config = HttpConfig { allowed_origins: vec!["https://chat.example.com".into()], ..with_keys() };
+    let server = start_with(hello(), config).await;
+    let chat = "/v1/chat/completions";
+    for origin in
+        ["http://localhost:5173", "tauri://localhost", "app://x", "vscode-webview://y", "https://chat.example.com"]
+    {
+        let preflight = server
+            .ask(
+                Method::OPTIONS,
+                chat,
+                &[
+                    ("origin", origin),
+                    ("access-control-request-method", "POST"),
+                    ("access-control-request-headers", "authorization,x-stainless-os"),
+                ],
+            )
+            .await;
+        assert_eq!(preflight.header("access-control-allow-origin"), origin);
+        assert_eq!(preflight.header("access-control-allow-headers"), "authorization,x-stainless-os");
+        assert!(preflight.header("access-control-allow-methods").contains("POST"));
+        // On refusals too, or the page's script cannot read why.
+        let refused = server.ask(Method::POST, chat, &[("origin", origin)]).await;
+        assert_eq!((refused.status, refused.header("access-control-allow-origin")), (401, origin));
+        let reply = server.ask(Method::POST, chat, &[("origin", origin), ("x-api-key", "one")]).await;
+        assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, origin));
+        assert!(reply.header("access-control-expose-headers").contains("x-request-id"));
+        assert!(reply.headers.get("access-control-allow-credentials").is_none());
+    }
+    for origin in ["https://evil.example.com", "null", "http://localhost.evil.com"] {
+        let reply =
+            server.ask(Method::OPTIONS, chat, &[("origin", origin), ("access-control-request-method", "POST")]).await;
+        assert!(reply.headers.get("access-control-allow-origin").is_none(), "{origin}");
+    }
+}

@@ -1,0 +1,158 @@
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
+
+use super::*;
+
+const LIMIT: usize = 64 << 10;
+
+async fn small_server() -> Server {
+    start_with(hello(), HttpConfig { max_body_bytes: LIMIT, body_deadline: SOON * 5, ..HttpConfig::default() }).await
+}
+
+impl Server {
+    async fn send(&self, encoding: &str, body: impl Into<reqwest::Body>) -> Reply {
+        Reply::of(self.post().header("content-encoding", encoding).body(body).send().await.unwrap()).await
+    }
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zlib(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn bare_deflate(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    zstd::encode_all(bytes, 19).unwrap()
+}
+
+/// A sound request of this many bytes.
+fn padded(len: usize) -> Vec<u8> {
+    let empty = chat_body(json!({"user": ""})).to_string().len();
+    chat_body(json!({"user": "x".repeat(len - empty)})).to_string().into_bytes()
+}
+
+#[tokio::test]
+async fn json_is_read_whatever_its_type_says() {
+    let server = small_server().await;
+    for kind in
+        ["application/x-www-form-urlencoded", "text/plain", "application/json; charset=utf-8", "multipart/nonsense"]
+    {
+        let post = server.post().header("content-type", kind).body(chat_body(json!({})).to_string());
+        assert_eq!(post.send().await.unwrap().status(), 200, "{kind}");
+    }
+    assert_eq!(server.post().body(chat_body(json!({})).to_string()).send().await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn compressed_bodies_are_read() {
+    let server = small_server().await;
+    let body = padded(LIMIT);
+    for (encoding, compressed) in [
+        ("identity", body.clone()),
+        ("gzip", gzip(&body)),
+        ("zstd", zstd(&body)),
+        ("deflate", zlib(&body)),
+        ("deflate", bare_deflate(&body)),
+    ] {
+        let reply = server.send(encoding, compressed).await;
+        assert_eq!(reply.status, 200, "{encoding}: {}", reply.text);
+    }
+}
+
+#[tokio::test]
+async fn overlong_bodies_are_413_before_and_after_decompression() {
+    let server = small_server().await;
+    let plain = padded(LIMIT + 1);
+    let bomb = vec![b' '; 50 << 20];
+    for (encoding, body) in [
+        ("identity", plain.clone()),
+        ("identity", vec![b' '; 20 << 20]),
+        ("gzip", gzip(&plain)),
+        ("gzip", gzip(&bomb)),
+        ("zstd", zstd(&plain)),
+        ("zstd", zstd(&bomb)),
+        ("deflate", zlib(&bomb)),
+        ("deflate", bare_deflate(&bomb)),
+    ] {
+        server.send(encoding, body).await.failed(413, "invalid_request_error", None);
+    }
+    // Without a declared length it is the count that tells.
+    let chunks = futures::stream::iter((0..100).map(|_| Ok::<_, std::io::Error>(vec![b' '; 4096])));
+    let post = server.post().body(reqwest::Body::wrap_stream(chunks));
+    Reply::of(post.send().await.unwrap()).await.failed(413, "invalid_request_error", None);
+    // A client that asks first is told at once, and sends nothing.
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
+        LIMIT + 1
+    );
+    let reply = server.raw(head.as_bytes()).await;
+    assert!(reply.starts_with("HTTP/1.1 413") && reply.contains(r#"{"error""#), "{reply}");
+}
+
+#[tokio::test]
+async fn unknown_and_corrupt_encodings_are_refused() {
+    let server = small_server().await;
+    for encoding in ["br", "gzip, zstd", "nonsense"] {
+        server.send(encoding, "{}").await.failed(415, "invalid_request_error", None);
+    }
+    let body = padded(4000);
+    for (encoding, corrupt) in [
+        ("gzip", b"not gzip".to_vec()),
+        ("gzip", gzip(&body)[..30].to_vec()),
+        ("zstd", b"not zstd".to_vec()),
+        ("zstd", zstd(&body)[..20].to_vec()),
+        ("deflate", zlib(&body)[..20].to_vec()),
+        ("zstd", vec![]),
+    ] {
+        server.send(encoding, corrupt).await.failed(400, "invalid_request_error", None);
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_request_are_400_and_never_500() {
+    let server = small_server().await;
+    let bodies: Vec<Vec<u8>> = vec![
+        b"".to_vec(),
+        b"{".to_vec(),
+        b"[]".to_vec(),
+        b"null".to_vec(),
+        b"prompt=hello&max_tokens=3".to_vec(),
+        b"{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"\xFF\xFE\"}]}".to_vec(),
+        br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"temperature":NaN}"#.to_vec(),
+        br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"temperature":Infinity}"#.to_vec(),
+        br#"{"model":"m","model":"n","messages":[{"role":"user","content":"hi"}]}"#.to_vec(),
+        br#"{"model":"m","messages":[{"role":"assistant","tool_calls":[{"function":{}}]}]}"#.to_vec(),
+        "[".repeat(50_000).into_bytes(),
+        chat_body(json!({"temperature": 9})).to_string().into_bytes(),
+    ];
+    for body in bodies {
+        server.send("identity", body).await.failed(400, "invalid_request_error", None);
+    }
+    let error = server.chat(json!({"top_logprobs": 21, "logprobs": true})).await;
+    assert_eq!(error.failed(400, "invalid_request_error", None)["param"], "top_logprobs");
+    let tools = server.chat(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})).await;
+    tools.failed(400, "invalid_request_error", Some("unsupported_parameter"));
+    assert!(server.fake.requests.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_408() {
+    let server = small_server().await;
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";
+    let reply = server.raw(head.as_bytes()).await;
+    assert!(reply.starts_with("HTTP/1.1 408") && reply.contains(r#""type":"invalid_request_error""#), "{reply}");
+}

@@ -1,0 +1,170 @@
+use super::*;
+
+/// Reads from a raw connection until the text is there.
+async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let mut read = Vec::new();
+    let found = async {
+        while !String::from_utf8_lossy(&read).contains(text) {
+            assert_ne!(
+                stream.read_buf(&mut read).await.unwrap(),
+                0,
+                "closed after {:?}",
+                String::from_utf8_lossy(&read)
+            );
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(5), found).await;
+    assert!(waited.is_ok(), "{:?} never came", text);
+    String::from_utf8(read).unwrap()
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_request_wherever_it_is() {
+    let streaming = || Act::Emit(text(0, "a"));
+    for (fake, stream) in [
+        (before([Act::Hang]), false),
+        (before([Act::Hang]), true),
+        (acts([Act::Emit(started(0)), Act::Hang]), false),
+        (acts([Act::Emit(started(0)), Act::Hang]), true),
+        (acts([streaming(), Act::Hang]), false),
+        (acts([streaming(), Act::Hang]), true),
+    ] {
+        let server = start(fake).await;
+        let mut client = server.connect().await;
+        client.write_all(chat_bytes(json!({"stream": stream}), "keep-alive").as_bytes()).await.unwrap();
+        server.until_live(1).await;
+        tokio::time::sleep(SOON).await;
+        assert_eq!(server.n_live(), 1);
+        drop(client);
+        server.until_live(0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_good_for_more_after_a_stream() {
+    let server = start(hello()).await;
+    let mut client = server.connect().await;
+    for _ in 0..3 {
+        client.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
+        let reply = read_until(&mut client, "\r\n0\r\n\r\n").await;
+        assert!(reply.starts_with("HTTP/1.1 200") && reply.contains("[DONE]"), "{reply}");
+        client.write_all(chat_bytes(json!({}), "keep-alive").as_bytes()).await.unwrap();
+        assert!(read_until(&mut client, "timings").await.starts_with("HTTP/1.1 200"));
+        // And after a refusal.
+        client.write_all(chat_bytes(json!({"n": 0}), "keep-alive").as_bytes()).await.unwrap();
+        assert!(read_until(&mut client, "\"error\"").await.starts_with("HTTP/1.1 400"));
+    }
+}
+
+#[tokio::test]
+async fn a_stream_arrives_token_by_token() {
+    let server = start(acts([Act::Emit(text(0, "first")), Act::Hang])).await;
+    let mut client = server.connect().await;
+    client.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
+    read_until(&mut client, "first").await;
+}
+
+#[tokio::test]
+async fn half_sent_requests_hold_up_nobody() {
+    let server = start(hello()).await;
+    let mut idle = Vec::new();
+    let whole = chat_bytes(json!({}), "close");
+    for n in 0..64 {
+        let mut client = server.connect().await;
+        client.write_all(&whole.as_bytes()[..n * 2]).await.unwrap();
+        idle.push(client);
+    }
+    assert_eq!(server.chat(json!({})).await.status, 200);
+    // And each of them is still answered.
+    for (n, client) in idle.iter_mut().enumerate().step_by(9) {
+        client.write_all(&whole.as_bytes()[n * 2..]).await.unwrap();
+        assert!(read_until(client, "timings").await.starts_with("HTTP/1.1 200"));
+    }
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let server = start(hello()).await;
+    let requests = chat_bytes(json!({"stream": true}), "keep-alive")
+        + "GET /nope HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        + &chat_bytes(json!({}), "close");
+    let replies = server.raw(requests.as_bytes()).await;
+    let at = |part: &str| replies.find(part).unwrap_or_else(|| panic!("{part:?} is not in {replies}"));
+    assert!(at("[DONE]") < at("404 Not Found") && at("404 Not Found") < at("\"chat.completion\""));
+}
+
+#[tokio::test]
+async fn http_1_0_is_spoken() {
+    let server = start(hello()).await;
+    let reply = server.raw(b"GET /health HTTP/1.0\r\n\r\n").await;
+    assert!(reply.starts_with("HTTP/1.0 200") && reply.ends_with(r#"{"status":"ok"}"#), "{reply}");
+    let body = chat_body(json!({"stream": true})).to_string();
+    let request = format!("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let reply = server.raw(request.as_bytes()).await;
+    assert!(reply.ends_with("data: [DONE]\n\n") && !reply.contains("chunked"), "{reply}");
+}
+
+#[tokio::test]
+async fn http_2_is_spoken_without_tls() {
+    let server = start(hello()).await;
+    let client = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    let post = client.post(server.url("/v1/chat/completions")).json(&chat_body(json!({"stream": true})));
+    let response = post.send().await.unwrap();
+    assert_eq!(response.version(), reqwest::Version::HTTP_2);
+    assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test]
+async fn nonsense_and_giant_heads_end_one_connection_only() {
+    let server = start(hello()).await;
+    let giant = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nCookie: {}\r\n\r\n", "x".repeat(200 << 10));
+    let mut client = server.connect().await;
+    // The server may close while we still write.
+    let _ = client.write_all(giant.as_bytes()).await;
+    server.raw(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n").await;
+    assert_eq!(server.get("/health").await.status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_never_asks_is_closed() {
+    let server = start(hello()).await;
+    for sent in [&b""[..], b"PRI * HT", b"GET /health HTTP/1.1\r\nHost: loc"] {
+        let mut client = server.connect().await;
+        client.write_all(sent).await.unwrap();
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(120), client.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "still open after {:?}", String::from_utf8_lossy(sent));
+    }
+}
+
+#[tokio::test]
+async fn a_stopping_server_lets_streams_finish() {
+    let server = start(acts([Act::Emit(text(0, "a")), Act::Wait(SOON * 3), Act::Emit(finished(0))])).await;
+    let mut client = server.connect().await;
+    client.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
+    read_until(&mut client, "assistant").await;
+    let mut idle = server.connect().await;
+    server.shutdown.cancel();
+    read_until(&mut client, "[DONE]").await;
+    assert_eq!(idle.read(&mut [0; 1]).await.unwrap(), 0, "an idle connection is closed");
+    tokio::time::sleep(SOON).await;
+    assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn at_the_drain_deadline_requests_fail_in_so_many_words() {
+    let mut server = start(acts([Act::Emit(text(0, "a")), Act::Hang])).await;
+    let mut streaming = server.connect().await;
+    streaming.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
+    read_until(&mut streaming, "assistant").await;
+    let mut waiting = server.connect().await;
+    waiting.write_all(chat_bytes(json!({}), "keep-alive").as_bytes()).await.unwrap();
+    server.until_live(2).await;
+    server.shutdown.cancel();
+    let end = read_until(&mut streaming, "\r\n0\r\n\r\n").await;
+    assert!(end.contains(r#"data: {"error":"#) && !end.contains("[DONE]"), "{end}");
+    assert!(read_until(&mut waiting, "stopping").await.starts_with("HTTP/1.1 503"));
+    let served = tokio::time::timeout(Duration::from_secs(3), &mut server.task).await;
+    assert!(served.is_ok(), "the server ends");
+    assert_eq!(server.n_live(), 0);
+}

@@ -1,0 +1,274 @@
+//! The HTTP surface over real sockets, in front of a backend that does what a test's script says.
+
+mod access;
+mod bodies;
+mod chat;
+mod connections;
+mod errors;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use baton_schemas::openai::models::ModelCard;
+use baton_schemas::sequence::{Alternative, Logprobs, Timings};
+use baton_schemas::{FinishReason, GenerateRequest};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use super::{Backend, Health, HttpConfig};
+use crate::error::RequestError;
+use crate::generate::{Caller, Event, Generation, TokenLogprobs};
+
+/// One thing a fake backend does.
+#[derive(Clone)]
+enum Act {
+    Wait(Duration),
+    Hang,
+    Emit(Event),
+    Fail(RequestError),
+    Panic,
+}
+
+/// Does the first list of acts before it accepts a request, the second one after.
+#[derive(Default)]
+struct Fake {
+    before: Vec<Act>,
+    after: Vec<Act>,
+    health: Option<Health>,
+    requests: Mutex<Vec<(GenerateRequest, Caller)>>,
+    live: Arc<AtomicUsize>,
+}
+
+/// Counts a request as live until it is dropped, wherever it is.
+struct Live(Arc<AtomicUsize>);
+
+impl Live {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Live(count.clone())
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait]
+impl Backend for Fake {
+    async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
+        let live = Live::new(&self.live);
+        self.requests.lock().unwrap().push((request, caller));
+        for act in &self.before {
+            match act {
+                Act::Wait(time) => tokio::time::sleep(*time).await,
+                Act::Hang => std::future::pending().await,
+                Act::Fail(error) => return Err(error.clone()),
+                Act::Panic => panic!("secret panic words"),
+                Act::Emit(_) => unreachable!("nothing is emitted before a request is accepted"),
+            }
+        }
+        let acts = self.after.clone();
+        let events = Box::pin(async_stream::stream! {
+            let _live = live;
+            for act in acts {
+                match act {
+                    Act::Wait(time) => tokio::time::sleep(time).await,
+                    Act::Hang => std::future::pending().await,
+                    Act::Emit(event) => yield Ok(event),
+                    Act::Fail(error) => yield Err(error),
+                    Act::Panic => panic!("secret panic words"),
+                }
+            }
+        });
+        Ok(Generation { n_prompt: 5, route: "direct test".into(), events })
+    }
+
+    fn models(&self) -> Vec<ModelCard> {
+        vec![ModelCard::new("m", 1), ModelCard::new("org/name:q4", 2), ModelCard::new("wei rd/ü", 3)]
+    }
+
+    fn health(&self) -> Health {
+        self.health.clone().unwrap_or(Health::Ok)
+    }
+}
+
+/// A backend that emits these events.
+fn emits(events: impl IntoIterator<Item = Event>) -> Fake {
+    acts(events.into_iter().map(Act::Emit))
+}
+
+fn acts(acts: impl IntoIterator<Item = Act>) -> Fake {
+    Fake { after: acts.into_iter().collect(), ..Fake::default() }
+}
+
+/// A backend that does these instead of accepting.
+fn before(acts: impl IntoIterator<Item = Act>) -> Fake {
+    Fake { before: acts.into_iter().collect(), ..Fake::default() }
+}
+
+/// A backend that says hello.
+fn hello() -> Fake {
+    emits([started(0), text(0, "Hel"), text(0, "lo"), finished(0)])
+}
+
+fn started(choice: u32) -> Event {
+    Event::Started { choice, n_cached: 2 }
+}
+
+fn text(choice: u32, text: &str) -> Event {
+    Event::Text { choice, text: text.into(), tokens: vec![] }
+}
+
+fn text_with_logprobs(choice: u32, text: &str) -> Event {
+    let top = vec![Alternative { id: 1, bytes: text.into(), logprob: -0.5 }];
+    let token = TokenLogprobs { bytes: text.into(), logprobs: Logprobs { chosen: -0.5, top } };
+    Event::Text { choice, text: text.into(), tokens: vec![token] }
+}
+
+fn finished(choice: u32) -> Event {
+    let timings = Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0 };
+    Event::Finished { choice, reason: FinishReason::Stop, n_completion: 4, timings }
+}
+
+const SOON: Duration = Duration::from_millis(30);
+
+/// A running server. Dropping it stops it.
+struct Server {
+    address: SocketAddr,
+    fake: Arc<Fake>,
+    shutdown: CancellationToken,
+    task: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn start(fake: Fake) -> Server {
+    start_with(fake, HttpConfig::default()).await
+}
+
+async fn start_with(fake: Fake, config: HttpConfig) -> Server {
+    let fake = Arc::new(fake);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let router = super::router(fake.clone(), config);
+    let task = tokio::spawn(super::serve(listener, router, shutdown.clone(), Duration::from_millis(300)));
+    Server { address, fake, shutdown, task }
+}
+
+impl Server {
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    fn post(&self) -> reqwest::RequestBuilder {
+        reqwest::Client::new().post(self.url("/v1/chat/completions"))
+    }
+
+    /// Sends a chat request with these fields beside the necessary ones.
+    async fn chat(&self, fields: Value) -> Reply {
+        Reply::of(self.post().json(&chat_body(fields)).send().await.unwrap()).await
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        Reply::of(reqwest::get(self.url(path)).await.unwrap()).await
+    }
+
+    /// Sends bytes and reads until the server closes.
+    async fn raw(&self, bytes: &[u8]) -> String {
+        let mut stream = self.connect().await;
+        stream.write_all(bytes).await.unwrap();
+        let mut reply = Vec::new();
+        tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut reply)).await.unwrap().unwrap();
+        String::from_utf8(reply).unwrap()
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    fn n_live(&self) -> usize {
+        self.fake.live.load(Ordering::SeqCst)
+    }
+
+    /// Waits until this many requests are held by the backend.
+    async fn until_live(&self, n: usize) {
+        let reached = async {
+            while self.n_live() != n {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), reached).await.expect("the number of live requests");
+    }
+}
+
+fn chat_body(fields: Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+/// A raw HTTP/1.1 chat request.
+fn chat_bytes(fields: Value, connection: &str) -> String {
+    let body = chat_body(fields).to_string();
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: {connection}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+struct Reply {
+    status: u16,
+    headers: reqwest::header::HeaderMap,
+    text: String,
+}
+
+impl Reply {
+    async fn of(response: reqwest::Response) -> Self {
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Reply { status, headers, text: response.text().await.unwrap() }
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {:?}", self.text))
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Checks status and envelope of a failure; returns the error object.
+    fn failed(&self, status: u16, kind: &str, code: Option<&str>) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        assert_eq!(self.header("content-type"), "application/json");
+        assert!(!self.header("x-request-id").is_empty());
+        let error = self.json()["error"].clone();
+        let keys: Vec<_> = error.as_object().unwrap().keys().take(4).map(String::as_str).collect();
+        assert_eq!(keys, ["message", "type", "param", "code"], "{error}");
+        assert_eq!((error["type"].as_str(), error["code"].as_str()), (Some(kind), code), "{error}");
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
+        error
+    }
+
+    /// The stream's `data:` payloads, and `:` for each comment.
+    fn events(&self) -> Vec<&str> {
+        assert!(self.text.ends_with("\n\n"), "{:?}", self.text);
+        self.text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap_or(event)).collect()
+    }
+
+    /// The stream's chunks, without `[DONE]` and comments.
+    fn chunks(&self) -> Vec<Value> {
+        self.events().into_iter().filter_map(|event| serde_json::from_str(event).ok()).collect()
+    }
+}

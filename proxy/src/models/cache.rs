@@ -1,0 +1,138 @@
+//! The folder of pulled models, and the one-pull-at-a-time lock on a file in it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::ModelError;
+use super::progress::Progress;
+
+/// How often a pull that waits for another one looks again. There is no way to await a file lock.
+const LOCK_POLL: Duration = Duration::from_millis(200);
+
+/// Where models are kept: `$BATON_CACHE`, or `baton/models` in the platform's cache folder. Nothing is created.
+///
+/// Reads the environment, so call it once, at start-up.
+pub fn default_folder() -> Result<PathBuf, ModelError> {
+    folder_from(|name| env::var_os(name).filter(|value| !value.is_empty()))
+}
+
+fn folder_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, ModelError> {
+    if let Some(folder) = var("BATON_CACHE") {
+        return Ok(folder.into());
+    }
+    // The XDG specification says to ignore a relative path here.
+    let xdg = var("XDG_CACHE_HOME").map(PathBuf::from).filter(|folder| folder.is_absolute());
+    let home = || var("HOME").map(PathBuf::from).ok_or(ModelError::NoCacheFolder);
+    let caches = match xdg {
+        Some(folder) => folder,
+        None if cfg!(target_os = "macos") => home()?.join("Library/Caches"),
+        None => home()?.join(".cache"),
+    };
+    Ok(caches.join("baton").join("models"))
+}
+
+/// Creates a folder of the cache and makes sure that it can be written, before anything is asked of the network.
+pub(super) fn prepare(folder: &Path) -> Result<(), ModelError> {
+    let not_writable = |source| ModelError::CacheNotWritable { folder: folder.to_owned(), source };
+    fs::create_dir_all(folder).map_err(not_writable)?;
+    tempfile::tempfile_in(folder).map_err(not_writable)?;
+    Ok(())
+}
+
+/// Refuses a write that cannot end well. A file system that does not tell its free space is given the benefit.
+pub(super) fn check_space(folder: &Path, needed_bytes: u64) -> Result<(), ModelError> {
+    let Ok(stat) = rustix::fs::statvfs(folder) else { return Ok(()) };
+    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if needed_bytes > free_bytes {
+        return Err(ModelError::NotEnoughSpace { folder: folder.to_owned(), needed_bytes, free_bytes });
+    }
+    Ok(())
+}
+
+/// `NAME` + a suffix such as `.part`, beside it.
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// The right to write one model's files. The system releases it when the last clone is dropped, or the process dies.
+///
+/// Blocking tasks hold a clone: a write may still be under way when the pull that ordered it has been dropped, and the
+/// next pull must not start before it has ended.
+#[derive(Debug, Clone)]
+pub(super) struct PullLock(#[expect(dead_code, reason = "held, not read")] Arc<File>);
+
+impl PullLock {
+    /// Waits until no other pull, in this process or another, works on `path`.
+    ///
+    /// The lock file stays: deleting it would let two processes lock two different files of the same name.
+    pub(super) async fn acquire(path: &Path, progress: &dyn Progress) -> Result<PullLock, ModelError> {
+        let lock_path = beside(path, ".lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)
+            .map_err(|source| ModelError::file(&lock_path, source))?;
+        let mut announced = false;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(PullLock(Arc::new(file))),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(source)) => return Err(ModelError::file(&lock_path, source)),
+            }
+            if !announced {
+                progress.notice(&format!("waiting for another pull of {}", path.display()));
+                announced = true;
+            }
+            tokio::time::sleep(LOCK_POLL).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(vars: &[(&str, &str)]) -> Option<String> {
+        let var = |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value));
+        folder_from(var).ok().map(|folder| folder.display().to_string())
+    }
+
+    #[test]
+    fn baton_cache_wins_and_is_taken_as_it_is() {
+        let vars = [("BATON_CACHE", "/models"), ("XDG_CACHE_HOME", "/xdg"), ("HOME", "/home/me")];
+        assert_eq!(folder(&vars).unwrap(), "/models");
+        assert_eq!(folder(&vars[1..]).unwrap(), "/xdg/baton/models");
+    }
+
+    #[test]
+    fn without_either_it_lies_in_the_home_folder() {
+        let below_home = if cfg!(target_os = "macos") { "Library/Caches" } else { ".cache" };
+        let expected = format!("/home/me/{below_home}/baton/models");
+        assert_eq!(folder(&[("HOME", "/home/me")]).unwrap(), expected);
+        assert_eq!(folder(&[("XDG_CACHE_HOME", "relative"), ("HOME", "/home/me")]).unwrap(), expected);
+        assert_eq!(folder(&[]), None);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named_in_one_line() {
+        // Tests may run as root, whom no permission stops; a path below a file stops everybody.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = prepare(&file.path().join("models")).unwrap_err();
+        assert!(matches!(error, ModelError::CacheNotWritable { .. }));
+        assert!(error.to_string().contains("BATON_CACHE") && !error.to_string().contains('\n'));
+    }
+
+    #[test]
+    fn more_than_the_disk_holds_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(check_space(folder.path(), u64::MAX), Err(ModelError::NotEnoughSpace { .. })));
+        check_space(folder.path(), 1).unwrap();
+    }
+}

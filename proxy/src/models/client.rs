@@ -1,0 +1,120 @@
+//! The HTTP client of all downloads, and what makes it give up.
+
+use std::error::Error;
+use std::path::Path;
+use std::time::Duration;
+
+use reqwest::{Certificate, Client, Url};
+
+use super::ModelError;
+
+/// How long to wait for a network that does not answer, and how often to try again.
+#[derive(Debug, Clone)]
+pub struct Patience {
+    /// For a connection, TLS included.
+    pub connect: Duration,
+    /// Between two pieces of a body, or for a response's head.
+    pub idle: Duration,
+    /// Attempts in a row that bring nothing new.
+    pub max_attempts: u32,
+    /// Before the second attempt; doubles with each further one, up to [`Patience::max_backoff`].
+    pub backoff: Duration,
+    /// See [`Patience::backoff`].
+    pub max_backoff: Duration,
+    /// For pip to look a package up.
+    pub pip: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience {
+            connect: Duration::from_secs(15),
+            // Mirrors that fetch the file from elsewhere first stay silent for a while.
+            idle: Duration::from_secs(60),
+            max_attempts: 5,
+            backoff: Duration::from_secs(1),
+            max_backoff: Duration::from_secs(30),
+            pip: Duration::from_secs(120),
+        }
+    }
+}
+
+impl Patience {
+    /// The pause after `n_failed` failures in a row, `n_failed` ≥ 1.
+    pub(super) fn pause(&self, n_failed: u32) -> Duration {
+        let doubled = self.backoff.saturating_mul(2u32.saturating_pow(n_failed.saturating_sub(1)));
+        // Jitter, so that machines which lost the same mirror together do not return together.
+        doubled.min(self.max_backoff).mul_f64(rand::random_range(0.5..=1.0))
+    }
+}
+
+/// A client that trusts the system's roots (`SSL_CERT_FILE` and `SSL_CERT_DIR` included) and those in `extra_roots`.
+///
+/// The body is never decompressed, so its length is the file's.
+pub(super) fn build(patience: &Patience, extra_roots: Option<&Path>) -> Result<Client, ModelError> {
+    let mut builder = Client::builder()
+        .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(patience.connect)
+        .read_timeout(patience.idle);
+    if let Some(path) = extra_roots {
+        let unusable = |reason: String| ModelError::Certificates { path: path.to_owned(), reason };
+        let pem = std::fs::read(path).map_err(|error| unusable(error.to_string()))?;
+        let roots = Certificate::from_pem_bundle(&pem).map_err(|error| unusable(root_cause(&error)))?;
+        builder = roots.into_iter().fold(builder, |builder, root| builder.add_root_certificate(root));
+    }
+    builder.build().map_err(|error| ModelError::Network {
+        name: "anything".to_owned(),
+        reason: root_cause(&error),
+        n_attempts: 1,
+    })
+}
+
+/// The innermost cause, which is the one that tells something ("Connection refused", say). Never contains a URL.
+pub(super) fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    match cause.downcast_ref::<reqwest::Error>() {
+        // It is its own cause, and its message would name the whole URL.
+        Some(_) if error.is_timeout() => "the server did not answer in time".to_owned(),
+        Some(_) if error.is_redirect() => "the server redirects in circles".to_owned(),
+        Some(_) => "the transfer failed".to_owned(),
+        None => one_line(&cause.to_string()),
+    }
+}
+
+/// The host, for messages: the rest of a URL may be signed, or carry a password.
+pub(super) fn host(url: &Url) -> String {
+    match (url.host_str(), url.port()) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(host), None) => host.to_owned(),
+        (None, _) => "an unnamed host".to_owned(),
+    }
+}
+
+/// Messages from elsewhere, made fit for one line of ours.
+pub(super) fn one_line(text: &str) -> String {
+    const MAX_CHARS: usize = 300;
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MAX_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_and_stay_bounded() {
+        let patience = Patience::default();
+        for n_failed in 1..100 {
+            assert!(patience.pause(n_failed) <= patience.max_backoff);
+        }
+        assert!(patience.pause(1) <= Duration::from_secs(1) && patience.pause(4) >= Duration::from_secs(4));
+    }
+
+    #[test]
+    fn a_certificate_file_that_is_none_is_named() {
+        let error = build(&Patience::default(), Some(Path::new("/nowhere/roots.pem"))).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/roots.pem"), "{error}");
+    }
+}

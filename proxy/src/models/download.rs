@@ -1,0 +1,256 @@
+//! One file from one URL, complete and verified under its final name, or not there at all.
+//!
+//! Bytes go to `NAME.part`; a pull that stops anywhere is continued by the next one. Only a part that has the promised
+//! size and sha256 is renamed. Who may write is settled before: the caller holds the [`PullLock`].
+
+use std::path::Path;
+
+use futures::StreamExt;
+use reqwest::header::{CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, RANGE};
+use reqwest::{Client, Response, StatusCode, Url};
+
+use super::ModelError;
+use super::cache::{PullLock, check_space};
+use super::client::{Patience, host, root_cause};
+use super::part_file::{Identity, PartFile};
+use super::progress::Progress;
+
+#[cfg(test)]
+mod tests;
+
+/// What to fetch, and how to know that it is the right thing.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    pub url: Url,
+    /// For messages and the progress bar.
+    pub name: String,
+    /// Sent to this URL's host only; a redirect to another host goes without.
+    pub bearer: Option<String>,
+    /// `None` if nobody has promised one; then the server's word counts.
+    pub size_bytes: Option<u64>,
+    /// Lower-case hex. `None` if nobody has promised one.
+    pub sha256: Option<String>,
+    /// What the operator can do about a 401 or 403.
+    pub denied_hint: &'static str,
+}
+
+/// How to fetch.
+pub(super) struct Fetcher<'a> {
+    pub client: &'a Client,
+    pub patience: &'a Patience,
+    pub progress: &'a dyn Progress,
+}
+
+/// An attempt that brought this much is no failure in a row: a bad link that still moves will get there.
+const WORTHWHILE_BYTES: u64 = 1 << 20;
+
+impl Fetcher<'_> {
+    /// Fetches `source` to `final_path`. Dropping this stops the download; what has arrived is kept and continued from.
+    pub(super) async fn fetch(&self, source: &Source, final_path: &Path, lock: &PullLock) -> Result<(), ModelError> {
+        let part = PartFile::of(final_path, lock);
+        let resumed = self.receive(source, &part).await?;
+        if let Err(error) = verify(source, &part).await {
+            part.discard()?;
+            if !resumed {
+                return Err(error);
+            }
+            // What an earlier pull left may have been wrong; a second whole try tells it from a wrong source.
+            self.progress.notice(&format!("{error}; fetching it anew"));
+            self.receive(source, &part).await?;
+            if let Err(error) = verify(source, &part).await {
+                part.discard()?;
+                return Err(error);
+            }
+        }
+        part.publish(final_path)?;
+        self.progress.finished();
+        Ok(())
+    }
+
+    /// Gets all bytes into the part, trying again as often as is sensible. True if a part from before this call was used.
+    async fn receive(&self, source: &Source, part: &PartFile) -> Result<bool, ModelError> {
+        let at_start = usable_bytes(source, part);
+        let mut n_failed = 0;
+        loop {
+            let before = usable_bytes(source, part);
+            let failure = match self.attempt(source, part).await {
+                Ok(()) => return Ok(at_start > 0),
+                Err(Failure::Final(error)) => return Err(error),
+                Err(Failure::Passing(reason)) => reason,
+            };
+            let gained = usable_bytes(source, part).saturating_sub(before);
+            n_failed = if gained >= WORTHWHILE_BYTES { 1 } else { n_failed + 1 };
+            if n_failed >= self.patience.max_attempts {
+                let reason = format!("{}: {failure}", host(&source.url));
+                return Err(ModelError::Network { name: source.name.clone(), reason, n_attempts: n_failed });
+            }
+            self.progress.notice(&format!("{}: {failure}; trying again", source.name));
+            tokio::time::sleep(self.patience.pause(n_failed)).await;
+        }
+    }
+
+    /// One request, and its body into the part.
+    async fn attempt(&self, source: &Source, part: &PartFile) -> Result<(), Failure> {
+        let have_bytes = usable_bytes(source, part);
+        if have_bytes > 0 && source.size_bytes == Some(have_bytes) {
+            self.progress.started(&source.name, source.size_bytes);
+            return Ok(());
+        }
+        let response = self.request(source, part, have_bytes).await?;
+        let start = match response.status() {
+            StatusCode::PARTIAL_CONTENT => continued_at(response.headers(), have_bytes),
+            StatusCode::OK => Some(0),
+            // Refused: the file has become shorter, or the server is confused. Either way the part is worth nothing.
+            StatusCode::RANGE_NOT_SATISFIABLE => None,
+            status => return Err(refusal(source, status)),
+        };
+        let Some(start) = start else {
+            part.discard().map_err(Failure::Final)?;
+            return Err(Failure::Passing("the server does not continue the file".to_owned()));
+        };
+        let total_bytes = announced_bytes(&response, start);
+        if let (Some(expected_bytes), Some(found_bytes)) = (source.size_bytes, total_bytes)
+            && expected_bytes != found_bytes
+        {
+            part.discard().map_err(Failure::Final)?;
+            return Err(Failure::Final(wrong_size(source, expected_bytes, found_bytes)));
+        }
+        if start == 0 {
+            let identity = Identity { etag: strong_etag(response.headers()), sha256: source.sha256.clone() };
+            part.begin(&identity).map_err(Failure::Final)?;
+        }
+        let total_bytes = total_bytes.or(source.size_bytes);
+        if let (Some(total), Some(folder)) = (total_bytes, part.path().parent()) {
+            check_space(folder, total.saturating_sub(start)).map_err(Failure::Final)?;
+        }
+        self.progress.started(&source.name, total_bytes);
+        self.progress.reached(start);
+        self.copy_body(source, part, Body { response, start, total_bytes }).await
+    }
+
+    async fn request(&self, source: &Source, part: &PartFile, have_bytes: u64) -> Result<Response, Failure> {
+        let mut request = self.client.get(source.url.clone());
+        if let Some(token) = &source.bearer {
+            request = request.bearer_auth(token);
+        }
+        if have_bytes > 0 {
+            request = request.header(RANGE, format!("bytes={have_bytes}-"));
+            if let Some(etag) = part.left_behind().and_then(|(_, identity)| identity.etag) {
+                // The server then sends the whole file if it is another one by now.
+                request = request.header(IF_RANGE, etag);
+            }
+        }
+        request.send().await.map_err(|error| Failure::Passing(root_cause(&error)))
+    }
+
+    async fn copy_body(&self, source: &Source, part: &PartFile, body: Body) -> Result<(), Failure> {
+        let total_bytes = body.total_bytes;
+        let mut chunks = body.response.bytes_stream();
+        let appender = part.append();
+        let mut done_bytes = body.start;
+        let outcome = loop {
+            let chunk = match chunks.next().await {
+                Some(Ok(chunk)) => chunk,
+                Some(Err(error)) => break Err(Failure::Passing(root_cause(&error))),
+                None => break Ok(()),
+            };
+            done_bytes += chunk.len() as u64;
+            // A body without an announced length could otherwise fill the disk.
+            if let Some(expected_bytes) = total_bytes.filter(|total| done_bytes > *total) {
+                break Err(Failure::Final(wrong_size(source, expected_bytes, done_bytes)));
+            }
+            if !appender.push(chunk).await {
+                break Ok(());
+            }
+            self.progress.reached(done_bytes);
+        };
+        // Also after a failed transfer: what has arrived must be on the disk before anybody measures the part.
+        appender.finish().await.map_err(Failure::Final)?;
+        outcome?;
+        match total_bytes {
+            Some(total) if done_bytes < total => Err(Failure::Passing("the transfer ended early".to_owned())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A response whose head has been accepted.
+struct Body {
+    response: Response,
+    /// Where in the file it begins.
+    start: u64,
+    /// The whole file's size, if anybody tells.
+    total_bytes: Option<u64>,
+}
+
+/// Why an attempt ended.
+enum Failure {
+    /// Another attempt may fare better.
+    Passing(String),
+    /// No other attempt will.
+    Final(ModelError),
+}
+
+/// Bytes at the start of the file that need not be fetched again.
+fn usable_bytes(source: &Source, part: &PartFile) -> u64 {
+    match part.left_behind() {
+        // Without a checksum or an ETag nothing would tell a continuation from the middle of another file.
+        Some((_, identity)) if identity.sha256.is_none() && identity.etag.is_none() => 0,
+        Some((_, identity)) if identity.sha256 != source.sha256 => 0,
+        Some((n_bytes, _)) if source.size_bytes.is_some_and(|size| n_bytes > size) => 0,
+        Some((n_bytes, _)) => n_bytes,
+        None => 0,
+    }
+}
+
+/// Where a 206 begins, or `None` if that is not where the part ends.
+fn continued_at(headers: &HeaderMap, have_bytes: u64) -> Option<u64> {
+    let (start, _) = content_range(headers)?;
+    (start == have_bytes && have_bytes > 0).then_some(start)
+}
+
+/// `bytes START-END/TOTAL`; the total may be `*`.
+fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let value = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
+    let (range, total) = value.split_once('/')?;
+    Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
+}
+
+/// The whole file's size, if the response tells.
+fn announced_bytes(response: &Response, start: u64) -> Option<u64> {
+    let from_range = content_range(response.headers()).and_then(|(_, total)| total);
+    from_range.or_else(|| response.content_length()?.checked_add(start))
+}
+
+/// `If-Range` compares strongly, so a weak ETag is none.
+fn strong_etag(headers: &HeaderMap) -> Option<String> {
+    let etag = headers.get(ETAG)?.to_str().ok()?;
+    etag.starts_with('"').then(|| etag.to_owned())
+}
+
+fn refusal(source: &Source, status: StatusCode) -> Failure {
+    let (name, code) = (source.name.clone(), status.as_u16());
+    match code {
+        401 | 403 => Failure::Final(ModelError::AccessDenied { name, status: code, hint: source.denied_hint }),
+        404 | 410 => Failure::Final(ModelError::NotFound { name, status: code }),
+        408 | 425 | 429 | 500.. => Failure::Passing(format!("the server answered HTTP {code}")),
+        _ => Failure::Final(ModelError::HttpStatus { name, status: code }),
+    }
+}
+
+fn wrong_size(source: &Source, expected_bytes: u64, found_bytes: u64) -> ModelError {
+    ModelError::SizeMismatch { name: source.name.clone(), expected_bytes, found_bytes }
+}
+
+async fn verify(source: &Source, part: &PartFile) -> Result<(), ModelError> {
+    let (found_bytes, found) = part.seal().await?;
+    if let Some(expected_bytes) = source.size_bytes.filter(|expected| *expected != found_bytes) {
+        return Err(wrong_size(source, expected_bytes, found_bytes));
+    }
+    match &source.sha256 {
+        Some(expected) if !expected.eq_ignore_ascii_case(&found) => {
+            Err(ModelError::ChecksumMismatch { name: source.name.clone(), expected: expected.clone(), found })
+        }
+        _ => Ok(()),
+    }
+}

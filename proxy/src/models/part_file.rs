@@ -1,0 +1,161 @@
+//! The unfinished file of a download: `NAME.part`, what identifies it (`NAME.part.json`), and the thread that writes it.
+//!
+//! One blocking task owns the file and the running checksum for the length of a response; the download feeds it chunks.
+//! When the download is dropped, its channel closes, the task writes what it had and ends, and the next pull finds a
+//! file whose every byte is good. The task holds the pull's lock until then.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::ModelError;
+use super::cache::{PullLock, beside};
+
+/// Chunks on their way to the disk: enough to keep network and disk busy at once, little enough to forget.
+const CHUNKS_IN_FLIGHT: usize = 16;
+/// How much is read at once for a checksum.
+const READ_BYTES: usize = 1 << 20;
+
+/// What a part is a part of. Another identity means another file, of which no byte can be used.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    /// A strong ETag of the response that began the part.
+    pub etag: Option<String>,
+    /// The whole file's checksum, if it was known.
+    pub sha256: Option<String>,
+}
+
+/// The paths of a part.
+#[derive(Debug, Clone)]
+pub(super) struct PartFile {
+    part: PathBuf,
+    identity: PathBuf,
+    #[expect(dead_code, reason = "held by every task that writes the part, never read")]
+    lock: PullLock,
+}
+
+impl PartFile {
+    /// The part of `final_path`, which `lock` protects.
+    pub(super) fn of(final_path: &Path, lock: &PullLock) -> Self {
+        PartFile { part: beside(final_path, ".part"), identity: beside(final_path, ".part.json"), lock: lock.clone() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.part
+    }
+
+    /// Bytes of a part that an earlier pull left behind, and what it is part of.
+    pub(super) fn left_behind(&self) -> Option<(u64, Identity)> {
+        let n_bytes = fs::metadata(&self.part).ok().filter(|meta| meta.is_file())?.len();
+        let identity = serde_json::from_slice(&fs::read(&self.identity).ok()?).ok()?;
+        (n_bytes > 0).then_some((n_bytes, identity))
+    }
+
+    /// Forgets everything that was received.
+    pub(super) fn discard(&self) -> Result<(), ModelError> {
+        for path in [&self.part, &self.identity] {
+            match fs::remove_file(path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(ModelError::file(path, source)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins an empty part. Its identity is on the disk before its first byte is.
+    pub(super) fn begin(&self, identity: &Identity) -> Result<(), ModelError> {
+        self.discard()?;
+        let json = serde_json::to_vec(identity).expect("two optional strings serialize");
+        fs::write(&self.identity, json).map_err(|source| ModelError::file(&self.identity, source))?;
+        File::create(&self.part).map_err(|source| ModelError::file(&self.part, source))?;
+        Ok(())
+    }
+
+    /// Starts the task that appends to the part.
+    pub(super) fn append(&self) -> Appender {
+        let (chunks, queue) = mpsc::channel(CHUNKS_IN_FLIGHT);
+        let part = self.clone();
+        Appender { chunks, task: tokio::task::spawn_blocking(move || part.write_all(queue)) }
+    }
+
+    fn write_all(&self, mut queue: mpsc::Receiver<Bytes>) -> Result<(), ModelError> {
+        let failed = |source| ModelError::file(&self.part, source);
+        let mut file = File::options().append(true).open(&self.part).map_err(failed)?;
+        while let Some(chunk) = queue.blocking_recv() {
+            file.write_all(&chunk).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Size in bytes and sha256 in hex of the part as it is on the disk, after making sure that it is there to stay.
+    ///
+    /// The bytes are read back rather than hashed on their way in: a resumed part has to be read anyway, and this also
+    /// sees what a failing disk made of them.
+    pub(super) async fn seal(&self) -> Result<(u64, String), ModelError> {
+        let part = self.clone();
+        let sealed = tokio::task::spawn_blocking(move || {
+            let mut file = File::open(&part.part)?;
+            file.sync_all()?;
+            file.rewind()?;
+            hash(&mut file)
+        });
+        sealed.await.map_err(|_| ModelError::Stopped)?.map_err(|source| ModelError::file(&self.part, source))
+    }
+
+    /// Gives the finished part its final name, in one step.
+    pub(super) fn publish(&self, final_path: &Path) -> Result<(), ModelError> {
+        let failed = |source| ModelError::file(final_path, source);
+        fs::rename(&self.part, final_path).map_err(failed)?;
+        // The rename itself must survive a power cut too.
+        if let Some(folder) = final_path.parent() {
+            File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        }
+        let _ = fs::remove_file(&self.identity);
+        Ok(())
+    }
+}
+
+/// Size in bytes and sha256 in hex of everything that `source` still has.
+fn hash(source: &mut impl Read) -> io::Result<(u64, String)> {
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; READ_BYTES];
+    let mut n_bytes = 0;
+    loop {
+        match source.read(&mut buffer)? {
+            0 => return Ok((n_bytes, hex(&hasher.finalize()))),
+            n => {
+                hasher.update(&buffer[..n]);
+                n_bytes += n as u64;
+            }
+        }
+    }
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Takes chunks for the writing task. Dropping it lets the task finish what it has.
+pub(super) struct Appender {
+    chunks: mpsc::Sender<Bytes>,
+    task: JoinHandle<Result<(), ModelError>>,
+}
+
+impl Appender {
+    /// Hands a chunk over, waiting while the disk is behind. `false` if the task has failed; [`Appender::finish`] says why.
+    pub(super) async fn push(&self, chunk: Bytes) -> bool {
+        self.chunks.send(chunk).await.is_ok()
+    }
+
+    /// Waits until everything is written.
+    pub(super) async fn finish(self) -> Result<(), ModelError> {
+        drop(self.chunks);
+        self.task.await.map_err(|_| ModelError::Stopped)?
+    }
+}

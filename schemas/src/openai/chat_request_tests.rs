@@ -1,0 +1,135 @@
+use serde_json::json;
+
+use super::*;
+use crate::generate::{Message, Sampling};
+
+/// A smallest body with `extra` fields.
+fn body(extra: Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn parsed(extra: &Value) -> Result<ChatRequest, InvalidRequest> {
+    ChatRequest::parse(body(extra.clone()).to_string().as_bytes(), 7)
+}
+
+/// The request a smallest body becomes, changed by `change`.
+fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
+    let user = Message { role: "user".into(), content: "hi".into(), ..Message::default() };
+    let mut expected = ChatRequest {
+        generate: GenerateRequest {
+            model: "m".into(),
+            input: Input::Chat(Conversation { messages: vec![user], ..Conversation::default() }),
+            n: 1,
+            max_tokens: None,
+            stop: vec![],
+            sampling: Sampling { seed: 7, ..Sampling::default() },
+            top_logprobs: None,
+        },
+        stream: false,
+        include_usage: false,
+    };
+    change(&mut expected);
+    assert_eq!(parsed(&extra), Ok(expected), "{extra}");
+}
+
+fn refused(extra: Value, param: &str) {
+    assert_eq!(parsed(&extra).unwrap_err().param.as_deref(), Some(param), "{extra}");
+}
+
+#[test]
+fn fields_reach_the_request() {
+    check(json!({}), |_| ());
+    check(json!({"n": 16}), |r| r.generate.n = 16);
+    check(json!({"n": null}), |_| ());
+    check(json!({"max_tokens": 5}), |r| r.generate.max_tokens = Some(5));
+    check(json!({"max_tokens": 0}), |r| r.generate.max_tokens = Some(0));
+    check(json!({"max_tokens": -1}), |_| ());
+    check(json!({"max_tokens": null, "max_completion_tokens": null}), |_| ());
+    check(json!({"max_tokens": 5, "max_completion_tokens": 9}), |r| r.generate.max_tokens = Some(9));
+    check(json!({"max_tokens": 5, "max_completion_tokens": -1}), |_| ());
+    check(json!({"max_tokens": 5, "max_completion_tokens": null}), |r| r.generate.max_tokens = Some(5));
+    check(json!({"stop": "x"}), |r| r.generate.stop = vec!["x".into()]);
+    check(json!({"stop": ["x", "yz"]}), |r| r.generate.stop = vec!["x".into(), "yz".into()]);
+    check(json!({"stop": []}), |_| ());
+    check(json!({"stop": null}), |_| ());
+    check(json!({"logprobs": true}), |r| r.generate.top_logprobs = Some(0));
+    check(json!({"logprobs": true, "top_logprobs": 20}), |r| r.generate.top_logprobs = Some(20));
+    check(json!({"logprobs": false, "top_logprobs": 0}), |_| ());
+    check(json!({"stream": true}), |r| r.stream = true);
+    check(json!({"stream": true, "stream_options": {"include_usage": true}}), |r| {
+        (r.stream, r.include_usage) = (true, true);
+    });
+    check(json!({"stream_options": null}), |_| ());
+    check(json!({"stream_options": {}}), |_| ());
+    check(json!({"temperature": 0, "seed": 3}), |r| {
+        (r.generate.sampling.temperature, r.generate.sampling.seed) = (0.0, 3);
+    });
+}
+
+#[test]
+fn fields_that_mean_nothing_here_never_fail_a_request() {
+    check(
+        json!({
+            "store": true, "metadata": {"a": "b"}, "service_tier": "auto", "prompt_cache_key": "k",
+            "prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "x"},
+            "safety_identifier": "s", "verbosity": "low", "user": "u", "parallel_tool_calls": false,
+            "tool_choice": "none", "tools": [], "response_format": {"type": "text"}, "something_new": [1, {"a": null}],
+        }),
+        |_| (),
+    );
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    refused(json!({"model": null}), "model");
+    refused(json!({"model": ""}), "model");
+    refused(json!({"model": 7}), "model");
+    refused(json!({"messages": null}), "messages");
+    refused(json!({"n": 0}), "n");
+    refused(json!({"n": 17}), "n");
+    refused(json!({"n": 1.5}), "n");
+    refused(json!({"n": "1"}), "n");
+    refused(json!({"max_tokens": -2}), "max_tokens");
+    refused(json!({"max_tokens": 1e18}), "max_tokens");
+    refused(json!({"max_tokens": "many"}), "max_tokens");
+    refused(json!({"max_tokens": -2, "max_completion_tokens": 5}), "max_tokens");
+    refused(json!({"max_completion_tokens": 0.5}), "max_completion_tokens");
+    refused(json!({"stop": ""}), "stop");
+    refused(json!({"stop": ["a", ""]}), "stop");
+    refused(json!({"stop": ["a", 1]}), "stop");
+    refused(json!({"stop": 1}), "stop");
+    refused(json!({"stop": vec!["x"; 17]}), "stop");
+    refused(json!({"stop": "x".repeat(1025)}), "stop");
+    refused(json!({"logprobs": 5}), "logprobs");
+    refused(json!({"top_logprobs": 5}), "top_logprobs");
+    refused(json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs");
+    refused(json!({"logprobs": true, "top_logprobs": -1}), "top_logprobs");
+    refused(json!({"stream": "yes"}), "stream");
+    refused(json!({"stream_options": true}), "stream_options");
+    refused(json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");
+    refused(json!({"temperature": 3}), "temperature");
+    refused(json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools");
+    refused(json!({"response_format": {"type": "json_object"}}), "response_format");
+}
+
+#[test]
+fn a_message_shows_the_range_and_the_value() {
+    let message = |extra: Value| parsed(&extra).unwrap_err().message;
+    assert_eq!(message(json!({"temperature": 3})), "Invalid 'temperature': must be from 0 to 2, but is 3.");
+    assert_eq!(message(json!({"n": 0})), "Invalid 'n': must be an integer from 1 to 16, but is 0.");
+    assert_eq!(message(json!({"top_p": "x"})), "Invalid 'top_p': must be a number, but is a string.");
+}
+
+#[test]
+fn arbitrary_bytes_never_panic() {
+    use proptest::prelude::*;
+    let json = prop_oneof![
+        any::<Vec<u8>>(),
+        r#"\{"(model|messages|n|stop|seed|logit_bias|tools)":[\[\]{}0-9a-z",:.-]{0,40}\}"#.prop_map(String::into_bytes),
+    ];
+    proptest!(|(body in json)| {
+        let _ = ChatRequest::parse(&body, 0);
+    });
+}

@@ -1,0 +1,212 @@
+//! The reply to `POST /v1/chat/completions`: one object, or a stream of chunks.
+//!
+//! Field order is part of the contract's shape and pinned by the tests. What breaks real clients is avoided by
+//! construction: a delta carries a role only where [`Delta::role`] made it, and `finish_reason` is always present.
+
+use serde::Serialize;
+
+use super::logprobs::ChoiceLogprobs;
+use super::usage::{TimingsReport, Usage};
+use crate::sequence::FinishReason;
+
+/// What all parts of one reply have in common.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReplyHead {
+    /// `chatcmpl-…`.
+    pub id: String,
+    /// `chat.completion` or `chat.completion.chunk`.
+    pub object: &'static str,
+    /// Unix seconds, an integer.
+    pub created: u64,
+    /// The model's public name.
+    pub model: String,
+    /// Which build answered.
+    pub system_fingerprint: String,
+}
+
+impl ReplyHead {
+    /// `object` of a whole reply.
+    pub const COMPLETION: &'static str = "chat.completion";
+    /// `object` of a chunk.
+    pub const CHUNK: &'static str = "chat.completion.chunk";
+}
+
+/// A whole reply.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChatCompletion {
+    /// The common part.
+    #[serde(flatten)]
+    pub head: ReplyHead,
+    /// By index.
+    pub choices: Vec<Choice>,
+    /// Token counts.
+    pub usage: Usage,
+    /// llama-server's.
+    pub timings: TimingsReport,
+}
+
+/// One completion.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Choice {
+    /// From 0.
+    pub index: u32,
+    /// What the model said.
+    pub message: ReplyMessage,
+    /// If asked for.
+    pub logprobs: Option<ChoiceLogprobs>,
+    /// Why it ended.
+    pub finish_reason: &'static str,
+}
+
+/// The assistant's message.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ReplyMessage {
+    /// Always `assistant`.
+    pub role: &'static str,
+    /// The text.
+    pub content: String,
+    /// Always null.
+    pub refusal: Option<()>,
+}
+
+impl ReplyMessage {
+    /// The assistant said this.
+    pub fn new(content: String) -> Self {
+        ReplyMessage { role: "assistant", content, refusal: None }
+    }
+}
+
+/// One event of a stream.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChatChunk<'a> {
+    /// The common part, the same in every chunk.
+    #[serde(flatten)]
+    pub head: &'a ReplyHead,
+    /// One choice, or none in the usage chunk. Never missing.
+    pub choices: Vec<ChunkChoice>,
+    /// Only with `include_usage`: null in all chunks but the last, as OpenAI has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+    /// In the last chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timings: Option<TimingsReport>,
+}
+
+/// A step of one choice.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ChunkChoice {
+    /// From 0.
+    pub index: u32,
+    /// What is new.
+    pub delta: Delta,
+    /// Of the tokens in this delta.
+    pub logprobs: Option<ChoiceLogprobs>,
+    /// Null but in a choice's last chunk.
+    pub finish_reason: Option<&'static str>,
+}
+
+/// What is new in a choice. Tool-call fragments will stand here.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Delta {
+    /// Only in a choice's first chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// More text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+}
+
+impl ChunkChoice {
+    /// A choice's first chunk.
+    pub fn role(index: u32) -> Self {
+        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+        ChunkChoice { index, delta, logprobs: None, finish_reason: None }
+    }
+
+    /// More text.
+    pub fn content(index: u32, text: String, logprobs: Option<ChoiceLogprobs>) -> Self {
+        ChunkChoice { index, delta: Delta { role: None, content: Some(text) }, logprobs, finish_reason: None }
+    }
+
+    /// A choice's last chunk.
+    pub fn finish(index: u32, reason: FinishReason) -> Self {
+        let finish_reason = Some(finish_reason(reason));
+        ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason }
+    }
+}
+
+/// OpenAI's word for the end of a choice.
+pub fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::error::{ErrorBody, ErrorEnvelope, ErrorKind};
+    use crate::openai::logprobs::TokenLogprob;
+    use crate::sequence::{Logprobs, Timings};
+
+    fn head(object: &'static str) -> ReplyHead {
+        ReplyHead {
+            id: "chatcmpl-1".into(),
+            object,
+            created: 1_700_000_000,
+            model: "m".into(),
+            system_fingerprint: "baton-0".into(),
+        }
+    }
+
+    fn logprobs() -> Option<ChoiceLogprobs> {
+        let token = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
+        Some(ChoiceLogprobs { content: vec![token], refusal: None })
+    }
+
+    #[test]
+    fn a_whole_reply_has_openais_shape_and_order() {
+        let reply = ChatCompletion {
+            head: head(ReplyHead::COMPLETION),
+            choices: vec![Choice {
+                index: 0,
+                message: ReplyMessage::new("Hi".into()),
+                logprobs: None,
+                finish_reason: finish_reason(FinishReason::Stop),
+            }],
+            usage: Usage::new(3, 1, 1),
+            timings: TimingsReport::default(),
+        };
+        assert_eq!(serde_json::to_string_pretty(&reply).unwrap() + "\n", include_str!("golden/chat_completion.json"),);
+    }
+
+    #[test]
+    fn a_stream_has_openais_shape_and_order() {
+        let head = head(ReplyHead::CHUNK);
+        let chunk =
+            |choice: ChunkChoice| ChatChunk { head: &head, choices: vec![choice], usage: Some(None), timings: None };
+        let timings = Timings { queue_ms: 0.0, prompt_n: 2, prompt_ms: 4.0, predicted_n: 2, predicted_ms: 5.0 };
+        let last = ChatChunk {
+            head: &head,
+            choices: vec![],
+            usage: Some(Some(Usage::new(3, 1, 2))),
+            timings: Some(TimingsReport::new(1, &timings)),
+        };
+        let chunks = [
+            chunk(ChunkChoice::role(0)),
+            chunk(ChunkChoice::content(0, "Hi".into(), logprobs())),
+            chunk(ChunkChoice::content(0, " \u{1F600}\n".into(), None)),
+            chunk(ChunkChoice::finish(0, FinishReason::Length)),
+            ChatChunk { usage: None, ..chunk(ChunkChoice::finish(0, FinishReason::Stop)) },
+            last,
+        ];
+        let mut transcript = String::new();
+        for chunk in &chunks {
+            transcript += &format!("data: {}\n\n", serde_json::to_string(chunk).unwrap());
+        }
+        let error = ErrorEnvelope { error: ErrorBody::new(ErrorKind::Unavailable, "The engine stopped.") };
+        transcript += &format!("data: {}\n\n", serde_json::to_string(&error).unwrap());
+        assert_eq!(transcript, include_str!("golden/chat_chunks.sse"));
+    }
+}

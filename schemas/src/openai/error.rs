@@ -1,0 +1,151 @@
+//! OpenAI's error envelope, and why a body could not be read.
+
+use serde::Serialize;
+
+/// A body that is not a request this server can answer. Always a 400; safe to show.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct InvalidRequest {
+    /// What is wrong, in a full sentence.
+    pub message: String,
+    /// The field at fault, e.g. `messages[0].content`.
+    pub param: Option<String>,
+    /// A stable word for programs, e.g. `unsupported_parameter`.
+    pub code: Option<&'static str>,
+}
+
+impl InvalidRequest {
+    /// A field whose value is wrong.
+    pub fn at(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        InvalidRequest { message: format!("Invalid '{param}': {problem}."), param: Some(param), code: None }
+    }
+
+    /// A field that asks for something this server does not do.
+    pub fn unsupported(param: impl Into<String>, what: impl std::fmt::Display) -> Self {
+        InvalidRequest {
+            message: format!("{what} is not supported by this server yet."),
+            param: Some(param.into()),
+            code: Some("unsupported_parameter"),
+        }
+    }
+
+    /// A body that is wrong as a whole.
+    pub fn body(message: impl Into<String>) -> Self {
+        InvalidRequest { message: message.into(), param: None, code: None }
+    }
+}
+
+/// The `type` of an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum ErrorKind {
+    /// 400, 405, 408, 413, 415: the request is wrong.
+    #[serde(rename = "invalid_request_error")]
+    InvalidRequest,
+    /// 401.
+    #[serde(rename = "authentication_error")]
+    Authentication,
+    /// 403.
+    #[serde(rename = "permission_error")]
+    Permission,
+    /// 404.
+    #[serde(rename = "not_found_error")]
+    NotFound,
+    /// 429.
+    #[serde(rename = "rate_limit_error")]
+    RateLimit,
+    /// 500.
+    #[serde(rename = "server_error")]
+    Server,
+    /// 501.
+    #[serde(rename = "not_supported_error")]
+    NotSupported,
+    /// 503.
+    #[serde(rename = "unavailable_error")]
+    Unavailable,
+}
+
+/// The object under `error`. The first four keys are always present: clients read them without asking.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ErrorBody {
+    /// For people.
+    pub message: String,
+    /// For programs, by class.
+    #[serde(rename = "type")]
+    pub kind: ErrorKind,
+    /// The field at fault.
+    pub param: Option<String>,
+    /// For programs, exactly.
+    pub code: Option<&'static str>,
+    /// On context overflow: tokens in the prompt. Agents read it to decide how much to compact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_prompt_tokens: Option<u32>,
+    /// On context overflow: tokens a sequence may hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_ctx: Option<u32>,
+}
+
+impl ErrorBody {
+    /// An error without a field or a code.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        ErrorBody { message: message.into(), kind, param: None, code: None, n_prompt_tokens: None, n_ctx: None }
+    }
+
+    /// The same with a code.
+    pub fn code(self, code: &'static str) -> Self {
+        ErrorBody { code: Some(code), ..self }
+    }
+
+    /// The same with the field at fault.
+    pub fn param(self, param: impl Into<String>) -> Self {
+        ErrorBody { param: Some(param.into()), ..self }
+    }
+}
+
+impl From<InvalidRequest> for ErrorBody {
+    fn from(invalid: InvalidRequest) -> Self {
+        ErrorBody {
+            param: invalid.param,
+            code: invalid.code,
+            ..ErrorBody::new(ErrorKind::InvalidRequest, invalid.message)
+        }
+    }
+}
+
+/// `{"error": …}`: a whole reply, or one event of a stream that failed after its head.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ErrorEnvelope {
+    /// What happened.
+    pub error: ErrorBody,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(error: ErrorBody, expected: &str) {
+        assert_eq!(serde_json::to_string(&ErrorEnvelope { error }).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_four_keys_are_always_there() {
+        check(
+            ErrorBody::new(ErrorKind::Server, "Oh."),
+            r#"{"error":{"message":"Oh.","type":"server_error","param":null,"code":null}}"#,
+        );
+        check(
+            InvalidRequest::at("n", "must be at least 1").into(),
+            r#"{"error":{"message":"Invalid 'n': must be at least 1.","type":"invalid_request_error","param":"n","code":null}}"#,
+        );
+        check(
+            InvalidRequest::unsupported("tools", "Tool calling").into(),
+            r#"{"error":{"message":"Tool calling is not supported by this server yet.","type":"invalid_request_error","param":"tools","code":"unsupported_parameter"}}"#,
+        );
+        let overflow =
+            ErrorBody { n_prompt_tokens: Some(9), n_ctx: Some(8), ..ErrorBody::new(ErrorKind::InvalidRequest, "Big.") };
+        check(
+            overflow.code("context_length_exceeded").param("messages"),
+            r#"{"error":{"message":"Big.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded","n_prompt_tokens":9,"n_ctx":8}}"#,
+        );
+    }
+}

@@ -1,0 +1,52 @@
+//! `/v1/models`.
+
+use serde::Serialize;
+
+/// A model this server answers for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModelCard {
+    /// The public name; may contain `/` and `:`.
+    pub id: String,
+    /// Always `model`.
+    pub object: &'static str,
+    /// Unix seconds.
+    pub created: u64,
+    /// Who serves it.
+    pub owned_by: String,
+}
+
+impl ModelCard {
+    /// A model served by Baton.
+    pub fn new(id: impl Into<String>, created: u64) -> Self {
+        ModelCard { id: id.into(), object: "model", created, owned_by: "baton".to_owned() }
+    }
+}
+
+/// The reply to `GET /v1/models`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModelList {
+    /// Always `list`.
+    pub object: &'static str,
+    /// The models.
+    pub data: Vec<ModelCard>,
+}
+
+impl ModelList {
+    /// The list of these models.
+    pub fn new(data: Vec<ModelCard>) -> Self {
+        ModelList { object: "list", data }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_has_openais_shape() {
+        assert_eq!(
+            serde_json::to_string(&ModelList::new(vec![ModelCard::new("org/m:q4", 7)])).unwrap(),
+            r#"{"object":"list","data":[{"id":"org/m:q4","object":"model","created":7,"owned_by":"baton"}]}"#
+        );
+    }
+}

@@ -1,0 +1,58 @@
+//! Extra variables for the model's own chat template: the only thing a client may say to it, never a template.
+
+use serde_json::{Map, Value};
+
+use super::error::InvalidRequest;
+use super::fields::Fields;
+
+/// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
+const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
+
+/// Reads `chat_template_kwargs` (llama-server's and vLLM's name) and `reasoning_effort`, which templates of reasoning
+/// models read under that name.
+pub(super) fn parse(root: Fields<'_>) -> Result<Map<String, Value>, InvalidRequest> {
+    if root.get("chat_template").is_some() {
+        return Err(InvalidRequest::at("chat_template", "a chat template is never taken from a client"));
+    }
+    let mut args = root.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+    if let Some(name) = RESERVED.into_iter().find(|name| args.contains_key(*name)) {
+        return Err(InvalidRequest::at(format!("chat_template_kwargs.{name}"), "is set by the server"));
+    }
+    match root.string("reasoning_effort")? {
+        None => {}
+        Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
+            args.insert("reasoning_effort".to_owned(), effort.into());
+        }
+        Some(_) => {
+            let problem = "must be none, minimal, low, medium, high, xhigh or max";
+            return Err(InvalidRequest::at("reasoning_effort", problem));
+        }
+    }
+    Ok(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(body: Value, expected: Result<Value, &str>) {
+        match (parse(Fields::root(body.as_object().unwrap())), expected) {
+            (Ok(args), Ok(expected)) => assert_eq!(Value::Object(args), expected, "{body}"),
+            (Err(error), Err(param)) => assert_eq!(error.param.as_deref(), Some(param), "{body}"),
+            (got, expected) => panic!("{got:?} instead of {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn variables_pass_and_templates_do_not() {
+        check(json!({}), Ok(json!({})));
+        check(json!({"chat_template_kwargs": {"enable_thinking": false}}), Ok(json!({"enable_thinking": false})));
+        check(json!({"reasoning_effort": "low"}), Ok(json!({"reasoning_effort": "low"})));
+        check(json!({"reasoning_effort": "huge"}), Err("reasoning_effort"));
+        check(json!({"chat_template": "{{ x }}"}), Err("chat_template"));
+        check(json!({"chat_template_kwargs": {"messages": []}}), Err("chat_template_kwargs.messages"));
+        check(json!({"chat_template_kwargs": 1}), Err("chat_template_kwargs"));
+    }
+}

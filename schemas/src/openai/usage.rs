@@ -1,0 +1,115 @@
+//! `usage`, and llama-server's `timings` beside it.
+
+use serde::Serialize;
+
+use crate::sequence::Timings;
+
+/// Token counts of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// In the prompt, counted once however many choices there are.
+    pub prompt_tokens: u32,
+    /// Generated, over all choices.
+    pub completion_tokens: u32,
+    /// The sum.
+    pub total_tokens: u32,
+    /// What was special about the prompt.
+    pub prompt_tokens_details: PromptTokensDetails,
+    /// What was special about the completion.
+    pub completion_tokens_details: CompletionTokensDetails,
+}
+
+impl Usage {
+    /// The usage of a request.
+    pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32) -> Self {
+        Usage {
+            prompt_tokens: n_prompt,
+            completion_tokens: n_completion,
+            total_tokens: n_prompt.saturating_add(n_completion),
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: n_cached },
+            completion_tokens_details: CompletionTokensDetails::default(),
+        }
+    }
+}
+
+/// Part of [`Usage`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Not computed, because their KV was there.
+    pub cached_tokens: u32,
+}
+
+/// Part of [`Usage`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    /// Spent on reasoning.
+    pub reasoning_tokens: u32,
+}
+
+/// llama-server's account of a request's time, with its names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct TimingsReport {
+    /// Prompt tokens that were cached.
+    pub cache_n: u32,
+    /// Prompt tokens that were computed.
+    pub prompt_n: u32,
+    /// Spent on them.
+    pub prompt_ms: f64,
+    /// Per token.
+    pub prompt_per_token_ms: f64,
+    /// As a rate.
+    pub prompt_per_second: f64,
+    /// Tokens generated.
+    pub predicted_n: u32,
+    /// Spent on them.
+    pub predicted_ms: f64,
+    /// Per token.
+    pub predicted_per_token_ms: f64,
+    /// As a rate.
+    pub predicted_per_second: f64,
+}
+
+impl TimingsReport {
+    /// The report of one sequence, or of the sum of several.
+    pub fn new(n_cached: u32, timings: &Timings) -> Self {
+        TimingsReport {
+            cache_n: n_cached,
+            prompt_n: timings.prompt_n,
+            prompt_ms: timings.prompt_ms,
+            prompt_per_token_ms: ratio(timings.prompt_ms, timings.prompt_n.into()),
+            prompt_per_second: ratio(1e3 * f64::from(timings.prompt_n), timings.prompt_ms),
+            predicted_n: timings.predicted_n,
+            predicted_ms: timings.predicted_ms,
+            predicted_per_token_ms: ratio(timings.predicted_ms, timings.predicted_n.into()),
+            predicted_per_second: ratio(1e3 * f64::from(timings.predicted_n), timings.predicted_ms),
+        }
+    }
+}
+
+/// 0 where nothing was measured: JSON has no infinity, and a null here breaks typed clients.
+fn ratio(numerator: f64, denominator: f64) -> f64 {
+    if denominator > 0.0 { numerator / denominator } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(value: impl Serialize, expected: &str) {
+        assert_eq!(serde_json::to_string(&value).unwrap(), expected);
+    }
+
+    #[test]
+    fn shapes_and_order_are_openais_and_llama_servers() {
+        check(
+            Usage::new(10, 4, 3),
+            r#"{"prompt_tokens":10,"completion_tokens":3,"total_tokens":13,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":0}}"#,
+        );
+        let timings = Timings { queue_ms: 1.0, prompt_n: 6, prompt_ms: 12.0, predicted_n: 4, predicted_ms: 20.0 };
+        check(
+            TimingsReport::new(4, &timings),
+            r#"{"cache_n":4,"prompt_n":6,"prompt_ms":12.0,"prompt_per_token_ms":2.0,"prompt_per_second":500.0,"predicted_n":4,"predicted_ms":20.0,"predicted_per_token_ms":5.0,"predicted_per_second":200.0}"#,
+        );
+        assert_eq!(TimingsReport::new(0, &Timings::default()), TimingsReport::default());
+    }
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# schemas <- engines <- proxy: no crate may depend on one above it, and schemas stays free of I/O.
+set -euo pipefail
+deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
+fail=0
+forbid() {
+  local crate=$1; shift
+  local found
+  found=$(deps "$crate" | grep -Fx "$(printf '%s\n' "$@")" || true)
+  if [ -n "$found" ]; then echo "$crate must not depend on: $(echo "$found" | tr '\n' ' ')" >&2; fail=1; fi
+}
+forbid baton-schemas baton-engines baton-proxy tokio axum hyper reqwest llama-cpp-2
+forbid baton-engines baton-proxy clap
+# Model code runs in the engines crate alone; the proxy reaches it through a process.
+if grep -rn 'llama_cpp_2\|llama_cpp_sys_2' schemas proxy --include='*.rs'; then
+  echo "llama.cpp may be used in engines/ only" >&2; fail=1
+fi
+# unsafe lives in one module.
+if grep -rnE '\bunsafe( impl| fn|\s*\{)' schemas engines proxy --include='*.rs' | grep -v '^engines/src/llama/state.rs:'; then
+  echo "unsafe is allowed in engines/src/llama/state.rs only" >&2; fail=1
+fi
+exit $fail

