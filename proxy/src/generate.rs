@@ -1,10 +1,10 @@
 //! The life of a request, from an admitted `GenerateRequest` to a stream of text.
 
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
-use baton_schemas::sequence::{CacheScope, Delta, Logprobs, Timings};
+use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
@@ -12,7 +12,7 @@ use futures::{Stream, StreamExt};
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::plan::{self, Route};
-use crate::pool::Pool;
+use crate::pool::{Pool, ServedModel};
 use crate::prompt;
 use crate::stream::ChoiceText;
 
@@ -28,18 +28,43 @@ pub async fn generate(
 ) -> Result<Generation, RequestError> {
     let permit = admission.admit()?;
     let model = pool.find(&request.model)?;
+    let mut n_attempts = 0;
+    let Accepted { n_prompt, route, choices } = loop {
+        n_attempts += 1;
+        match start(model, &request, caller).await {
+            // The engine's process ended, and its restart has not been noticed yet. Nothing was sent to the client.
+            Err(RequestError::Engine(error)) if error.is_lost_engine() && n_attempts < MAX_ATTEMPTS => {
+                tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            outcome => break outcome?,
+        }
+    };
+    tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
+    Ok(Generation { n_prompt, route, events: hold(permit, choices, n_prompt, &request) })
+}
+
+/// Attempts to start a request on an engine whose process may just have ended. With the pauses between them they
+/// outlast the time in which the supervisor notices that.
+const MAX_ATTEMPTS: u32 = 5;
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// What is known once engines have accepted every choice.
+struct Accepted {
+    n_prompt: u32,
+    route: String,
+    choices: Vec<DeltaStream>,
+}
+
+/// Waits for the engine, prepares the prompt, plans, and starts every choice.
+async fn start(model: &ServedModel, request: &GenerateRequest, caller: &Caller) -> Result<Accepted, RequestError> {
     let info = model.ready().await?;
-    let prompt = prompt::prepare(model, &info, &request).await?;
+    let prompt = prompt::prepare(model, &info, request).await?;
     let plan = plan::plan(model);
     let choices = match &plan.route {
-        Route::Direct(model) => start_choices(model.engine.as_ref(), &request, &prompt, caller).await?,
+        Route::Direct(model) => start_choices(model.engine.as_ref(), request, &prompt, caller).await?,
     };
-    tracing::debug!(request_id = caller.request_id, n_prompt = prompt.len(), route = %plan, "accepted");
-    Ok(Generation {
-        n_prompt: prompt.len() as u32,
-        route: plan.to_string(),
-        events: hold(permit, choices, prompt.len() as u32, &request),
-    })
+    Ok(Accepted { n_prompt: prompt.len() as u32, route: plan.to_string(), choices })
 }
 
 /// One sequence per choice. They share the prompt, which the engine computes once; each draws with its own seed.
@@ -50,6 +75,7 @@ async fn start_choices(
     caller: &Caller,
 ) -> Result<Vec<DeltaStream>, RequestError> {
     let mut choices = Vec::with_capacity(request.n as usize);
+    let group = (request.n > 1).then(|| Group { id: rand::random(), size: request.n });
     for choice in 0..request.n {
         let mut sampling = request.sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
@@ -60,6 +86,7 @@ async fn start_choices(
             max_tokens: request.max_tokens,
             top_logprobs: request.top_logprobs,
             ignore_eos: false,
+            group,
             cache_scope: caller.cache_scope,
         };
         choices.push(engine.generate(sequence).await?);

@@ -151,10 +151,12 @@ impl Keeper {
                     }
                 }
                 Err(error) => {
-                    let summary = error.summary();
-                    tracing::error!(%error, "the engine did not start");
+                    let (summary, message) = (error.summary(), error.to_string());
                     self.failures += 1;
-                    report(Err(error));
+                    // The first failure is told to whoever waits for the first start; later ones only the log hears.
+                    if !report(Err(error)) {
+                        tracing::error!(error = message, "the engine did not start");
+                    }
                     if self.back_off(summary, &stop).await {
                         return;
                     }

@@ -74,6 +74,11 @@ impl EngineError {
         EngineError::InvalidRequest { message: message.into() }
     }
 
+    /// Whether the engine's process is gone or going, so that its successor may answer.
+    pub fn is_lost_engine(&self) -> bool {
+        matches!(self, EngineError::Lost { .. } | EngineError::Unavailable { .. })
+    }
+
     /// Shorthand for [`EngineError::Internal`].
     pub fn internal(detail: impl ToString) -> Self {
         EngineError::Internal { detail: detail.to_string() }

@@ -27,10 +27,23 @@ pub struct SequenceRequest {
     /// Go on past the model's end-of-turn tokens, for benchmarks that need a fixed length.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_eos: bool,
+    /// The other choices of the same request, which start in the same step: then what they say does not depend on
+    /// when each of them arrived.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Group>,
     /// Whose prompt this is. KV is reused only between sequences of equal scope, because what is cached, and so how
     /// fast a reply starts, would tell one caller about another's prompts.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
+}
+
+/// Sequences that belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// The same for all of them, and for no other.
+    pub id: u64,
+    /// How many they are.
+    pub size: u32,
 }
 
 /// A server-derived tag that separates callers in the prefix cache. Never taken from a client.

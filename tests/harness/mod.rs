@@ -1,5 +1,5 @@
 //! What the cross-process tests share: the real model, and a running `baton serve`.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;

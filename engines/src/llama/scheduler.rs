@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use baton_schemas::node::NodeLoad;
-use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
+use baton_schemas::sequence::{Delta, FinishReason, Group, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
@@ -35,6 +35,9 @@ const PAUSED_POLL: Duration = Duration::from_millis(5);
 
 /// Cells a newcomer must find beyond its prompt while others run.
 const HEADROOM: usize = 64;
+
+/// How long a request's choices wait for each other.
+const GROUP_WAIT: Duration = Duration::from_secs(1);
 
 /// Weight of the newest measurement in a rate.
 const RATE_WEIGHT: f64 = 0.2;
@@ -210,11 +213,28 @@ impl<'m> Scheduler<'m> {
             }
         };
         self.waiting.extend(job.map(|job| Sequence::new(job, &self.vocabulary)));
-        loop {
+        let still_open = loop {
             match jobs.try_recv() {
                 Ok(job) => self.waiting.push_back(Sequence::new(job, &self.vocabulary)),
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => break true,
+                Err(TryRecvError::Disconnected) => break false,
+            }
+        };
+        self.complete_groups();
+        still_open
+    }
+
+    /// Frees the choices of a request to start once all of them are here, or one has waited long enough: a sibling
+    /// may have been refused.
+    fn complete_groups(&mut self) {
+        let groups: Vec<(Group, bool)> =
+            self.waiting.iter().filter_map(|s| Some((s.request.group?, s.accepted.elapsed() > GROUP_WAIT))).collect();
+        for sequence in &mut self.waiting {
+            let Some(group) = sequence.request.group else { continue };
+            let siblings = groups.iter().filter(|(g, _)| g.id == group.id);
+            let (n_here, overdue) = siblings.fold((0, false), |(n, any), (_, late)| (n + 1, any || *late));
+            if n_here >= group.size || overdue {
+                sequence.request.group = None;
             }
         }
     }
@@ -236,6 +256,10 @@ impl<'m> Scheduler<'m> {
         let mut i = 0;
         while i < self.waiting.len() {
             let sequence = &self.waiting[i];
+            if sequence.request.group.is_some() {
+                i += 1;
+                continue;
+            }
             let usable = |slot: usize, n: usize| self.usable_prefix(slot, n);
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &usable);
             if !self.has_room_for(sequence, &assignment) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use axum::Router;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 /// `unix:/path/to.sock` or `HOST:PORT`.
@@ -74,6 +74,7 @@ impl Listener {
         };
         match address {
             ListenAddress::Unix(path) => {
+                remove_stale(path).await;
                 let listener = UnixListener::bind(path).map_err(explain)?;
                 Ok(Listener::Unix(listener, SocketFile(path.clone())))
             }
@@ -102,6 +103,15 @@ impl Listener {
     }
 }
 
+/// Removes a socket's file that a killed process left behind: one that refuses connections has no listener.
+async fn remove_stale(path: &Path) {
+    let refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
+    if UnixStream::connect(path).await.is_err_and(refused) {
+        // If it cannot be removed, binding says so.
+        drop(SocketFile(path.to_owned()));
+    }
+}
+
 /// Removes a socket's file when dropped.
 pub struct SocketFile(PathBuf);
 
@@ -123,6 +133,18 @@ impl Drop for SocketFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_socket_that_a_killed_process_left_is_taken_over_and_a_living_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.sock");
+        let address = ListenAddress::Unix(path.clone());
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let _living = Listener::bind(&address).await.unwrap();
+        assert!(matches!(Listener::bind(&address).await, Err(ListenError::InUse(_))));
+        assert!(path.exists());
+    }
 
     #[test]
     fn addresses_are_read_and_printed_alike() {

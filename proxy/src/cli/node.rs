@@ -53,7 +53,10 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     match start(args).await {
         Err(failure) => {
             if is_child {
-                tell_parent(&ChildEvent::Failed { message: failure.message.clone(), summary: failure.summary });
+                // The parent shows the message; twice would be once too often.
+                let NodeFailure { message, summary } = failure;
+                tell_parent(&ChildEvent::Failed { message, summary });
+                std::process::exit(1);
             }
             Err(Failure(failure.message))
         }
