@@ -3,12 +3,14 @@
 //! Templates come from a model file or the operator, never from a client. They are programs all the same, so their
 //! work, depth and output are bounded.
 
+mod python;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::time::SystemTime;
 
 use baton_schemas::generate::Conversation;
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
 
 /// Instructions a template may execute. A long chat with tools takes some hundred thousand.
@@ -64,9 +66,8 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(RECURSION_LIMIT);
         environment.set_formatter(write_as_python);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        python::extend(&mut environment);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(failed)?;
         Ok(ChatTemplate { environment, special })
     }
@@ -112,56 +113,9 @@ fn failed(error: Error) -> TemplateError {
     TemplateError::Failed(error.to_string())
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`: the filter that Hugging Face puts in place of
-/// Jinja's, which escapes for HTML.
-fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = args.get("indent")?;
-    // Others that Python's function has; they change nothing a chat template relies on.
-    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
-        let _: Option<Value> = args.get(ignored)?;
-    }
-    args.assert_all_used()?;
-    let json = serde_json::to_value(value)
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(e))?;
-    let mut out = Vec::new();
-    let written = match indent {
-        Some(n) => {
-            let indent = " ".repeat(n.min(16));
-            let style = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, style))
-        }
-        None => serde::Serialize::serialize(&json, &mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
-    };
-    written.map_err(|e| Error::new(ErrorKind::InvalidOperation, "cannot be written as JSON").with_source(e))?;
-    Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
-}
-
-/// Python's default separators: `, ` and `: `.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
-/// Writes values as Python's `str` does where that differs: `True`, `False`, `None`.
+/// Writes values as Python's `str` does.
 fn write_as_python(out: &mut Output, _: &State, value: &Value) -> Result<(), Error> {
-    let written = match value.kind() {
-        ValueKind::Undefined => Ok(()),
-        ValueKind::None => out.write_str("None"),
-        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" }),
-        _ => write!(out, "{value}"),
-    };
-    written.map_err(Error::from)
+    out.write_str(&python::str_of(value)).map_err(Error::from)
 }
 
 fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {

@@ -27,12 +27,17 @@ impl FromRequest<HttpState> for JsonBody {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &HttpState) -> Result<Self, Failure> {
-        let (head, body) = request.into_parts();
+        let (head, mut body) = request.into_parts();
         let encoding = Encoding::of(&head.headers)?;
         let limit = state.config.max_body_bytes;
-        let waits_to_send = head.headers.contains_key(header::EXPECT);
-        let read = tokio::time::timeout(state.config.body_deadline, read(body, limit, waits_to_send));
-        let bytes = read.await.map_err(|_elapsed| too_slow())??;
+        let read = tokio::time::timeout(state.config.body_deadline, read(&mut body, limit));
+        let Some(bytes) = read.await.map_err(|_elapsed| too_slow())?? else {
+            // Who waits for '100 Continue' may not have begun to send; reading would tell it to.
+            if !head.headers.contains_key(header::EXPECT) {
+                discard(body).await;
+            }
+            return Err(too_large(limit));
+        };
         let bytes = match encoding {
             Encoding::Identity => bytes,
             // Tens of milliseconds at the limit: too long for a thread that other streams are written from.
@@ -44,14 +49,10 @@ impl FromRequest<HttpState> for JsonBody {
     }
 }
 
-/// Reads at most `limit` bytes.
-async fn read(mut body: Body, limit: usize, waits_to_send: bool) -> Result<Bytes, Failure> {
+/// Reads to the end, or gives `None` as soon as it is more than `limit` bytes.
+async fn read(body: &mut Body, limit: usize) -> Result<Option<Bytes>, Failure> {
     if body.size_hint().lower() > limit as u64 {
-        // Who waits for '100 Continue' has not begun to send; reading would tell it to.
-        if !waits_to_send {
-            discard(body).await;
-        }
-        return Err(too_large(limit));
+        return Ok(None);
     }
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -59,13 +60,11 @@ async fn read(mut body: Body, limit: usize, waits_to_send: bool) -> Result<Bytes
         // A frame of trailers carries no bytes.
         let Ok(data) = frame.into_data() else { continue };
         if bytes.len() + data.len() > limit {
-            drop(bytes);
-            discard(body).await;
-            return Err(too_large(limit));
+            return Ok(None);
         }
         bytes.extend_from_slice(&data);
     }
-    Ok(bytes.freeze())
+    Ok(Some(bytes.freeze()))
 }
 
 async fn discard(mut body: Body) {

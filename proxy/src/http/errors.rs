@@ -11,6 +11,7 @@ use baton_schemas::EngineError;
 use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
+use super::steps::panic_message;
 use crate::error::RequestError;
 
 /// A full queue moves on within a request's length; a lost engine is restarted in about this time.
@@ -142,9 +143,7 @@ impl From<InvalidRequest> for Failure {
 
 /// The reply of a handler that panicked.
 pub fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let message = panic.downcast_ref::<String>().map(String::as_str);
-    let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)");
-    tracing::error!(message, "a handler panicked");
+    tracing::error!(message = panic_message(&*panic), "a handler panicked");
     Failure::internal().into_response()
 }
 

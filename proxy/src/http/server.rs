@@ -54,8 +54,19 @@ pub async fn serve(
     shutdown: CancellationToken,
     drain_deadline: Duration,
 ) -> io::Result<()> {
+    serve_with(HEAD_DEADLINE, listener, router, shutdown, drain_deadline).await
+}
+
+/// [`serve`] with a head deadline that a test can wait for.
+pub(super) async fn serve_with(
+    head_deadline: Duration,
+    listener: TcpListener,
+    router: Router,
+    shutdown: CancellationToken,
+    drain_deadline: Duration,
+) -> io::Result<()> {
     let drained = DrainDeadline::default();
-    let server = Arc::new(Server { builder: builder(), router, drain: drained.clone() });
+    let server = Arc::new(Server { builder: builder(head_deadline), router, head_deadline, drain: drained.clone() });
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
@@ -83,9 +94,9 @@ pub async fn serve(
     Ok(())
 }
 
-fn builder() -> Builder<TokioExecutor> {
+fn builder(head_deadline: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(MAX_HEAD_BYTES);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(head_deadline).max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -114,6 +125,7 @@ async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
 struct Server {
     builder: Builder<TokioExecutor>,
     router: Router,
+    head_deadline: Duration,
     drain: DrainDeadline,
 }
 
@@ -137,14 +149,14 @@ impl Server {
                 tracing::debug!(error, "connection ended early");
             },
             // Dropping the connection closes it.
-            () = silence(&spoken) => tracing::debug!("connection closed: no request in time"),
+            () = silence(&spoken, self.head_deadline) => tracing::debug!("connection closed: no request in time"),
         }
     }
 }
 
 /// Ends if no request has come in time. hyper's own timer does not run while it waits to see which HTTP is spoken.
-async fn silence(spoken: &AtomicBool) {
-    tokio::time::sleep(HEAD_DEADLINE).await;
+async fn silence(spoken: &AtomicBool, head_deadline: Duration) {
+    tokio::time::sleep(head_deadline).await;
     if spoken.load(Ordering::Relaxed) {
         std::future::pending().await
     }

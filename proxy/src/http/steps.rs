@@ -3,6 +3,8 @@
 //! It is lazy and owns everything: nothing runs before the first poll, and dropping it at any point cancels the
 //! request, whether it still waits for admission or is generating.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +41,7 @@ pub type Steps = Pin<Box<dyn Stream<Item = Result<Step, RequestError>> + Send>>;
 
 /// Starts a request, once polled.
 pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller, drain: DrainDeadline) -> Steps {
-    Box::pin(async_stream::try_stream! {
+    let steps = async_stream::try_stream! {
         let mut n_open = request.n;
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
         yield Step::Accepted { n_prompt: generation.n_prompt, route: generation.route };
@@ -51,7 +53,20 @@ pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller
             }
             yield Step::Event(event);
         }
-    })
+    };
+    // The layer that catches handlers' panics does not see a body's. Uncaught, one would close the connection under a
+    // stream, and all a client could tell is that something is missing.
+    Box::pin(AssertUnwindSafe(steps).catch_unwind().map(|step| step.unwrap_or_else(|panic| Err(panicked(&*panic)))))
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> RequestError {
+    EngineError::internal(format_args!("panic: {}", panic_message(panic))).into()
+}
+
+/// The words of a panic, for the log.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let formatted = panic.downcast_ref::<String>().map(String::as_str);
+    formatted.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }
 
 /// Runs a stage of the request, but not past the drain deadline. The stage is dropped then, which cancels it.

@@ -17,7 +17,10 @@ use tokio::process::{Child, Command};
 use crate::cli::Failure;
 
 /// Loading the model of a benchmark takes no longer than this, or something is wrong.
-const START_DEADLINE: Duration = Duration::from_secs(300);
+const START_DEADLINE: Duration = Duration::from_secs(120);
+
+/// llama.cpp has written all its sizes before the node is ready; its log only has to be read.
+const LOG_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A running `baton node` with the sizes llama.cpp reported for itself.
 pub(super) struct BenchNode {
@@ -62,7 +65,7 @@ impl BenchNode {
             let mut buffers = Buffers::default();
             while let Ok(Some(line)) = lines.next_line().await {
                 buffers.read(&line);
-                if line.contains("graph splits") {
+                if line.contains("splits =") {
                     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
                     break;
                 }
@@ -77,7 +80,9 @@ impl BenchNode {
             Ok(ChildEvent::Failed { message, .. }) => return Err(Failure(message)),
             Err(_) => return Err(Failure("the node ended while starting".into())),
         }
-        let buffers = tokio::time::timeout(START_DEADLINE, log).await??;
+        let buffers = tokio::time::timeout(LOG_DEADLINE, log)
+            .await
+            .map_err(|_| Failure("llama.cpp's log does not tell its buffer sizes".into()))??;
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Unix(socket), &key)?);
         Ok(BenchNode { engine, buffers, child, _folder: folder })
     }
@@ -114,7 +119,7 @@ impl Buffers {
     /// Adds up lines like `CPU compute buffer size = 100.25 MiB`.
     fn read(&mut self, line: &str) {
         let Some((what, size)) = line.split_once("buffer size =") else { return };
-        let Some(mib) = size.trim().strip_suffix("MiB").and_then(|n| n.trim().parse::<f64>().ok()) else { return };
+        let Some(mib) = size.split_once("MiB").and_then(|(n, _)| n.trim().parse::<f64>().ok()) else { return };
         let total = match what.trim_end() {
             w if w.ends_with("model") => &mut self.model,
             w if w.ends_with("KV") => &mut self.kv,
@@ -158,7 +163,7 @@ mod tests {
     fn llama_cpps_buffer_lines_are_understood() {
         let mut buffers = Buffers::default();
         for line in [
-            "load_tensors:   CPU_Mapped model buffer size =    92.13 MiB",
+            "INFO load_from_file:   CPU_Mapped model buffer size =    92.13 MiB module=\"llama.cpp::load_tensors\"",
             "llama_kv_cache:        CPU KV buffer size =   360.00 MiB",
             "sched_reserve:        CPU compute buffer size =    98.25 MiB",
             "llama_context:        CPU  output buffer size =     0.75 MiB",

@@ -8,7 +8,7 @@ use super::*;
 const LIMIT: usize = 64 << 10;
 
 async fn small_server() -> Server {
-    start_with(hello(), HttpConfig { max_body_bytes: LIMIT, body_deadline: SOON * 5, ..HttpConfig::default() }).await
+    start_with(hello(), HttpConfig { max_body_bytes: LIMIT, ..HttpConfig::default() }).await
 }
 
 impl Server {
@@ -151,7 +151,8 @@ async fn bodies_that_are_no_request_are_400_and_never_500() {
 
 #[tokio::test]
 async fn a_body_that_does_not_arrive_is_408() {
-    let server = small_server().await;
+    let config = HttpConfig { body_deadline: SOON * 3, ..HttpConfig::default() };
+    let server = start_with(hello(), config).await;
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";
     let reply = server.raw(head.as_bytes()).await;
     assert!(reply.starts_with("HTTP/1.1 408") && reply.contains(r#""type":"invalid_request_error""#), "{reply}");

@@ -83,10 +83,13 @@ async fn a_panic_is_an_envelope_and_the_server_lives_on() {
         assert!(!reply.text.contains("secret"));
     }
     assert_eq!(server.get("/health").await.status, 200);
-    // After the head only the connection is left to break: it must not look like an end.
+    let reply = start(Fake { models_panic: true, ..Fake::default() }).await.get("/v1/models").await;
+    reply.failed(500, "server_error", Some("internal_error"));
+
     let server = start(acts([Act::Emit(started(0)), Act::Emit(text(0, "a")), Act::Panic])).await;
-    let response = server.post().json(&chat_body(json!({"stream": true}))).send().await.unwrap();
-    assert!(response.text().await.is_err());
+    let reply = server.chat(json!({"stream": true})).await;
+    assert!(reply.events().last().unwrap().contains("internal_error"), "{}", reply.text);
+    assert!(!reply.text.contains("secret"));
 }
 
 #[tokio::test]

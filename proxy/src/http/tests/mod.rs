@@ -20,6 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use super::server::serve_with;
 use super::{Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
@@ -40,6 +41,7 @@ struct Fake {
     before: Vec<Act>,
     after: Vec<Act>,
     health: Option<Health>,
+    models_panic: bool,
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
     live: Arc<AtomicUsize>,
 }
@@ -91,6 +93,7 @@ impl Backend for Fake {
     }
 
     fn models(&self) -> Vec<ModelCard> {
+        assert!(!self.models_panic, "secret panic words");
         vec![ModelCard::new("m", 1), ModelCard::new("org/name:q4", 2), ModelCard::new("wei rd/ü", 3)]
     }
 
@@ -158,12 +161,17 @@ async fn start(fake: Fake) -> Server {
 }
 
 async fn start_with(fake: Fake, config: HttpConfig) -> Server {
+    start_impatient(fake, config, Duration::from_secs(60)).await
+}
+
+async fn start_impatient(fake: Fake, config: HttpConfig, head_deadline: Duration) -> Server {
     let fake = Arc::new(fake);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
     let router = super::router(fake.clone(), config);
-    let task = tokio::spawn(super::serve(listener, router, shutdown.clone(), Duration::from_millis(300)));
+    let drain_deadline = Duration::from_millis(300);
+    let task = tokio::spawn(serve_with(head_deadline, listener, router, shutdown.clone(), drain_deadline));
     Server { address, fake, shutdown, task }
 }
 
