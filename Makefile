@@ -3,8 +3,8 @@
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
-# OpenMP threads that spin while they wait starve everything else on a small or shared machine.
-export OMP_WAIT_POLICY ?= passive
+# OpenMP threads that spin without end while they wait starve everything else on a small or shared machine.
+export GOMP_SPINCOUNT ?= 5000
 export CMAKE_GENERATOR ?= Ninja
 ifneq (,$(shell command -v ccache 2>/dev/null))
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache

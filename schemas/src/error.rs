@@ -76,7 +76,7 @@ impl EngineError {
 
     /// Whether the engine's process is gone or going, so that its successor may answer.
     pub fn is_lost_engine(&self) -> bool {
-        matches!(self, EngineError::Lost { .. } | EngineError::Unavailable { .. })
+        matches!(self, EngineError::Lost { .. })
     }
 
     /// Shorthand for [`EngineError::Internal`].

@@ -70,6 +70,13 @@ impl Server {
         eventually("an engine process", || self.children().first().copied())
     }
 
+    /// Resident memory of the server's own process, without its engine.
+    pub fn resident_kib(&self) -> u64 {
+        let pid = self.process.id().to_string();
+        let output = Command::new("ps").args(["-o", "rss=", "-p", &pid]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+    }
+
     /// Sends the server a signal.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.process), signal).unwrap();
@@ -77,8 +84,7 @@ impl Server {
 
     /// Waits for the server's end.
     pub fn wait(&mut self) -> std::process::ExitStatus {
-        let status = eventually("the server's end", || self.process.try_wait().unwrap());
-        status
+        eventually("the server's end", || self.process.try_wait().unwrap())
     }
 }
 

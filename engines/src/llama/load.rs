@@ -116,10 +116,14 @@ pub(super) fn sizes(gguf: &Gguf, file_bytes: u64, config: &LlamaConfig, availabl
         (needed <= available, needed)
     };
     let mut n_ctx = config.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
-    if n_ctx < MIN_CTX {
-        return Err(LoadError::Config(format!("a context of {n_ctx} tokens is too small: at least {MIN_CTX}")));
+    if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {
+        return Err(LoadError::Config(format!("--ctx-size must be between {MIN_CTX} and {MAX_CTX}, not {n_ctx}")));
     }
-    let wanted = config.n_cells.unwrap_or_else(|| n_ctx.max(config.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT)));
+    if let Some(n_cells) = config.n_cells.filter(|n| !(n_ctx..=MAX_CTX).contains(n)) {
+        let message = format!("--kv-cells must be between the context's {n_ctx} and {MAX_CTX}, not {n_cells}");
+        return Err(LoadError::Config(message));
+    }
+    let wanted = config.n_cells.unwrap_or_else(|| n_ctx.max(config.n_slots * DEFAULT_CELLS_PER_SLOT));
     let mut n_cells = wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT);
     if config.n_ctx.is_none() && config.n_cells.is_none() {
         while !fits(n_cells).0 && n_cells > 2 * MIN_CTX {
@@ -140,6 +144,8 @@ pub(super) fn sizes(gguf: &Gguf, file_bytes: u64, config: &LlamaConfig, availabl
 
 const F16_BYTES: f64 = 2.0;
 const MIN_CTX: u32 = 64;
+/// llama.cpp counts positions in an i32; some room is left for its padding.
+const MAX_CTX: u32 = 2_000_000_000;
 /// llama.cpp pads its cache to this many cells.
 const CELL_ALIGNMENT: u32 = 256;
 
@@ -148,7 +154,8 @@ pub(super) fn available_memory() -> u64 {
     let Ok(mut system) = sysinfo::System::new() else { return u64::MAX };
     system.refresh_memory();
     let available = system.available_memory();
-    let in_cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    // Not the group's `free_memory`: that counts the page cache, a model file just read included, as taken.
+    let in_cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
     if available == 0 { u64::MAX } else { available.min(in_cgroup) }
 }
 

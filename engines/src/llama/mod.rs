@@ -114,7 +114,7 @@ const MAX_QUEUED: u32 = 65_536;
 pub struct LlamaEngine {
     model: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
-    template: Option<ChatTemplate>,
+    template: Option<Arc<ChatTemplate>>,
     info: NodeInfo,
     max_queued: usize,
     shared: Arc<Shared>,
@@ -143,7 +143,7 @@ impl LlamaEngine {
         let sizes = load::sizes(&gguf, file_bytes, &config, load::available_memory())?;
         let model = Arc::new(load::model(&config.model, &gguf, config.n_gpu_layers)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
-        let template = compile_template(&config, &gguf, &model, &vocabulary)?;
+        let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
         let info = NodeInfo {
             model: gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned),
             engine: "llama".into(),
@@ -228,7 +228,10 @@ impl Engine for LlamaEngine {
         let Some(template) = &self.template else {
             return Err(EngineError::Template { message: "the model has no chat template".into() });
         };
-        let text = template.render(conversation, SystemTime::now()).map_err(|e| match e {
+        let (template, conversation) = (Arc::clone(template), conversation.clone());
+        // A template may work for seconds, and must not hold up other connections.
+        let rendered = tokio::task::spawn_blocking(move || template.render(&conversation, SystemTime::now()));
+        let text = rendered.await.map_err(EngineError::internal)?.map_err(|e| match e {
             TemplateError::Rejected(message) => EngineError::Template { message },
             other => EngineError::Template { message: other.to_string() },
         })?;
@@ -243,6 +246,11 @@ impl Engine for LlamaEngine {
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        // Text that cannot fit whatever its tokens are is refused before it is tokenized, which cannot be interrupted.
+        let n_at_least = request.text.len() / self.vocabulary.longest_piece().max(1);
+        if n_at_least > self.info.n_ctx as usize {
+            return Err(EngineError::ContextOverflow { n_prompt: n_at_least as u32, n_ctx: self.info.n_ctx });
+        }
         let model = Arc::clone(&self.model);
         let TokenizeRequest { text, add_special, parse_special } = request.clone();
         // A megabyte of text takes long enough to hold up other connections.
@@ -265,6 +273,7 @@ impl Engine for LlamaEngine {
         // Sending fails only if the scheduler's thread has died, with a panic.
         let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         if !sent {
+            self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
             return Err(EngineError::internal("the scheduler has stopped"));
         }
         Ok(ReceiverStream::new(stream).boxed())
@@ -290,6 +299,7 @@ impl SchedulerStart {
                 Ok(context) => context,
                 Err(error) => return drop(started.send(Err(error))),
             };
+            let _panic_ends_the_process = AbortOnPanic;
             if started.send(Ok(())).is_ok() {
                 Scheduler::new(context, self.vocabulary, self.limits, self.shared).run(&jobs);
             }
@@ -301,6 +311,19 @@ impl SchedulerStart {
         match has_started.recv() {
             Ok(outcome) => outcome.map(|()| thread),
             Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
+        }
+    }
+}
+
+/// A scheduler that panicked leaves an engine that accepts and never answers. Ending the process instead lets its
+/// supervisor start a new one.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("the scheduler has panicked: the process ends");
+            std::process::abort();
         }
     }
 }

@@ -52,8 +52,8 @@ impl Reference {
     /// only if `stop_at_end` (then the sequence's tokens end before it).
     pub fn greedy(&self, prompts: &[Vec<Token>], n_new: usize, options: Options) -> Result<Run, LoadError> {
         let n_seq = u32::try_from(prompts.len().max(1)).unwrap_or(u32::MAX);
-        let longest: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
-        let n_cells = u32::try_from(longest).unwrap_or(u32::MAX).next_multiple_of(256);
+        let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
+        let n_cells = u32::try_from(n_needed).unwrap_or(u32::MAX).next_multiple_of(256);
         let config = LlamaConfig { n_slots: n_seq, ..self.config.clone() };
         let mut context = load::context(&self.model, &config, n_cells)?;
         let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
@@ -85,7 +85,7 @@ impl Plain<'_, '_> {
             for (chunk_idx, chunk) in prefill.chunks(self.n_ubatch).enumerate() {
                 batch.clear();
                 for (i, &t) in chunk.iter().enumerate() {
-                    self.add(&mut batch, t, chunk_idx * self.n_ubatch + i, seq, false)?;
+                    Self::add(&mut batch, t, chunk_idx * self.n_ubatch + i, seq, false)?;
                 }
                 self.decode(&mut batch)?;
             }
@@ -99,7 +99,7 @@ impl Plain<'_, '_> {
             for (seq, next) in last.iter().enumerate() {
                 if let Some(t) = *next {
                     rows.push(seq);
-                    self.add(&mut batch, t, prompts[seq].len() - 1 + step, seq, true)?;
+                    Self::add(&mut batch, t, prompts[seq].len() - 1 + step, seq, true)?;
                 }
             }
             if rows.is_empty() {
@@ -125,7 +125,7 @@ impl Plain<'_, '_> {
         Ok(run)
     }
 
-    fn add(&self, batch: &mut LlamaBatch, t: Token, pos: usize, seq: usize, logits: bool) -> Result<(), LoadError> {
+    fn add(batch: &mut LlamaBatch, t: Token, pos: usize, seq: usize, logits: bool) -> Result<(), LoadError> {
         batch
             .add(token(t), pos as i32, &[seq as i32], logits)
             .map_err(|e| LoadError::Config(format!("the plain loop's batch: {e}")))

@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::budget::{Budget, share};
 use super::sampler::{Sampler, logprobs, token};
-use super::slots::{self, Assignment, Slot};
+use super::slots::{self, Assignment, Memory, Slot};
 use super::vocabulary::Vocabulary;
 
 /// Deltas an engine runs ahead of its reader. A reader this far behind pauses its sequence, not the others.
@@ -150,6 +150,9 @@ pub(super) struct Scheduler<'m> {
     waiting: VecDeque<Sequence>,
     batch: LlamaBatch<'static>,
     clock: u64,
+    /// A sequence was set back for lack of cells: nobody starts until a running one has ended. Counting cells cannot
+    /// replace this, because llama.cpp's own need (a sliding window shared by forks, say) may be larger than ours.
+    short_of_cells: bool,
     prefill_tps: f64,
     decode_tps: f64,
 }
@@ -179,6 +182,7 @@ impl<'m> Scheduler<'m> {
             waiting: VecDeque::new(),
             batch: LlamaBatch::new(capacity, 1),
             clock: 0,
+            short_of_cells: false,
             prefill_tps: 0.0,
             decode_tps: 0.0,
             limits,
@@ -253,6 +257,10 @@ impl<'m> Scheduler<'m> {
 
     /// Gives slots to waiting sequences, oldest first. One that waits for a sibling's prefill lets others pass.
     fn fill_slots(&mut self) {
+        if self.short_of_cells && self.running.iter().any(Option::is_some) {
+            return;
+        }
+        self.short_of_cells = false;
         let mut i = 0;
         while i < self.waiting.len() {
             let sequence = &self.waiting[i];
@@ -260,8 +268,14 @@ impl<'m> Scheduler<'m> {
                 i += 1;
                 continue;
             }
-            let usable = |slot: usize, n: usize| self.usable_prefix(slot, n);
-            let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &usable);
+            let memory = Memory {
+                usable: &|slot, n| self.usable_prefix(slot, n),
+                will_have: &|slot, n| {
+                    let whole = n == self.slots[slot].target.len();
+                    self.can_step(slot) && (whole || !self.limits.indivisible)
+                },
+            };
+            let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
                 // Whoever comes later must not overtake for ever: the queue waits for room.
                 return;
@@ -303,12 +317,12 @@ impl<'m> Scheduler<'m> {
             // Only whole: the state is that of the last token.
             return if n == self.slots[slot].kv.len() { n } else { 0 };
         }
-        if let Some(window) = self.limits.sliding_window {
-            // The next token attends to the window before it, which must still be there. A fresh sequence reports −1.
-            let oldest = self.context.kv_cache_seq_pos_min(seq_id(slot));
-            if n < self.slots[slot].kv.len() && oldest > 0 && (oldest as usize) > n.saturating_sub(window) {
-                return 0;
-            }
+        // A sliding window forgets: the next token attends to the window before it, which must still be there. The
+        // memory itself is asked, since not every file with a window says how long it is.
+        let oldest = usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0);
+        if n < self.slots[slot].kv.len() && oldest > 0 {
+            let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
+            return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
         }
         n
     }
@@ -362,6 +376,7 @@ impl<'m> Scheduler<'m> {
     /// Makes a slot idle. Its cache stays for the next turn of the same conversation.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         self.clock += 1;
+        self.short_of_cells = false;
         self.slots[slot].busy = false;
         self.slots[slot].target.clear();
         self.slots[slot].last_used = self.clock;
@@ -522,6 +537,7 @@ impl<'m> Scheduler<'m> {
             self.cut(slot, 0);
             self.shared.n_queued.fetch_add(1, Ordering::AcqRel);
             self.waiting.push_front(sequence);
+            self.short_of_cells = true;
         }
         true
     }

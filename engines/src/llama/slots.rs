@@ -36,16 +36,20 @@ pub(super) enum Assignment {
     NoSlot,
 }
 
-/// How much of a cached prefix the memory can really give: recurrent state cannot be cut, and a sliding window
-/// forgets. Maps (slot, wanted prefix) to the usable prefix.
-pub(super) type Usable<'a> = &'a dyn Fn(usize, usize) -> usize;
+/// What the memory can really give: recurrent state cannot be cut, and a sliding window forgets.
+pub(super) struct Memory<'a> {
+    /// Maps (slot, length of a cached prefix) to the usable length.
+    pub(super) usable: &'a dyn Fn(usize, usize) -> usize,
+    /// Whether (slot) is getting on with its prefill, and will then be able to lend that many tokens.
+    pub(super) will_have: &'a dyn Fn(usize, usize) -> bool,
+}
 
 /// A newcomer waits for a sibling's prefill only if that saves at least this many tokens; shorter prefixes are
 /// recomputed sooner than the sibling reaches them.
 const MIN_WAIT_TOKENS: usize = 32;
 
 /// Chooses a slot for a sequence that will compute `tokens` but the last, which is always decoded afresh.
-pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, usable: Usable<'_>) -> Assignment {
+pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory: &Memory<'_>) -> Assignment {
     // The last token is decoded, never reused: its logits start the output.
     let wanted = &tokens[..tokens.len().saturating_sub(1)];
     let Some(oldest_idle) =
@@ -56,7 +60,7 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, usable
 
     let same_scope = || slots.iter().enumerate().filter(|(_, s)| s.scope == scope);
     let best = same_scope()
-        .map(|(i, s)| (i, usable(i, common_prefix(&s.kv, wanted))))
+        .map(|(i, s)| (i, (memory.usable)(i, common_prefix(&s.kv, wanted))))
         .max_by_key(|&(i, n)| (n, !slots[i].busy, slots[i].last_used))
         .filter(|&(_, n)| n > 0);
     let n_best = best.map_or(0, |(_, n)| n);
@@ -64,6 +68,7 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, usable
     let coming = same_scope()
         .filter(|(_, s)| s.busy && s.kv.len() < s.target.len())
         .map(|(i, s)| (i, common_prefix(&s.target, wanted)))
+        .filter(|&(i, n)| (memory.will_have)(i, n))
         .max_by_key(|&(_, n)| n)
         .filter(|&(_, n)| n >= n_best + MIN_WAIT_TOKENS);
     if let Some((source, _)) = coming {
@@ -117,7 +122,8 @@ mod tests {
     }
 
     fn check(slots: &[Slot], tokens: &[Token], expected: Assignment) {
-        assert_eq!(assign(slots, tokens, CacheScope::SHARED, &|_, n| n), expected, "{slots:?} {tokens:?}");
+        let memory = Memory { usable: &|_, n| n, will_have: &|_, _| true };
+        assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
     #[test]
@@ -174,8 +180,14 @@ mod tests {
     #[test]
     fn what_memory_cannot_give_back_is_not_counted() {
         let slots = [idle(&[1, 2, 3], 0)];
-        let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &|_, _| 0);
+        let memory = Memory { usable: &|_, _| 0, will_have: &|_, _| false };
+        let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
+        // Nor is it waited for.
+        let target: Vec<Token> = (0..100).collect();
+        let prefilling = Slot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
+        let assigned = assign(&[prefilling, idle(&[], 0)], &target, CacheScope::SHARED, &memory);
+        assert_eq!(assigned, Assignment::Take { slot: 1, n_keep: 0 });
     }
 
     #[test]

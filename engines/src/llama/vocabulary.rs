@@ -31,6 +31,11 @@ impl Vocabulary {
         i32::try_from(self.pieces.len()).unwrap_or(i32::MAX)
     }
 
+    /// Bytes of the longest token.
+    pub(super) fn longest_piece(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0)
+    }
+
     /// A token's bytes, control tokens spelled out; empty for a token outside the vocabulary.
     pub(super) fn piece(&self, t: Token) -> Vec<u8> {
         self.pieces.get(t as usize).map_or_else(Vec::new, |piece| piece.to_vec())

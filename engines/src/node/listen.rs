@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use axum::Router;
+use axum::serve::ListenerExt;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
@@ -97,6 +98,12 @@ impl Listener {
                 axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
             }
             Listener::Tcp(listener) => {
+                // A token is a small write: without this the network stack gathers several before it sends.
+                let listener = listener.tap_io(|stream| {
+                    if let Err(error) = stream.set_nodelay(true) {
+                        tracing::debug!(%error, "a connection delays small writes");
+                    }
+                });
                 axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
             }
         }

@@ -101,7 +101,9 @@ impl Engine for RemoteEngine {
 
     /// Dropping the stream closes the connection, which the node takes as a cancellation.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
-        let sent = self.request(Method::POST, "generate").json(&request).send().await;
+        // The head comes once the request is queued; the stream behind it may take as long as it takes.
+        let sent = self.request(Method::POST, "generate").json(&request).send();
+        let sent = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timed_out())?;
         let reply = accepted(sent).await?;
         let mut lines = Lines::new(reply.bytes_stream());
         let deltas = async_stream::stream! {
@@ -159,9 +161,10 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
 }
 
 fn unreachable(error: reqwest::Error) -> EngineError {
-    if error.is_connect() {
-        EngineError::Unavailable { reason: "the engine cannot be reached".into() }
-    } else {
-        EngineError::lost(error)
-    }
+    // A process that is slow is not a process that is gone: asking again would only add to its work.
+    if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(error) }
+}
+
+fn timed_out() -> EngineError {
+    EngineError::Unavailable { reason: "the engine did not answer in time".into() }
 }

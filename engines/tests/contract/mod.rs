@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baton_engines::Engine;
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::sequence::{CacheScope, TokenDelta};
+use baton_schemas::sequence::{CacheScope, Group, TokenDelta};
 use baton_schemas::{Delta, EngineError, FinishReason, SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -26,6 +26,7 @@ pub(crate) async fn check(engine: Arc<dyn Engine>) {
         logprobs_are_sorted_and_complete(&engine).await;
         a_conversation_is_rendered_to_tokens(&engine).await;
         a_cached_prefix_is_reported_and_kept_within_its_scope(&engine).await;
+        the_prompt_of_a_group_is_computed_once(&engine).await;
         more_sequences_than_slots_all_complete(&engine).await;
         the_queue_is_bounded(&engine).await;
         a_dropped_stream_frees_its_slot(&engine).await;
@@ -191,6 +192,29 @@ async fn a_cached_prefix_is_reported_and_kept_within_its_scope(engine: &Arc<dyn 
     assert_eq!(reply(engine, in_scope(1)).await.n_cached, 0);
     assert_eq!(reply(engine, in_scope(1)).await.n_cached, n_prompt - 1);
     assert_eq!(reply(engine, in_scope(2)).await.n_cached, 0, "another scope learns nothing");
+}
+
+async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {
+    if engine.info().await.unwrap().engine == "sim" {
+        // The simulator has one prefill rate for all and no cells to share.
+        return;
+    }
+    let request = greedy(engine, &"Choices share one long prompt. ".repeat(20), 4).await;
+    let n_prompt = request.prompt.len() as u32;
+    let group = Some(Group { id: 77, size: N_SLOTS as u32 });
+    let choices = (0..N_SLOTS as u64).map(|seed| {
+        let (engine, request) = (Arc::clone(engine), SequenceRequest { group, ..warm(request.clone(), seed) });
+        tokio::spawn(async move { reply(&engine, request).await.n_cached })
+    });
+    let mut n_cached = Vec::new();
+    for choice in choices.collect::<Vec<_>>() {
+        n_cached.push(choice.await.unwrap());
+    }
+    n_cached.sort_unstable();
+    assert_eq!(n_cached, [0, n_prompt - 1, n_prompt - 1, n_prompt - 1]);
+    // A sibling that never comes is not waited for endlessly.
+    let alone = SequenceRequest { group: Some(Group { id: 78, size: 2 }), ..request };
+    assert_eq!(reply(engine, alone).await.tokens.len(), 4);
 }
 
 async fn more_sequences_than_slots_all_complete(engine: &Arc<dyn Engine>) {

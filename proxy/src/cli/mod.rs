@@ -58,10 +58,10 @@ pub fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Serve(args) => run(serve::run(*args)),
-        Command::Node(args) => node::with_passive_threads().and_then(|()| run(node::run(*args))),
+        Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Pull(args) => run(pull::run(args)),
         #[cfg(feature = "llama")]
-        Command::Bench(args) => node::with_passive_threads().and_then(|()| run(bench::run(args))),
+        Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

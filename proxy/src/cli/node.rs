@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Failure;
 use crate::engine_args::{EngineArgs, EngineKind};
+use crate::supervisor::THREAD_WAIT;
 
 /// Options of `baton node`.
 #[derive(Args)]
@@ -66,7 +67,10 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
             } else if let Some(address) = listener.tcp_address() {
                 eprintln!("baton node is ready on {address}");
             }
-            super::serve::stop_on_signal(stop.clone());
+            // A child lives as long as its lifeline: its parent drains first, and signals to a whole group
+            // (Ctrl-C, a service manager's stop) must not take the engine from under running streams.
+            let on_signal = if is_child { CancellationToken::new() } else { stop.clone() };
+            super::serve::stop_on_signal(on_signal);
             Ok(listener.serve(router(engine, key), stop).await?)
         }
     }
@@ -170,17 +174,16 @@ fn tell_parent(event: &ChildEvent) {
     }
 }
 
-/// Makes OpenMP's threads sleep and not spin while they wait, by starting this program again with the variable set:
-/// libgomp reads it before `main`. Spinning on a machine that is shared costs a hundredfold.
-pub(super) fn with_passive_threads() -> Result<(), Failure> {
-    const VARIABLE: &str = "OMP_WAIT_POLICY";
-    if std::env::var_os(VARIABLE).is_some() || cfg!(not(feature = "llama")) {
+/// Bounds how long OpenMP's threads spin before they sleep, by starting this program again with the variables set:
+/// the runtimes read them before `main`. See [`THREAD_WAIT`]. A choice that is already in the environment stands.
+pub(super) fn with_bounded_spinning() -> Result<(), Failure> {
+    let chosen = THREAD_WAIT.iter().map(|(name, _)| *name).chain(["OMP_WAIT_POLICY"]);
+    if chosen.into_iter().any(|name| std::env::var_os(name).is_some()) || cfg!(not(feature = "llama")) {
         return Ok(());
     }
     use std::os::unix::process::CommandExt;
     let mut args = std::env::args_os();
     let name = args.next().unwrap_or_else(|| "baton".into());
-    let error =
-        std::process::Command::new(std::env::current_exe()?).arg0(name).args(args).env(VARIABLE, "passive").exec();
+    let error = std::process::Command::new(std::env::current_exe()?).arg0(name).args(args).envs(THREAD_WAIT).exec();
     Err(error.into())
 }

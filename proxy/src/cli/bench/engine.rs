@@ -32,28 +32,22 @@ pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
     let model = models::pull(&args.model, &pull::options()?).await?;
     let config = LlamaConfig { n_threads: args.threads, ..LlamaConfig::new(&model) };
     let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(config)).await??);
-    let mut bench = Bench { reference, rounds: args.rounds, n_prompts: 0 };
+    let mut node_args: Vec<OsString> = vec!["--model".into(), model.clone().into(), "--slots".into(), "8".into()];
+    node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
+    let mut bench = Bench { reference, node_args, rounds: args.rounds, n_prompts: 0 };
 
-    let node_args = |extra: &[&str]| {
-        let mut all: Vec<OsString> = vec!["--model".into(), model.clone().into(), "--slots".into(), "8".into()];
-        all.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
-        all.extend(extra.iter().map(OsString::from));
-        all
-    };
-    let node = BenchNode::start(node_args(&[])).await?;
     let mut rows = Vec::new();
     for n in PREFILL_LENGTHS {
-        rows.push(bench.prefill(&node, n).await?);
+        rows.push(bench.prefill(n).await?);
     }
     for n in STREAMS {
-        rows.push(bench.decode(&node, n).await?);
+        rows.push(bench.decode(n, 0).await?);
     }
-    rows.push(bench.joining(&node, "auto").await?);
-    let memory = memory(&node);
-    drop(node);
-    // A budget of a whole batch is what an engine without interleaving does.
-    let greedy = BenchNode::start(node_args(&["--prefill-budget", "512"])).await?;
-    rows.push(bench.joining(&greedy, "none (512 a step)").await?);
+    rows.push(bench.decode(1, IDLE_TOKENS).await?);
+    rows.push(bench.joining("auto", &[]).await?);
+    // What an engine without interleaving does: the whole prompt in one step.
+    rows.push(bench.joining("none", &["--prefill-budget", "2048", "--ubatch", "2048"]).await?);
+    let memory = bench.memory().await?;
 
     println!("{}", table(&rows, &memory));
     if let Some(path) = args.json {
@@ -64,11 +58,18 @@ pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
 
 struct Bench {
     reference: Arc<Reference>,
+    node_args: Vec<OsString>,
     rounds: u32,
     n_prompts: u32,
 }
 
 impl Bench {
+    /// A fresh node: what earlier rounds left in the cache would slow later ones down, and not the plain loop.
+    async fn node(&self, extra: &[&str]) -> Result<BenchNode, Failure> {
+        let args = self.node_args.iter().cloned().chain(extra.iter().map(OsString::from));
+        BenchNode::start(args.collect()).await
+    }
+
     /// A prompt of `n` tokens that shares no prefix with any other, so that no cache helps.
     fn prompt(&mut self, n: usize) -> Vec<Token> {
         self.n_prompts += 1;
@@ -86,10 +87,11 @@ impl Bench {
     }
 
     /// Prefill rate: both sides compute n − 1 tokens, then decode one. Seconds are from asking to the first token.
-    async fn prefill(&mut self, node: &BenchNode, n: usize) -> Result<Value, Failure> {
+    async fn prefill(&mut self, n: usize) -> Result<Value, Failure> {
         let (mut plain, mut engine) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
-            let prompt = self.prompt(n);
+            let (node, prompt, warm_up) = (self.node(&[]).await?, self.prompt(n), self.prompt(WARM_UP));
+            node.stream(warm_up, 1).await?;
             let (prefill, step) = self.plain(vec![prompt.clone()], 1).await?;
             plain.push(n as f64 / (prefill + step));
             engine.push(n as f64 / node.stream(prompt, 1).await?.ttft());
@@ -97,10 +99,16 @@ impl Bench {
         Ok(compared(&format!("prefill {n} tokens"), "tok/s", &plain, &engine, json!({})))
     }
 
-    /// Aggregate decode rate of `n` streams, while all of them decode.
-    async fn decode(&mut self, node: &BenchNode, n: usize) -> Result<Value, Failure> {
+    /// Aggregate decode rate of `n` streams, while all of them decode, with `n_idle` tokens of finished conversations
+    /// in the engine's cache. The plain loop's cache holds nothing else.
+    async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, Failure> {
         let (mut plain, mut engine, mut gaps, mut ttfts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
+            let node = self.node(&[]).await?;
+            for n in [WARM_UP].into_iter().chain((n_idle > 0).then_some(n_idle)) {
+                let earlier = self.prompt(n);
+                node.stream(earlier, 1).await?;
+            }
             let prompts: Vec<_> = (0..n).map(|_| self.prompt(SHORT_PROMPT)).collect();
             let (_, decode) = self.plain(prompts.clone(), DECODE_TOKENS as usize).await?;
             plain.push((n as u32 * DECODE_TOKENS) as f64 / decode);
@@ -114,13 +122,32 @@ impl Bench {
             "ttft_ms": { "p50": percentile(&ttfts, 50.0), "p99": percentile(&ttfts, 99.0) },
             "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0) },
         });
-        Ok(compared(&format!("decode, {n} streams"), "tok/s", &plain, &engine, latency))
+        let idle = if n_idle > 0 { format!(" beside {n_idle} idle tokens") } else { String::new() };
+        Ok(compared(&format!("decode, {n} streams{idle}"), "tok/s", &plain, &engine, latency))
+    }
+
+    /// Memory of a node that has filled a good part of its cache, beside llama.cpp's own account.
+    async fn memory(&mut self) -> Result<Value, Failure> {
+        let node = self.node(&[]).await?;
+        for _ in 0..4 {
+            let prompt = self.prompt(JOINING_PROMPT);
+            node.stream(prompt, 32).await?;
+        }
+        let buffers = node.buffers;
+        let expected = buffers.model + buffers.kv + buffers.compute;
+        let resident = node.resident_mib();
+        Ok(json!({
+            "model_mib": buffers.model, "kv_mib": buffers.kv, "compute_mib": buffers.compute,
+            "resident_mib": resident, "beyond_mib": resident.map(|r| r - expected),
+        }))
     }
 
     /// Inter-token gaps of running streams while a long prompt joins, and when that prompt's first token comes.
-    async fn joining(&mut self, node: &BenchNode, budget: &str) -> Result<Value, Failure> {
+    async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<Value, Failure> {
         let (mut gaps, mut ttfts, mut worst) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
+            let (node, warm_up) = (self.node(args).await?, self.prompt(WARM_UP));
+            node.stream(warm_up, 1).await?;
             let prompts: Vec<_> = (0..RUNNING).map(|_| self.prompt(SHORT_PROMPT)).collect();
             let long = self.prompt(JOINING_PROMPT);
             let running = prompts.into_iter().map(|prompt| node.stream(prompt, JOINED_TOKENS));
@@ -149,6 +176,12 @@ impl Bench {
     }
 }
 
+/// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory before it is measured.
+const WARM_UP: usize = 256;
+
+/// Tokens of finished conversations in the cache, for the row that shows what they cost.
+const IDLE_TOKENS: usize = 6_000;
+
 /// Long enough to be running until the long prompt has joined.
 const JOINED_TOKENS: u32 = 400;
 
@@ -173,15 +206,6 @@ fn compared(what: &str, unit: &str, plain: &[f64], engine: &[f64], more: Value) 
         row.extend(more);
     }
     row
-}
-
-fn memory(node: &BenchNode) -> Value {
-    let buffers = node.buffers;
-    let expected = buffers.model + buffers.kv + buffers.compute;
-    json!({
-        "model_mib": buffers.model, "kv_mib": buffers.kv, "compute_mib": buffers.compute,
-        "resident_mib": node.resident_mib(), "beyond_mib": node.resident_mib().map(|r| r - expected),
-    })
 }
 
 fn table(rows: &[Value], memory: &Value) -> String {

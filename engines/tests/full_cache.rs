@@ -1,0 +1,63 @@
+//! A cache that is too small for everybody: sequences are set back and continued, and none is lost.
+#![cfg(feature = "llama")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_schemas::generate::Sampling;
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::{Delta, SequenceRequest};
+use futures::StreamExt;
+
+const N_NEW: u32 = 150;
+
+#[tokio::test]
+async fn sequences_that_do_not_fit_together_all_complete() {
+    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
+        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+        return;
+    };
+    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..LlamaConfig::new(model) };
+    let engine = Arc::new(LlamaEngine::start(config).unwrap());
+    let tokens = async |text: String| {
+        engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: false }).await.unwrap()
+    };
+    // Three rounds: forks of one long prefix, whose source is then evicted by prompts of another kind, and again.
+    let shared = "All of these stories begin in the same small harbour town. ".repeat(8);
+    let prompts = (0..12).map(|i| match i % 3 {
+        0 => format!("Another thing entirely, number {i}. ").repeat(12),
+        _ => format!("{shared} Story {i}:"),
+    });
+    let mut streams = Vec::new();
+    for prompt in prompts {
+        let request = SequenceRequest {
+            prompt: tokens(prompt).await,
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            max_tokens: Some(N_NEW),
+            ignore_eos: true,
+            ..SequenceRequest::default()
+        };
+        let engine = Arc::clone(&engine);
+        streams.push(tokio::spawn(async move {
+            let (mut n_started, mut n_tokens) = (0, 0);
+            let mut deltas = engine.generate(request).await.unwrap();
+            while let Some(delta) = deltas.next().await {
+                match delta.unwrap() {
+                    Delta::Started { .. } => n_started += 1,
+                    Delta::Token(_) => n_tokens += 1,
+                    Delta::Finished { .. } => return (n_started, n_tokens),
+                }
+            }
+            panic!("a stream ended without its last delta");
+        }));
+    }
+    for stream in streams {
+        let done = tokio::time::timeout(std::time::Duration::from_secs(240), stream).await;
+        assert_eq!(done.expect("no progress").unwrap(), (1, N_NEW));
+    }
+    let load = engine.load().await.unwrap();
+    assert_eq!((load.active_slots, load.queued), (0, 0));
+}
