@@ -61,7 +61,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
         engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: false }).await.unwrap()
     };
     let mut prompts = Vec::new();
-    for (i, n_words) in [3, 20, 150, 600].into_iter().enumerate() {
+    for (i, n_words) in [3, 20, 60, 400].into_iter().enumerate() {
         prompts.push(tokens(long_prompt(&i.to_string(), n_words)).await);
     }
     let files_before = open_files(&node);
@@ -72,15 +72,19 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
         while running.len() < AT_ONCE && n_begun < N_CANCELLED {
             n_begun += 1;
             let mut prompt = prompts[random(&mut seed) as usize % prompts.len()].clone();
-            // A first token of its own, so that prefill is not always cached away.
-            prompt[0] = (random(&mut seed) % 40_000) as u32;
+            // Half have a first token of their own, so that prefill is not always cached away.
+            if n_begun % 2 == 0 {
+                prompt[0] = (random(&mut seed) % 40_000) as u32;
+            }
             let request = SequenceRequest {
                 prompt,
                 sampling: Sampling { seed: n_begun as u64, ..Sampling::default() },
                 ignore_eos: true,
                 ..SequenceRequest::default()
             };
-            let patience = Duration::from_millis(random(&mut seed) % 60);
+            // Most leave early; some stay until their tokens come.
+            let longest_ms = [30, 100, 300, 2_000][random(&mut seed) as usize % 4];
+            let patience = Duration::from_millis(random(&mut seed) % longest_ms);
             let engine = &engine;
             running.push(async move {
                 // Cut by time: in the queue, during prefill, or among the tokens.

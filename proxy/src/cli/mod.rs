@@ -6,6 +6,7 @@ mod bench;
 mod node;
 mod pull;
 mod serve;
+mod signals;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
-use super::Failure;
+use super::{Failure, signals};
 use crate::engine_args::{EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
 
@@ -67,10 +67,11 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
             } else if let Some(address) = listener.tcp_address() {
                 eprintln!("baton node is ready on {address}");
             }
-            // A child lives as long as its lifeline: its parent drains first, and signals to a whole group
-            // (Ctrl-C, a service manager's stop) must not take the engine from under running streams.
-            let on_signal = if is_child { CancellationToken::new() } else { stop.clone() };
-            super::serve::stop_on_signal(on_signal);
+            if is_child {
+                signals::ignore();
+            } else {
+                signals::stop_on_signal(stop.clone());
+            }
             Ok(listener.serve(router(engine, key), stop).await?)
         }
     }

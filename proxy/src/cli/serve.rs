@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, banner, pull};
+use super::{Failure, banner, pull, signals};
 use crate::admission::Admission;
 use crate::app::App;
 use crate::config::{RawConfig, ServeConfig};
@@ -89,7 +89,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
     let stop = CancellationToken::new();
-    stop_on_signal(stop.clone());
+    signals::stop_on_signal(stop.clone());
     let router = http::router(app, http_config(&config, address.ip().is_loopback()));
     let server = tokio::spawn(http::server::serve(listener, router, stop.clone(), DRAIN_DEADLINE));
 
@@ -197,26 +197,4 @@ fn http_config(config: &ServeConfig, on_loopback: bool) -> http::HttpConfig {
         check_host: on_loopback,
         ..http::HttpConfig::default()
     }
-}
-
-/// Cancels `stop` on SIGTERM or Ctrl-C. A second signal ends the process at once.
-pub(super) fn stop_on_signal(stop: CancellationToken) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let signals = signal(SignalKind::terminate()).and_then(|t| Ok((t, signal(SignalKind::interrupt())?)));
-    let (mut terminate, mut interrupt) = match signals {
-        Ok(signals) => signals,
-        Err(error) => return tracing::warn!(%error, "signals cannot be handled: stopping will be abrupt"),
-    };
-    tokio::spawn(async move {
-        for n_signals in 0.. {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if n_signals > 0 {
-                std::process::exit(130);
-            }
-            stop.cancel();
-        }
-    });
 }

@@ -1,0 +1,46 @@
+//! SIGTERM and Ctrl-C.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Cancels `stop` on the first signal. A second one ends the process at once.
+pub(super) fn stop_on_signal(stop: CancellationToken) {
+    let Some(mut signals) = Signals::listen() else { return };
+    tokio::spawn(async move {
+        signals.next().await;
+        stop.cancel();
+        signals.next().await;
+        std::process::exit(130);
+    });
+}
+
+/// Lets signals pass. For a child, which lives as long as its lifeline: its parent drains first, and a signal to the
+/// whole group (Ctrl-C, a service manager's stop) must not take the engine from under running streams.
+pub(super) fn ignore() {
+    let Some(mut signals) = Signals::listen() else { return };
+    tokio::spawn(async move {
+        loop {
+            signals.next().await;
+        }
+    });
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Option<Signals> {
+        let signals = signal(SignalKind::terminate())
+            .and_then(|terminate| Ok(Signals { terminate, interrupt: signal(SignalKind::interrupt())? }));
+        signals.inspect_err(|error| tracing::warn!(%error, "signals cannot be handled: stopping will be abrupt")).ok()
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
