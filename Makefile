@@ -6,6 +6,8 @@ PROFILE := --release
 # OpenMP threads that spin without end while they wait starve everything else on a small or shared machine.
 export GOMP_SPINCOUNT ?= 5000
 export CMAKE_GENERATOR ?= Ninja
+# Where scripts/setup.sh puts a newer pip, if the system's is too old to say where a package is.
+export PATH := $(CURDIR)/target/pip/bin:$(PATH)
 ifneq (,$(shell command -v ccache 2>/dev/null))
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache

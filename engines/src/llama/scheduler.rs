@@ -11,16 +11,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
+use baton_schemas::EngineError;
 use baton_schemas::node::NodeLoad;
-use baton_schemas::sequence::{Delta, FinishReason, Group, Timings, TokenDelta};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::budget::{Budget, share};
-use super::sampler::{Sampler, logprobs, token};
+use super::sampler::{logprobs, token};
+use super::sequence::{Job, Sequence};
 use super::slots::{self, Assignment, Memory, Slot};
 use super::vocabulary::Vocabulary;
 
@@ -41,82 +42,6 @@ const GROUP_WAIT: Duration = Duration::from_secs(1);
 
 /// Weight of the newest measurement in a rate.
 const RATE_WEIGHT: f64 = 0.2;
-
-/// A sequence on its way to a slot.
-pub(super) struct Job {
-    pub(super) request: SequenceRequest,
-    pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
-    pub(super) accepted: Instant,
-}
-
-/// A sequence with its progress. Survives preemption: it goes back to the queue with the tokens it has.
-struct Sequence {
-    request: SequenceRequest,
-    deltas: mpsc::Sender<Result<Delta, EngineError>>,
-    /// Prompt and everything generated so far.
-    tokens: Vec<Token>,
-    sampler: Sampler,
-    accepted: Instant,
-    /// When it first got a slot.
-    started: Option<Instant>,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
-    n_computed: u32,
-    n_generated: u32,
-}
-
-impl Sequence {
-    fn new(job: Job, vocabulary: &Vocabulary) -> Self {
-        let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
-        let request = job.request;
-        let sampler =
-            Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &request.prompt, &request.generated);
-        let tokens = [&request.prompt[..], &request.generated[..]].concat();
-        Sequence {
-            request,
-            deltas: job.deltas,
-            tokens,
-            sampler,
-            accepted: job.accepted,
-            started: None,
-            first_token: None,
-            last_token: None,
-            n_computed: 0,
-            n_generated: 0,
-        }
-    }
-
-    fn n_after_prompt(&self) -> usize {
-        self.tokens.len() - self.request.prompt.len()
-    }
-
-    /// Whether no further token may be generated.
-    fn at_limit(&self, n_ctx: usize) -> bool {
-        let limit = self.request.max_tokens.map_or(usize::MAX, |n| n as usize);
-        self.n_after_prompt() >= limit || self.tokens.len() >= n_ctx
-    }
-
-    fn timings(&self) -> Timings {
-        let started = self.started.unwrap_or(self.accepted);
-        let between = |from: Instant, to: Option<Instant>| {
-            to.map_or(0.0, |to| to.saturating_duration_since(from).as_secs_f64() * 1e3)
-        };
-        Timings {
-            queue_ms: between(self.accepted, self.started),
-            prompt_n: self.n_computed,
-            prompt_ms: between(started, self.first_token.or_else(|| Some(Instant::now()))),
-            predicted_n: self.n_generated,
-            predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
-        }
-    }
-
-    /// Sends what is known to fit: [`Scheduler::can_step`] saw the room. A reader that left is noticed next turn.
-    fn send(&self, delta: Result<Delta, EngineError>) {
-        if self.deltas.try_send(delta).is_err() {
-            tracing::debug!("the reader of a sequence has gone");
-        }
-    }
-}
 
 /// What the scheduler shares with the engine's handles.
 pub(super) struct Shared {

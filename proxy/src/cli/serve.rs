@@ -83,6 +83,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
             name: backend.name,
             aliases: [backend.aliases, config.aliases.clone()].concat(),
             since: SystemTime::now(),
+            node: if backend.supervised.is_some() { "local" } else { "remote" },
             engine: backend.engine,
             state: backend.state,
         }],

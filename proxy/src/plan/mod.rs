@@ -29,7 +29,7 @@ pub fn plan(model: &ServedModel) -> Plan<'_> {
 impl fmt::Display for Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.route {
-            Route::Direct(_) => write!(f, "direct; decode=local; reason={}", self.reason),
+            Route::Direct(model) => write!(f, "direct; decode={}; reason={}", model.node, self.reason),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Accepted and ignored: `store`, `metadata`, `service_tier`, `prompt_cache_*`, `prediction`, `safety_identifier`,
 //! `verbosity`, `user`, and any field nobody here has heard of. What would change the answer and cannot be honoured
-//! yet is refused in [`not_yet`](super::not_yet).
+//! yet is refused in `not_yet.rs`.
 
 use std::ops::RangeInclusive;
 

@@ -1,0 +1,86 @@
+//! A sequence and its progress, from the queue to its last delta.
+
+use std::time::Instant;
+
+use baton_schemas::sequence::{Delta, Timings};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use tokio::sync::mpsc;
+
+use super::sampler::Sampler;
+use super::vocabulary::Vocabulary;
+
+/// A sequence on its way to a slot.
+pub(super) struct Job {
+    pub(super) request: SequenceRequest,
+    pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
+    pub(super) accepted: Instant,
+}
+
+/// A sequence with its progress. Survives preemption: it goes back to the queue with the tokens it has.
+pub(super) struct Sequence {
+    pub(super) request: SequenceRequest,
+    pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
+    /// Prompt and everything generated so far.
+    pub(super) tokens: Vec<Token>,
+    pub(super) sampler: Sampler,
+    pub(super) accepted: Instant,
+    /// When it first got a slot.
+    pub(super) started: Option<Instant>,
+    pub(super) first_token: Option<Instant>,
+    pub(super) last_token: Option<Instant>,
+    pub(super) n_computed: u32,
+    pub(super) n_generated: u32,
+}
+
+impl Sequence {
+    pub(super) fn new(job: Job, vocabulary: &Vocabulary) -> Self {
+        let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
+        let request = job.request;
+        let sampler =
+            Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &request.prompt, &request.generated);
+        let tokens = [&request.prompt[..], &request.generated[..]].concat();
+        Sequence {
+            request,
+            deltas: job.deltas,
+            tokens,
+            sampler,
+            accepted: job.accepted,
+            started: None,
+            first_token: None,
+            last_token: None,
+            n_computed: 0,
+            n_generated: 0,
+        }
+    }
+
+    pub(super) fn n_after_prompt(&self) -> usize {
+        self.tokens.len() - self.request.prompt.len()
+    }
+
+    /// Whether no further token may be generated.
+    pub(super) fn at_limit(&self, n_ctx: usize) -> bool {
+        let limit = self.request.max_tokens.map_or(usize::MAX, |n| n as usize);
+        self.n_after_prompt() >= limit || self.tokens.len() >= n_ctx
+    }
+
+    pub(super) fn timings(&self) -> Timings {
+        let started = self.started.unwrap_or(self.accepted);
+        let between = |from: Instant, to: Option<Instant>| {
+            to.map_or(0.0, |to| to.saturating_duration_since(from).as_secs_f64() * 1e3)
+        };
+        Timings {
+            queue_ms: between(self.accepted, self.started),
+            prompt_n: self.n_computed,
+            prompt_ms: between(started, self.first_token.or_else(|| Some(Instant::now()))),
+            predicted_n: self.n_generated,
+            predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
+        }
+    }
+
+    /// Sends what is known to fit: the scheduler's `can_step` saw the room. A reader that left is noticed next turn.
+    pub(super) fn send(&self, delta: Result<Delta, EngineError>) {
+        if self.deltas.try_send(delta).is_err() {
+            tracing::debug!("the reader of a sequence has gone");
+        }
+    }
+}
