@@ -104,7 +104,7 @@ impl RawConfig {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
         toml::from_str(&text).map_err(|e| {
-            let line = e.span().map(|span| text[..span.start.min(text.len())].lines().count().max(1));
+            let line = e.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
             let place = line.map_or_else(String::new, |line| format!("line {line}: "));
             ConfigError::Invalid { path: path.to_owned(), message: format!("{place}{}", e.message()) }
         })
