@@ -1,0 +1,204 @@
+//! The shape of a model's KV cache.
+
+use serde::{Deserialize, Serialize};
+
+/// Layers a layout may have; llama.cpp's own bound is 512.
+pub const MAX_LAYERS: usize = 4096;
+
+/// Caches a model may have side by side: one, or a full one and a sliding-window one.
+pub const MAX_SECTIONS: usize = 4;
+
+/// Values in one row (all KV heads of one layer at one position).
+pub const MAX_ROW_VALUES: u32 = 1 << 20;
+
+/// What a row's values are stored as. The numbers are on the wire and never reused; they are those of ggml.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum Dtype {
+    /// 32-bit IEEE float.
+    F32 = 0,
+    /// 16-bit IEEE float.
+    F16 = 1,
+    /// Brain float: the upper half of an f32.
+    Bf16 = 30,
+}
+
+impl Dtype {
+    /// From its wire number.
+    pub fn from_number(number: u32) -> Option<Dtype> {
+        match number {
+            0 => Some(Dtype::F32),
+            1 => Some(Dtype::F16),
+            30 => Some(Dtype::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one value.
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+}
+
+/// Which elements of a K head RoPE turned together. Two engines that pair differently hold the same K in a different
+/// order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RopePairing {
+    /// The model has no rotary embedding.
+    None,
+    /// Elements `2i` and `2i + 1` (llama.cpp's `NORM`, used by its llama architecture).
+    Interleaved,
+    /// Elements `i` and `i + d/2` (llama.cpp's `NEOX`, Hugging Face's order).
+    HalfSplit,
+    /// Several position axes (vision models). Cannot be handed over yet.
+    MultiAxis,
+}
+
+/// One tensor's row: its values at one position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Rows {
+    /// How a value is stored.
+    pub dtype: Dtype,
+    /// Values per position: KV heads × head size.
+    pub n_values: u32,
+}
+
+impl Rows {
+    /// Bytes of one row.
+    pub fn bytes(&self) -> usize {
+        self.n_values as usize * self.dtype.bytes()
+    }
+}
+
+/// K and V of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LayerShape {
+    /// Keys.
+    pub k: Rows,
+    /// Values; none with multi-head latent attention, which derives them from K.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub v: Option<Rows>,
+}
+
+impl LayerShape {
+    /// Bytes of one position.
+    pub fn bytes(&self) -> usize {
+        self.k.bytes() + self.v.map_or(0, |v| v.bytes())
+    }
+}
+
+/// The layers that share one cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Section {
+    /// Positions these layers look back, their own included; `None`: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
+    /// In the order the engine stores them, lower layers first.
+    pub layers: Vec<LayerShape>,
+}
+
+impl Section {
+    /// Bytes of one position.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(LayerShape::bytes).sum()
+    }
+
+    /// Tensors (K and V counted apart).
+    pub fn n_tensors(&self) -> usize {
+        self.layers.iter().map(|l| 1 + usize::from(l.v.is_some())).sum()
+    }
+}
+
+/// A model's whole KV cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KvLayout {
+    /// Order of K's elements.
+    pub rope: RopePairing,
+    /// The full cache first, then the sliding-window one if there is one.
+    pub sections: Vec<Section>,
+}
+
+/// Why a layout cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the KV layout is not usable: {0}")]
+pub struct LayoutError(pub String);
+
+impl KvLayout {
+    /// Checks what an outsider says a layout is, before any arithmetic with it.
+    pub fn check(&self) -> Result<(), LayoutError> {
+        let wrong = |what: String| Err(LayoutError(what));
+        if self.sections.is_empty() || self.sections.len() > MAX_SECTIONS {
+            return wrong(format!("{} sections, 1 to {MAX_SECTIONS} are possible", self.sections.len()));
+        }
+        let n_layers: usize = self.sections.iter().map(|s| s.layers.len()).sum();
+        if n_layers > MAX_LAYERS || self.sections.iter().any(|s| s.layers.is_empty()) {
+            return wrong(format!("{n_layers} layers, 1 to {MAX_LAYERS} are possible and no section may be empty"));
+        }
+        if self.sections.iter().any(|s| s.window == Some(0)) {
+            return wrong("a window of 0 positions".into());
+        }
+        let rows = self.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [Some(l.k), l.v]).flatten();
+        for row in rows {
+            if row.n_values == 0 || row.n_values > MAX_ROW_VALUES {
+                return wrong(format!("rows of {} values, 1 to {MAX_ROW_VALUES} are possible", row.n_values));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that one position adds, all sections counted.
+    pub fn bytes_per_position(&self) -> usize {
+        self.sections.iter().map(Section::bytes).sum()
+    }
+
+    /// Tensors in all sections.
+    pub fn n_tensors(&self) -> usize {
+        self.sections.iter().map(Section::n_tensors).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(n_values: u32) -> KvLayout {
+        let rows = Rows { dtype: Dtype::F16, n_values };
+        let layer = LayerShape { k: rows, v: Some(rows) };
+        KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers: vec![layer; 30] }] }
+    }
+
+    #[test]
+    fn sizes_follow_from_the_shape() {
+        // SmolLM2-135M: 30 layers, 3 KV heads of 64.
+        assert_eq!(layout(192).bytes_per_position(), 23_040);
+        assert_eq!(layout(192).n_tensors(), 60);
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        assert!(layout(192).check().is_ok());
+        assert!(layout(0).check().is_err());
+        assert!(layout(u32::MAX).check().is_err());
+        let empty = KvLayout { rope: RopePairing::None, sections: vec![] };
+        assert!(empty.check().is_err());
+        let mut windowed = layout(1);
+        windowed.sections[0].window = Some(0);
+        assert!(windowed.check().is_err());
+        let mut deep = layout(1);
+        deep.sections[0].layers = vec![deep.sections[0].layers[0]; MAX_LAYERS + 1];
+        assert!(deep.check().is_err());
+    }
+
+    #[test]
+    fn dtypes_keep_their_numbers() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            assert_eq!(Dtype::from_number(dtype as u32), Some(dtype));
+        }
+        assert_eq!(Dtype::from_number(8), None);
+    }
+}
