@@ -2,6 +2,8 @@
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::Chunk;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::stream::BoxStream;
@@ -10,6 +12,39 @@ use futures::stream::BoxStream;
 ///
 /// Dropping the stream cancels the sequence: the engine frees its slot within one step.
 pub type DeltaStream = BoxStream<'static, Result<Delta, EngineError>>;
+
+/// Chunks in the order of their positions, without gaps, then exactly one `End` or an error.
+///
+/// Dropping the stream cancels the prefill within one chunk. A slow reader pauses it: the engine runs at most
+/// [`CHUNK_WINDOW`] chunks ahead.
+pub type KvStream = BoxStream<'static, Result<KvEvent, EngineError>>;
+
+/// Chunks an engine computes ahead of their reader.
+pub const CHUNK_WINDOW: usize = 2;
+
+/// A step of [`Engine::prefill`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum KvEvent {
+    /// The next positions' KV.
+    Chunk(Chunk),
+    /// Everything was sent.
+    End(PrefillReport),
+}
+
+/// What a prefill took. Times in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PrefillReport {
+    /// Waiting for a slot.
+    pub queue_ms: f64,
+    /// From the slot to the last token computed.
+    pub prefill_ms: f64,
+    /// Tokens computed for this request.
+    pub n_computed: u32,
+    /// Tokens whose KV was already here.
+    pub n_cached: u32,
+    /// Copying chunks out of the engine.
+    pub export_ms: f64,
+}
 
 /// Anything that runs one model.
 #[async_trait]
@@ -32,4 +67,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Continues a sequence. Returns once the engine has accepted the request into its bounded queue; what can be
     /// refused up front (a bad token, an overlong prompt, a full queue) is refused here and not in the stream.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError>;
+
+    /// Computes a prompt's KV for another node, chunk by chunk. Accepted and refused like [`Engine::generate`].
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError>;
 }

@@ -2,10 +2,11 @@
 //!
 //! [`Engine`] is the one interface. [`llama`] runs GGUF models through llama.cpp, [`sim`] plays a model at configured
 //! speeds, [`remote`] is an engine in another process, reached over the node protocol that [`node`] serves around any
-//! engine. All of them pass one contract suite (`engines/tests/engine_contract.rs`).
+//! engine. [`handoff`] pulls a prompt's KV from another node. All of them pass one contract suite (`engines/tests/engine_contract.rs`).
 
 pub mod engine;
 pub mod gguf;
+pub mod handoff;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod node;
@@ -13,4 +14,4 @@ pub mod remote;
 pub mod sim;
 pub mod template;
 
-pub use engine::{DeltaStream, Engine};
+pub use engine::{DeltaStream, Engine, KvEvent, KvStream};

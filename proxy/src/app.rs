@@ -40,7 +40,7 @@ impl Backend for App {
     /// The endpoint is well if every model could answer.
     fn health(&self) -> Health {
         for model in &self.pool.models {
-            match &*model.state.borrow() {
+            match &*model.decode.state.borrow() {
                 EngineState::Ready(_) => {}
                 EngineState::Starting => return Health::Loading { reason: "the model is loading".into() },
                 EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },

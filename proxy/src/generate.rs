@@ -11,7 +11,7 @@ use futures::{Stream, StreamExt};
 
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
-use crate::plan::{self, Route};
+use crate::plan::{self, Plan};
 use crate::pool::{Pool, ServedModel};
 use crate::prompt;
 use crate::stream::ChoiceText;
@@ -58,18 +58,16 @@ struct Accepted {
 
 /// Waits for the engine, prepares the prompt, plans, and starts every choice.
 async fn start(model: &ServedModel, request: &GenerateRequest, caller: &Caller) -> Result<Accepted, RequestError> {
-    let info = model.ready().await?;
-    let prompt = prompt::prepare(model, &info, request).await?;
-    let plan = plan::plan(model);
-    let choices = match &plan.route {
-        Route::Direct(model) => start_choices(model.engine.as_ref(), request, &prompt, caller).await?,
-    };
+    let info = model.decode.ready().await?;
+    let prompt = prompt::prepare(&model.decode, &info, request).await?;
+    let plan = plan::plan(model, &info, prompt.len());
+    let choices = start_choices(&plan, request, &prompt, caller).await?;
     Ok(Accepted { n_prompt: prompt.len() as u32, route: plan.to_string(), choices })
 }
 
 /// One sequence per choice. They share the prompt, which the engine computes once; each draws with its own seed.
 async fn start_choices(
-    engine: &dyn baton_engines::Engine,
+    plan: &Plan<'_>,
     request: &GenerateRequest,
     prompt: &[Token],
     caller: &Caller,
@@ -88,8 +86,9 @@ async fn start_choices(
             ignore_eos: false,
             group,
             cache_scope: caller.cache_scope,
+            kv_source: plan.kv_source(),
         };
-        choices.push(engine.generate(sequence).await?);
+        choices.push(plan.decode.engine.generate(sequence).await?);
     }
     Ok(choices)
 }
@@ -191,6 +190,7 @@ impl Clock {
             prompt_ms: between(self.slot, self.first_token),
             predicted_n: self.n_tokens,
             predicted_ms: between(self.first_token, self.last_token),
+            handoff: None,
         }
     }
 

@@ -29,28 +29,28 @@ pub enum EngineState {
     },
 }
 
-/// A model under its public names.
-pub struct ServedModel {
-    /// The name in `/v1/models` and in replies.
+/// A node of the pool: an engine somewhere, and what is known of it.
+pub struct Node {
+    /// What it is called in `x-baton-route`: no address.
     pub name: String,
-    /// Other names that find it.
-    pub aliases: Vec<String>,
-    /// When it was put into service, for `created`.
-    pub since: SystemTime,
-    /// What the engine's node is called in `x-baton-route`: no address.
-    pub node: &'static str,
-    /// The engine that runs it.
+    /// Where other nodes reach it, if they do.
+    pub url: Option<String>,
+    /// Its client.
     pub engine: Arc<dyn Engine>,
-    /// The engine's life.
+    /// Its life.
     pub state: watch::Receiver<EngineState>,
 }
 
-impl ServedModel {
-    fn is_called(&self, name: &str) -> bool {
-        std::iter::once(&self.name).chain(&self.aliases).any(|known| known.eq_ignore_ascii_case(name))
+impl Node {
+    /// What the node is, if it can be sent requests now.
+    pub fn info(&self) -> Option<Arc<NodeInfo>> {
+        match &*self.state.borrow() {
+            EngineState::Ready(info) => Some(Arc::clone(info)),
+            _ => None,
+        }
     }
 
-    /// What the engine is, once it is ready. Waits for one that is starting, but not for one that cannot start.
+    /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
     pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
         let mut state = self.state.clone();
         let settled = state.wait_for(|state| !matches!(state, EngineState::Starting));
@@ -63,6 +63,26 @@ impl ServedModel {
             Ok(Err(_)) => Err(unavailable("the engine has been stopped", READY_WAIT)),
             Err(_) => Err(unavailable("the model is loading", READY_WAIT)),
         }
+    }
+}
+
+/// A model under its public names.
+pub struct ServedModel {
+    /// The name in `/v1/models` and in replies.
+    pub name: String,
+    /// Other names that find it.
+    pub aliases: Vec<String>,
+    /// When it was put into service, for `created`.
+    pub since: SystemTime,
+    /// The node that generates.
+    pub decode: Node,
+    /// Nodes that compute prompts for it.
+    pub prefill: Vec<Node>,
+}
+
+impl ServedModel {
+    fn is_called(&self, name: &str) -> bool {
+        std::iter::once(&self.name).chain(&self.aliases).any(|known| known.eq_ignore_ascii_case(name))
     }
 }
 

@@ -5,19 +5,19 @@ use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
-use crate::pool::ServedModel;
+use crate::pool::Node;
 
 /// Renders and tokenizes. Context overflow is found here, before any stream starts.
 pub async fn prepare(
-    model: &ServedModel,
+    node: &Node,
     info: &NodeInfo,
     request: &GenerateRequest,
 ) -> Result<Vec<Token>, RequestError> {
     let tokens = match &request.input {
-        Input::Chat(conversation) => model.engine.render(conversation).await?,
+        Input::Chat(conversation) => node.engine.render(conversation).await?,
         Input::Text(text) => {
             let plain = TokenizeRequest { text: text.clone(), add_special: true, parse_special: false };
-            model.engine.tokenize(&plain).await?
+            node.engine.tokenize(&plain).await?
         }
         Input::Tokens(tokens) => tokens.clone(),
     };

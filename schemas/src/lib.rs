@@ -7,6 +7,7 @@
 
 pub mod error;
 pub mod generate;
+pub mod handoff;
 pub mod kv;
 pub mod node;
 pub mod openai;

@@ -11,6 +11,7 @@
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokens`] |
 //! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
 //! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`DeltaLine`] |
+//! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //!
 //! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::EngineError;
 use crate::generate::Conversation;
+use crate::kv::{Fingerprint, KvLayout};
 use crate::sequence::{Delta, Token};
 
 /// Path prefix of this version of the protocol.
@@ -47,6 +49,48 @@ pub struct NodeInfo {
     pub memory: Memory,
     /// Whether the model can render a conversation.
     pub has_chat_template: bool,
+    /// What the node does for others.
+    #[serde(default)]
+    pub role: Role,
+    /// What its KV is, if it can be handed over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvIdentity>,
+}
+
+/// What a node does for others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Computes prompts' KV for decode nodes.
+    Prefill,
+    /// Generates.
+    Decode,
+    /// Either.
+    #[default]
+    Both,
+}
+
+impl Role {
+    /// Whether the node computes KV for others.
+    pub fn prefills(self) -> bool {
+        self != Role::Decode
+    }
+
+    /// Whether the node generates.
+    pub fn decodes(self) -> bool {
+        self != Role::Prefill
+    }
+}
+
+/// What two nodes compare before one takes the other's KV.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvIdentity {
+    /// Vocabulary and weights.
+    pub fingerprint: Fingerprint,
+    /// Layers, rows, order of K's elements.
+    pub layout: KvLayout,
+    /// Tokens of a fixed text, whose KV is compared where the weights differ.
+    pub canary: Vec<Token>,
 }
 
 /// An engine's own account of its memory, in bytes.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::generate::Sampling;
+use crate::handoff::{HandoffTimings, KvSource};
 
 /// An index into a model's vocabulary.
 pub type Token = u32;
@@ -35,6 +36,9 @@ pub struct SequenceRequest {
     /// fast a reply starts, would tell one caller about another's prompts.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
+    /// A prefill node that computes the prompt's KV. Without one, or where it fails, the engine computes it itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_source: Option<KvSource>,
 }
 
 /// Sequences that belong together.
@@ -143,6 +147,9 @@ pub struct Timings {
     pub predicted_n: u32,
     /// From the first token to the last.
     pub predicted_ms: f64,
+    /// What came of pulling the prompt's KV from another node, if that was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handoff: Option<HandoffTimings>,
 }
 
 /// Token bytes in JSON: a string where they are UTF-8, else base64 in an object, so that no byte is lost.

@@ -45,6 +45,19 @@ impl Budget {
     }
 }
 
+impl Budget {
+    /// The next chunk of a prompt whose KV is handed over, of `n_left` tokens that are still to be computed. Chunks
+    /// get smaller toward the end, because what the reader waits for after the last token is the last chunk's export,
+    /// wire and import.
+    pub(super) fn taper(&self, n_left: usize) -> usize {
+        let half = (n_left / 2).next_multiple_of(MIN_TOKENS);
+        half.max(LAST_CHUNK).min(self.n_ubatch).min(n_left)
+    }
+}
+
+/// Smaller chunks would save less on the wire than they cost in compute.
+const LAST_CHUNK: usize = 64;
+
 /// Splits a step's budget over the sequences that are prefilling, given what each still needs. Equal shares; what a
 /// short prompt leaves over goes to the longer ones, so a short prompt never waits for a long one.
 pub(super) fn share(budget: usize, needs: &[usize]) -> Vec<usize> {
@@ -76,6 +89,19 @@ mod tests {
         assert_eq!(fixed.tokens(1, 1e6), 64);
         assert_eq!(fixed.tokens(0, 1e6), 512);
         assert_eq!(Budget { fixed: None, n_ubatch: 8 }.tokens(1, 1.0), 8);
+    }
+
+    #[test]
+    fn chunks_taper_toward_the_end_and_cover_the_prompt() {
+        let budget = Budget { fixed: None, n_ubatch: 512 };
+        let mut n_left = 1999;
+        let mut chunks = Vec::new();
+        while n_left > 0 {
+            chunks.push(budget.taper(n_left));
+            n_left -= chunks[chunks.len() - 1];
+        }
+        assert_eq!(chunks, [512, 512, 496, 240, 128, 64, 47]);
+        assert_eq!(Budget { fixed: None, n_ubatch: 32 }.taper(1000), 32);
     }
 
     #[test]

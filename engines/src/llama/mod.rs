@@ -5,7 +5,9 @@
 //! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
 
 mod budget;
+mod kv_flow;
 mod load;
+mod probe;
 pub mod reference;
 mod sampler;
 mod scheduler;
@@ -22,18 +24,24 @@ use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
-use baton_schemas::node::{Memory, NodeInfo, NodeLoad, TokenizeRequest};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::Fingerprint;
+use baton_schemas::node::{KvIdentity, Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
+use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 pub use self::load::LoadError;
-use self::scheduler::{DELTA_WINDOW, Limits, Scheduler, Shared};
-use self::sequence::Job;
+use self::kv_flow::{Export, Exported};
+use self::scheduler::{DELTA_WINDOW, Handoffs, Limits, Scheduler, Shared};
+use self::sequence::{Job, Message};
+
 use self::vocabulary::Vocabulary;
-use crate::engine::{DeltaStream, Engine};
+use crate::engine::{CHUNK_WINDOW, DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
+use crate::handoff::{self, KvPuller, LocalKv};
 use crate::gguf::Gguf;
 use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
 
@@ -122,14 +130,14 @@ pub struct LlamaEngine {
     shared: Arc<Shared>,
     load: watch::Receiver<NodeLoad>,
     /// `None` only while dropping: closing the channel is what ends the scheduler.
-    jobs: Option<std_mpsc::Sender<Job>>,
+    messages: Option<Arc<std_mpsc::Sender<Message>>>,
     scheduler: Option<JoinHandle<()>>,
 }
 
 impl Drop for LlamaEngine {
     /// Waits for the step that is running, so that llama.cpp's memory is freed by its owner and not by `exit`.
     fn drop(&mut self) {
-        drop(self.jobs.take());
+        drop(self.messages.take());
         if self.scheduler.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the scheduler had panicked");
         }
@@ -138,7 +146,9 @@ impl Drop for LlamaEngine {
 
 impl LlamaEngine {
     /// Loads the model and starts its thread. Blocks for as long as that takes: call it off the async threads.
-    pub fn start(config: LlamaConfig) -> Result<LlamaEngine, LoadError> {
+    ///
+    /// `puller` fetches KV for requests that name a source; without one they are computed here.
+    pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
         let file_bytes = std::fs::metadata(&config.model).map_or(0, |m| m.len());
@@ -146,17 +156,6 @@ impl LlamaEngine {
         let model = Arc::new(load::model(&config.model, &gguf, config.n_gpu_layers)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
-        let info = NodeInfo {
-            model: gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned),
-            engine: "llama".into(),
-            architecture: gguf.architecture().unwrap_or("unknown").into(),
-            n_ctx: sizes.n_ctx,
-            n_ctx_train: model.n_ctx_train(),
-            n_vocab: vocabulary.n_tokens() as u32,
-            n_slots: config.n_slots,
-            memory: Memory { model: model.size(), kv: u64::from(sizes.n_cells) * sizes.kv_bytes_per_token },
-            has_chat_template: template.is_some(),
-        };
         let limits = Limits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
@@ -170,18 +169,43 @@ impl LlamaEngine {
         };
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
-        let (jobs, jobs_rx) = std_mpsc::channel();
-        let max_queued = config.max_queued as usize;
-        let start = SchedulerStart {
+        let (messages, messages_rx) = std_mpsc::channel();
+        let messages = Arc::new(messages);
+        let started = Start {
             model: Arc::clone(&model),
             vocabulary: Arc::clone(&vocabulary),
-            config,
+            config: config.clone(),
             limits,
             shared: Arc::clone(&shared),
+            fingerprint: gguf.fingerprint()?,
+            puller,
+            wake: wake(&messages),
+        }
+        .run(messages_rx)?;
+        let info = NodeInfo {
+            model: gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned),
+            engine: "llama".into(),
+            architecture: gguf.architecture().unwrap_or("unknown").into(),
+            n_ctx: sizes.n_ctx,
+            n_ctx_train: model.n_ctx_train(),
+            n_vocab: vocabulary.n_tokens() as u32,
+            n_slots: config.n_slots,
+            memory: Memory { model: model.size(), kv: u64::from(sizes.n_cells) * sizes.kv_bytes_per_token },
+            has_chat_template: template.is_some(),
+            role: Role::Both,
+            kv: started.kv,
         };
-        let scheduler = Some(start.run(jobs_rx)?);
-        let jobs = Some(jobs);
-        Ok(LlamaEngine { model, vocabulary, template, info, max_queued, shared, load: load_rx, jobs, scheduler })
+        Ok(LlamaEngine {
+            model,
+            vocabulary,
+            template,
+            info,
+            max_queued: config.max_queued as usize,
+            shared,
+            load: load_rx,
+            messages: Some(messages),
+            scheduler: Some(started.thread),
+        })
     }
 
     fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
@@ -202,6 +226,25 @@ impl LlamaEngine {
             return Err(EngineError::ContextOverflow { n_prompt: n_prompt as u32, n_ctx: self.info.n_ctx });
         }
         Ok(())
+    }
+
+    /// Gives a sequence to the scheduler.
+    fn submit(
+        &self,
+        request: SequenceRequest,
+        export: Option<Export>,
+    ) -> Result<mpsc::Receiver<Result<Delta, EngineError>>, EngineError> {
+        self.check(&request)?;
+        self.enqueue()?;
+        let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
+        let job = Job { request, deltas, accepted: Instant::now(), export };
+        // Sending fails only if the scheduler's thread has died, with a panic.
+        let sent = self.messages.as_ref().is_some_and(|m| m.send(Message::Job(Box::new(job))).is_ok());
+        if !sent {
+            self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
+            return Err(EngineError::internal("the scheduler has stopped"));
+        }
+        Ok(stream)
     }
 
     /// Takes a place in the queue, or fails if all are taken.
@@ -268,42 +311,124 @@ impl Engine for LlamaEngine {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
-        self.check(&request)?;
-        self.enqueue()?;
-        let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
-        let job = Job { request, deltas, accepted: Instant::now() };
-        // Sending fails only if the scheduler's thread has died, with a panic.
-        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        if !sent {
-            self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
-            return Err(EngineError::internal("the scheduler has stopped"));
-        }
-        Ok(ReceiverStream::new(stream).boxed())
+        Ok(ReceiverStream::new(self.submit(request, None)?).boxed())
+    }
+
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
+        let Some(kv) = &self.info.kv else {
+            return Err(EngineError::Unsupported { feature: "handing this model's KV over".into() });
+        };
+        handoff::check(&request, kv, self.info.n_ctx)?;
+        let (chunks, chunks_rx) = mpsc::channel(CHUNK_WINDOW);
+        let end = request.tokens.len() as u32;
+        let export = Export::new(chunks, request.start, end);
+        // The last token of a sequence is decoded and not prefilled; here one stands in that never is.
+        let mut prompt = request.tokens;
+        prompt.push(0);
+        let cache_scope = request.cache_scope;
+        let sequence = SequenceRequest { prompt, max_tokens: Some(0), cache_scope, ..SequenceRequest::default() };
+        let deltas = self.submit(sequence, Some(export))?;
+        let wake = self.messages.as_ref().map(wake);
+        Ok(exported(deltas, chunks_rx, wake).boxed())
     }
 }
 
+/// What a prefill's reader sees: the chunks, then what the sequence's last delta says.
+fn exported(
+    mut deltas: mpsc::Receiver<Result<Delta, EngineError>>,
+    mut chunks: mpsc::Receiver<Exported>,
+    wake: Option<Wake>,
+) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
+    async_stream::try_stream! {
+        let (mut n_cached, mut export_ms) = (0, 0.0);
+        // The scheduler drops the sending half with the sequence, after its last delta.
+        while let Some(exported) = chunks.recv().await {
+            if let Some(wake) = &wake {
+                wake();
+            }
+            export_ms += exported.took.as_secs_f64() * 1e3;
+            yield KvEvent::Chunk(exported.chunk);
+        }
+        loop {
+            match deltas.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
+                Delta::Started { n_cached: n } => n_cached = n,
+                Delta::Token(_) => {}
+                Delta::Finished { timings, .. } => {
+                    yield KvEvent::End(PrefillReport {
+                        queue_ms: timings.queue_ms,
+                        prefill_ms: timings.prompt_ms,
+                        n_computed: timings.prompt_n,
+                        n_cached,
+                        export_ms,
+                    });
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Makes the scheduler look again.
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// Weak, because the scheduler ends when the last sender is gone, and holds one of these itself.
+fn wake(messages: &Arc<std_mpsc::Sender<Message>>) -> Wake {
+    let messages = Arc::downgrade(messages);
+    Arc::new(move || {
+        if let Some(messages) = messages.upgrade() {
+            // A scheduler that has ended has nothing to look at.
+            let _ = messages.send(Message::Wake);
+        }
+    })
+}
+
 /// What the scheduler's thread takes with it.
-struct SchedulerStart {
+struct Start {
     model: Arc<LlamaModel>,
     vocabulary: Arc<Vocabulary>,
     config: LlamaConfig,
     limits: Limits,
     shared: Arc<Shared>,
+    fingerprint: Fingerprint,
+    puller: Option<Arc<dyn KvPuller>>,
+    wake: Wake,
 }
 
-impl SchedulerStart {
-    /// Starts the thread that owns the context, and waits until the context exists.
-    fn run(self, jobs: std_mpsc::Receiver<Job>) -> Result<JoinHandle<()>, LoadError> {
+/// A scheduler that runs.
+struct Started {
+    thread: JoinHandle<()>,
+    /// `None` for a model that cannot be handed over.
+    kv: Option<KvIdentity>,
+}
+
+impl Start {
+    /// Starts the thread that owns the context, and waits until the context exists and has computed its first tokens.
+    fn run(self, messages: std_mpsc::Receiver<Message>) -> Result<Started, LoadError> {
         let (started, has_started) = std_mpsc::sync_channel(1);
         let run = move || {
             let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
-            let context = match load::context(&self.model, &self.config, n_cells) {
+            let mut context = match load::context(&self.model, &self.config, n_cells) {
                 Ok(context) => context,
                 Err(error) => return drop(started.send(Err(error))),
             };
             let _panic_ends_the_process = AbortOnPanic;
-            if started.send(Ok(())).is_ok() {
-                Scheduler::new(context, self.vocabulary, self.limits, self.shared).run(&jobs);
+            let local = self.local_kv(&mut context);
+            let (kv, transfers) = match local {
+                Ok(local) => {
+                    let kv = local.identity.clone();
+                    let transfers = self.handoffs(local.transfer.clone());
+                    if let Some(puller) = self.puller {
+                        puller.introduce(local);
+                    }
+                    (Some(kv), Some(transfers))
+                }
+                Err(reason) => {
+                    tracing::info!(%reason, "this model's KV is not handed over");
+                    (None, None)
+                }
+            };
+            if started.send(Ok(kv)).is_ok() {
+                Scheduler::new(context, self.vocabulary, self.limits, self.shared, transfers).run(&messages);
             }
         };
         let thread = std::thread::Builder::new()
@@ -311,9 +436,19 @@ impl SchedulerStart {
             .spawn(run)
             .map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
         match has_started.recv() {
-            Ok(outcome) => outcome.map(|()| thread),
+            Ok(outcome) => outcome.map(|kv| Started { thread, kv }),
             Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
         }
+    }
+
+    /// What this model's KV looks like, and the KV of a fixed text. Doubles as the warm-up.
+    fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<LocalKv, String> {
+        let scratch = scratch_sequence(&self.limits);
+        let layout = probe::layout(context, &self.model, self.limits.sliding_window, scratch).map_err(|e| e.to_string())?;
+        let tokens = canary_tokens(&self.model, self.vocabulary.n_tokens());
+        let canary = probe::canary(context, &layout, &tokens, scratch).map_err(|e| e.to_string())?;
+        let identity = KvIdentity { fingerprint: self.fingerprint.clone(), layout, canary: tokens };
+        Ok(LocalKv { identity, canary })
     }
 }
 

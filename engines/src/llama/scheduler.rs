@@ -5,6 +5,10 @@
 //! decoding sequence and a budgeted share of the prompts. Prefill covers a sequence's tokens but the last, and the
 //! last is decoded like any other, so a prompt that was cached, handed over or computed here continues identically.
 
+mod handoffs;
+mod placing;
+mod room;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,8 +25,9 @@ use tokio::sync::watch;
 
 use super::budget::{Budget, share};
 use super::sampler::{logprobs, token};
-use super::sequence::{Job, Sequence};
-use super::slots::{self, Assignment, Memory, Slot};
+pub(super) use self::handoffs::Handoffs;
+use super::sequence::{Message, Sequence};
+use super::slots::Slot;
 use super::vocabulary::Vocabulary;
 
 /// Deltas an engine runs ahead of its reader. A reader this far behind pauses its sequence, not the others.
@@ -33,9 +38,6 @@ const MIN_ROOM: usize = 2;
 
 /// How soon a sequence whose slow reader caught up is looked at again when nothing else runs.
 const PAUSED_POLL: Duration = Duration::from_millis(5);
-
-/// Cells a newcomer must find beyond its prompt while others run.
-const HEADROOM: usize = 64;
 
 /// How long a request's choices wait for each other.
 const GROUP_WAIT: Duration = Duration::from_secs(1);
@@ -80,6 +82,7 @@ pub(super) struct Scheduler<'m> {
     short_of_cells: bool,
     prefill_tps: f64,
     decode_tps: f64,
+    handoffs: Option<Handoffs>,
 }
 
 /// One slot's part of a step.
@@ -96,6 +99,7 @@ impl<'m> Scheduler<'m> {
         vocabulary: Arc<Vocabulary>,
         limits: Limits,
         shared: Arc<Shared>,
+        handoffs: Option<Handoffs>,
     ) -> Self {
         let capacity = limits.budget.n_ubatch + limits.n_slots;
         Scheduler {
@@ -110,47 +114,53 @@ impl<'m> Scheduler<'m> {
             short_of_cells: false,
             prefill_tps: 0.0,
             decode_tps: 0.0,
+            handoffs,
             limits,
         }
     }
 
     /// Runs until every handle is dropped.
-    pub(super) fn run(mut self, jobs: &Receiver<Job>) {
-        while self.take_in(jobs) {
+    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+        while self.take_in(messages) {
             self.drop_cancelled();
             self.fill_slots();
+            self.import_chunks();
             self.publish_load();
             self.step();
+            self.export_chunks();
         }
     }
 
     /// Takes in what has arrived; waits while there is nothing to do. False once no handle is left.
-    fn take_in(&mut self, jobs: &Receiver<Job>) -> bool {
-        let job = if self.waiting.is_empty() && self.running.iter().all(Option::is_none) {
+    fn take_in(&mut self, messages: &Receiver<Message>) -> bool {
+        if self.waiting.is_empty() && self.running.iter().all(Option::is_none) {
             self.publish_load();
-            match jobs.recv() {
-                Ok(job) => Some(job),
+            match messages.recv() {
+                Ok(message) => self.take(message),
                 Err(_) => return false,
             }
-        } else if (0..self.slots.len()).any(|slot| self.can_step(slot)) {
-            None
-        } else {
-            match jobs.recv_timeout(PAUSED_POLL) {
-                Ok(job) => Some(job),
-                Err(RecvTimeoutError::Timeout) => None,
+        } else if !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
+            match messages.recv_timeout(PAUSED_POLL) {
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return false,
             }
-        };
-        self.waiting.extend(job.map(|job| Sequence::new(job, &self.vocabulary)));
+        }
         let still_open = loop {
-            match jobs.try_recv() {
-                Ok(job) => self.waiting.push_back(Sequence::new(job, &self.vocabulary)),
+            match messages.try_recv() {
+                Ok(message) => self.take(message),
                 Err(TryRecvError::Empty) => break true,
                 Err(TryRecvError::Disconnected) => break false,
             }
         };
         self.complete_groups();
         still_open
+    }
+
+    fn take(&mut self, message: Message) {
+        if let Message::Job(job) = message {
+            self.waiting.push_back(Sequence::new(*job, &self.vocabulary));
+        }
     }
 
     /// Frees the choices of a request to start once all of them are here, or one has waited long enough: a sibling
@@ -180,124 +190,6 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Gives slots to waiting sequences, oldest first. One that waits for a sibling's prefill lets others pass.
-    fn fill_slots(&mut self) {
-        if self.short_of_cells && self.running.iter().any(Option::is_some) {
-            return;
-        }
-        self.short_of_cells = false;
-        let mut i = 0;
-        while i < self.waiting.len() {
-            let sequence = &self.waiting[i];
-            if sequence.request.group.is_some() {
-                i += 1;
-                continue;
-            }
-            let memory = Memory {
-                usable: &|slot, n| self.usable_prefix(slot, n),
-                will_have: &|slot, n| {
-                    let whole = n == self.slots[slot].target.len();
-                    self.can_step(slot) && (whole || !self.limits.indivisible)
-                },
-            };
-            let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
-            if !self.has_room_for(sequence, &assignment) {
-                // Whoever comes later must not overtake for ever: the queue waits for room.
-                return;
-            }
-            match assignment {
-                Assignment::NoSlot => return,
-                Assignment::WaitFor { .. } => i += 1,
-                Assignment::Take { slot, n_keep } => {
-                    self.cut(slot, n_keep);
-                    self.start(i, slot);
-                }
-                Assignment::Fork { slot, source, n_keep } => {
-                    self.cut(slot, 0);
-                    self.fork(source, slot, n_keep);
-                    self.start(i, slot);
-                }
-            }
-        }
-    }
-
-    /// Whether the cells that running sequences do not need are enough for one more. The headroom keeps a sequence
-    /// that was set back for lack of room from coming back only to be set back again.
-    fn has_room_for(&self, sequence: &Sequence, assignment: &Assignment) -> bool {
-        let busy: Vec<&Slot> = self.slots.iter().filter(|s| s.busy).collect();
-        if busy.is_empty() {
-            return true;
-        }
-        let committed: usize = busy.iter().map(|s| s.kv.len().max(s.target.len()) + 1 - s.n_shared).sum();
-        let shared = match *assignment {
-            Assignment::Fork { source, n_keep, .. } if self.slots[source].busy => n_keep,
-            _ => 0,
-        };
-        committed + sequence.tokens.len() - shared + HEADROOM <= self.limits.n_cells
-    }
-
-    /// How much of a prefix of length `n` the cache of `slot` can really give.
-    fn usable_prefix(&self, slot: usize, n: usize) -> usize {
-        if self.limits.indivisible {
-            // Only whole: the state is that of the last token.
-            return if n == self.slots[slot].kv.len() { n } else { 0 };
-        }
-        // A sliding window forgets: the next token attends to the window before it, which must still be there. The
-        // memory itself is asked, since not every file with a window says how long it is.
-        let oldest = usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0);
-        if n < self.slots[slot].kv.len() && oldest > 0 {
-            let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
-            return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
-        }
-        n
-    }
-
-    /// Cuts a slot's cache back to its first `n_keep` tokens.
-    fn cut(&mut self, slot: usize, n_keep: usize) {
-        if self.slots[slot].kv.len() <= n_keep {
-            return;
-        }
-        let from = u32::try_from(n_keep).ok();
-        let cut = self.context.kv_cache_seq_rm(seq_id(slot), from, None);
-        let n_left = if cut.is_ok() { n_keep } else { 0 };
-        if n_left == 0 && n_keep > 0 {
-            // A memory that cannot be cut is cleared whole; removing everything never fails.
-            tracing::debug!(slot, n_keep, "the cache could not be cut to a prefix and is recomputed");
-            if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
-                tracing::error!(slot, "llama.cpp refused to clear a sequence");
-            }
-        }
-        self.slots[slot].kv.truncate(n_left);
-        self.slots[slot].n_shared = self.slots[slot].n_shared.min(n_left);
-    }
-
-    /// Shares the first `n` cells of `source` with the empty slot `slot`.
-    fn fork(&mut self, source: usize, slot: usize, n: usize) {
-        let copied = self.context.kv_cache_seq_cp(seq_id(source), seq_id(slot), Some(0), u32::try_from(n).ok());
-        if copied.is_ok() {
-            let prefix = self.slots[source].kv[..n].to_vec();
-            self.slots[slot].kv = prefix;
-            self.slots[slot].n_shared = n;
-        }
-    }
-
-    fn start(&mut self, waiting_idx: usize, slot: usize) {
-        let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
-        self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
-        self.clock += 1;
-        let state = &mut self.slots[slot];
-        state.busy = true;
-        state.last_used = self.clock;
-        state.scope = sequence.request.cache_scope;
-        state.target = sequence.tokens[..sequence.tokens.len() - 1].to_vec();
-        // A preempted sequence starts twice; its reader hears of it once.
-        if sequence.started.is_none() {
-            sequence.started = Some(Instant::now());
-            sequence.send(Ok(Delta::Started { n_cached: state.kv.len() as u32 }));
-        }
-        self.running[slot] = Some(sequence);
-    }
-
     /// Makes a slot idle. Its cache stays for the next turn of the same conversation.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         self.clock += 1;
@@ -308,14 +200,24 @@ impl<'m> Scheduler<'m> {
         self.running[slot].take()
     }
 
-    /// Whether a slot's sequence can be part of the next step: it runs, and its reader keeps up.
+    /// Whether a slot's sequence can be part of the next step: it runs, its reader keeps up, and it waits for no other
+    /// node.
     fn can_step(&self, slot: usize) -> bool {
-        self.running[slot].as_ref().is_some_and(|s| s.deltas.is_closed() || s.deltas.capacity() >= MIN_ROOM)
+        self.running[slot].as_ref().is_some_and(|s| {
+            s.deltas.is_closed() || (s.deltas.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
+        })
     }
 
     /// Tokens a slot's sequence has to compute, the last of which is decoded.
     fn missing(&self, slot: usize) -> usize {
         self.running[slot].as_ref().map_or(0, |s| s.tokens.len() - self.slots[slot].kv.len())
+    }
+
+    /// Prompt tokens a slot's sequence can use in the next step.
+    fn next_prefill(&self, slot: usize) -> usize {
+        let n_left = self.missing(slot) - 1;
+        let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
+        if exports { self.limits.budget.taper(n_left) } else { n_left }
     }
 
     /// One `llama_decode` over everybody who can use it.
@@ -324,7 +226,7 @@ impl<'m> Scheduler<'m> {
         let ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) = ready.into_iter().partition(|&s| self.missing(s) == 1);
         let budget = self.limits.budget.tokens(decoding.len(), self.prefill_tps);
-        let needs: Vec<usize> = prefilling.iter().map(|&slot| self.missing(slot) - 1).collect();
+        let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot)).collect();
         let shares = share(budget, &needs);
 
         let mut parts: Vec<Part> =
@@ -392,6 +294,9 @@ impl<'m> Scheduler<'m> {
             if sequence.first_token.is_none() {
                 sequence.n_computed += part.n_tokens as u32;
             }
+            if kv.len() + 1 >= sequence.tokens.len() {
+                sequence.prefilled.get_or_insert_with(Instant::now);
+            }
         }
     }
 
@@ -420,65 +325,6 @@ impl<'m> Scheduler<'m> {
     fn finish(&mut self, slot: usize, reason: FinishReason) {
         if let Some(sequence) = self.release(slot) {
             sequence.send(Ok(Delta::Finished { reason, timings: sequence.timings() }));
-        }
-    }
-
-    /// Sees to it that `n` cells are free: first from idle caches, then from the youngest running sequence, which goes
-    /// back to the head of the queue with its tokens and is recomputed later. False if a sequence was set back.
-    fn make_room(&mut self, n: usize) -> bool {
-        while slots::cells_in_use(&self.slots) + n > self.limits.n_cells {
-            match slots::evictable(&self.slots) {
-                Some(slot) => self.cut(slot, 0),
-                None => return !self.set_back_youngest(),
-            }
-        }
-        true
-    }
-
-    /// llama.cpp found no cell although the count said there was one (a shared prefix outlived its source).
-    fn give_up_cells(&mut self) {
-        match slots::evictable(&self.slots) {
-            Some(slot) => self.cut(slot, 0),
-            None => {
-                self.set_back_youngest();
-            }
-        }
-    }
-
-    /// Sets the youngest running sequence back, unless it is the only one. Returns whether one was.
-    fn set_back_youngest(&mut self) -> bool {
-        let youngest = (0..self.slots.len())
-            .filter(|&slot| self.running[slot].is_some())
-            .max_by_key(|&slot| self.slots[slot].last_used);
-        let n_running = self.running.iter().flatten().count();
-        let Some(slot) = youngest else { return false };
-        if n_running == 1 {
-            // One sequence never needs more than n_ctx ≤ n_cells cells, so this is llama.cpp failing, not us.
-            self.fail_step(&[Part { slot, n_tokens: 0, logits_at: None }], "no cell in the KV cache");
-            return true;
-        }
-        tracing::info!(slot, "the KV cache is full: the youngest sequence waits for room");
-        if let Some(sequence) = self.release(slot) {
-            self.cut(slot, 0);
-            self.shared.n_queued.fetch_add(1, Ordering::AcqRel);
-            self.waiting.push_front(sequence);
-            self.short_of_cells = true;
-        }
-        true
-    }
-
-    /// llama.cpp refused the batch. Its sequences end with an error and their caches, now unknown, are cleared.
-    fn fail_step(&mut self, parts: &[Part], detail: &str) {
-        tracing::error!(detail, "llama.cpp could not compute a batch");
-        for part in parts {
-            if let Some(sequence) = self.release(part.slot) {
-                sequence.send(Err(EngineError::internal(detail)));
-            }
-            self.cut(part.slot, 0);
-            if self.context.kv_cache_seq_rm(seq_id(part.slot), None, None).is_err() {
-                tracing::error!(slot = part.slot, "llama.cpp refused to clear a sequence");
-            }
-            self.slots[part.slot].kv.clear();
         }
     }
 

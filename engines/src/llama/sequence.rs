@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
+use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::mpsc;
 
+use super::kv_flow::{Export, Import};
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
 
@@ -14,6 +16,16 @@ pub(super) struct Job {
     pub(super) request: SequenceRequest,
     pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
     pub(super) accepted: Instant,
+    /// Where the KV goes, if another node asked for it.
+    pub(super) export: Option<Export>,
+}
+
+/// What the engine's handles tell its scheduler.
+pub(super) enum Message {
+    /// A new sequence.
+    Job(Box<Job>),
+    /// A transfer can go on.
+    Wake,
 }
 
 /// A sequence with its progress. Survives preemption: it goes back to the queue with the tokens it has.
@@ -26,10 +38,18 @@ pub(super) struct Sequence {
     pub(super) accepted: Instant,
     /// When it first got a slot.
     pub(super) started: Option<Instant>,
+    /// When the KV of everything but the last token was there.
+    pub(super) prefilled: Option<Instant>,
     pub(super) first_token: Option<Instant>,
     pub(super) last_token: Option<Instant>,
     pub(super) n_computed: u32,
     pub(super) n_generated: u32,
+    /// KV that goes to another node as it is computed.
+    pub(super) export: Option<Export>,
+    /// KV that comes from another node. While it does, nothing is computed here.
+    pub(super) import: Option<Import>,
+    /// What the last import came to.
+    pub(super) imported: Option<HandoffTimings>,
 }
 
 impl Sequence {
@@ -46,10 +66,14 @@ impl Sequence {
             sampler,
             accepted: job.accepted,
             started: None,
+            prefilled: None,
             first_token: None,
             last_token: None,
             n_computed: 0,
             n_generated: 0,
+            export: job.export,
+            import: None,
+            imported: None,
         }
     }
 
@@ -63,17 +87,24 @@ impl Sequence {
         self.n_after_prompt() >= limit || self.tokens.len() >= n_ctx
     }
 
+    /// Whether the sequence waits for another node: for KV to come, or for its own to be taken.
+    pub(super) fn in_transfer(&self, n_kv: usize) -> bool {
+        self.import.is_some() || self.export.as_ref().is_some_and(|export| export.is_behind(n_kv))
+    }
+
     pub(super) fn timings(&self) -> Timings {
         let started = self.started.unwrap_or(self.accepted);
         let between = |from: Instant, to: Option<Instant>| {
             to.map_or(0.0, |to| to.saturating_duration_since(from).as_secs_f64() * 1e3)
         };
+        let prompt_done = if self.export.is_some() { self.prefilled } else { self.first_token };
         Timings {
             queue_ms: between(self.accepted, self.started),
             prompt_n: self.n_computed,
-            prompt_ms: between(started, self.first_token.or_else(|| Some(Instant::now()))),
+            prompt_ms: between(started, prompt_done.or_else(|| Some(Instant::now()))),
             predicted_n: self.n_generated,
             predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
+            handoff: self.imported,
         }
     }
 

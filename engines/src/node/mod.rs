@@ -4,6 +4,7 @@
 //! nothing, not even which paths exist.
 
 mod listen;
+mod prefill;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use baton_schemas::node::{BASE_PATH, DeltaLine, ErrorReply, RenderRequest, Text, TokenizeRequest, Tokens};
+use baton_schemas::node::{
+    BASE_PATH, DeltaLine, ErrorReply, NodeInfo, RenderRequest, Role, Text, TokenizeRequest, Tokens,
+};
 use baton_schemas::{EngineError, SequenceRequest};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
@@ -31,12 +34,17 @@ const MAX_BODY_BYTES: usize = 32 << 20;
 
 /// The secret that all nodes and the proxy share. Compared in constant time and never printed.
 #[derive(Clone)]
-pub struct ClusterKey(Arc<blake3::Hash>);
+pub struct ClusterKey(Arc<str>);
 
 impl ClusterKey {
     /// Wraps a key.
     pub fn new(key: &str) -> Self {
-        ClusterKey(Arc::new(blake3::hash(key.as_bytes())))
+        ClusterKey(key.into())
+    }
+
+    /// What the keys of handoffs are derived from.
+    fn secret(&self) -> &[u8] {
+        self.0.as_bytes()
     }
 
     fn admits(&self, headers: &HeaderMap) -> bool {
@@ -46,12 +54,21 @@ impl ClusterKey {
             .and_then(|v| v.strip_prefix("Bearer "))
             .map(|key| blake3::hash(key.as_bytes()));
         // Hashes have one length, so comparing them tells nothing about the key's.
-        presented.is_some_and(|hash| bool::from(hash.as_bytes().ct_eq(self.0.as_bytes())))
+        let expected = blake3::hash(self.secret());
+        presented.is_some_and(|hash| bool::from(hash.as_bytes().ct_eq(expected.as_bytes())))
     }
 }
 
-/// Routes of a node around `engine`.
-pub fn router(engine: Arc<dyn Engine>, key: ClusterKey) -> Router {
+/// What the calls are answered from.
+#[derive(Clone)]
+struct NodeState {
+    engine: Arc<dyn Engine>,
+    role: Role,
+    key: ClusterKey,
+}
+
+/// Routes of a node around `engine`, for what its role allows.
+pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
     let routes = Router::new()
         .route("/info", get(info))
         .route("/load", get(load))
@@ -59,7 +76,8 @@ pub fn router(engine: Arc<dyn Engine>, key: ClusterKey) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/generate", post(generate))
-        .with_state(engine);
+        .route("/prefill", post(prefill))
+        .with_state(NodeState { engine, role, key: key.clone() });
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
@@ -75,48 +93,51 @@ async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Nex
     }
 }
 
-type Node = State<Arc<dyn Engine>>;
+type Node = State<NodeState>;
 
-async fn info(State(engine): Node) -> Response {
-    answer(engine.info().await)
+async fn info(State(node): Node) -> Response {
+    answer(node.engine.info().await.map(|info| NodeInfo { role: node.role, ..info }))
 }
 
-async fn load(State(engine): Node) -> Response {
-    answer(engine.load().await)
+async fn load(State(node): Node) -> Response {
+    answer(node.engine.load().await)
 }
 
-async fn render(State(engine): Node, body: Bytes) -> Response {
+async fn render(State(node): Node, body: Bytes) -> Response {
     let request: RenderRequest = match parse(&body) {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    answer(engine.render(&request.conversation).await.map(|tokens| Tokens { tokens }))
+    answer(node.engine.render(&request.conversation).await.map(|tokens| Tokens { tokens }))
 }
 
-async fn tokenize(State(engine): Node, body: Bytes) -> Response {
+async fn tokenize(State(node): Node, body: Bytes) -> Response {
     let request: TokenizeRequest = match parse(&body) {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    answer(engine.tokenize(&request).await.map(|tokens| Tokens { tokens }))
+    answer(node.engine.tokenize(&request).await.map(|tokens| Tokens { tokens }))
 }
 
-async fn detokenize(State(engine): Node, body: Bytes) -> Response {
+async fn detokenize(State(node): Node, body: Bytes) -> Response {
     let request: Tokens = match parse(&body) {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    answer(engine.detokenize(&request.tokens).await.map(|text| Text { text }))
+    answer(node.engine.detokenize(&request.tokens).await.map(|text| Text { text }))
 }
 
 /// Streams deltas, one JSON value a line. Dropping the response, as a closed connection does, drops the engine's
 /// stream and so cancels the sequence.
-async fn generate(State(engine): Node, body: Bytes) -> Response {
+async fn generate(State(node): Node, body: Bytes) -> Response {
     let request: SequenceRequest = match parse(&body) {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    match engine.generate(request).await {
+    if !node.role.decodes() {
+        return answer::<()>(Err(EngineError::Unsupported { feature: "generating: its role is prefill".into() }));
+    }
+    match node.engine.generate(request).await {
         Err(error) => answer::<()>(Err(error)),
         Ok(deltas) => {
             // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
@@ -133,6 +154,14 @@ async fn generate(State(engine): Node, body: Bytes) -> Response {
             });
             ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
         }
+    }
+}
+
+/// Streams KV records; see [`baton_schemas::kv`].
+async fn prefill(State(node): Node, body: Bytes) -> Response {
+    match parse(&body) {
+        Ok(request) => prefill::respond(&node, request).await,
+        Err(refused) => refused,
     }
 }
 

@@ -6,6 +6,7 @@
 //! simulation.
 
 mod cache;
+mod kv;
 mod text;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
-use baton_schemas::node::{Memory, NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -23,7 +25,8 @@ use tokio::time::Instant;
 
 use self::cache::PrefixCache;
 use self::text::{N_VOCAB, Speaker};
-use crate::engine::{DeltaStream, Engine};
+use crate::engine::{DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
+use crate::handoff::{self, KvPuller};
 
 /// Speeds and sizes of a simulated machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,8 +43,10 @@ pub struct SimConfig {
     pub decode_tps: f64,
     /// Sequences that may wait for a slot.
     pub max_queued: u32,
-    /// Prompt tokens computed between two looks at whether the reader is still there.
+    /// Prompt tokens computed between two looks at whether the reader is still there, and handed over in one chunk.
     pub chunk_tokens: u32,
+    /// KV bytes of one token, for handoffs; rounded to whole values of 2 bytes.
+    pub kv_bytes_per_token: u32,
 }
 
 impl Default for SimConfig {
@@ -55,6 +60,7 @@ impl Default for SimConfig {
             decode_tps: 100.0,
             max_queued: 256,
             chunk_tokens: 256,
+            kv_bytes_per_token: 256,
         }
     }
 }
@@ -71,11 +77,17 @@ struct State {
     /// One prefill computes at a time: the next begins where the last will end.
     prefill_free_at: Mutex<Instant>,
     cache: Mutex<PrefixCache>,
+    puller: Option<Arc<dyn KvPuller>>,
 }
 
 impl SimEngine {
-    /// An engine with these speeds. Rates that are not positive count as instant.
+    /// An engine with these speeds, which computes every prompt itself. Rates that are not positive count as instant.
     pub fn new(config: SimConfig) -> SimEngine {
+        SimEngine::with_puller(config, None)
+    }
+
+    /// The same, with `puller` for requests that name a source of KV.
+    pub fn with_puller(config: SimConfig, puller: Option<Arc<dyn KvPuller>>) -> SimEngine {
         let n_slots = (config.n_slots.max(1) as usize).min(Semaphore::MAX_PERMITS);
         let state = State {
             slots: Arc::new(Semaphore::new(n_slots)),
@@ -83,7 +95,11 @@ impl SimEngine {
             prefill_free_at: Mutex::new(Instant::now()),
             cache: Mutex::new(PrefixCache::new(n_slots)),
             config,
+            puller,
         };
+        if let Some(puller) = &state.puller {
+            puller.introduce(kv::local(&state.config));
+        }
         SimEngine { state: Arc::new(state) }
     }
 
@@ -118,6 +134,8 @@ impl Engine for SimEngine {
             n_slots: config.n_slots,
             memory: Memory::default(),
             has_chat_template: true,
+            role: Role::Both,
+            kv: Some(kv::local(config).identity),
         })
     }
 
@@ -163,7 +181,8 @@ impl Engine for SimEngine {
             yield Delta::Started { n_cached: n_cached as u32 };
 
             let speaker = Speaker::new(&request);
-            let mut n_left = wanted.len() - n_cached;
+            let handoff = state.pull(&request, wanted, n_cached).await;
+            let mut n_left = wanted.len() - n_cached - handoff.map_or(0, |h| h.n_tokens as usize);
             let prompt_n = n_left as u32;
             while n_left > 0 {
                 let chunk = n_left.min(state.config.chunk_tokens.max(1) as usize);
@@ -173,7 +192,7 @@ impl Engine for SimEngine {
             lock(&state.cache).insert(request.cache_scope, tokens.clone());
 
             let step = seconds(1.0, state.config.decode_tps);
-            let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
+            let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, handoff, ..Timings::default() };
             let mut first_token = None;
             let mut due = Instant::now();
             let limit = request.max_tokens.map_or(usize::MAX, |n| n as usize);
@@ -199,6 +218,45 @@ impl Engine for SimEngine {
         };
         // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.
         Ok(deltas.boxed())
+    }
+
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
+        handoff::check(&request, &kv::local(&self.state.config).identity, self.state.config.n_ctx)?;
+        let state = Arc::clone(&self.state);
+        let place = QueuePlace::take(Arc::clone(&state))?;
+        let events = async_stream::try_stream! {
+            let accepted = Instant::now();
+            let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
+                Err(EngineError::internal("the simulator has stopped"))?;
+                return;
+            };
+            drop(place);
+            let started = Instant::now();
+            let tokens = &request.tokens;
+            let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, tokens);
+            let chunk = state.config.chunk_tokens.max(1);
+            let mut p0 = request.start;
+            let mut n_computed = 0;
+            let mut computed = started;
+            while (p0 as usize) < tokens.len() {
+                let p1 = p0.saturating_add(chunk).min(tokens.len() as u32);
+                let n_new = (p1 as usize).saturating_sub(n_cached.max(p0 as usize));
+                state.prefill(n_new).await;
+                n_computed += n_new as u32;
+                computed = Instant::now();
+                yield KvEvent::Chunk(kv::chunk(&state.config, tokens, p0..p1));
+                p0 = p1;
+            }
+            lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            yield KvEvent::End(PrefillReport {
+                queue_ms: millis(started - accepted),
+                prefill_ms: millis(computed - started),
+                n_computed,
+                n_cached: n_cached as u32,
+                export_ms: 0.0,
+            });
+        };
+        Ok(events.boxed())
     }
 }
 

@@ -21,7 +21,7 @@ use crate::engine_args::{EngineArgs, EngineKind};
 use crate::http;
 use crate::models::{self, Located};
 use crate::node_watch;
-use crate::pool::{EngineState, Pool, ServedModel};
+use crate::pool::{EngineState, Node, Pool, ServedModel};
 use crate::supervisor::{self, StartError, Supervised};
 
 /// Options of `baton serve`. A flag wins over the configuration file.
@@ -83,9 +83,13 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
             name: backend.name,
             aliases: [backend.aliases, config.aliases.clone()].concat(),
             since: SystemTime::now(),
-            node: if backend.supervised.is_some() { "local" } else { "remote" },
-            engine: backend.engine,
-            state: backend.state,
+            decode: Node {
+                name: if backend.supervised.is_some() { "local" } else { "remote" }.to_owned(),
+                url: None,
+                engine: backend.engine,
+                state: backend.state,
+            },
+            prefill: Vec::new(),
         }],
     };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });

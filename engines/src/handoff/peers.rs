@@ -1,0 +1,131 @@
+//! Which prefill nodes' KV this engine takes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::kv::Fingerprint;
+use baton_schemas::node::KvIdentity;
+
+/// How long a peer is taken for what it was. Each reply's head is compared with it all the same, so a peer that was
+/// restarted with another model is noticed at once.
+const ADMITTED_FOR: Duration = Duration::from_secs(300);
+
+/// How soon a peer that was refused is looked at again.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+
+/// Peers remembered; more than any cluster this is for.
+const MAX_PEERS: usize = 256;
+
+/// What was found out about peers, by address.
+#[derive(Default)]
+pub(super) struct Peers(Mutex<HashMap<String, Finding>>);
+
+struct Finding {
+    outcome: Result<Fingerprint, HandoffFailure>,
+    at: Instant,
+}
+
+impl Peers {
+    /// What is still known of a peer.
+    pub(super) fn known(&self, url: &str) -> Option<Result<Fingerprint, HandoffFailure>> {
+        let peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let finding = peers.get(url)?;
+        let lasts = if finding.outcome.is_ok() { ADMITTED_FOR } else { REFUSED_FOR };
+        (finding.at.elapsed() < lasts).then_some(finding.outcome)
+    }
+
+    /// Remembers what was found.
+    pub(super) fn remember(&self, url: &str, outcome: Result<Fingerprint, HandoffFailure>) {
+        let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.len() >= MAX_PEERS && !peers.contains_key(url) {
+            peers.clear();
+        }
+        peers.insert(url.to_owned(), Finding { outcome, at: Instant::now() });
+    }
+
+    /// Forgets a peer that turned out to be another than it was.
+    pub(super) fn forget(&self, url: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(url);
+    }
+}
+
+/// How a peer's model compares with the engine's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Match {
+    /// The same weights.
+    Exact,
+    /// KV of the same shape from other weights: the canary decides.
+    OtherWeights,
+    /// Cannot be handed over, and why.
+    Impossible(String),
+}
+
+/// Compares what two nodes say they run.
+pub(super) fn compare(local: &KvIdentity, peer: &KvIdentity) -> Match {
+    if local.fingerprint.vocabulary != peer.fingerprint.vocabulary {
+        return Match::Impossible("the models have different vocabularies".into());
+    }
+    let (ours, theirs) = (&local.layout, &peer.layout);
+    let count = |sections: &[baton_schemas::kv::Section]| sections.iter().map(|s| s.layers.len()).collect::<Vec<_>>();
+    if count(&ours.sections) != count(&theirs.sections) {
+        let (ours, theirs) = (count(&ours.sections), count(&theirs.sections));
+        return Match::Impossible(format!("the models have {ours:?} and {theirs:?} layers"));
+    }
+    if ours.rope != theirs.rope {
+        return Match::Impossible(format!("K's elements are in {:?} and {:?} order", ours.rope, theirs.rope));
+    }
+    if ours != theirs {
+        return Match::Impossible("the KV rows have different sizes or types".into());
+    }
+    if local.fingerprint.weights == peer.fingerprint.weights { Match::Exact } else { Match::OtherWeights }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::kv::{Dtype, KvLayout, LayerShape, RopePairing, Rows, Section};
+
+    use super::*;
+
+    fn identity(vocabulary: u8, weights: u8, n_layers: usize, rope: RopePairing) -> KvIdentity {
+        let rows = Rows { dtype: Dtype::F16, n_values: 64 };
+        let layers = vec![LayerShape { k: rows, v: Some(rows) }; n_layers];
+        KvIdentity {
+            fingerprint: Fingerprint { vocabulary: [vocabulary; 32], weights: [weights; 32] },
+            layout: KvLayout { rope, sections: vec![Section { window: None, layers }] },
+            canary: vec![1],
+        }
+    }
+
+    #[test]
+    fn only_the_same_shape_in_the_same_order_can_be_handed_over() {
+        let ours = identity(1, 1, 2, RopePairing::Interleaved);
+        assert_eq!(compare(&ours, &ours), Match::Exact);
+        assert_eq!(compare(&ours, &identity(1, 2, 2, RopePairing::Interleaved)), Match::OtherWeights);
+        let impossible = [
+            (identity(2, 1, 2, RopePairing::Interleaved), "vocabularies"),
+            (identity(1, 1, 3, RopePairing::Interleaved), "[2] and [3] layers"),
+            (identity(1, 1, 2, RopePairing::HalfSplit), "order"),
+        ];
+        for (theirs, why) in impossible {
+            match compare(&ours, &theirs) {
+                Match::Impossible(reason) => assert!(reason.contains(why), "{reason}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_found_is_remembered_for_a_while() {
+        let peers = Peers::default();
+        let fingerprint = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
+        assert_eq!(peers.known("a"), None);
+        peers.remember("a", Ok(fingerprint));
+        peers.remember("b", Err(HandoffFailure::CanaryFailed));
+        assert_eq!(peers.known("a"), Some(Ok(fingerprint)));
+        assert_eq!(peers.known("b"), Some(Err(HandoffFailure::CanaryFailed)));
+        peers.forget("a");
+        assert_eq!(peers.known("a"), None);
+    }
+}

@@ -1,0 +1,131 @@
+//! KV in and out, between steps.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_schemas::EngineError;
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::kv::VerifiedKv;
+
+use super::super::kv_flow::{Exported, Import, Incoming};
+use super::super::placement::BlobPlacement;
+use super::super::transfer::KvTransfer;
+use super::Scheduler;
+use crate::handoff::{KvPuller, PlaceRows, PullOrder};
+
+/// What handing KV over takes. The engine of a model whose KV cannot be handed over has none.
+pub(in super::super) struct Handoffs {
+    pub(in super::super) transfer: KvTransfer,
+    /// How a chunk lies in memory that llama.cpp reads.
+    pub(in super::super) placement: Arc<PlaceRows>,
+    /// Fetches KV; `None` where nobody asks for it.
+    pub(in super::super) puller: Option<Arc<dyn KvPuller>>,
+    /// Makes the scheduler look again.
+    pub(in super::super) wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl Scheduler<'_> {
+    /// Asks the sequence's KV source for what is missing, if it has a source and anything is.
+    pub(super) fn begin_import(&mut self, slot: usize) {
+        let n_kept = self.slots[slot].kv.len();
+        let Some(sequence) = &mut self.running[slot] else { return };
+        let wanted = &sequence.tokens[..sequence.tokens.len() - 1];
+        // One attempt for a sequence: one that was set back computes what it lost.
+        let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
+        let Some(handoffs) = &self.handoffs else { return };
+        let Some(puller) = &handoffs.puller else { return };
+        let order = PullOrder {
+            source,
+            tokens: wanted.to_vec(),
+            start: n_kept as u32,
+            cache_scope: sequence.request.cache_scope,
+            placement: Arc::clone(&handoffs.placement),
+        };
+        sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));
+    }
+
+    /// Takes in at most one chunk for every sequence that waits for KV, so that running streams wait for little.
+    pub(super) fn import_chunks(&mut self) {
+        for slot in 0..self.slots.len() {
+            let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { continue };
+            match import.poll() {
+                Incoming::Nothing => {}
+                Incoming::Over(timings) => self.end_import(slot, timings),
+                Incoming::Chunk(chunk) => {
+                    if let Err(error) = self.import_chunk(slot, chunk) {
+                        tracing::warn!(slot, error, "a verified chunk could not be imported");
+                        self.fail_import(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    fn import_chunk(&mut self, slot: usize, chunk: VerifiedKv) -> Result<(), String> {
+        let began = Instant::now();
+        let n_kv = self.slots[slot].kv.len();
+        let span = chunk.span().clone();
+        while !self.make_room((span.p1 - span.p0) as usize) {
+            // The youngest sequence went back to the queue. If it was this one, its import is gone with it.
+            if self.running[slot].as_ref().is_none_or(|s| s.import.is_none()) {
+                return Ok(());
+            }
+        }
+        let handoffs = self.handoffs.as_ref().ok_or("this model's KV is not handed over")?;
+        let transfer = &handoffs.transfer;
+        // The buffer becomes the blob: no row is copied.
+        let placement = BlobPlacement::new(transfer.layout(), span.p0..span.p1, &span.starts);
+        let blob = placement.and_then(|p| p.seal(chunk.into_buffer())).map_err(|e| e.to_string())?;
+        transfer.import(&mut self.context, slot as u32, n_kv as u32, &blob).map_err(|e| e.to_string())?;
+        let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
+        self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..span.p1 as usize]);
+        if let Some(import) = &mut sequence.import {
+            import.took(&span, began.elapsed());
+        }
+        Ok(())
+    }
+
+    fn fail_import(&mut self, slot: usize) {
+        let import = self.running[slot].as_mut().and_then(|s| s.import.as_mut());
+        if let Some(timings) = import.map(|import| import.fail(HandoffFailure::ImportFailed)) {
+            self.end_import(slot, timings);
+        }
+    }
+
+    /// From here on the sequence is like any other: what is not there it computes.
+    fn end_import(&mut self, slot: usize, timings: HandoffTimings) {
+        let Some(sequence) = &mut self.running[slot] else { return };
+        sequence.import = None;
+        sequence.imported = Some(timings);
+        if let Some(failure) = timings.failure {
+            tracing::warn!(slot, failure = failure.as_str(), n_tokens = timings.n_tokens, "the rest is computed here");
+        }
+        // A pull that broke off may have left out what a sliding window looks back at from here.
+        let n_kv = self.slots[slot].kv.len();
+        let Some(handoffs) = &self.handoffs else { return };
+        if n_kv > 0 && !handoffs.transfer.can_continue(&self.context, slot as u32, n_kv as u32) {
+            self.cut(slot, 0);
+        }
+    }
+
+    /// Sends what has been computed to those who asked for it, as far as they keep up.
+    pub(super) fn export_chunks(&mut self) {
+        let Some(handoffs) = &self.handoffs else { return };
+        let transfer = handoffs.transfer.clone();
+        for slot in 0..self.slots.len() {
+            let n_kv = self.slots[slot].kv.len();
+            let Some(sequence) = &mut self.running[slot] else { continue };
+            let Some(export) = &mut sequence.export else { continue };
+            let Some(positions) = export.next_range(n_kv, self.limits.budget.n_ubatch) else { continue };
+            let began = Instant::now();
+            match transfer.export(&mut self.context, slot as u32, positions, export.end(), Vec::new()) {
+                Ok(chunk) => export.send(Exported { chunk, took: began.elapsed() }),
+                Err(error) => {
+                    tracing::error!(slot, %error, "computed KV could not be exported");
+                    sequence.send(Err(EngineError::internal(error)));
+                    self.release(slot);
+                }
+            }
+        }
+    }
+}

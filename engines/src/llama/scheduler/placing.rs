@@ -1,0 +1,136 @@
+//! From the queue to a slot.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use baton_schemas::sequence::Delta;
+
+use super::super::sequence::Sequence;
+use super::super::slots::{self, Assignment, Memory, Slot};
+use super::{Scheduler, seq_id};
+
+/// Cells a newcomer must find beyond its prompt while others run.
+const HEADROOM: usize = 64;
+
+impl Scheduler<'_> {
+    /// Gives slots to waiting sequences, oldest first. One that waits for a sibling's prefill lets others pass.
+    pub(super) fn fill_slots(&mut self) {
+        if self.short_of_cells && self.running.iter().any(Option::is_some) {
+            return;
+        }
+        self.short_of_cells = false;
+        let mut i = 0;
+        while i < self.waiting.len() {
+            let sequence = &self.waiting[i];
+            if sequence.request.group.is_some() {
+                i += 1;
+                continue;
+            }
+            let memory = Memory {
+                usable: &|slot, n| self.usable_prefix(slot, n),
+                will_have: &|slot, n| {
+                    let whole = n == self.slots[slot].target.len();
+                    let gets_on = self.can_step(slot) || self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
+                    gets_on && (whole || !self.limits.indivisible)
+                },
+            };
+            let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
+            if !self.has_room_for(sequence, &assignment) {
+                // Whoever comes later must not overtake for ever: the queue waits for room.
+                return;
+            }
+            match assignment {
+                Assignment::NoSlot => return,
+                Assignment::WaitFor { .. } => i += 1,
+                Assignment::Take { slot, n_keep } => {
+                    self.cut(slot, n_keep);
+                    self.start(i, slot);
+                }
+                Assignment::Fork { slot, source, n_keep } => {
+                    self.cut(slot, 0);
+                    self.fork(source, slot, n_keep);
+                    self.start(i, slot);
+                }
+            }
+        }
+    }
+
+    /// Whether the cells that running sequences do not need are enough for one more. The headroom keeps a sequence
+    /// that was set back for lack of room from coming back only to be set back again.
+    fn has_room_for(&self, sequence: &Sequence, assignment: &Assignment) -> bool {
+        let busy: Vec<&Slot> = self.slots.iter().filter(|s| s.busy).collect();
+        if busy.is_empty() {
+            return true;
+        }
+        let committed: usize = busy.iter().map(|s| s.kv.len().max(s.target.len()) + 1 - s.n_shared).sum();
+        let shared = match *assignment {
+            Assignment::Fork { source, n_keep, .. } if self.slots[source].busy => n_keep,
+            _ => 0,
+        };
+        committed + sequence.tokens.len() - shared + HEADROOM <= self.limits.n_cells
+    }
+
+    /// How much of a prefix of length `n` the cache of `slot` can really give.
+    pub(super) fn usable_prefix(&self, slot: usize, n: usize) -> usize {
+        if self.limits.indivisible {
+            // Only whole: the state is that of the last token.
+            return if n == self.slots[slot].kv.len() { n } else { 0 };
+        }
+        // A sliding window forgets: the next token attends to the window before it, which must still be there. The
+        // memory itself is asked, since not every file with a window says how long it is.
+        let oldest = usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0);
+        if n < self.slots[slot].kv.len() && oldest > 0 {
+            let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
+            return if needed_from.is_some_and(|from| oldest <= from) { n } else { 0 };
+        }
+        n
+    }
+
+    /// Cuts a slot's cache back to its first `n_keep` tokens.
+    pub(super) fn cut(&mut self, slot: usize, n_keep: usize) {
+        if self.slots[slot].kv.len() <= n_keep {
+            return;
+        }
+        let from = u32::try_from(n_keep).ok();
+        let cut = self.context.kv_cache_seq_rm(seq_id(slot), from, None);
+        let n_left = if cut.is_ok() { n_keep } else { 0 };
+        if n_left == 0 && n_keep > 0 {
+            // A memory that cannot be cut is cleared whole; removing everything never fails.
+            tracing::debug!(slot, n_keep, "the cache could not be cut to a prefix and is recomputed");
+            if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
+                tracing::error!(slot, "llama.cpp refused to clear a sequence");
+            }
+        }
+        self.slots[slot].kv.truncate(n_left);
+        self.slots[slot].n_shared = self.slots[slot].n_shared.min(n_left);
+    }
+
+    /// Shares the first `n` cells of `source` with the empty slot `slot`.
+    fn fork(&mut self, source: usize, slot: usize, n: usize) {
+        let copied = self.context.kv_cache_seq_cp(seq_id(source), seq_id(slot), Some(0), u32::try_from(n).ok());
+        if copied.is_ok() {
+            let prefix = self.slots[source].kv[..n].to_vec();
+            self.slots[slot].kv = prefix;
+            self.slots[slot].n_shared = n;
+        }
+    }
+
+    fn start(&mut self, waiting_idx: usize, slot: usize) {
+        let Some(mut sequence) = self.waiting.remove(waiting_idx) else { return };
+        self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
+        self.clock += 1;
+        let state = &mut self.slots[slot];
+        state.busy = true;
+        state.last_used = self.clock;
+        state.scope = sequence.request.cache_scope;
+        state.target = sequence.tokens[..sequence.tokens.len() - 1].to_vec();
+        // A preempted sequence starts twice; its reader hears of it once.
+        if sequence.started.is_none() {
+            sequence.started = Some(Instant::now());
+            sequence.send(Ok(Delta::Started { n_cached: state.kv.len() as u32 }));
+        }
+        self.running[slot] = Some(sequence);
+        self.begin_import(slot);
+    }
+
+}

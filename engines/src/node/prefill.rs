@@ -1,0 +1,122 @@
+//! `POST /node/v1/prefill`: an engine's chunks as records on the wire.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::response::{IntoResponse, Response};
+use baton_schemas::EngineError;
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::{Codec, Handoff, PrefillTimings, Wait, WriteError, Writer};
+use futures::{Stream, StreamExt};
+use http::header;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{NodeState, answer};
+use crate::engine::{KvEvent, KvStream, PrefillReport};
+
+/// How often a reader that waits for a chunk hears that the node lives.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+/// Encoded records ahead of the socket.
+const RECORD_WINDOW: usize = 1;
+
+/// Answers with a stream of records. Dropping the response, as a closed connection does, cancels the prefill.
+pub(super) async fn respond(node: &NodeState, request: PrefillRequest) -> Response {
+    match begin(node, request).await {
+        Err(error) => answer::<()>(Err(error)),
+        Ok(records) => {
+            let pieces = records.flat_map(|record| futures::stream::iter(record.into_iter().map(Ok::<_, Infallible>)));
+            ([(header::CONTENT_TYPE, "application/x-baton-kv")], Body::from_stream(pieces)).into_response()
+        }
+    }
+}
+
+async fn begin(node: &NodeState, request: PrefillRequest) -> Result<impl Stream<Item = Vec<Bytes>> + use<>, EngineError> {
+    if !node.role.prefills() {
+        return Err(EngineError::Unsupported { feature: "prefilling for others: its role is decode".into() });
+    }
+    let info = node.engine.info().await?;
+    let kv = info.kv.ok_or_else(|| EngineError::Unsupported { feature: "handing this model's KV over".into() })?;
+    let codec = choose(&request.codecs)?;
+    let handoff = Handoff {
+        id: request.handoff,
+        fingerprint: kv.fingerprint,
+        layout: kv.layout,
+        start: request.start,
+        tokens: request.tokens.clone(),
+    };
+    let (writer, head) = Writer::begin(node.key.secret(), handoff, codec).map_err(invalid)?;
+    let events = node.engine.prefill(request).await?;
+    let (records, reader) = mpsc::channel(RECORD_WINDOW);
+    // A task of its own, so that the next record is made while this one is on its way.
+    tokio::spawn(async move {
+        tokio::select! {
+            () = write(writer, head, events, &records) => {}
+            () = records.closed() => {}
+        }
+    });
+    Ok(ReceiverStream::new(reader))
+}
+
+async fn write(mut writer: Writer, head: Vec<Bytes>, mut events: KvStream, records: &mpsc::Sender<Vec<Bytes>>) {
+    let mut record = Ok(head);
+    let mut n_done = 0;
+    loop {
+        let is_last = match record {
+            Ok(record) => records.send(record).await.is_err(),
+            Err(error) => {
+                tracing::error!(%error, "a record could not be written");
+                true
+            }
+        };
+        if is_last {
+            return;
+        }
+        record = match tokio::time::timeout(SIGN_OF_LIFE, events.next()).await {
+            Err(_) => writer.wait(Wait { n_done, ..Wait::default() }),
+            Ok(Some(Ok(KvEvent::Chunk(chunk)))) => {
+                n_done += chunk.n_positions();
+                // Hashing and encoding take milliseconds: not on a thread that serves others.
+                let encoded = tokio::task::spawn_blocking(move || {
+                    let record = writer.frame(&chunk);
+                    (writer, record)
+                });
+                match encoded.await {
+                    Ok((returned, record)) => {
+                        writer = returned;
+                        record
+                    }
+                    Err(panic) => return tracing::error!(%panic, "a record could not be written"),
+                }
+            }
+            Ok(Some(Ok(KvEvent::End(report)))) => return finish(writer.end(timings(report)), records).await,
+            Ok(Some(Err(error))) => return finish(writer.error(&error), records).await,
+            Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
+        };
+    }
+}
+
+async fn finish(record: Result<Vec<Bytes>, WriteError>, records: &mpsc::Sender<Vec<Bytes>>) {
+    match record {
+        // A reader that left needs no last record.
+        Ok(record) => drop(records.send(record).await),
+        Err(error) => tracing::error!(%error, "the last record could not be written"),
+    }
+}
+
+fn timings(report: PrefillReport) -> PrefillTimings {
+    let PrefillReport { queue_ms, prefill_ms, n_computed, n_cached, export_ms } = report;
+    PrefillTimings { queue_ms, prefill_ms, export_ms, n_computed, n_cached, ..PrefillTimings::default() }
+}
+
+/// The first codec of the reader's list that this node knows.
+fn choose(codecs: &[u8]) -> Result<Codec, EngineError> {
+    let known = codecs.iter().find_map(|&number| Codec::from_number(number));
+    known.ok_or_else(|| EngineError::invalid("none of the codecs is known here"))
+}
+
+fn invalid(error: WriteError) -> EngineError {
+    EngineError::invalid(error.to_string())
+}

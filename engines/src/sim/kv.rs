@@ -1,0 +1,111 @@
+//! Simulated KV: values that follow from the tokens, so that whoever receives them can tell whether they are right.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::kv::{
+    Chunk, Contiguous, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, Placement, RopePairing, Rows, Section,
+    SectionRows,
+};
+use baton_schemas::node::KvIdentity;
+use baton_schemas::{SequenceRequest, Token};
+use bytes::Bytes;
+
+use super::{SimConfig, State, millis};
+use crate::handoff::{LocalKv, PullOrder, Pulled};
+
+/// One layer of K and V, half of a token's bytes each.
+fn layout(config: &SimConfig) -> KvLayout {
+    let rows = Rows { dtype: Dtype::F16, n_values: (config.kv_bytes_per_token / 4).max(1) };
+    let layers = vec![LayerShape { k: rows, v: Some(rows) }];
+    KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] }
+}
+
+/// What a simulator with this configuration tells others of its KV. The model's name stands for its weights.
+pub(super) fn local(config: &SimConfig) -> LocalKv {
+    let vocabulary = *blake3::hash(b"baton simulator").as_bytes();
+    let weights = *blake3::hash(config.model.as_bytes()).as_bytes();
+    let canary: Vec<Token> = (0..16).collect();
+    LocalKv {
+        canary: chunk(config, &canary, 0..16),
+        identity: KvIdentity { fingerprint: Fingerprint { vocabulary, weights }, layout: layout(config), canary },
+    }
+}
+
+/// KV of `positions`.
+pub(super) fn chunk(config: &SimConfig, tokens: &[Token], positions: Range<u32>) -> Chunk {
+    let layout = layout(config);
+    let rows = &layout.sections[0].layers[0].k;
+    let mut bytes = Vec::with_capacity(positions.len() * rows.bytes());
+    for position in positions.clone() {
+        let value = value(tokens, position);
+        bytes.extend(std::iter::repeat_n(value, rows.n_values as usize).flatten());
+    }
+    let bytes = Bytes::from(bytes);
+    let layers = vec![LayerRows { k: bytes.clone(), v: bytes }];
+    let sections = vec![SectionRows { start: positions.start, layers }];
+    Chunk { p0: positions.start, p1: positions.end, sections }
+}
+
+/// Bits of a small finite f16 that depend on a position and its token.
+fn value(tokens: &[Token], position: u32) -> [u8; 2] {
+    let token = tokens.get(position as usize).copied().unwrap_or(0);
+    let mixed = token.wrapping_mul(31).wrapping_add(position);
+    [mixed as u8, 0x20 | (mixed >> 8) as u8 & 0x1F]
+}
+
+impl State {
+    /// Pulls what is missing of a prompt, if the request names a source. `None` if nothing was tried.
+    pub(super) async fn pull(
+        &self,
+        request: &SequenceRequest,
+        wanted: &[Token],
+        n_cached: usize,
+    ) -> Option<HandoffTimings> {
+        let source = request.kv_source.clone().filter(|_| n_cached < wanted.len())?;
+        let began = Instant::now();
+        let order = PullOrder {
+            source,
+            tokens: wanted.to_vec(),
+            start: n_cached as u32,
+            cache_scope: request.cache_scope,
+            placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+        };
+        let mut pulled = self.puller.as_ref()?.pull(order, Arc::new(|| ()));
+        let mut timings = HandoffTimings::default();
+        loop {
+            match pulled.recv().await {
+                Some(Pulled::Chunk(kv)) => {
+                    let positions = kv.span().p0..kv.span().p1;
+                    let n = positions.len() as u32;
+                    if kv.into_chunk() != chunk(&self.config, wanted, positions) {
+                        timings.failure = Some(HandoffFailure::ImportFailed);
+                        break;
+                    }
+                    timings.n_tokens += n;
+                }
+                Some(Pulled::End(report)) => {
+                    timings.n_cached = report.n_cached;
+                    timings.n_bytes = report.n_bytes;
+                    timings.queue_ms = report.queue_ms;
+                    timings.prefill_ms = report.prefill_ms;
+                    timings.transfer_ms = report.transfer_ms;
+                    timings.unhidden_ms = millis(Instant::now().saturating_duration_since(report.prefilled_at));
+                    break;
+                }
+                Some(Pulled::Failed(failure)) => {
+                    timings.failure = Some(failure);
+                    break;
+                }
+                None => {
+                    timings.failure = Some(HandoffFailure::PrefillLost);
+                    break;
+                }
+            }
+        }
+        timings.total_ms = millis(began.elapsed());
+        Some(timings)
+    }
+}

@@ -1,0 +1,109 @@
+//! Handing a prompt's KV cache from one node to another: who asks for what, and what came of it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::kv::{Fingerprint, HandoffId};
+use crate::sequence::{CacheScope, Token};
+
+/// Where a decode node may pull a prompt's KV from. What it does not get there it computes itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvSource {
+    /// Base address of the prefill node, `http://host:port` or `https://host:port`.
+    pub url: String,
+    /// Codecs the decode node may ask for, best first; empty: it chooses by the link's measured rate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub codecs: Vec<String>,
+}
+
+/// What a decode node asks of a prefill node: the KV of positions `[start, tokens.len())`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PrefillRequest {
+    /// Drawn at random for this request. Every record of the reply is keyed with it, so none can be replayed.
+    pub handoff: HandoffId,
+    /// The tokens from position 0 on, at least one.
+    pub tokens: Vec<Token>,
+    /// First position wanted; the decode node has those before it. Less than the number of tokens.
+    pub start: u32,
+    /// Numbers of the codecs the reader understands, best first.
+    pub codecs: Vec<u8>,
+    /// What the decode node runs. The prefill node refuses early what the decode node would refuse late.
+    pub fingerprint: Fingerprint,
+    /// Whose prompt this is; see [`CacheScope`].
+    #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
+    pub cache_scope: CacheScope,
+}
+
+/// Why a pull ended before all of the prompt's KV was there. The decode node computed the rest itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandoffFailure {
+    /// No connection, or it broke before the first record.
+    PrefillDown,
+    /// The prefill node's queue is full.
+    PrefillBusy,
+    /// Nothing came for too long.
+    PrefillStalled,
+    /// The stream ended or broke after it had begun.
+    PrefillLost,
+    /// The prefill node refused the cluster key or the request, or failed on it.
+    PrefillRefused,
+    /// A record was not what it has to be: digest, order, length, position, value.
+    FrameRejected,
+    /// The two nodes do not run the same model, or not one that can be handed over.
+    FingerprintMismatch,
+    /// The canary's KV differs too much between the two nodes.
+    CanaryFailed,
+    /// The engine could not take a verified chunk.
+    ImportFailed,
+}
+
+impl HandoffFailure {
+    /// As it is counted and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            HandoffFailure::PrefillDown => "prefill_down",
+            HandoffFailure::PrefillBusy => "prefill_busy",
+            HandoffFailure::PrefillStalled => "prefill_stalled",
+            HandoffFailure::PrefillLost => "prefill_lost",
+            HandoffFailure::PrefillRefused => "prefill_refused",
+            HandoffFailure::FrameRejected => "frame_rejected",
+            HandoffFailure::FingerprintMismatch => "fingerprint_mismatch",
+            HandoffFailure::CanaryFailed => "canary_failed",
+            HandoffFailure::ImportFailed => "import_failed",
+        }
+    }
+}
+
+/// What came of a handoff. Times in milliseconds, on the decode node's clock unless said otherwise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HandoffTimings {
+    /// Positions imported.
+    pub n_tokens: u32,
+    /// Of these, positions the prefill node had cached.
+    pub n_cached: u32,
+    /// Bytes received, headers and digests included.
+    pub n_bytes: u64,
+    /// Waiting for a slot on the prefill node, by its own clock.
+    pub queue_ms: f64,
+    /// From its slot to the last token computed, by the prefill node's clock.
+    pub prefill_ms: f64,
+    /// From the first byte of the first chunk to the last byte of the last one.
+    pub transfer_ms: f64,
+    /// Time the engine's own thread spent taking the chunks in.
+    pub import_ms: f64,
+    /// From the last token computed there to the last chunk imported here: what the transfer cost the client.
+    pub unhidden_ms: f64,
+    /// From asking to the last chunk imported, or to the failure.
+    pub total_ms: f64,
+    /// Why the rest was computed here; `None` if everything came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<HandoffFailure>,
+}
+
+impl HandoffTimings {
+    /// Transfer time that ran beside the prefill and so cost nothing.
+    pub fn hidden_ms(&self) -> f64 {
+        (self.transfer_ms - self.unhidden_ms).max(0.0)
+    }
+}
