@@ -4,13 +4,19 @@
 //! a handle that checks requests and sends them there. Dropping the last handle ends the thread. Called by `baton
 //! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
 
+pub mod blob;
 mod budget;
+mod cell_order;
 mod load;
+pub mod placement;
+pub mod probe;
 pub mod reference;
 mod sampler;
 mod scheduler;
 mod sequence;
 mod slots;
+mod state;
+pub mod transfer;
 mod vocabulary;
 
 use std::path::PathBuf;
@@ -32,6 +38,7 @@ use tokio_stream::wrappers::ReceiverStream;
 pub use self::load::LoadError;
 use self::scheduler::{DELTA_WINDOW, Limits, Scheduler, Shared};
 use self::sequence::Job;
+pub use self::state::StateError;
 use self::vocabulary::Vocabulary;
 use crate::engine::{DeltaStream, Engine};
 use crate::gguf::Gguf;
