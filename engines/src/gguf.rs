@@ -1,14 +1,16 @@
 //! Reads the header of a GGUF file: what a model is, before anything expensive is done with it.
 //!
 //! `baton doctor`, the node and the tests call this to name the model, size its KV cache and compare two files without
-//! llama.cpp. It never reads tensor data, and it trusts nothing: llama.cpp aborts or over-allocates on some damaged
-//! files, so every count and length is checked here first. Format: `docs/gguf.md` of the ggml project, versions 2 and 3.
+//! llama.cpp. It reads no tensor data but the samples that name the weights, and it trusts nothing: llama.cpp aborts or
+//! over-allocates on some damaged files, so every count and length is checked here first. Format: `docs/gguf.md` of the
+//! ggml project, versions 2 and 3.
 
 mod header;
 mod kv_shape;
 mod tensor_types;
 #[cfg(test)]
 mod tests;
+mod weights_hash;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -128,6 +130,8 @@ pub struct Gguf {
     pub file_bytes: u64,
     /// Tensors start at multiples of this, in bytes.
     pub alignment: u64,
+    /// Where the tensors' section starts, in bytes.
+    pub data_start: u64,
     /// All tensors, in the file's order.
     pub tensors: Vec<TensorInfo>,
     metadata: BTreeMap<String, Value>,

@@ -85,8 +85,9 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
 
     let alignment = alignment(&metadata)?;
     let tensors = (0..n_tensors).map(|_| read_tensor(&mut reader, alignment)).collect::<Result<Vec<_>, _>>()?;
-    check_length(&tensors, reader.position.next_multiple_of(alignment), file_bytes)?;
-    Ok(Gguf { version, file_bytes, alignment, tensors, metadata, tokenizer_digests })
+    let data_start = reader.position.next_multiple_of(alignment);
+    check_length(&tensors, data_start, file_bytes)?;
+    Ok(Gguf { version, file_bytes, alignment, data_start, tensors, metadata, tokenizer_digests })
 }
 
 fn read_version(reader: &mut Reader<impl BufRead>) -> Result<u32, Fault> {

@@ -307,3 +307,34 @@ proptest! {
         }
     }
 }
+
+/// One tensor of 10,000 bytes, all of them 7 but those that `change` makes different.
+fn weights_hash(draft: &Draft, change: impl Fn(&mut [u8])) -> blake3::Hash {
+    let mut bytes = draft.clone().tensor("w", &[10_000], 24, 0).data(10_000).bytes();
+    let start = bytes.len() - 10_000;
+    change(&mut bytes[start..]);
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(&bytes).unwrap();
+    Gguf::open(file.path()).unwrap().weights_hash(file.path()).unwrap()
+}
+
+#[test]
+fn weights_are_told_apart_by_samples_of_each_tensor() {
+    let llama = Draft::default().text("general.architecture", "llama");
+    let plain = weights_hash(&llama, |_| ());
+    assert_eq!(weights_hash(&llama.clone().text("general.name", "another"), |_| ()), plain);
+    for place in [0, 4095, 10_000 - 4096, 9_999] {
+        assert_ne!(weights_hash(&llama, |data| data[place] = 8), plain, "byte {place}");
+    }
+    // What the docstring says: the middle is not looked at.
+    assert_eq!(weights_hash(&llama, |data| data[5_000] = 8), plain);
+}
+
+#[test]
+fn a_hash_of_weights_needs_the_file_that_the_header_is_of() {
+    let draft = Draft::default().tensor("w", &[64], 24, 0).data(64);
+    let gguf = draft.open().unwrap();
+    let mut shorter = NamedTempFile::new().unwrap();
+    shorter.write_all(&draft.bytes()[..70]).unwrap();
+    assert!(matches!(gguf.weights_hash(shorter.path()), Err(GgufError::Unreadable { .. })));
+}

@@ -179,9 +179,17 @@ pub(super) fn model(path: &Path, gguf: &Gguf, n_gpu_layers: Option<u32>) -> Resu
     })
 }
 
+/// Sequences beside those of the slots: KV enters and leaves through one that is otherwise empty
+/// ([`super::transfer`]).
+///
+/// In a unified full cache a sequence costs nothing but bits. A sliding-window cache has `n_swa` cells for each (7.5 MiB
+/// on Gemma 3 270M, 3 MiB on a 20B gpt-oss), which an import needs while its slot's older cells are still in place.
+pub(super) const SCRATCH_SEQUENCES: u32 = 1;
+
 /// Creates a context as the whole design needs it: unified KV, flash attention, f16 cache.
 ///
-/// Flash attention is not a preference: without it V is stored transposed, which the KV handoff cannot slice.
+/// Flash attention is not a preference: without it V is stored transposed, which the KV handoff cannot slice. Slots are
+/// the sequences `0..n_slots`, scratch sequences come behind them.
 pub(super) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
@@ -195,7 +203,7 @@ pub(super) fn context<'m>(
         .with_n_ctx(NonZeroU32::new(n_cells))
         .with_n_batch(config.n_ubatch + config.n_slots)
         .with_n_ubatch(config.n_ubatch)
-        .with_n_seq_max(config.n_slots)
+        .with_n_seq_max(config.n_slots + SCRATCH_SEQUENCES)
         .with_n_threads(n_threads)
         .with_n_threads_batch(n_threads)
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)

@@ -4,15 +4,20 @@
 //! a handle that checks requests and sends them there. Dropping the last handle ends the thread. Called by `baton
 //! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
 
+pub mod blob;
 mod budget;
+mod cell_order;
 mod kv_flow;
 mod load;
-mod probe;
+pub mod placement;
+pub mod probe;
 pub mod reference;
 mod sampler;
 mod scheduler;
 mod sequence;
 mod slots;
+mod state;
+pub mod transfer;
 mod vocabulary;
 
 use std::path::PathBuf;
@@ -38,7 +43,7 @@ pub use self::load::LoadError;
 use self::kv_flow::{Export, Exported};
 use self::scheduler::{DELTA_WINDOW, Handoffs, Limits, Scheduler, Shared};
 use self::sequence::{Job, Message};
-
+pub use self::state::StateError;
 use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::handoff::{self, KvPuller, LocalKv};

@@ -34,12 +34,22 @@ pub struct Run {
 }
 
 impl Reference {
-    /// Loads the model of a config; only its threads and batch size are used.
+    /// Loads the model of a config. Plain loops use only its threads and batch size.
     pub fn load(config: LlamaConfig) -> Result<Reference, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
         let model = load::model(&config.model, &gguf, config.n_gpu_layers)?;
         Ok(Reference { model, config })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &LlamaModel {
+        &self.model
+    }
+
+    /// A context as an engine's, with the config's slots and `n_cells` cells.
+    pub fn context(&self, n_cells: u32) -> Result<LlamaContext<'_>, LoadError> {
+        load::context(&self.model, &self.config, n_cells)
     }
 
     /// Tokenizes plain text, with control tokens read as such.

@@ -4,7 +4,9 @@
 //! framework: K is stored after RoPE, V as it is multiplied, one row per position and layer, little-endian.
 
 pub mod chunk;
+pub mod finite;
 pub mod layout;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
+pub use finite::all_finite;
 pub use layout::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};

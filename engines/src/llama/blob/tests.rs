@@ -1,0 +1,214 @@
+//! Blobs of made-up models: there and back, and every way of being wrong.
+
+use baton_schemas::kv::{Dtype, LayerShape, RopePairing};
+
+use super::*;
+use crate::llama::placement::{BlobPlacement, ImportBlob};
+
+fn shape(dtype: Dtype, n_k: u32, n_v: Option<u32>) -> LayerShape {
+    LayerShape { k: Rows { dtype, n_values: n_k }, v: n_v.map(|n_values| Rows { dtype, n_values }) }
+}
+
+/// A full cache of two unequal layers, and a windowed one.
+fn windowed() -> KvLayout {
+    let full = vec![shape(Dtype::F16, 3, Some(2)), shape(Dtype::F16, 1, Some(4))];
+    let sections = vec![
+        Section { window: None, layers: full },
+        Section { window: Some(3), layers: vec![shape(Dtype::F32, 2, Some(1))] },
+    ];
+    KvLayout { rope: RopePairing::HalfSplit, sections }
+}
+
+fn latent() -> KvLayout {
+    let layers = vec![shape(Dtype::Bf16, 5, None); 2];
+    KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers }] }
+}
+
+/// A chunk whose every byte is another than its neighbours'.
+fn filled(layout: &KvLayout, positions: Range<u32>, starts: &[u32]) -> Chunk {
+    let mut next = 0u8;
+    let mut rows = |n_rows: u32, rows: Option<Rows>| -> Bytes {
+        // Below 0x78, so that no value is NaN or infinite.
+        let byte = |_| {
+            next = (next + 1) % 0x77;
+            next
+        };
+        (0..n_rows as usize * rows.map_or(0, |r| r.bytes())).map(byte).collect()
+    };
+    let sections = layout.sections.iter().zip(starts).map(|(section, &start)| {
+        let n = positions.end - start;
+        let layers = section.layers.iter().map(|l| LayerRows { k: rows(n, Some(l.k)), v: rows(n, l.v) }).collect();
+        SectionRows { start, layers }
+    });
+    Chunk { p0: positions.start, p1: positions.end, sections: sections.collect() }
+}
+
+fn blob(chunk: &Chunk, layout: &KvLayout) -> Bytes {
+    ImportBlob::build(chunk, layout).unwrap().into_buffer().into()
+}
+
+#[test]
+fn what_is_built_is_what_is_parsed() {
+    for (layout, starts) in [(windowed(), vec![4, 7]), (windowed(), vec![4, 9]), (latent(), vec![4])] {
+        let filled = filled(&layout, 4..9, &starts);
+        let blob = blob(&filled, &layout);
+        let parsed = chunk(&blob, &layout, 4..9).unwrap();
+        assert_eq!(parsed, filled);
+        // The rows are parts of the blob.
+        let bounds = blob.as_ptr_range();
+        assert!(parsed.tensors().filter(|t| !t.is_empty()).all(|t| bounds.contains(&t.as_ptr())));
+    }
+}
+
+/// The smallest blob there is, byte for byte as llama.cpp writes it.
+#[test]
+fn the_format_is_that_of_the_table() {
+    let layout = KvLayout {
+        rope: RopePairing::None,
+        sections: vec![Section { window: None, layers: vec![shape(Dtype::F16, 1, Some(2))] }],
+    };
+    let chunk = Chunk {
+        p0: 7,
+        p1: 8,
+        sections: vec![SectionRows {
+            start: 7,
+            layers: vec![LayerRows { k: Bytes::from_static(&[1, 2]), v: Bytes::from_static(&[3, 4, 5, 6]) }],
+        }],
+    };
+    let words = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
+    let expected = [
+        words(&[0xaf14_3cd8, 0, 1, 1]),
+        words(&[7, 1, 0]),
+        words(&[0, 1, 0, 0]),
+        [&words(&[1, 2, 0])[..], &[1, 2]].concat(),
+        [&words(&[1, 4, 0])[..], &[3, 4, 5, 6]].concat(),
+    ];
+    assert_eq!(blob(&chunk, &layout), expected.concat());
+}
+
+#[test]
+fn a_blob_cut_anywhere_is_refused() {
+    for (layout, starts) in [(windowed(), vec![4, 7]), (latent(), vec![4])] {
+        let blob = blob(&filled(&layout, 4..9, &starts), &layout);
+        for end in 0..blob.len() {
+            assert!(chunk(&blob.slice(..end), &layout, 4..9).is_err(), "{end} of {} bytes", blob.len());
+        }
+        let longer = [&blob[..], &[0]].concat();
+        assert!(chunk(&longer.into(), &layout, 4..9).is_err());
+    }
+}
+
+#[test]
+fn a_header_field_of_any_other_value_is_refused() {
+    let layout = windowed();
+    let blob = blob(&filled(&layout, 4..9, &[4, 9]), &layout);
+    // Magic; the first section's n_stream and n_cells; a cell's position, n_sequences and sequence; v_transposed,
+    // n_layers, n_rot_k, n_rot_v; type and row bytes, low and high, of the first K.
+    let cells = 16;
+    let meta = cells + 5 * CELL_BYTES;
+    let tensor = meta + 16;
+    for at in
+        [0, 8, 12, cells, cells + 4, cells + 8, meta, meta + 4, meta + 8, meta + 12, tensor, tensor + 4, tensor + 8]
+    {
+        for value in [0u32, 1, 2, 5, 6, 0x7FFF_FFFF, 0x8000_0000, u32::MAX] {
+            if blob[at..at + 4] == value.to_le_bytes() {
+                continue;
+            }
+            let mut wrong = blob.to_vec();
+            wrong[at..at + 4].copy_from_slice(&value.to_le_bytes());
+            assert!(chunk(&wrong.into(), &layout, 4..9).is_err(), "{value:#x} at {at}");
+        }
+    }
+}
+
+#[test]
+fn cells_in_another_order_become_rows_in_order() {
+    let layout = latent();
+    let expected = filled(&layout, 4..7, &[4]);
+    let mut blob = blob(&expected, &layout).to_vec();
+    // The cells of positions 4 and 6 change places, and so do their rows.
+    let row_bytes = layout.sections[0].layers[0].bytes();
+    swap(&mut blob, 16, 16 + 2 * CELL_BYTES, CELL_BYTES);
+    let first_rows = 16 + 3 * CELL_BYTES + 16 + TENSOR_HEADER_BYTES;
+    for rows in [first_rows, first_rows + 3 * row_bytes + TENSOR_HEADER_BYTES] {
+        swap(&mut blob, rows, rows + 2 * row_bytes, row_bytes);
+    }
+    assert_eq!(chunk(&blob.into(), &layout, 4..7).unwrap(), expected);
+}
+
+fn swap(bytes: &mut [u8], a: usize, b: usize, n_bytes: usize) {
+    let (head, tail) = bytes.split_at_mut(b);
+    head[a..a + n_bytes].swap_with_slice(&mut tail[..n_bytes]);
+}
+
+#[test]
+fn other_positions_and_other_layouts_are_refused() {
+    let layout = windowed();
+    let blob = blob(&filled(&layout, 4..9, &[4, 7]), &layout);
+    for positions in [4..8, 3..9, 5..9, 4..10] {
+        assert!(chunk(&blob, &layout, positions.clone()).is_err(), "{positions:?}");
+    }
+    let mut other = windowed();
+    other.sections[0].layers[1].k.n_values += 1;
+    assert!(chunk(&blob, &other, 4..9).is_err());
+    other.sections.pop();
+    assert!(chunk(&blob, &other, 4..9).is_err());
+    assert!(chunk(&blob, &latent(), 4..9).is_err());
+    let mut mixed = windowed();
+    mixed.sections[0].layers[1].v = None;
+    assert!(matches!(chunk(&blob, &mixed, 4..9), Err(BlobError::Shape(_))));
+}
+
+#[test]
+fn a_placement_of_impossible_positions_is_refused() {
+    let layout = windowed();
+    let last = i32::MAX as u32;
+    let cases = [
+        (4..4, [4, 4]),
+        (Range { start: 5, end: 4 }, [5, 5]),
+        (last - 1..last + 1, [last - 1, last - 1]),
+        (0..u32::MAX, [0, 0]),
+        (4..9, [5, 5]),
+        (4..9, [4, 3]),
+        (4..9, [4, 10]),
+    ];
+    for (positions, starts) in cases {
+        let refused = BlobPlacement::new(&layout, positions.clone(), &starts);
+        assert!(matches!(refused, Err(BlobError::Positions(_))), "{positions:?} from {starts:?}");
+    }
+    assert!(BlobPlacement::new(&layout, 4..9, &[4]).is_err());
+    assert!(BlobPlacement::new(&layout, last - 1..last, &[last - 1, last]).is_ok());
+    let mut wide = layout;
+    wide.sections[0].layers[0].k.n_values = u32::MAX;
+    assert!(matches!(BlobPlacement::new(&wide, 4..9, &[4, 4]), Err(BlobError::Layout(_))));
+}
+
+#[test]
+fn rows_read_into_their_places_need_no_copy() {
+    let layout = windowed();
+    let expected = filled(&layout, 4..9, &[4, 7]);
+    let placement = BlobPlacement::new(&layout, 4..9, &[4, 7]).unwrap();
+    // Whatever else is in the buffer is overwritten.
+    let mut buffer = vec![0x5A; placement.n_bytes()];
+    for (rows, range) in expected.tensors().zip(placement.rows()) {
+        buffer[range.clone()].copy_from_slice(rows);
+    }
+    let (before, sealed) = (buffer.as_ptr(), placement.seal(buffer).unwrap());
+    assert_eq!(sealed.bytes().as_ptr(), before);
+    assert_eq!(sealed.bytes(), &blob(&expected, &layout)[..]);
+}
+
+#[test]
+fn nothing_that_is_not_finite_is_sealed() {
+    let layout = windowed();
+    let placement = BlobPlacement::new(&layout, 4..9, &[4, 7]).unwrap();
+    for (tensor, range) in placement.rows().iter().enumerate() {
+        let mut buffer = vec![0; placement.n_bytes()];
+        // An exponent of all ones in both formats, in the last value.
+        buffer[range.end - 2..range.end].copy_from_slice(&[0x80, 0x7F]);
+        let refused = placement.clone().seal(buffer).err();
+        assert_eq!(refused, Some(BlobError::NotFinite { tensor }));
+    }
+    let short = vec![0; placement.n_bytes() - 1];
+    assert!(matches!(placement.seal(short), Err(BlobError::Shape(_))));
+}

@@ -1,0 +1,92 @@
+//! Cells lie in whatever order llama.cpp found them free; rows of a chunk lie in the order of positions.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+/// How cells become rows.
+pub(super) struct CellOrder {
+    /// Position of the first row; the end of the chunk if there are no cells.
+    pub(super) start: u32,
+    /// Ranges of cells in the order of their positions. One if the cells are in order.
+    runs: Vec<Range<usize>>,
+}
+
+impl CellOrder {
+    /// Checks that `cells` are the last positions of `positions`, each once.
+    pub(super) fn of(cells: &[i32], positions: &Range<u32>) -> Result<CellOrder, String> {
+        let n = u32::try_from(cells.len()).unwrap_or(u32::MAX);
+        let start = positions.end.checked_sub(n).filter(|start| *start >= positions.start);
+        let Some(start) = start else {
+            return Err(format!("{n} cells for the positions {positions:?}"));
+        };
+        // Where each position's cell is.
+        let mut cell_of = vec![None; cells.len()];
+        for (cell, position) in cells.iter().enumerate() {
+            let offset = u32::try_from(*position).ok().and_then(|p| p.checked_sub(start));
+            let place = offset.and_then(|offset| cell_of.get_mut(offset as usize));
+            match place {
+                Some(place @ None) => *place = Some(cell),
+                Some(Some(_)) => return Err(format!("position {position} appears twice")),
+                None => return Err(format!("position {position} is not among {start}..{}", positions.end)),
+            }
+        }
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for cell in cell_of.into_iter().flatten() {
+            match runs.last_mut() {
+                Some(run) if run.end == cell => run.end += 1,
+                _ => runs.push(cell..cell + 1),
+            }
+        }
+        Ok(CellOrder { start, runs })
+    }
+
+    /// Rows in the order of positions: the same bytes if they are in order already, else a copy. `rows` has one row of
+    /// `row_bytes` per cell.
+    pub(super) fn sorted(&self, rows: Bytes, row_bytes: usize) -> Bytes {
+        if self.runs.len() <= 1 {
+            return rows;
+        }
+        let mut sorted = Vec::with_capacity(rows.len());
+        for run in &self.runs {
+            sorted.extend_from_slice(&rows[run.start * row_bytes..run.end * row_bytes]);
+        }
+        sorted.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sorted(cells: &[i32], positions: Range<u32>) -> Result<(u32, Vec<u8>), String> {
+        let rows: Vec<u8> = cells.iter().flat_map(|p| [*p as u8, 0xAA]).collect();
+        let order = CellOrder::of(cells, &positions)?;
+        let sorted = order.sorted(rows.into(), 2);
+        Ok((order.start, sorted.chunks(2).map(|row| row[0]).collect()))
+    }
+
+    #[test]
+    fn rows_come_out_in_the_order_of_positions() {
+        assert_eq!(sorted(&[4, 5, 6], 4..7), Ok((4, vec![4, 5, 6])));
+        assert_eq!(sorted(&[6, 4, 5], 4..7), Ok((4, vec![4, 5, 6])));
+        assert_eq!(sorted(&[6, 5, 4], 4..7), Ok((4, vec![4, 5, 6])));
+        // A windowed cache that has forgotten the first ones.
+        assert_eq!(sorted(&[6, 5], 4..7), Ok((5, vec![5, 6])));
+        assert_eq!(sorted(&[], 4..7), Ok((7, vec![])));
+    }
+
+    #[test]
+    fn sorted_cells_are_not_copied() {
+        let rows = Bytes::from(vec![1, 2, 3]);
+        let order = CellOrder::of(&[0, 1, 2], &(0..3)).unwrap();
+        assert_eq!(order.sorted(rows.clone(), 1).as_ptr(), rows.as_ptr());
+    }
+
+    #[test]
+    fn anything_but_the_last_positions_each_once_is_refused() {
+        for cells in [&[4, 4, 5][..], &[4, 6], &[3, 4, 5], &[5, 6, 7], &[3, 4, 5, 6], &[-1, 5, 6], &[i32::MAX, 5, 6]] {
+            assert!(CellOrder::of(cells, &(4..7)).is_err(), "{cells:?}");
+        }
+    }
+}

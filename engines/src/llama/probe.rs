@@ -1,0 +1,124 @@
+//! What a loaded model's KV cache looks like: asked of llama.cpp itself, with one token.
+//!
+//! A header says what a model's author wrote; what llama.cpp stores also depends on its own choices (layers that share
+//! a cache, latent attention, value types). So one position is computed and its state is looked at. Models whose state
+//! is not a row per position are served without handoff, and the reason is named.
+
+use baton_schemas::kv::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
+use bytes::Bytes;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::{LlamaModel, RopeType};
+use llama_cpp_2::token::LlamaToken;
+
+use super::blob::{self, BlobError, ParsedBlob, ParsedTensor};
+use super::state::{self, StateError};
+use super::transfer::{self, KvTransfer};
+use crate::gguf::Gguf;
+
+/// Why a model's KV cannot be handed over.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoHandoff {
+    /// Mamba, RWKV and their kind keep one state, which is that of the last position.
+    #[error("recurrent state cannot be sliced")]
+    Recurrent,
+    /// Some layers are recurrent.
+    #[error("recurrent layers beside attention: their state cannot be sliced")]
+    Hybrid,
+    /// Positions of vision models have several parts, which a chunk does not carry.
+    #[error("positions have several axes (M-RoPE)")]
+    MultiAxis,
+    /// The probe's token was not computed.
+    #[error("the probe's token cannot be computed: {0}")]
+    Decode(String),
+    /// The state cannot be read.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The state has another format than this module knows: indexer caches, compressed caches.
+    #[error("the KV state is of an unknown kind: {0}")]
+    UnknownState(BlobError),
+    /// The cache is quantized, or of a type with no canonical form.
+    #[error("the KV cache is of ggml type {0}; only f32, f16 and bf16 can be handed over")]
+    ValueType(i32),
+    /// There are two caches, and the file does not say what the second one's window is.
+    #[error("{n_sections} caches, and the model's file names no sliding window")]
+    UnknownWindow {
+        /// How many there are.
+        n_sections: usize,
+    },
+    /// The cache's shape is beyond what a layout may say.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// Looks at the context's KV and returns what moves it. The context must be empty, with sequences for `n_slots` slots and
+/// [`super::load::SCRATCH_SEQUENCES`] more; it is empty again afterwards.
+pub fn probe(
+    ctx: &mut LlamaContext<'_>,
+    model: &LlamaModel,
+    gguf: &Gguf,
+    n_slots: u32,
+) -> Result<KvTransfer, NoHandoff> {
+    // Asked first: llama.cpp writes their states in other formats.
+    if model.is_hybrid() {
+        return Err(NoHandoff::Hybrid);
+    }
+    if model.is_recurrent() {
+        return Err(NoHandoff::Recurrent);
+    }
+    let rope = match model.rope_type() {
+        None => RopePairing::None,
+        Some(RopeType::Norm) => RopePairing::Interleaved,
+        Some(RopeType::NeoX) => RopePairing::HalfSplit,
+        Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision) => return Err(NoHandoff::MultiAxis),
+    };
+    let scratch = n_slots;
+    let decoded = decode_one(ctx, model, scratch);
+    let exported = state::export(ctx, scratch, Vec::new());
+    transfer::clear(ctx, scratch);
+    decoded?;
+    let layout = layout(&exported?.into(), rope, gguf.sliding_window())?;
+    Ok(KvTransfer::new(layout, n_slots))
+}
+
+fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Result<(), NoHandoff> {
+    // Any token serves. A tokenizer may have no BOS.
+    let bos = Some(model.vocab().bos()).filter(|t| (0..model.n_vocab()).contains(&t.0));
+    let mut batch = LlamaBatch::new(1, 1);
+    let added = batch.add(bos.unwrap_or(LlamaToken(0)), 0, &[seq.cast_signed()], false);
+    added.map_err(|e| NoHandoff::Decode(e.to_string()))?;
+    ctx.decode(&mut batch).map_err(|e| NoHandoff::Decode(e.to_string()))?;
+    ctx.synchronize();
+    Ok(())
+}
+
+/// The layout of a state that holds one position.
+fn layout(blob: &Bytes, rope: RopePairing, window: Option<u64>) -> Result<KvLayout, NoHandoff> {
+    // The blob does not say whether it has V tensors; only one of the two readings comes out even.
+    let parsed = blob::parse(blob, true).or_else(|fault| blob::parse(blob, false).map_err(|_| fault));
+    let ParsedBlob { sections } = parsed.map_err(NoHandoff::UnknownState)?;
+    let window = window.and_then(|w| u32::try_from(w).ok());
+    let windows = match sections.len() {
+        1 => vec![None],
+        // A full cache and a windowed one. Without a window it is an indexer's, which is another thing.
+        2 if window.is_some() => vec![None, window],
+        n_sections => return Err(NoHandoff::UnknownWindow { n_sections }),
+    };
+    let sections = sections.into_iter().zip(windows).map(|(section, window)| {
+        let layers = section.layers.into_iter().map(|layer| {
+            let v = layer.v.as_ref().map(rows).transpose()?;
+            Ok(LayerShape { k: rows(&layer.k)?, v })
+        });
+        Ok(Section { window, layers: layers.collect::<Result<_, NoHandoff>>()? })
+    });
+    let layout = KvLayout { rope, sections: sections.collect::<Result<_, NoHandoff>>()? };
+    layout.check()?;
+    Ok(layout)
+}
+
+fn rows(tensor: &ParsedTensor) -> Result<Rows, NoHandoff> {
+    let dtype = u32::try_from(tensor.ggml_type).ok().and_then(Dtype::from_number);
+    let dtype = dtype.ok_or(NoHandoff::ValueType(tensor.ggml_type))?;
+    // The parser has bounded the row's bytes.
+    Ok(Rows { dtype, n_values: (tensor.row_bytes / dtype.bytes()) as u32 })
+}
