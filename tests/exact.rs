@@ -63,7 +63,7 @@ async fn greedy_output_equals_the_plain_loop() {
         .map(|p| reference.greedy(std::slice::from_ref(p), N_NEW, options).unwrap().tokens.remove(0))
         .collect();
 
-    let engine = Arc::new(LlamaEngine::start(config()).unwrap());
+    let engine = Arc::new(LlamaEngine::start(config(), None).unwrap());
     for (prompt, expected) in prompts.iter().zip(&expected) {
         let (tokens, _) = reply(engine.as_ref(), greedy(prompt, N_NEW)).await;
         assert_eq!(&tokens, expected);
@@ -111,7 +111,7 @@ const MAX_MARGIN: f32 = 0.6;
 async fn beside_other_streams_the_distribution_stays_close() {
     let reference = Reference::load(config()).unwrap();
     let prompts = prompts(&reference);
-    let engine = Arc::new(LlamaEngine::start(config()).unwrap());
+    let engine = Arc::new(LlamaEngine::start(config(), None).unwrap());
     let mut divergences = Vec::new();
     for (i, prompt) in prompts.iter().take(6).enumerate() {
         let options = Options { keep_logits: true, ..Options::default() };

@@ -11,6 +11,7 @@ use baton_engines::node::{ClusterKey, Listener, router};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::EngineError;
+use baton_schemas::node::Role;
 use tokio_util::sync::CancellationToken;
 
 fn sim() -> Arc<dyn Engine> {
@@ -28,7 +29,7 @@ async fn remote(engine: Arc<dyn Engine>, stop: CancellationToken) -> RemoteEngin
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("node.sock");
     let listener = Listener::bind(&format!("unix:{}", socket.display()).parse().unwrap()).await.unwrap();
-    let router = router(engine, ClusterKey::new("secret"));
+    let router = router(engine, Role::Both, ClusterKey::new("secret"));
     tokio::spawn(async move {
         let _folder = folder;
         listener.serve(router, stop).await.unwrap();
@@ -59,7 +60,7 @@ async fn llama_keeps_the_contract() {
         return;
     };
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), max_queued: 8, ..LlamaConfig::new(model) };
-    let engine = Arc::new(LlamaEngine::start(config).unwrap());
+    let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
     contract::check(Arc::clone(&engine) as Arc<dyn Engine>).await;
     // The same through a node's socket.
     let stop = CancellationToken::new();
@@ -72,7 +73,7 @@ async fn a_node_tells_nothing_without_its_key() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("node.sock");
     let listener = Listener::bind(&format!("unix:{}", socket.display()).parse().unwrap()).await.unwrap();
-    let router = router(sim(), ClusterKey::new("secret"));
+    let router = router(sim(), Role::Both, ClusterKey::new("secret"));
     let stop = CancellationToken::new();
     let server = tokio::spawn(listener.serve(router, stop.clone()));
 

@@ -21,7 +21,7 @@ async fn sequences_that_do_not_fit_together_all_complete() {
         return;
     };
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..LlamaConfig::new(model) };
-    let engine = Arc::new(LlamaEngine::start(config).unwrap());
+    let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
     let tokens = async |text: String| {
         engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: false }).await.unwrap()
     };

@@ -8,11 +8,7 @@ use crate::error::RequestError;
 use crate::pool::Node;
 
 /// Renders and tokenizes. Context overflow is found here, before any stream starts.
-pub async fn prepare(
-    node: &Node,
-    info: &NodeInfo,
-    request: &GenerateRequest,
-) -> Result<Vec<Token>, RequestError> {
+pub async fn prepare(node: &Node, info: &NodeInfo, request: &GenerateRequest) -> Result<Vec<Token>, RequestError> {
     let tokens = match &request.input {
         Input::Chat(conversation) => node.engine.render(conversation).await?,
         Input::Text(text) => {

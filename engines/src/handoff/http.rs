@@ -109,7 +109,8 @@ impl Sink {
 impl Inner {
     async fn pull(&self, order: PullOrder, sink: &Sink) -> Result<PullReport, HandoffFailure> {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
-        let url = order.source.url.trim_end_matches('/');
+        let url = order.source.url.trim_end_matches('/').to_owned();
+        let url = url.as_str();
         let fingerprint = match self.peers.known(url) {
             Some(known) => known?,
             None => {
@@ -121,7 +122,8 @@ impl Inner {
                 outcome?
             }
         };
-        let outcome = self.receive(url, fingerprint, local, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await;
+        let outcome =
+            self.receive(url, fingerprint, local, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await;
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }

@@ -10,11 +10,11 @@ mod peers;
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_schemas::{EngineError, Token};
 use baton_schemas::handoff::{HandoffFailure, KvSource, PrefillRequest};
 use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::sequence::CacheScope;
+use baton_schemas::{EngineError, Token};
 use tokio::sync::mpsc;
 
 pub use self::http::{HttpPuller, PullPolicy};

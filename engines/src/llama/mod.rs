@@ -6,6 +6,7 @@
 
 pub mod blob;
 mod budget;
+mod canary;
 mod cell_order;
 mod kv_flow;
 mod load;
@@ -30,7 +31,7 @@ use std::time::{Instant, SystemTime};
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::Fingerprint;
+use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::node::{KvIdentity, Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -39,15 +40,17 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
-pub use self::load::LoadError;
 use self::kv_flow::{Export, Exported};
+pub use self::load::LoadError;
+use self::probe::NoHandoff;
 use self::scheduler::{DELTA_WINDOW, Handoffs, Limits, Scheduler, Shared};
 use self::sequence::{Job, Message};
 pub use self::state::StateError;
+use self::transfer::KvTransfer;
 use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
-use crate::handoff::{self, KvPuller, LocalKv};
 use crate::gguf::Gguf;
+use crate::handoff::{self, KvPuller, LocalKv};
 use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
 
 /// How a model is run.
@@ -172,6 +175,8 @@ impl LlamaEngine {
             sliding_window: gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0),
             indivisible: model.is_recurrent() || model.is_hybrid(),
         };
+        let name = gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
+        let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -182,15 +187,16 @@ impl LlamaEngine {
             config: config.clone(),
             limits,
             shared: Arc::clone(&shared),
-            fingerprint: gguf.fingerprint()?,
+            fingerprint: gguf.fingerprint(&config.model)?,
+            gguf,
             puller,
             wake: wake(&messages),
         }
         .run(messages_rx)?;
         let info = NodeInfo {
-            model: gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned),
+            model: name,
             engine: "llama".into(),
-            architecture: gguf.architecture().unwrap_or("unknown").into(),
+            architecture,
             n_ctx: sizes.n_ctx,
             n_ctx_train: model.n_ctx_train(),
             n_vocab: vocabulary.n_tokens() as u32,
@@ -394,6 +400,7 @@ struct Start {
     config: LlamaConfig,
     limits: Limits,
     shared: Arc<Shared>,
+    gguf: Gguf,
     fingerprint: Fingerprint,
     puller: Option<Arc<dyn KvPuller>>,
     wake: Wake,
@@ -417,15 +424,14 @@ impl Start {
                 Err(error) => return drop(started.send(Err(error))),
             };
             let _panic_ends_the_process = AbortOnPanic;
-            let local = self.local_kv(&mut context);
-            let (kv, transfers) = match local {
-                Ok(local) => {
+            let (kv, handoffs) = match self.local_kv(&mut context) {
+                Ok((local, transfer)) => {
                     let kv = local.identity.clone();
-                    let transfers = self.handoffs(local.transfer.clone());
-                    if let Some(puller) = self.puller {
+                    if let Some(puller) = &self.puller {
                         puller.introduce(local);
                     }
-                    (Some(kv), Some(transfers))
+                    let placement = scheduler::blob_placement(&transfer);
+                    (Some(kv), Some(Handoffs { transfer, placement, puller: self.puller, wake: self.wake }))
                 }
                 Err(reason) => {
                     tracing::info!(%reason, "this model's KV is not handed over");
@@ -433,7 +439,7 @@ impl Start {
                 }
             };
             if started.send(Ok(kv)).is_ok() {
-                Scheduler::new(context, self.vocabulary, self.limits, self.shared, transfers).run(&messages);
+                Scheduler::new(context, self.vocabulary, self.limits, self.shared, handoffs).run(&messages);
             }
         };
         let thread = std::thread::Builder::new()
@@ -446,14 +452,14 @@ impl Start {
         }
     }
 
-    /// What this model's KV looks like, and the KV of a fixed text. Doubles as the warm-up.
-    fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<LocalKv, String> {
-        let scratch = scratch_sequence(&self.limits);
-        let layout = probe::layout(context, &self.model, self.limits.sliding_window, scratch).map_err(|e| e.to_string())?;
-        let tokens = canary_tokens(&self.model, self.vocabulary.n_tokens());
-        let canary = probe::canary(context, &layout, &tokens, scratch).map_err(|e| e.to_string())?;
-        let identity = KvIdentity { fingerprint: self.fingerprint.clone(), layout, canary: tokens };
-        Ok(LocalKv { identity, canary })
+    /// What this model's KV looks like, and the KV of a fixed text. Computing that is the warm-up, too.
+    fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<(LocalKv, KvTransfer), NoHandoff> {
+        let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots)?;
+        let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
+        let canary = canary::compute(context, &transfer, &tokens)?;
+        let layout = KvLayout::clone(transfer.layout());
+        let fingerprint = self.fingerprint;
+        Ok((LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens }, canary }, transfer))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, all_finite};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, all_finite};
 
 use super::blob::{BlobError, CELL_BYTES, MAGIC, TENSOR_HEADER_BYTES, has_v};
 
@@ -73,6 +73,13 @@ impl BlobPlacement {
     /// Where each tensor's rows lie, in the order of [`Chunk::tensors`]; an empty range for a V that is not there.
     pub fn rows(&self) -> &[Range<usize>] {
         &self.rows
+    }
+
+    /// The same for a reader of handoff streams: there a V that is not there has no range.
+    pub fn places(&self) -> Places {
+        let has_v = self.layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [true, l.v.is_some()]);
+        let tensors = self.rows.iter().zip(has_v).filter(|(_, is_there)| *is_there).map(|(rows, _)| rows.clone());
+        Places { n_bytes: self.n_bytes, tensors: tensors.collect() }
     }
 
     /// Positions the blob holds.

@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use baton_schemas::EngineError;
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
 use llama_cpp_2::DecodeError;
@@ -23,9 +22,9 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use tokio::sync::watch;
 
+pub(super) use self::handoffs::{Handoffs, blob_placement};
 use super::budget::{Budget, share};
 use super::sampler::{logprobs, token};
-pub(super) use self::handoffs::Handoffs;
 use super::sequence::{Message, Sequence};
 use super::slots::Slot;
 use super::vocabulary::Vocabulary;

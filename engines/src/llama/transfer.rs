@@ -75,7 +75,8 @@ impl KvTransfer {
         &self.layout
     }
 
-    /// The KV of `positions` in a slot. `buffer` is used for the rows, which are parts of it in the chunk.
+    /// The KV of `positions` in a slot, as a part of what goes up to `end`. `buffer` is used for the rows, which are
+    /// parts of it in the chunk. Rows that position `end` does not look back at may be missing.
     ///
     /// With a sliding window this must be called before the next ubatch is computed, which may overwrite cells that lie
     /// outside the window from there.
@@ -84,6 +85,7 @@ impl KvTransfer {
         ctx: &mut LlamaContext<'_>,
         slot: u32,
         positions: Range<u32>,
+        end: u32,
         buffer: Vec<u8>,
     ) -> Result<Chunk, TransferError> {
         self.check_slot(slot)?;
@@ -95,7 +97,8 @@ impl KvTransfer {
         self.clear_scratch(ctx);
         let chunk = blob::chunk(&exported?.into(), &self.layout, positions)?;
         for (rows, section) in chunk.sections.iter().zip(&self.layout.sections) {
-            if section.window.is_some_and(|window| rows.start > first_in_window(chunk.p1, window).max(chunk.p0)) {
+            let latest = |window| first_in_window(end, window).clamp(chunk.p0, chunk.p1);
+            if section.window.is_some_and(|window| rows.start > latest(window)) {
                 return Err(TransferError::Forgotten { start: rows.start, p1: chunk.p1 });
             }
         }

@@ -33,7 +33,10 @@ pub(super) async fn respond(node: &NodeState, request: PrefillRequest) -> Respon
     }
 }
 
-async fn begin(node: &NodeState, request: PrefillRequest) -> Result<impl Stream<Item = Vec<Bytes>> + use<>, EngineError> {
+async fn begin(
+    node: &NodeState,
+    request: PrefillRequest,
+) -> Result<impl Stream<Item = Vec<Bytes>> + use<>, EngineError> {
     if !node.role.prefills() {
         return Err(EngineError::Unsupported { feature: "prefilling for others: its role is decode".into() });
     }

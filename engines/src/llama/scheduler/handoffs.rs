@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
-use baton_schemas::kv::VerifiedKv;
+use baton_schemas::kv::{Contiguous, Placement, VerifiedKv};
 
 use super::super::kv_flow::{Exported, Import, Incoming};
 use super::super::placement::BlobPlacement;
@@ -22,6 +22,15 @@ pub(in super::super) struct Handoffs {
     pub(in super::super) puller: Option<Arc<dyn KvPuller>>,
     /// Makes the scheduler look again.
     pub(in super::super) wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// Has a chunk's rows put where llama.cpp's state format has them, so that nothing is copied to import it.
+pub(in super::super) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
+    let layout = Arc::clone(transfer.layout());
+    Arc::new(move |span, _| {
+        let placed = BlobPlacement::new(&layout, span.p0..span.p1, &span.starts);
+        placed.map_or_else(|_| Contiguous.place(span, &layout), |placement| placement.places())
+    })
 }
 
 impl Scheduler<'_> {

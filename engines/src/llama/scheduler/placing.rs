@@ -30,7 +30,8 @@ impl Scheduler<'_> {
                 usable: &|slot, n| self.usable_prefix(slot, n),
                 will_have: &|slot, n| {
                     let whole = n == self.slots[slot].target.len();
-                    let gets_on = self.can_step(slot) || self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
+                    let gets_on =
+                        self.can_step(slot) || self.running[slot].as_ref().is_some_and(|s| s.import.is_some());
                     gets_on && (whole || !self.limits.indivisible)
                 },
             };
@@ -132,5 +133,4 @@ impl Scheduler<'_> {
         self.running[slot] = Some(sequence);
         self.begin_import(slot);
     }
-
 }

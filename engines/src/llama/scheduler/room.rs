@@ -68,5 +68,4 @@ impl Scheduler<'_> {
             self.slots[part.slot].kv.clear();
         }
     }
-
 }

@@ -1,0 +1,190 @@
+//! One engine prefills, another decodes, and KV goes between them over TCP: the reply is the one that a single engine
+//! gives.
+
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::handoff::{HttpPuller, PullPolicy};
+use baton_engines::node::{ClusterKey, Listener, router};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::handoff::{HandoffFailure, KvSource};
+use baton_schemas::node::Role;
+use baton_schemas::sequence::{Delta, Timings};
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+const KEY: &str = "the cluster's secret";
+
+/// A node on loopback that lives until the guard is dropped.
+struct PrefillNode {
+    url: String,
+    stop: CancellationToken,
+}
+
+impl Drop for PrefillNode {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn prefill_node(engine: Arc<dyn Engine>, role: Role, key: &str) -> PrefillNode {
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let url = format!("http://{}", listener.tcp_address().unwrap());
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let router = router(engine, role, ClusterKey::new(key));
+    tokio::spawn(async move { listener.serve(router, stopped).await.unwrap() });
+    PrefillNode { url, stop }
+}
+
+/// Greedy tokens and where the time went.
+async fn generate(
+    engine: &dyn Engine,
+    prompt: &[Token],
+    n: u32,
+    source: Option<&PrefillNode>,
+) -> (Vec<Token>, Timings) {
+    let kv_source = source.map(|node| KvSource { url: node.url.clone(), codecs: Vec::new() });
+    let mut request =
+        SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
+    request.sampling.temperature = 0.0;
+    let mut deltas = engine.generate(request).await.unwrap();
+    let mut tokens = Vec::new();
+    while let Some(delta) = deltas.next().await {
+        match delta.unwrap() {
+            Delta::Started { .. } => {}
+            Delta::Token(token) => tokens.push(token.id),
+            Delta::Finished { timings, .. } => return (tokens, timings),
+        }
+    }
+    panic!("the stream was cut");
+}
+
+fn puller() -> Arc<HttpPuller> {
+    Arc::new(HttpPuller::new(KEY, PullPolicy::default()).unwrap())
+}
+
+fn sim() -> SimConfig {
+    SimConfig { prefill_tps: 50_000.0, decode_tps: 5_000.0, ..SimConfig::default() }
+}
+
+#[tokio::test]
+async fn a_simulated_prompt_is_handed_over() {
+    let node = prefill_node(Arc::new(SimEngine::new(sim())), Role::Prefill, KEY).await;
+    let alone = SimEngine::new(sim());
+    let decoder = SimEngine::with_puller(sim(), Some(puller()));
+    let prompt: Vec<Token> = (0..2_000).map(|i| 1 + i % 250).collect();
+    let (expected, _) = generate(&alone, &prompt, 20, None).await;
+    let (tokens, timings) = generate(&decoder, &prompt, 20, Some(&node)).await;
+    assert_eq!(tokens, expected);
+    let handoff = timings.handoff.unwrap();
+    assert_eq!((handoff.n_tokens, handoff.failure), (1_999, None));
+    assert_eq!(timings.prompt_n, 0, "nothing was left to compute here");
+    assert!(handoff.n_bytes > 1_999 * 256, "{handoff:?}");
+}
+
+#[tokio::test]
+async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
+    let prompt: Vec<Token> = (0..500).map(|i| 1 + i % 250).collect();
+    let (expected, _) = generate(&SimEngine::new(sim()), &prompt, 10, None).await;
+    let other_model = SimConfig { model: "another".into(), ..sim() };
+    let nobody = PrefillNode { url: "http://127.0.0.1:9".into(), stop: CancellationToken::new() };
+    let cases = [
+        (nobody, HandoffFailure::PrefillDown),
+        (
+            prefill_node(Arc::new(SimEngine::new(sim())), Role::Both, "another key").await,
+            HandoffFailure::PrefillRefused,
+        ),
+        (prefill_node(Arc::new(SimEngine::new(sim())), Role::Decode, KEY).await, HandoffFailure::PrefillRefused),
+        (
+            prefill_node(Arc::new(SimEngine::new(other_model)), Role::Prefill, KEY).await,
+            HandoffFailure::FingerprintMismatch,
+        ),
+    ];
+    for (node, expected_failure) in cases {
+        let decoder = SimEngine::with_puller(sim(), Some(puller()));
+        let (tokens, timings) = generate(&decoder, &prompt, 10, Some(&node)).await;
+        assert_eq!(tokens, expected);
+        let handoff = timings.handoff.unwrap();
+        assert_eq!((handoff.n_tokens, handoff.failure), (0, Some(expected_failure)));
+        assert_eq!(timings.prompt_n, 499);
+    }
+}
+
+#[cfg(feature = "llama")]
+mod llama {
+    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+
+    use super::*;
+
+    fn config() -> Option<LlamaConfig> {
+        let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
+            assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+            println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+            return None;
+        };
+        Some(LlamaConfig { n_threads: Some(1), n_ctx: Some(4_352), n_slots: 2, ..LlamaConfig::new(model) })
+    }
+
+    async fn start(config: LlamaConfig, puller: Option<Arc<HttpPuller>>) -> Arc<LlamaEngine> {
+        let puller = puller.map(|p| p as Arc<dyn baton_engines::handoff::KvPuller>);
+        tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
+    }
+
+    async fn prompt(engine: &dyn Engine, n: usize, salt: usize) -> Vec<Token> {
+        let text = format!("Story {salt}. ")
+            + &"The keeper of the lighthouse counted ships, stars and years. ".repeat(n / 8 + 1);
+        let request = baton_schemas::node::TokenizeRequest { text, add_special: true, parse_special: false };
+        let mut tokens = engine.tokenize(&request).await.unwrap();
+        assert!(tokens.len() >= n);
+        tokens.truncate(n);
+        tokens
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn greedy_output_after_a_handoff_is_that_without_one() {
+        let Some(config) = config() else { return };
+        for n_ubatch in [64, 512] {
+            let config = LlamaConfig { n_ubatch, ..config.clone() };
+            let prefill = start(config.clone(), None).await;
+            let node = prefill_node(prefill.clone(), Role::Prefill, KEY).await;
+            for (salt, n) in [2, 3, 65, 300, 1_000].into_iter().enumerate() {
+                let alone = start(config.clone(), None).await;
+                let decoder = start(config.clone(), Some(puller())).await;
+                let prompt = prompt(alone.as_ref(), n, salt).await;
+                let (expected, _) = generate(alone.as_ref(), &prompt, 24, None).await;
+                let (tokens, timings) = generate(decoder.as_ref(), &prompt, 24, Some(&node)).await;
+                let handoff = timings.handoff.unwrap();
+                println!("ubatch {n_ubatch}, {n} tokens: {handoff:?}");
+                assert_eq!((handoff.n_tokens as usize, handoff.failure), (n - 1, None));
+                assert_eq!(tokens, expected, "ubatch {n_ubatch}, {n} tokens");
+            }
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_second_turn_moves_only_what_is_new() {
+        let Some(config) = config() else { return };
+        let prefill = start(config.clone(), None).await;
+        let node = prefill_node(prefill.clone(), Role::Prefill, KEY).await;
+        let decoder = start(config.clone(), Some(puller())).await;
+        let whole = prompt(decoder.as_ref(), 500, 0).await;
+        let (reply, first) = generate(decoder.as_ref(), &whole[..300], 10, Some(&node)).await;
+        assert_eq!(first.handoff.unwrap().n_tokens, 299);
+        let second_turn = [&whole[..300], &reply, &whole[300..]].concat();
+        let (_, second) = generate(decoder.as_ref(), &second_turn, 10, Some(&node)).await;
+        let handoff = second.handoff.unwrap();
+        // The decode node has the first turn and its reply but the reply's last token; the prefill node the first turn.
+        assert_eq!(handoff.n_tokens as usize, second_turn.len() - 1 - 309);
+        assert!(handoff.n_cached >= 299, "{handoff:?}");
+        // A third of another decode node: everything moves, nothing is computed twice.
+        let other = start(config, Some(puller())).await;
+        let (_, third) = generate(other.as_ref(), &second_turn, 10, Some(&node)).await;
+        let handoff = third.handoff.unwrap();
+        assert_eq!(
+            (handoff.n_tokens as usize, handoff.n_cached as usize),
+            (second_turn.len() - 1, second_turn.len() - 1)
+        );
+    }
+}
