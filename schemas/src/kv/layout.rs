@@ -86,6 +86,11 @@ pub struct LayerShape {
 }
 
 impl LayerShape {
+    /// K, and V if there is one.
+    pub fn tensors(&self) -> impl Iterator<Item = Rows> + use<> {
+        [Some(self.k), self.v].into_iter().flatten()
+    }
+
     /// Bytes of one position.
     pub fn bytes(&self) -> usize {
         self.k.bytes() + self.v.map_or(0, |v| v.bytes())
@@ -142,8 +147,7 @@ impl KvLayout {
         if self.sections.iter().any(|s| s.window == Some(0)) {
             return wrong("a window of 0 positions".into());
         }
-        let rows = self.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [Some(l.k), l.v]).flatten();
-        for row in rows {
+        for row in self.tensors() {
             if row.n_values == 0 || row.n_values > MAX_ROW_VALUES {
                 return wrong(format!("rows of {} values, 1 to {MAX_ROW_VALUES} are possible", row.n_values));
             }
@@ -154,6 +158,11 @@ impl KvLayout {
     /// Bytes that one position adds, all sections counted.
     pub fn bytes_per_position(&self) -> usize {
         self.sections.iter().map(Section::bytes).sum()
+    }
+
+    /// The rows of every tensor in canonical order: by section, by layer, K before V. A missing V is left out.
+    pub fn tensors(&self) -> impl Iterator<Item = Rows> + '_ {
+        self.sections.iter().flat_map(|section| &section.layers).flat_map(LayerShape::tensors)
     }
 
     /// Tensors in all sections.

@@ -2,11 +2,37 @@
 //!
 //! [`layout`] describes a model's cache, [`chunk`] holds the values of a range of positions. Neither knows a
 //! framework: K is stored after RoPE, V as it is multiplied, one row per position and layer, little-endian.
+//!
+//! A [`handoff`] is a stream of [`record`]s from the node that computes to the node that asked: a head, frames as they
+//! are computed, an end ([`messages`], [`frame`], [`codec`]). [`writer`] and [`reader`] are its two ends, without I/O.
+//! What the reader yields is [`verified`]: the only KV that may reach an engine. `docs/kv-frames.md` has every byte.
 
 pub mod chunk;
-pub mod finite;
+pub mod codec;
+pub mod error;
+mod finite;
+pub mod frame;
+pub mod handoff;
 pub mod layout;
+pub mod messages;
+pub mod placement;
+pub mod prefix;
+pub mod reader;
+pub mod record;
+pub mod verified;
+pub mod writer;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
+pub use codec::{Codec, CodecError};
+pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
+pub use frame::Span;
+pub use handoff::{Fingerprint, Handoff, HandoffError};
 pub use layout::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
+pub use messages::{End, Head, PrefillTimings, Wait};
+pub use placement::{Contiguous, Placement, Places};
+pub use prefix::PrefixHasher;
+pub use reader::{Event, Reader};
+pub use record::{HandoffId, HandoffKey};
+pub use verified::VerifiedKv;
+pub use writer::Writer;

@@ -1,0 +1,116 @@
+//! ggml's `q8_0`: 32 values as one F16 scale `d` and 32 signed bytes `q`, each value being `d · q`.
+//!
+//! The error is at most half a scale, which is 1/254 of the block's largest value, and the layout's own rounding (more
+//! only where that largest value is below 0.008: there F16 scales lose precision). Values are turned back into the layout's own type, and one that rounding carried past the type's
+//! range becomes its largest.
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
+use super::{CodecError, exactly};
+use crate::kv::layout::{Dtype, Rows};
+
+/// Values that share a scale.
+const BLOCK: usize = 32;
+
+/// Bytes of an encoded block.
+const BLOCK_BYTES: usize = 2 + BLOCK;
+
+/// Checks that a row is made of whole blocks.
+pub(super) fn check(rows: Rows) -> Result<(), CodecError> {
+    if (rows.n_values as usize).is_multiple_of(BLOCK) {
+        Ok(())
+    } else {
+        Err(CodecError::Blocks { n_values: rows.n_values, block: BLOCK })
+    }
+}
+
+pub(super) fn encoded_bytes(rows: Rows, n_bytes: usize) -> usize {
+    n_bytes / rows.dtype.bytes() / BLOCK * BLOCK_BYTES
+}
+
+pub(super) fn encode(rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
+    check(rows)?;
+    let mut encoded = Vec::with_capacity(encoded_bytes(rows, bytes.len()));
+    for (block, bytes) in bytes.chunks_exact(BLOCK * rows.dtype.bytes()).enumerate() {
+        let values = load(rows.dtype, bytes);
+        let largest = values.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
+        let scale = f16::from_f32(largest / 127.0);
+        // The values too: `max` passes over a NaN.
+        if !scale.is_finite() || !values.iter().fold(true, |finite, v| finite & v.is_finite()) {
+            return Err(CodecError::Scale { block });
+        }
+        let inverse = if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() };
+        encoded.extend(scale.to_le_bytes());
+        // A float that is too large for an i8 becomes the nearest there is; -128 stays unused, as in ggml.
+        encoded.extend(values.map(|v| ((v * inverse).round() as i8).max(-127) as u8));
+    }
+    Ok(encoded)
+}
+
+pub(super) fn decode(rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(), CodecError> {
+    check(rows)?;
+    let wrong = |expected, found| CodecError::EncodedLength { expected, found };
+    exactly(encoded_bytes(rows, decoded.len()), encoded.len(), wrong)?;
+    let blocks = encoded.as_chunks::<BLOCK_BYTES>().0.iter();
+    for (block, ([d0, d1, quants @ ..], out)) in
+        blocks.zip(decoded.chunks_exact_mut(BLOCK * rows.dtype.bytes())).enumerate()
+    {
+        let scale = f16::from_le_bytes([*d0, *d1]);
+        if !scale.is_finite() {
+            return Err(CodecError::Scale { block });
+        }
+        let scale = scale.to_f32();
+        let quants: &[u8; BLOCK] = quants;
+        store(rows.dtype, quants.map(|q| f32::from(q as i8) * scale), out);
+    }
+    Ok(())
+}
+
+/// 32 values of `dtype`.
+fn load(dtype: Dtype, bytes: &[u8]) -> [f32; BLOCK] {
+    let mut values = [0.0; BLOCK];
+    let halves = |i: usize| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
+    match dtype {
+        Dtype::F32 => {
+            for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*bytes);
+            }
+        }
+        Dtype::F16 => {
+            let from: [f16; BLOCK] = std::array::from_fn(|i| f16::from_bits(halves(i)));
+            from.convert_to_f32_slice(&mut values);
+        }
+        Dtype::Bf16 => {
+            let from: [bf16; BLOCK] = std::array::from_fn(|i| bf16::from_bits(halves(i)));
+            from.convert_to_f32_slice(&mut values);
+        }
+    }
+    values
+}
+
+/// 32 values as `dtype`. Every value is in the range of a `BF16`: the largest is 65,504 · 128.
+fn store(dtype: Dtype, values: [f32; BLOCK], out: &mut [u8]) {
+    match dtype {
+        Dtype::F32 => {
+            for (out, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+                *out = value.to_le_bytes();
+            }
+        }
+        Dtype::F16 => {
+            let largest = f16::MAX.to_f32();
+            let mut to = [f16::ZERO; BLOCK];
+            to.convert_from_f32_slice(&values.map(|v| v.clamp(-largest, largest)));
+            for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(to) {
+                *out = value.to_le_bytes();
+            }
+        }
+        Dtype::Bf16 => {
+            let mut to = [bf16::ZERO; BLOCK];
+            to.convert_from_f32_slice(&values);
+            for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(to) {
+                *out = value.to_le_bytes();
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What a frame says about itself before its rows.
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 4 | `p0`, first position |
+//! | 4 | 4 | `p1`, one past the last position |
+//! | 8 | 32 | [`PrefixHasher`](super::prefix::PrefixHasher) hash of the tokens of `[0, p1)` |
+//! | 40 | 1 | [`Codec`] |
+//! | 41 | 3 | zero |
+//! | 44 | 4 | number of sections |
+//! | 48 | 4 each | first position of each section's rows |
+//!
+//! Then the body. Without a codec: the rows of every tensor, one tensor after another in the order of
+//! [`Chunk::tensors`](super::chunk::Chunk::tensors). With one: the number of tensors, the encoded length of each (u32
+//! all of them), the encoded tensors. A tensor without rows has length 0.
+
+use super::codec::Codec;
+use super::error::FrameError;
+use super::handoff::{MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
+use super::layout::{KvLayout, LayerShape, Rows};
+
+/// Bytes of a frame header without the sections' positions.
+const FIXED_BYTES: usize = 48;
+
+/// Which rows a frame holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Span {
+    /// First position.
+    pub p0: u32,
+    /// One past the last position.
+    pub p1: u32,
+    /// First position of each section's rows, `p0 <= start <= p1`.
+    pub starts: Vec<u32>,
+}
+
+impl Span {
+    /// Every tensor's rows and their length in bytes, in canonical order; a missing V is left out.
+    pub fn tensors<'a>(&'a self, layout: &'a KvLayout) -> impl Iterator<Item = (Rows, usize)> + 'a {
+        layout.sections.iter().zip(&self.starts).flat_map(|(section, start)| {
+            let n_rows = (self.p1 - start) as usize;
+            section.layers.iter().flat_map(LayerShape::tensors).map(move |rows| (rows, n_rows * rows.bytes()))
+        })
+    }
+
+    /// Bytes of all rows.
+    pub fn n_bytes(&self, layout: &KvLayout) -> u64 {
+        let sections = layout.sections.iter().zip(&self.starts);
+        sections.map(|(section, start)| u64::from(self.p1 - start) * section.bytes() as u64).sum()
+    }
+
+    /// Checks an outsider's span: it goes on at `next`, ends by `end`, and lacks no row that decoding at `end` needs.
+    pub fn check(&self, layout: &KvLayout, next: u32, end: u32) -> Result<(), FrameError> {
+        let Span { p0, p1, .. } = *self;
+        if p0 != next || p1 <= p0 || p1 > end {
+            return Err(FrameError::Positions { p0, p1, next, end });
+        }
+        if p1 - p0 > MAX_FRAME_POSITIONS {
+            return Err(FrameError::TooManyPositions { p0, p1, limit: MAX_FRAME_POSITIONS });
+        }
+        for (section, (&start, shape)) in self.starts.iter().zip(&layout.sections).enumerate() {
+            let latest = latest_start(shape.window, p0, p1, end);
+            if !(p0..=latest).contains(&start) {
+                return Err(FrameError::SectionStart { section, start, earliest: p0, latest, p0, p1 });
+            }
+        }
+        let n_bytes = self.n_bytes(layout);
+        if n_bytes > MAX_FRAME_BYTES {
+            return Err(FrameError::TooManyBytes { p0, p1, n_bytes, limit: MAX_FRAME_BYTES });
+        }
+        Ok(())
+    }
+}
+
+/// Where the rows of a section may start at the latest. The token at `end` looks back `window` positions, its own
+/// included; what lies before them may be left out.
+fn latest_start(window: Option<u32>, p0: u32, p1: u32, end: u32) -> u32 {
+    match window {
+        None => p0,
+        Some(window) => (end + 1).saturating_sub(window).clamp(p0, p1),
+    }
+}
+
+/// A frame's own header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// The rows.
+    pub span: Span,
+    /// Hash of the tokens of `[0, p1)`.
+    pub prefix: [u8; 32],
+    /// How the rows are encoded.
+    pub codec: Codec,
+}
+
+impl FrameHeader {
+    /// Its length where the layout has `n_sections`.
+    pub fn n_bytes(n_sections: usize) -> usize {
+        FIXED_BYTES + 4 * n_sections
+    }
+
+    /// As on the wire.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::n_bytes(self.span.starts.len()));
+        bytes.extend(self.span.p0.to_le_bytes());
+        bytes.extend(self.span.p1.to_le_bytes());
+        bytes.extend(self.prefix);
+        bytes.extend([self.codec as u8, 0, 0, 0]);
+        bytes.extend((self.span.starts.len() as u32).to_le_bytes());
+        bytes.extend(self.span.starts.iter().flat_map(|start| start.to_le_bytes()));
+        bytes
+    }
+
+    /// Reads the header at the beginning of `bytes`, where the layout has `n_sections`, and what follows it. The span
+    /// is not checked yet.
+    pub fn parse(bytes: &[u8], n_sections: usize) -> Result<(FrameHeader, &[u8]), FrameError> {
+        let short = || FrameError::FrameTooShort { n_bytes: bytes.len() };
+        let (fixed, rest) = bytes.split_first_chunk::<FIXED_BYTES>().ok_or_else(short)?;
+        let [a0, a1, a2, a3, b0, b1, b2, b3, prefix @ .., codec, z0, z1, z2, n0, n1, n2, n3] = *fixed;
+        let (p0, p1) = (u32::from_le_bytes([a0, a1, a2, a3]), u32::from_le_bytes([b0, b1, b2, b3]));
+        let codec = Codec::from_number(codec).ok_or(FrameError::UnknownCodec { p0, p1, codec })?;
+        if [z0, z1, z2] != [0; 3] {
+            return Err(FrameError::FrameReserved { p0, p1 });
+        }
+        let found = u32::from_le_bytes([n0, n1, n2, n3]);
+        if found as usize != n_sections {
+            return Err(FrameError::SectionCount { p0, p1, expected: n_sections, found });
+        }
+        let (starts, rest) = rest.split_at_checked(4 * n_sections).ok_or_else(short)?;
+        let starts = starts.as_chunks::<4>().0.iter().map(|start| u32::from_le_bytes(*start)).collect();
+        Ok((FrameHeader { span: Span { p0, p1, starts }, prefix, codec }, rest))
+    }
+}

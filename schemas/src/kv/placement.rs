@@ -1,0 +1,83 @@
+//! Where a frame's tensors lie in the buffer they are received into.
+
+use std::ops::Range;
+
+use super::frame::Span;
+use super::layout::KvLayout;
+
+/// A buffer's length and each tensor's range in it, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Bytes of the buffer. Those outside of every tensor are zero.
+    pub n_bytes: usize,
+    /// Of the tensors in the order of [`Span::tensors`]; in any order within the buffer.
+    pub tensors: Vec<Range<usize>>,
+}
+
+/// Lays out the buffer for a frame. An importer that needs the rows in a form of its own (the blob that llama.cpp
+/// reads, say) has them put there as they arrive, and copies nothing later.
+///
+/// The span comes from outside. It was checked against the layout and the range that was asked for, so its size is
+/// bounded; but it is not authenticated yet, so only memory may depend on it.
+pub trait Placement {
+    /// The layout of the buffer for the rows of `span`.
+    fn place(&mut self, span: &Span, layout: &KvLayout) -> Places;
+}
+
+/// One tensor after another, without gaps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Contiguous;
+
+impl Placement for Contiguous {
+    fn place(&mut self, span: &Span, layout: &KvLayout) -> Places {
+        let mut n_bytes = 0;
+        let tensors = span.tensors(layout).map(|(_, len)| {
+            n_bytes += len;
+            n_bytes - len..n_bytes
+        });
+        let tensors = tensors.collect();
+        Places { n_bytes, tensors }
+    }
+}
+
+impl<F: FnMut(&Span, &KvLayout) -> Places> Placement for F {
+    fn place(&mut self, span: &Span, layout: &KvLayout) -> Places {
+        self(span, layout)
+    }
+}
+
+impl Places {
+    /// Whether the rows of `span` fit: every tensor has its length, and no two share a byte.
+    pub(super) fn fit(&self, span: &Span, layout: &KvLayout) -> bool {
+        let lengths = span.tensors(layout).map(|(_, len)| Some(len));
+        let inside = |range: &Range<usize>| range.end <= self.n_bytes;
+        if !self.tensors.iter().map(|range| range.end.checked_sub(range.start)).eq(lengths) {
+            return false;
+        }
+        let mut sorted: Vec<_> = self.tensors.iter().filter(|range| !range.is_empty()).collect();
+        sorted.sort_by_key(|range| range.start);
+        self.tensors.iter().all(inside) && sorted.is_sorted_by(|a, b| a.end <= b.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::layout::{Dtype, LayerShape, RopePairing, Rows, Section};
+
+    #[test]
+    fn places_fit_if_every_tensor_has_its_own_bytes() {
+        let rows = Rows { dtype: Dtype::F16, n_values: 4 };
+        let layers = vec![LayerShape { k: rows, v: Some(rows) }];
+        let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
+        let span = Span { p0: 2, p1: 5, starts: vec![2] };
+        let fit = |n_bytes, tensors: &[Range<usize>]| Places { n_bytes, tensors: tensors.to_vec() }.fit(&span, &layout);
+        assert_eq!(Contiguous.place(&span, &layout), Places { n_bytes: 48, tensors: vec![0..24, 24..48] });
+        assert!(fit(48, &[0..24, 24..48]));
+        assert!(fit(100, &[60..84, 7..31]), "in any order, with gaps");
+        assert!(!fit(47, &[0..24, 24..48]), "past the end");
+        assert!(!fit(48, &[0..24, 23..47]), "overlapping");
+        assert!(!fit(48, &[0..24]), "one missing");
+        assert!(!fit(48, &[0..25, 25..48]), "wrong lengths");
+    }
+}

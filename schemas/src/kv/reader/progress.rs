@@ -1,0 +1,278 @@
+//! What a stream may say next.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::Event;
+use super::record::Payload;
+use super::rows::IncomingRows;
+use crate::kv::codec::{Codec, Decoder};
+use crate::kv::error::FrameError;
+use crate::kv::finite::all_finite;
+use crate::kv::frame::{FrameHeader, Span};
+use crate::kv::handoff::{Handoff, HandoffError, MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
+use crate::kv::layout::{KvLayout, Rows};
+use crate::kv::messages::{End, FORMAT_VERSION, Head, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Wait};
+use crate::kv::placement::{Placement, Places};
+use crate::kv::prefix::PrefixHasher;
+use crate::kv::record::{HEADER_BYTES, Kind, RecordHeader};
+use crate::kv::verified::VerifiedKv;
+
+/// What was asked for, and how much of it has come.
+pub(super) struct Progress<P> {
+    handoff: Handoff,
+    layout: Arc<KvLayout>,
+    codecs: Vec<Codec>,
+    placement: P,
+    /// Set by the head.
+    codec: Codec,
+    decoder: Option<Decoder>,
+    /// Of the tokens before `next`.
+    prefix: PrefixHasher,
+    next: u32,
+    n_frames: u32,
+    n_records: u32,
+}
+
+impl<P: Placement> Progress<P> {
+    pub(super) fn new(handoff: Handoff, codecs: &[Codec], placement: P) -> Result<Self, HandoffError> {
+        handoff.check()?;
+        let mut prefix = PrefixHasher::new();
+        prefix.extend(&handoff.tokens[..handoff.start as usize]);
+        Ok(Progress {
+            layout: Arc::new(handoff.layout.clone()),
+            codecs: codecs.to_vec(),
+            placement,
+            codec: Codec::None,
+            decoder: None,
+            prefix,
+            next: handoff.start,
+            n_frames: 0,
+            n_records: 0,
+            handoff,
+        })
+    }
+
+    pub(super) fn position(&self) -> u32 {
+        self.next
+    }
+
+    /// Checks the header of the next record, and says how its payload is received.
+    pub(super) fn open(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<(RecordHeader, Payload), FrameError> {
+        let header = RecordHeader::parse(bytes, self.n_records)?;
+        let RecordHeader { kind, index: record, length } = header;
+        if (kind == Kind::Head) != (record == 0) {
+            return Err(FrameError::OutOfPlace { record, kind });
+        }
+        let limit = match kind {
+            Kind::Head => MAX_HEAD_BYTES,
+            Kind::End | Kind::Error | Kind::Wait => MAX_MESSAGE_BYTES,
+            Kind::Frame => self.max_frame_bytes(),
+        };
+        if length > limit {
+            return Err(FrameError::TooLong { record, kind, length, limit });
+        }
+        let n_header = FrameHeader::n_bytes(self.layout.sections.len());
+        let payload = match kind {
+            Kind::Head | Kind::End | Kind::Error | Kind::Wait => Payload::Message(Vec::new()),
+            Kind::Frame if length < n_header as u64 => {
+                return Err(FrameError::FrameTooShort { n_bytes: length as usize });
+            }
+            Kind::Frame if self.decoder.is_none() => Payload::Header(Vec::with_capacity(n_header), n_header),
+            Kind::Frame => Payload::Encoded(Vec::new()),
+        };
+        self.n_records = record.checked_add(1).ok_or(FrameError::TooManyRecords)?;
+        Ok((header, payload))
+    }
+
+    /// Room for the rows of a plain frame, once its header has come. Nothing but memory depends on that header before
+    /// its MAC has come too.
+    pub(super) fn open_rows(&mut self, header: &[u8], n_body: u64) -> Result<(FrameHeader, IncomingRows), FrameError> {
+        let (header, _) = self.header(header)?;
+        let Span { p0, p1, .. } = header.span;
+        let expected = header.span.n_bytes(&self.layout);
+        if n_body != expected {
+            return Err(FrameError::BodyLength { p0, p1, expected, found: n_body });
+        }
+        let places = self.places(&header.span)?;
+        let rows = IncomingRows::new(&header.span, &self.layout, places);
+        Ok((header, rows))
+    }
+
+    /// What a record says, now that its MAC was right.
+    pub(super) fn accept(&mut self, (header, payload): (RecordHeader, Payload)) -> Result<Event, FrameError> {
+        let RecordHeader { kind, index: record, .. } = header;
+        match (payload, kind) {
+            (Payload::Message(json), Kind::Head) => self.head(&json).map(Event::Head),
+            (Payload::Message(json), Kind::Wait) => self.wait(parse(record, kind, &json)?, record).map(Event::Wait),
+            (Payload::Message(json), Kind::End) => self.end(parse(record, kind, &json)?, record).map(Event::End),
+            (Payload::Message(json), Kind::Error) => parse(record, kind, &json).map(Event::Error),
+            (Payload::Plain(header, rows), Kind::Frame) => self.plain(header, rows).map(Event::Frame),
+            (Payload::Encoded(bytes), Kind::Frame) => self.encoded(&bytes).map(Event::Frame),
+            // `open` pairs kinds and payloads, and lets no frame be shorter than its header.
+            (Payload::Message(_) | Payload::Plain(..) | Payload::Encoded(_) | Payload::Header(..), _) => {
+                Err(FrameError::OutOfPlace { record, kind })
+            }
+        }
+    }
+
+    fn head(&mut self, json: &[u8]) -> Result<Head, FrameError> {
+        // First alone: another version may not read as ours at all.
+        #[derive(Deserialize)]
+        struct Version {
+            version: u32,
+        }
+        let Version { version } = parse(0, Kind::Head, json)?;
+        if version != FORMAT_VERSION {
+            return Err(FrameError::Version { expected: FORMAT_VERSION, found: version });
+        }
+        let head: Head = parse(0, Kind::Head, json)?;
+        let Handoff { id, fingerprint, start, .. } = self.handoff;
+        let end = self.handoff.end();
+        if head.handoff != id {
+            return Err(FrameError::HandoffId);
+        }
+        if head.fingerprint != fingerprint {
+            return Err(FrameError::Fingerprint);
+        }
+        if head.layout != self.handoff.layout {
+            return Err(FrameError::Layout);
+        }
+        if (head.start, head.end) != (start, end) {
+            return Err(FrameError::Range { start, end, found_start: head.start, found_end: head.end });
+        }
+        if !self.codecs.contains(&head.codec) {
+            return Err(FrameError::CodecRefused { codec: head.codec });
+        }
+        self.codec = head.codec;
+        self.decoder = Decoder::new(head.codec).map_err(|reason| FrameError::Codec { codec: head.codec, reason })?;
+        Ok(head)
+    }
+
+    fn wait(&self, wait: Wait, record: u32) -> Result<Wait, FrameError> {
+        if wait.n_done > self.handoff.end() {
+            return Err(FrameError::Numbers { record, kind: Kind::Wait });
+        }
+        Ok(wait)
+    }
+
+    fn end(&self, message: End, record: u32) -> Result<End, FrameError> {
+        let (start, end) = (self.handoff.start, self.handoff.end());
+        if self.next != end {
+            return Err(FrameError::Incomplete { next: self.next, end });
+        }
+        if message.n_frames != self.n_frames {
+            return Err(FrameError::FrameCount { expected: self.n_frames, found: message.n_frames });
+        }
+        if (message.start, message.end) != (start, end) {
+            return Err(FrameError::Range { start, end, found_start: message.start, found_end: message.end });
+        }
+        if !message.timings.are_possible(end) {
+            return Err(FrameError::Numbers { record, kind: Kind::End });
+        }
+        Ok(message)
+    }
+
+    fn plain(&mut self, header: FrameHeader, rows: IncomingRows) -> Result<VerifiedKv, FrameError> {
+        let prefix = self.prefix_of(&header)?;
+        let Span { p0, p1, .. } = header.span;
+        let (buffer, places) = rows.finish().map_err(|tensor| FrameError::NotFinite { p0, p1, tensor })?;
+        Ok(self.take_in(header.span, prefix, places, buffer))
+    }
+
+    fn encoded(&mut self, bytes: &[u8]) -> Result<VerifiedKv, FrameError> {
+        let (header, body) = self.header(bytes)?;
+        let prefix = self.prefix_of(&header)?;
+        let Span { p0, p1, .. } = header.span;
+        let tensors = split_body(body, &header.span, self.layout.n_tensors())?;
+        let places = self.places(&header.span)?;
+        let mut buffer = vec![0; places.n_bytes];
+        let shapes = header.span.tensors(&self.layout).zip(&places.tensors);
+        for (tensor, (encoded, ((rows, _), place))) in tensors.into_iter().zip(shapes).enumerate() {
+            let decoded = &mut buffer[place.clone()];
+            if let Some(decoder) = &mut self.decoder {
+                let wrong = |reason| FrameError::Decode { p0, p1, tensor, reason };
+                decoder.decode(rows, encoded, decoded).map_err(wrong)?;
+            }
+            if !all_finite(rows.dtype, decoded) {
+                return Err(FrameError::NotFinite { p0, p1, tensor });
+            }
+        }
+        Ok(self.take_in(header.span, prefix, places, buffer))
+    }
+
+    /// Parses and checks a frame's header; what follows it.
+    fn header<'a>(&self, bytes: &'a [u8]) -> Result<(FrameHeader, &'a [u8]), FrameError> {
+        let (header, body) = FrameHeader::parse(bytes, self.layout.sections.len())?;
+        header.span.check(&self.layout, self.next, self.handoff.end())?;
+        if header.codec != self.codec {
+            let Span { p0, p1, .. } = header.span;
+            return Err(FrameError::OtherCodec { p0, p1, expected: self.codec, found: header.codec });
+        }
+        Ok((header, body))
+    }
+
+    fn places(&mut self, span: &Span) -> Result<Places, FrameError> {
+        let places = self.placement.place(span, &self.layout);
+        let Span { p0, p1, .. } = *span;
+        if places.fit(span, &self.layout) { Ok(places) } else { Err(FrameError::Placement { p0, p1 }) }
+    }
+
+    /// Hash of the tokens up to the frame's end, if it is the one that the frame names.
+    fn prefix_of(&self, header: &FrameHeader) -> Result<PrefixHasher, FrameError> {
+        let Span { p0, p1, .. } = header.span;
+        let mut prefix = self.prefix.clone();
+        prefix.extend(&self.handoff.tokens[p0 as usize..p1 as usize]);
+        if prefix.hash() == header.prefix { Ok(prefix) } else { Err(FrameError::Prefix { p0, p1 }) }
+    }
+
+    /// The next positions have come.
+    fn take_in(&mut self, span: Span, prefix: PrefixHasher, places: Places, buffer: Vec<u8>) -> VerifiedKv {
+        self.next = span.p1;
+        self.prefix = prefix;
+        self.n_frames += 1;
+        VerifiedKv::new(self.layout.clone(), span, places, buffer)
+    }
+
+    /// The longest payload of a frame that can come now.
+    fn max_frame_bytes(&self) -> u64 {
+        let n_positions = (self.handoff.end() - self.next).min(MAX_FRAME_POSITIONS) as usize;
+        let encoded = |rows: Rows| self.codec.max_encoded_bytes(rows, n_positions * rows.bytes()) as u64;
+        let body = match self.codec {
+            Codec::None => self.layout.tensors().map(encoded).sum::<u64>().min(MAX_FRAME_BYTES),
+            // No codec makes rows much longer than they were.
+            _ => (4 + self.layout.tensors().map(|rows| 4 + encoded(rows)).sum::<u64>()).min(2 * MAX_FRAME_BYTES),
+        };
+        FrameHeader::n_bytes(self.layout.sections.len()) as u64 + body
+    }
+}
+
+fn parse<T: DeserializeOwned>(record: u32, kind: Kind, json: &[u8]) -> Result<T, FrameError> {
+    serde_json::from_slice(json).map_err(|e| FrameError::Message { record, kind, detail: e.to_string() })
+}
+
+/// The encoded tensors of a body.
+fn split_body<'a>(body: &'a [u8], span: &Span, n_tensors: usize) -> Result<Vec<&'a [u8]>, FrameError> {
+    let Span { p0, p1, .. } = *span;
+    let wrong = |expected: u64| FrameError::BodyLength { p0, p1, expected, found: body.len() as u64 };
+    let least = 4 + 4 * n_tensors as u64;
+    let (count, rest) = body.split_first_chunk::<4>().ok_or(wrong(least))?;
+    let found = u32::from_le_bytes(*count);
+    if found as usize != n_tensors {
+        return Err(FrameError::TensorCount { p0, p1, expected: n_tensors, found });
+    }
+    let (lengths, mut rest) = rest.split_at_checked(4 * n_tensors).ok_or(wrong(least))?;
+    let lengths = lengths.as_chunks::<4>().0.iter().map(|length| u32::from_le_bytes(*length));
+    let expected = least + lengths.clone().map(u64::from).sum::<u64>();
+    if expected != body.len() as u64 {
+        return Err(wrong(expected));
+    }
+    let tensors = lengths.map_while(|length| {
+        let (tensor, later) = rest.split_at_checked(length as usize)?;
+        rest = later;
+        Some(tensor)
+    });
+    Ok(tensors.collect())
+}

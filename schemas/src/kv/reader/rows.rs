@@ -1,0 +1,89 @@
+//! The rows of a frame without a codec: copied once, from the network's buffers to where an importer wants them.
+
+use crate::kv::finite::all_finite;
+use crate::kv::frame::Span;
+use crate::kv::layout::{Dtype, KvLayout};
+use crate::kv::placement::Places;
+
+/// Bytes that are copied before they are hashed and looked through: few enough to be in the core's cache still, enough
+/// for BLAKE3 to work on many of its 1 KiB chunks at once. A whole number of values.
+const BLOCK: usize = 128 << 10;
+
+/// Rows while they arrive.
+pub(in crate::kv) struct IncomingRows {
+    buffer: Vec<u8>,
+    places: Places,
+    dtypes: Vec<Dtype>,
+    /// The tensor that is being received.
+    tensor: usize,
+    /// Where its next byte goes.
+    filled: usize,
+    /// Up to where its bytes are hashed and looked through.
+    settled: usize,
+    /// The first tensor with a value that is not finite. Told only once the MAC is right: a damaged record is damaged.
+    not_finite: Option<usize>,
+}
+
+impl IncomingRows {
+    /// Room for the rows of `span`, which fit in `places`.
+    pub(super) fn new(span: &Span, layout: &KvLayout, places: Places) -> Self {
+        let mut rows = IncomingRows {
+            // The system gives zeroed memory page by page as it is written: a frame that never comes costs nothing.
+            buffer: vec![0; places.n_bytes],
+            dtypes: span.tensors(layout).map(|(rows, _)| rows.dtype).collect(),
+            places,
+            tensor: 0,
+            filled: 0,
+            settled: 0,
+            not_finite: None,
+        };
+        rows.go_to(0);
+        rows
+    }
+
+    /// Takes the next bytes of the body. Their number was checked; what would be too much is left.
+    pub(super) fn receive(&mut self, mut bytes: &[u8], hasher: &mut blake3::Hasher) {
+        while let Some(place) = self.places.tensors.get(self.tensor)
+            && !bytes.is_empty()
+        {
+            let end = place.end;
+            let settles_at = end.min(self.settled + BLOCK);
+            let (now, later) = bytes.split_at(bytes.len().min(settles_at - self.filled));
+            self.buffer[self.filled..][..now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = later;
+            if self.filled == settles_at {
+                self.settle(hasher);
+            }
+            if self.filled == end {
+                self.go_to(self.tensor + 1);
+            }
+        }
+    }
+
+    /// The buffer and its layout; or the index of a tensor with a value that is not finite.
+    pub(super) fn finish(self) -> Result<(Vec<u8>, Places), usize> {
+        match self.not_finite {
+            None => Ok((self.buffer, self.places)),
+            Some(tensor) => Err(tensor),
+        }
+    }
+
+    /// Hashes and looks through what was copied.
+    fn settle(&mut self, hasher: &mut blake3::Hasher) {
+        let block = &self.buffer[self.settled..self.filled];
+        hasher.update(block);
+        if self.not_finite.is_none() && !all_finite(self.dtypes[self.tensor], block) {
+            self.not_finite = Some(self.tensor);
+        }
+        self.settled = self.filled;
+    }
+
+    /// On to the first tensor from `tensor` on that has rows.
+    fn go_to(&mut self, tensor: usize) {
+        let rest = self.places.tensors.iter().skip(tensor);
+        self.tensor = tensor + rest.take_while(|place| place.is_empty()).count();
+        self.filled = self.places.tensors.get(self.tensor).map_or(0, |place| place.start);
+        self.settled = self.filled;
+    }
+}

@@ -1,0 +1,141 @@
+//! A handoff is a stream of records. Each proves by its MAC that it is whole, where it comes from, that it is the
+//! next one, and that it answers this very pull.
+//!
+//! | offset | size | field |
+//! |---|---|---|
+//! | 0 | 4 | magic `BKV1` |
+//! | 4 | 1 | [`Kind`] |
+//! | 5 | 3 | zero |
+//! | 8 | 4 | index of the record in its stream, from 0 |
+//! | 12 | 8 | length of the payload in bytes |
+//! | 20 | length | payload |
+//! | 20 + length | 32 | BLAKE3, keyed with the [`HandoffKey`], of everything before |
+//!
+//! Integers are little-endian. `docs/kv-frames.md` is the whole format.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::error::FrameError;
+
+/// The first bytes of every record.
+pub const MAGIC: [u8; 4] = *b"BKV1";
+
+/// Bytes of a record before its payload.
+pub const HEADER_BYTES: usize = 20;
+
+/// Bytes of a record after its payload.
+pub const MAC_BYTES: usize = 32;
+
+/// Separates these keys from every other use of a cluster key.
+const KEY_CONTEXT: &str = "baton kv handoff v1";
+
+/// What a record carries. The numbers are on the wire and never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// What the stream is about; the first record, and no other.
+    Head = 1,
+    /// The KV of a range of positions.
+    Frame = 2,
+    /// Everything was sent; the last record.
+    End = 3,
+    /// The prefill failed; the last record.
+    Error = 4,
+    /// A sign of life before the next frame.
+    Wait = 5,
+}
+
+impl Kind {
+    /// From its wire number.
+    pub fn from_number(number: u8) -> Option<Kind> {
+        [Kind::Head, Kind::Frame, Kind::End, Kind::Error, Kind::Wait].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// A record's fixed header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// What the payload is.
+    pub kind: Kind,
+    /// Place in the stream, from 0.
+    pub index: u32,
+    /// Length of the payload in bytes.
+    pub length: u64,
+}
+
+impl RecordHeader {
+    /// As on the wire.
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = self.kind as u8;
+        bytes[8..12].copy_from_slice(&self.index.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the header of the record that should be number `index`. Its length is not checked yet.
+    pub fn parse(bytes: &[u8; HEADER_BYTES], index: u32) -> Result<RecordHeader, FrameError> {
+        let [m0, m1, m2, m3, kind, z0, z1, z2, i0, i1, i2, i3, length @ ..] = *bytes;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(FrameError::Magic { record: index });
+        }
+        let kind = Kind::from_number(kind).ok_or(FrameError::Kind { record: index, kind })?;
+        if [z0, z1, z2] != [0; 3] {
+            return Err(FrameError::Reserved { record: index });
+        }
+        let found = u32::from_le_bytes([i0, i1, i2, i3]);
+        if found != index {
+            return Err(FrameError::Index { expected: index, found });
+        }
+        Ok(RecordHeader { kind, index, length: u64::from_le_bytes(length) })
+    }
+}
+
+/// Names one pull. The reader draws it at random each time, so that a record of an earlier pull is worth nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct HandoffId(#[serde(with = "hex")] pub [u8; 16]);
+
+/// The key of one handoff's MACs. Both sides derive it; it never travels.
+#[derive(Clone)]
+pub struct HandoffKey([u8; 32]);
+
+impl fmt::Debug for HandoffKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HandoffKey(..)")
+    }
+}
+
+impl HandoffKey {
+    /// BLAKE3's key derivation over `u64 length of the cluster key ‖ cluster key ‖ handoff id`.
+    pub fn derive(cluster_key: &[u8], id: HandoffId) -> HandoffKey {
+        let mut hasher = blake3::Hasher::new_derive_key(KEY_CONTEXT);
+        hasher.update(&(cluster_key.len() as u64).to_le_bytes());
+        hasher.update(cluster_key);
+        hasher.update(&id.0);
+        HandoffKey(*hasher.finalize().as_bytes())
+    }
+
+    /// A hash that becomes a record's MAC.
+    pub(super) fn hasher(&self) -> blake3::Hasher {
+        blake3::Hasher::new_keyed(&self.0)
+    }
+
+    /// A whole record around `payload`, whose pieces are hashed where they are and not copied.
+    pub fn seal(&self, kind: Kind, index: u32, payload: Vec<Bytes>) -> Vec<Bytes> {
+        let length = payload.iter().map(|piece| piece.len() as u64).sum();
+        let header = RecordHeader { kind, index, length }.to_bytes();
+        let mut hasher = self.hasher();
+        hasher.update(&header);
+        for piece in &payload {
+            hasher.update(piece);
+        }
+        let mac = Bytes::copy_from_slice(hasher.finalize().as_bytes());
+        let header = Bytes::copy_from_slice(&header);
+        [header].into_iter().chain(payload.into_iter().filter(|piece| !piece.is_empty())).chain([mac]).collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! KV that may reach an engine.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::chunk::{Chunk, LayerRows, SectionRows};
+use super::frame::Span;
+use super::layout::KvLayout;
+use super::placement::Places;
+
+/// A frame that passed every check: only a [`Reader`](super::reader::Reader) makes one, so what takes it need not
+/// check again. Its MAC was right, it continues the frames before it, it belongs to the reader's own tokens, its rows
+/// are exactly the layout's, and every value is finite.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VerifiedKv {
+    layout: Arc<KvLayout>,
+    span: Span,
+    tensors: Vec<Range<usize>>,
+    buffer: Vec<u8>,
+}
+
+impl VerifiedKv {
+    pub(super) fn new(layout: Arc<KvLayout>, span: Span, places: Places, buffer: Vec<u8>) -> Self {
+        VerifiedKv { layout, span, tensors: places.tensors, buffer }
+    }
+
+    /// Which rows these are.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
+    /// The shape of the model's KV.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Each tensor's range in the buffer, in the order of [`Span::tensors`].
+    pub fn tensors(&self) -> &[Range<usize>] {
+        &self.tensors
+    }
+
+    /// The buffer that the reader's [`Placement`](super::placement::Placement) laid out.
+    pub fn buffer(&self) -> &[u8] {
+        &self.buffer
+    }
+
+    /// The buffer itself, to be completed with what an engine wants between the rows.
+    pub fn into_buffer(self) -> Vec<u8> {
+        self.buffer
+    }
+
+    /// The rows without their placement. Copies nothing: they share the buffer.
+    pub fn into_chunk(self) -> Chunk {
+        let buffer = Bytes::from(self.buffer);
+        let mut ranges = self.tensors.into_iter();
+        let mut next = || ranges.next().map_or_else(Bytes::new, |range| buffer.slice(range));
+        let sections = self.layout.sections.iter().zip(&self.span.starts).map(|(section, &start)| {
+            let layers = section.layers.iter().map(|layer| {
+                let k = next();
+                LayerRows { k, v: layer.v.map_or_else(Bytes::new, |_| next()) }
+            });
+            SectionRows { start, layers: layers.collect() }
+        });
+        let sections = sections.collect();
+        Chunk { p0: self.span.p0, p1: self.span.p1, sections }
+    }
+}

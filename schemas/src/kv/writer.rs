@@ -1,0 +1,146 @@
+//! Writes a handoff stream. Copies no rows: a record is a list of pieces, and the rows are pieces as they are.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::chunk::Chunk;
+use super::codec::{Codec, Encoder};
+use super::error::{FrameError, WriteError};
+use super::frame::{FrameHeader, Span};
+use super::handoff::Handoff;
+use super::messages::{End, Head, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
+use super::prefix::PrefixHasher;
+use super::record::{HandoffKey, Kind};
+use crate::error::EngineError;
+
+/// The writing end of a handoff. Each call returns a record, as pieces to be sent one after another. It writes nothing
+/// that a [`Reader`](super::reader::Reader) with the same handoff would refuse, values that are not finite excepted:
+/// to look for those is the reader's work alone. A call that fails changes nothing.
+pub struct Writer {
+    key: HandoffKey,
+    handoff: Handoff,
+    codec: Codec,
+    encoder: Option<Encoder>,
+    /// Of the tokens before `next`.
+    prefix: PrefixHasher,
+    next: u32,
+    n_frames: u32,
+    n_records: u32,
+    ended: bool,
+}
+
+impl Writer {
+    /// A writer and its first record, the head.
+    pub fn begin(cluster_key: &[u8], handoff: Handoff, codec: Codec) -> Result<(Writer, Vec<Bytes>), WriteError> {
+        handoff.check()?;
+        codec.check(&handoff.layout)?;
+        let mut prefix = PrefixHasher::new();
+        prefix.extend(&handoff.tokens[..handoff.start as usize]);
+        let mut writer = Writer {
+            key: HandoffKey::derive(cluster_key, handoff.id),
+            codec,
+            encoder: Encoder::new(codec)?,
+            prefix,
+            next: handoff.start,
+            n_frames: 0,
+            n_records: 0,
+            ended: false,
+            handoff,
+        };
+        let head = json(Kind::Head, &Head::of(&writer.handoff, codec))?;
+        let head = writer.record(Kind::Head, vec![head])?;
+        Ok((writer, head))
+    }
+
+    /// First position of the next frame.
+    pub fn position(&self) -> u32 {
+        self.next
+    }
+
+    /// A sign of life.
+    pub fn wait(&mut self, wait: Wait) -> Result<Vec<Bytes>, WriteError> {
+        self.record(Kind::Wait, vec![json(Kind::Wait, &wait)?])
+    }
+
+    /// The next positions' KV.
+    pub fn frame(&mut self, chunk: &Chunk) -> Result<Vec<Bytes>, WriteError> {
+        let layout = &self.handoff.layout;
+        chunk.check(layout)?;
+        let span = Span { p0: chunk.p0, p1: chunk.p1, starts: chunk.sections.iter().map(|s| s.start).collect() };
+        span.check(layout, self.next, self.handoff.end())?;
+        let mut prefix = self.prefix.clone();
+        prefix.extend(&self.handoff.tokens[span.p0 as usize..span.p1 as usize]);
+        let header = FrameHeader { span, prefix: prefix.hash(), codec: self.codec };
+        let mut payload = vec![Bytes::from(header.to_bytes())];
+        match &mut self.encoder {
+            None => payload.extend(chunk.tensors().cloned()),
+            Some(encoder) => payload.extend(encode(encoder, chunk, &self.handoff)?),
+        }
+        let record = self.record(Kind::Frame, payload)?;
+        self.prefix = prefix;
+        self.next = chunk.p1;
+        self.n_frames += 1;
+        Ok(record)
+    }
+
+    /// The end, once every position was sent.
+    pub fn end(&mut self, timings: PrefillTimings) -> Result<Vec<Bytes>, WriteError> {
+        let end = self.handoff.end();
+        if self.next != end {
+            return Err(FrameError::Incomplete { next: self.next, end }.into());
+        }
+        if !timings.are_possible(end) {
+            return Err(FrameError::Numbers { record: self.n_records, kind: Kind::End }.into());
+        }
+        let end = End { n_frames: self.n_frames, start: self.handoff.start, end, timings };
+        self.record(Kind::End, vec![json(Kind::End, &end)?])
+    }
+
+    /// The end of a handoff that failed.
+    pub fn error(&mut self, error: &EngineError) -> Result<Vec<Bytes>, WriteError> {
+        let payload = match json(Kind::Error, error) {
+            // An error that names a whole prompt, say: that it failed is what counts.
+            Err(WriteError::TooLong { .. }) => json(Kind::Error, &EngineError::internal("an error too long to send"))?,
+            payload => payload?,
+        };
+        self.record(Kind::Error, vec![payload])
+    }
+
+    /// The next record of the stream.
+    fn record(&mut self, kind: Kind, payload: Vec<Bytes>) -> Result<Vec<Bytes>, WriteError> {
+        if self.ended {
+            return Err(WriteError::Ended);
+        }
+        let n_records = self.n_records.checked_add(1).ok_or(FrameError::TooManyRecords)?;
+        let record = self.key.seal(kind, self.n_records, payload);
+        self.n_records = n_records;
+        self.ended = matches!(kind, Kind::End | Kind::Error);
+        Ok(record)
+    }
+}
+
+/// The body of a frame with a codec.
+fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
+    let shapes = handoff.layout.sections.iter().flat_map(|s| &s.layers).flat_map(|layer| [Some(layer.k), layer.v]);
+    let mut lengths = (handoff.layout.n_tensors() as u32).to_le_bytes().to_vec();
+    let mut tensors = Vec::new();
+    for (bytes, shape) in chunk.tensors().zip(shapes) {
+        // A missing V is nothing at all, not even a length.
+        let Some(rows) = shape else { continue };
+        let encoded = encoder.encode(rows, bytes)?;
+        let too_long = |_| WriteError::TooLong { kind: Kind::Frame, n_bytes: encoded.len() };
+        lengths.extend(u32::try_from(encoded.len()).map_err(too_long)?.to_le_bytes());
+        tensors.push(Bytes::from(encoded));
+    }
+    Ok([Bytes::from(lengths)].into_iter().chain(tensors).collect())
+}
+
+/// A JSON payload within its kind's bound.
+fn json(kind: Kind, message: &impl Serialize) -> Result<Bytes, WriteError> {
+    let json = serde_json::to_vec(message).map_err(|e| WriteError::Message { kind, detail: e.to_string() })?;
+    let limit = if kind == Kind::Head { MAX_HEAD_BYTES } else { MAX_MESSAGE_BYTES };
+    if json.len() as u64 > limit {
+        return Err(WriteError::TooLong { kind, n_bytes: json.len() });
+    }
+    Ok(Bytes::from(json))
+}

@@ -1,0 +1,91 @@
+//! A damaged stream is refused or says the same; it never says anything else.
+
+use baton_schemas::kv::*;
+
+use crate::sample::{self, read_all};
+
+fn events(stream: &[u8]) -> Vec<Event> {
+    let (events, end) = read_all(&mut sample::reader(), stream);
+    assert_eq!(end, Ok(()));
+    events
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_refused_and_what_came_before_stands() {
+    for codec in Codec::ALL {
+        let good = sample::stream(codec).concat();
+        let expected = events(&good);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            let mut reader = sample::reader();
+            let (said, end) = read_all(&mut reader, &bad);
+            assert_eq!(said, expected[..said.len()], "{codec:?}: byte {at}");
+            // A length that grew within its bound makes the reader wait for more.
+            assert!(end.is_err() || !reader.is_ended(), "{codec:?}: byte {at}");
+            if end.is_err() {
+                assert_eq!(reader.read(&mut &[][..]), end.map(|()| None), "dead afterwards");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cut_stream_never_ends() {
+    for codec in Codec::ALL {
+        let good = sample::stream(codec).concat();
+        let expected = events(&good);
+        for at in 0..good.len() {
+            let mut reader = sample::reader();
+            let (said, end) = read_all(&mut reader, &good[..at]);
+            assert_eq!(end, Ok(()));
+            assert!(!reader.is_ended() && said.len() < expected.len(), "{codec:?}: cut at {at}");
+            assert_eq!(said, expected[..said.len()]);
+        }
+    }
+}
+
+#[test]
+fn byte_by_byte_is_as_good_as_at_once() {
+    for codec in Codec::ALL {
+        let stream = sample::stream(codec).concat();
+        let mut reader = sample::reader();
+        let said: Vec<Event> = stream.iter().flat_map(|byte| read_all(&mut reader, &[*byte]).0).collect();
+        assert_eq!(said, events(&stream));
+    }
+}
+
+/// What a reader says to the records in this order.
+fn refusal(order: &[usize]) -> FrameError {
+    let records = sample::stream(Codec::None);
+    let stream: Vec<u8> = order.iter().flat_map(|&i| records[i].clone()).collect();
+    read_all(&mut sample::reader(), &stream).1.unwrap_err()
+}
+
+#[test]
+fn records_come_once_and_in_order() {
+    assert_eq!(refusal(&[0, 1, 2, 2]), FrameError::Index { expected: 3, found: 2 });
+    assert_eq!(refusal(&[0, 1, 3]), FrameError::Index { expected: 2, found: 3 });
+    assert_eq!(refusal(&[0, 2, 1]), FrameError::Index { expected: 1, found: 2 });
+    assert_eq!(refusal(&[1]), FrameError::Index { expected: 0, found: 1 });
+    assert_eq!(refusal(&[0, 0]), FrameError::Index { expected: 1, found: 0 });
+    assert_eq!(refusal(&[0, 1, 2, 3, 4, 5, 5]), FrameError::AfterEnd);
+}
+
+#[test]
+fn a_record_is_worth_nothing_in_another_handoff_or_under_another_key() {
+    let stream = sample::stream(Codec::None).concat();
+    let mut other = sample::handoff();
+    other.id.0[15] ^= 1;
+    for (key, handoff) in [(sample::CLUSTER_KEY, other), (b"another key", sample::handoff())] {
+        let mut reader = Reader::new(key, handoff, &Codec::ALL).unwrap();
+        let refused = FrameError::Mac { record: 0, kind: record::Kind::Head };
+        assert_eq!(read_all(&mut reader, &stream), (vec![], Err(refused)));
+    }
+    // A cluster key that ends as the id begins is not the same pair.
+    let (mut id, mut longer) = (sample::handoff().id, b"k".to_vec());
+    longer.push(id.0[0]);
+    id.0.rotate_left(1);
+    let pieces = HandoffKey::derive(&longer, id).seal(record::Kind::Wait, 0, vec![]);
+    assert_ne!(pieces, HandoffKey::derive(b"k", sample::handoff().id).seal(record::Kind::Wait, 0, vec![]));
+}

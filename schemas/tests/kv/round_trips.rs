@@ -1,0 +1,180 @@
+//! What is written is what is read.
+
+use baton_schemas::EngineError;
+use baton_schemas::kv::*;
+use proptest::prelude::*;
+
+use crate::sample::{self, read_all};
+
+/// The reader's chunk of a written one: the same without a codec or with a lossless one, near with a lossy one.
+fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
+    if codec != Codec::Q8_0 {
+        return assert_eq!(&read, written);
+    }
+    read.check(layout).unwrap();
+    let shapes = layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [Some(l.k), l.v]);
+    for ((written, read), rows) in written.tensors().zip(read.tensors()).zip(shapes) {
+        let Some(rows) = rows else { continue };
+        for (a, b) in floats(rows.dtype, written).zip(floats(rows.dtype, read)) {
+            // Half a scale of the largest value, and BF16's own rounding.
+            assert!((a - b).abs() <= 3.75 / 127.0 / 2.0 + 3.75 / 256.0, "{a} became {b}");
+        }
+    }
+}
+
+fn floats(dtype: Dtype, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(dtype.bytes()).map(move |value| match dtype {
+        Dtype::F32 => f32::from_le_bytes(value.try_into().unwrap()),
+        Dtype::F16 => half::f16::from_le_bytes(value.try_into().unwrap()).to_f32(),
+        Dtype::Bf16 => half::bf16::from_le_bytes(value.try_into().unwrap()).to_f32(),
+    })
+}
+
+#[test]
+fn a_stream_says_what_was_written_with_every_codec() {
+    for codec in Codec::ALL {
+        let mut reader = sample::reader();
+        let (events, end) = read_all(&mut reader, &sample::stream(codec).concat());
+        assert_eq!(end, Ok(()), "{codec:?}");
+        assert!(reader.is_ended());
+        let mut events = events.into_iter();
+        assert!(matches!(events.next(), Some(Event::Head(head)) if head.codec == codec));
+        assert_eq!(events.next(), Some(Event::Wait(Wait { queued_ahead: 1, n_done: 0 })));
+        for chunk in sample::chunks() {
+            let Some(Event::Frame(kv)) = events.next() else { panic!("a frame is missing") };
+            check_chunk(codec, &chunk, kv.into_chunk(), &sample::layout());
+        }
+        assert!(matches!(events.next(), Some(Event::End(end)) if end.n_frames == 3 && end.timings.prefill_ms == 12.0));
+        assert_eq!(events.next(), None);
+    }
+}
+
+#[test]
+fn an_error_ends_the_stream() {
+    let (mut writer, head) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let error = EngineError::QueueFull { limit: 4 };
+    let stream = [head, writer.error(&error).unwrap()].concat().concat();
+    assert_eq!(writer.wait(Wait::default()), Err(WriteError::Ended));
+    let mut reader = sample::reader();
+    assert_eq!(read_all(&mut reader, &stream).0.last(), Some(&Event::Error(error)));
+    assert!(reader.is_ended());
+    assert_eq!(reader.read(&mut &b"x"[..]), Err(FrameError::AfterEnd));
+}
+
+#[test]
+fn an_error_too_long_to_send_is_an_error_still() {
+    let (mut writer, head) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let record = writer.error(&EngineError::invalid("x".repeat(70_000))).unwrap();
+    let (events, end) = read_all(&mut sample::reader(), &[head, record].concat().concat());
+    assert_eq!(end, Ok(()));
+    assert!(matches!(&events[1], Event::Error(EngineError::Internal { .. })), "{events:?}");
+}
+
+#[test]
+fn the_rows_go_where_the_importer_wants_them() {
+    // K of every layer, then V, each preceded by four bytes of the importer's own, the first tensor last.
+    let place = |span: &Span, layout: &KvLayout| {
+        let mut n_bytes = 0;
+        let lengths: Vec<usize> = span.tensors(layout).map(|(_, n)| n).collect();
+        let mut tensors: Vec<_> = lengths
+            .iter()
+            .rev()
+            .map(|n| {
+                n_bytes += 4 + n;
+                n_bytes - n..n_bytes
+            })
+            .collect();
+        tensors.reverse();
+        Places { n_bytes, tensors }
+    };
+    for codec in [Codec::None, Codec::PlanesZstd] {
+        let mut reader = Reader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &[codec], place).unwrap();
+        let (events, end) = read_all(&mut reader, &sample::stream(codec).concat());
+        assert_eq!(end, Ok(()));
+        let frames = events.into_iter().filter_map(|e| if let Event::Frame(kv) = e { Some(kv) } else { None });
+        for (kv, chunk) in frames.zip(sample::chunks()) {
+            let first = &kv.tensors()[0];
+            assert_eq!(first.end, kv.buffer().len());
+            assert_eq!(kv.buffer()[first.start - 4..first.start], [0; 4]);
+            assert_eq!(kv.into_chunk(), chunk);
+        }
+    }
+}
+
+#[test]
+fn a_placement_that_does_not_fit_is_refused() {
+    let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: vec![0..8] };
+    let mut reader = Reader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &Codec::ALL, place).unwrap();
+    let (_, end) = read_all(&mut reader, &sample::stream(Codec::None).concat());
+    assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
+}
+
+/// A layout of up to 3 sections whose rows are whole blocks of every codec.
+fn any_layout() -> impl Strategy<Value = KvLayout> {
+    let dtype = prop::sample::select(vec![Dtype::F16, Dtype::Bf16, Dtype::F32]);
+    let rows = (dtype, 1..4u32).prop_map(|(dtype, n)| Rows { dtype, n_values: 32 * n });
+    let layer = (rows.clone(), prop::option::of(rows)).prop_map(|(k, v)| LayerShape { k, v });
+    let section = (prop::option::of(1..9u32), prop::collection::vec(layer, 1..4));
+    let section = section.prop_map(|(window, layers)| Section { window, layers });
+    prop::collection::vec(section, 1..4).prop_map(|sections| KvLayout { rope: RopePairing::Interleaved, sections })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_handoff_round_trips_however_it_is_cut(
+        layout in any_layout(),
+        start in 0..5u32,
+        lengths in prop::collection::vec(1..9u32, 1..5),
+        late in prop::collection::vec(0.0..=1.0f64, 15),
+        cuts in prop::collection::vec(1..2000usize, 1..20),
+    ) {
+        let end = start + lengths.iter().sum::<u32>();
+        let handoff = Handoff { layout: layout.clone(), start, tokens: (0..end).collect(), ..sample::handoff() };
+        let mut next = start;
+        let mut late = late.into_iter().cycle();
+        let chunks: Vec<Chunk> = lengths.iter().map(|n| {
+            let (p0, p1) = (next, next + n);
+            next = p1;
+            let starts: Vec<u32> = layout.sections.iter().map(|section| {
+                let Some(window) = section.window else { return p0 };
+                // As late as the window allows, or earlier.
+                let latest = (end + 1).saturating_sub(window).clamp(p0, p1);
+                p0 + (f64::from(latest - p0) * late.next().unwrap()).round() as u32
+            }).collect();
+            sample::chunk(&layout, p0, p1, &starts)
+        }).collect();
+        for codec in Codec::ALL {
+            let (mut writer, head) = Writer::begin(b"k", handoff.clone(), codec).unwrap();
+            let mut stream = head;
+            for chunk in &chunks {
+                stream.extend(writer.frame(chunk).unwrap());
+            }
+            stream.extend(writer.end(PrefillTimings::default()).unwrap());
+            let stream = stream.concat();
+            let mut reader = Reader::new(b"k", handoff.clone(), &[codec]).unwrap();
+            let mut events = Vec::new();
+            let mut rest = &stream[..];
+            for cut in cuts.iter().cycle() {
+                let (now, later) = rest.split_at((*cut).min(rest.len()));
+                let (some, end) = read_all(&mut reader, now);
+                prop_assert_eq!(end, Ok(()));
+                events.extend(some);
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert!(reader.is_ended());
+            let (at_once, _) = read_all(&mut Reader::new(b"k", handoff.clone(), &[codec]).unwrap(), &stream);
+            prop_assert_eq!(&events, &at_once);
+            let frames = events.into_iter().filter_map(|e| if let Event::Frame(kv) = e { Some(kv) } else { None });
+            let frames: Vec<_> = frames.collect();
+            prop_assert_eq!(frames.len(), chunks.len());
+            for (kv, chunk) in frames.into_iter().zip(&chunks) {
+                check_chunk(codec, chunk, kv.into_chunk(), &layout);
+            }
+        }
+    }
+}
