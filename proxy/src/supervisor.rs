@@ -5,12 +5,15 @@
 //! closes and the child exits.
 //!
 //! ```text
-//!            ready                    exit after a stable run
-//! Starting ─────────► Ready ───────────────────────────────► Starting
-//!    ▲  │ cannot start  │ exits again and again
+//!            ready             exit, or silence and a kill, after a stable run
+//! Starting ─────────► Ready ──────────────────────────────────────────────────► Starting
+//!    ▲  │ cannot start  │ ends again and again
 //!    │  ▼               ▼
 //!    └── Failed (backs off: 0.25 s doubling to 30 s)
 //! ```
+//!
+//! A child that is frozen (stopped, stuck in a driver) would hold its streams for ever without a word. It is asked how
+//! it is, and killed when it no longer answers: its streams then end with an error, and its successor takes over.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
@@ -28,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::pool::EngineState;
+use crate::probe;
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
@@ -197,17 +201,29 @@ impl Keeper {
         Ok(Running { child, lifeline })
     }
 
-    /// Waits for the child's end. True if supervision is over.
+    /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
     async fn watch_over(&mut self, mut running: Running, stop: &CancellationToken) -> bool {
         let since = Instant::now();
         let exited = tokio::select! {
-            exited = running.child.wait() => exited,
+            exited = running.child.wait() => Some(exited),
+            () = probe::until_frozen(&*self.engine) => None,
             () = stop.cancelled() => {
                 running.end().await;
                 return true;
             }
         };
+        // Before the kill: a request that fails by it must find that there is no engine now.
         self.state.send_replace(EngineState::Starting);
+        let exited = match exited {
+            Some(exited) => exited,
+            None => {
+                tracing::warn!("the engine's process no longer answers and is killed");
+                match running.child.start_kill() {
+                    Ok(()) => running.child.wait().await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
         match &exited {
             Ok(status) => tracing::warn!(%status, "the engine's process has ended; restarting it"),
             Err(error) => tracing::warn!(%error, "the engine's process is lost; restarting it"),
