@@ -6,6 +6,7 @@
 
 pub mod engine;
 pub mod gguf;
+pub mod limits;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod node;

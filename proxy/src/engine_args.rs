@@ -1,8 +1,10 @@
 //! The options of an engine, as flags of `baton node` and `baton serve` and as keys of the configuration file.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use baton_engines::limits;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
@@ -25,6 +27,9 @@ impl EngineKind {
         }
     }
 }
+
+/// Tokens per second that a simulator can be set to; a reply of one token an hour is a mistyped rate.
+const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
 
 /// Engine options. Anything absent has the engine's own default.
 #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
@@ -87,6 +92,33 @@ impl EngineArgs {
         }
     }
 
+    /// The first option that is out of range: its key in the configuration file, and what is wrong with it.
+    pub fn problem(&self) -> Option<(&'static str, String)> {
+        let numbers = [
+            ("slots", self.slots, limits::SLOTS),
+            ("ctx_size", self.ctx_size, limits::CONTEXT),
+            ("kv_cells", self.kv_cells, limits::CONTEXT),
+            ("ubatch", self.ubatch, limits::UBATCH),
+            ("threads", self.threads, limits::THREADS),
+            ("prefill_budget", self.prefill_budget, limits::UBATCH),
+            ("max_queued", self.max_queued, limits::QUEUED),
+        ];
+        let number = numbers.into_iter().find_map(|(key, value, range)| {
+            let wrong = value.filter(|value| !range.contains(value))?;
+            Some((key, format!("must be between {} and {}, not {wrong}", range.start(), range.end())))
+        });
+        let rates = [("sim_prefill_tps", self.sim_prefill_tps), ("sim_decode_tps", self.sim_decode_tps)];
+        let rate = || {
+            let wrong = |rate: f64| (!SIM_RATES.contains(&rate)).then_some(rate);
+            rates.into_iter().find_map(|(key, rate)| {
+                let message =
+                    |rate| format!("must be between {} and {}, not {rate}", SIM_RATES.start(), SIM_RATES.end());
+                Some((key, rate.and_then(wrong).map(message)?))
+            })
+        };
+        number.or_else(rate)
+    }
+
     /// The same options as arguments for a child.
     pub fn to_args(&self) -> Vec<OsString> {
         let number = |n: Option<u32>| n.map(|n| n.to_string().into());
@@ -107,6 +139,11 @@ impl EngineArgs {
         ];
         options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
     }
+}
+
+/// The flag of an option, by its key in the configuration file.
+pub fn flag(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
 }
 
 #[cfg(test)]
@@ -142,5 +179,26 @@ mod tests {
         assert_eq!(EngineArgs::default().over(all.clone()), all);
         let args = std::iter::once("baton".into()).chain(EngineArgs::default().to_args());
         assert_eq!(Command::parse_from(args).engine, EngineArgs::default());
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_named() {
+        let check = |args: &[&str], expected: Option<&str>| {
+            let parsed = Command::parse_from([&["baton"], args].concat()).engine.problem();
+            assert_eq!(parsed.map(|(key, _)| key), expected, "{args:?}");
+        };
+        check(&[], None);
+        check(&["--slots", "128", "--ctx-size", "64", "--sim-decode-tps", "0.5"], None);
+        check(&["--slots", "0"], Some("slots"));
+        check(&["--slots", "129", "--engine", "sim"], Some("slots"));
+        check(&["--ctx-size", "63"], Some("ctx_size"));
+        check(&["--kv-cells", "4000000000"], Some("kv_cells"));
+        check(&["--ubatch", "0"], Some("ubatch"));
+        check(&["--threads", "513"], Some("threads"));
+        check(&["--prefill-budget", "0"], Some("prefill_budget"));
+        check(&["--max-queued", "0"], Some("max_queued"));
+        check(&["--sim-prefill-tps", "NaN"], Some("sim_prefill_tps"));
+        check(&["--sim-prefill-tps=-1"], Some("sim_prefill_tps"));
+        check(&["--sim-decode-tps", "inf"], Some("sim_decode_tps"));
     }
 }

@@ -13,6 +13,7 @@ mod sequence;
 mod slots;
 mod vocabulary;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +36,7 @@ use self::sequence::Job;
 use self::vocabulary::Vocabulary;
 use crate::engine::{DeltaStream, Engine};
 use crate::gguf::Gguf;
+use crate::limits;
 use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
 
 /// How a model is run.
@@ -85,18 +87,16 @@ impl LlamaConfig {
     }
 
     fn check(&self) -> Result<(), LoadError> {
-        let within = |name: &str, value: u32, max: u32| {
-            if (1..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(LoadError::Config(format!("{name} must be between 1 and {max}, not {value}")))
-            }
+        let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
+            let (min, max) = (range.start(), range.end());
+            let wrong = || LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"));
+            range.contains(&value).then_some(()).ok_or_else(wrong)
         };
-        within("--slots", self.n_slots, MAX_SLOTS)?;
-        within("--ubatch", self.n_ubatch, MAX_UBATCH)?;
-        within("--threads", self.n_threads.unwrap_or(1), MAX_THREADS)?;
-        within("--prefill-budget", self.prefill_budget.unwrap_or(1), MAX_UBATCH)?;
-        within("--max-queued", self.max_queued, MAX_QUEUED)
+        within("--slots", self.n_slots, limits::SLOTS)?;
+        within("--ubatch", self.n_ubatch, limits::UBATCH)?;
+        within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
+        within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
+        within("--max-queued", self.max_queued, limits::QUEUED)
     }
 }
 
@@ -106,12 +106,6 @@ pub const DEFAULT_SLOTS: u32 = 4;
 const DEFAULT_UBATCH: u32 = 512;
 /// Longer queues answer after the client gave up.
 const DEFAULT_MAX_QUEUED: u32 = 256;
-/// llama.cpp aborts the process on a sequence id of 256 and above; some are left for scratch sequences.
-const MAX_SLOTS: u32 = 128;
-const MAX_UBATCH: u32 = 16_384;
-const MAX_THREADS: u32 = 512;
-const MAX_QUEUED: u32 = 65_536;
-
 /// A running model. Cheap to clone through an `Arc`.
 pub struct LlamaEngine {
     model: Arc<LlamaModel>,

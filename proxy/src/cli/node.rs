@@ -11,7 +11,7 @@ use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, signals};
-use crate::engine_args::{EngineArgs, EngineKind};
+use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
 
 /// Options of `baton node`.
@@ -82,6 +82,9 @@ async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey)
         NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
     })?;
     let (model, options) = (args.model, args.engine);
+    if let Some((key, message)) = options.problem() {
+        return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
+    }
     let engine = match options.engine.unwrap_or_default() {
         EngineKind::Sim => sim(&options),
         EngineKind::Llama => llama(model, options).await?,
