@@ -6,6 +6,7 @@
 
 mod budget;
 mod load;
+mod prompt;
 pub mod reference;
 mod sampler;
 mod scheduler;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
@@ -37,7 +38,7 @@ use self::vocabulary::Vocabulary;
 use crate::engine::{DeltaStream, Engine};
 use crate::gguf::Gguf;
 use crate::limits;
-use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
+use crate::template::{ChatTemplate, SpecialTokens};
 
 /// How a model is run.
 #[derive(Debug, Clone)]
@@ -221,39 +222,11 @@ impl Engine for LlamaEngine {
     }
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        let Some(template) = &self.template else {
-            return Err(EngineError::Template { message: "the model has no chat template".into() });
-        };
-        let (template, conversation) = (Arc::clone(template), conversation.clone());
-        // A template may work for seconds, and must not hold up other connections.
-        let rendered = tokio::task::spawn_blocking(move || template.render(&conversation, SystemTime::now()));
-        let text = rendered.await.map_err(EngineError::internal)?.map_err(|e| match e {
-            TemplateError::Rejected(message) => EngineError::Template { message },
-            other => EngineError::Template { message: other.to_string() },
-        })?;
-        // The template writes BOS itself where the model wants one, and its control tokens are meant as such.
-        let tokens = self.tokenize(&TokenizeRequest { text, add_special: false, parse_special: true }).await?;
-        let vocab = self.model.vocab();
-        let bos = u32::try_from(vocab.bos().0).ok();
-        match bos {
-            Some(bos) if vocab.should_add_bos() && tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
-            _ => Ok(tokens),
-        }
+        self.render_prompt(conversation).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        // Text that cannot fit whatever its tokens are is refused before it is tokenized, which cannot be interrupted.
-        let n_at_least = request.text.len() / self.vocabulary.longest_piece().max(1);
-        if n_at_least > self.info.n_ctx as usize {
-            return Err(EngineError::ContextOverflow { n_prompt: n_at_least as u32, n_ctx: self.info.n_ctx });
-        }
-        let model = Arc::clone(&self.model);
-        let TokenizeRequest { text, add_special, parse_special } = request.clone();
-        // A megabyte of text takes long enough to hold up other connections.
-        let tokens =
-            tokio::task::spawn_blocking(move || model.vocab().tokenize(text.as_bytes(), add_special, parse_special));
-        let tokens = tokens.await.map_err(EngineError::internal)?;
-        Ok(tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect())
+        self.tokenize_text(request.clone()).await
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
@@ -335,7 +308,11 @@ fn compile_template(
     let text = |t: i32| {
         u32::try_from(t).map_or_else(|_| String::new(), |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
     };
-    let special = SpecialTokens { bos: text(vocab.bos().0), eos: text(vocab.eos().0) };
+    let special = SpecialTokens {
+        bos: text(vocab.bos().0),
+        eos: text(vocab.eos().0),
+        control: vocabulary::control_spellings(model),
+    };
     ChatTemplate::compile(source, special)
         .map(Some)
         .map_err(|e| LoadError::Template { path: config.model.clone(), message: e.to_string() })
