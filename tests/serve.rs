@@ -51,6 +51,30 @@ async fn a_killed_engine_is_replaced_and_the_next_request_works() {
 }
 
 #[tokio::test]
+async fn a_frozen_engine_is_noticed_and_replaced() {
+    let server = Server::start(&[]);
+    let frozen = server.engine();
+    let body = chat("Tell me a long story.", json!({ "max_tokens": 2000, "stream": true, "ignore_eos": true }));
+    let client = reqwest::Client::new();
+    let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
+    stream.chunk().await.unwrap().unwrap();
+    kill_process(frozen, Signal::STOP).unwrap();
+
+    let mut text = String::new();
+    let rest = async {
+        while let Some(chunk) = stream.chunk().await.unwrap() {
+            text.push_str(&String::from_utf8_lossy(&chunk));
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), rest).await.expect("the stream to end");
+    assert!(text.contains(r#"data: {"error":"#) && !text.contains("[DONE]"), "{text}");
+    assert!(!is_alive(frozen));
+    assert_eq!(post(&server, &chat("hello", json!({}))).await.0, 200);
+    assert_eq!(health(&server).await.0, 200);
+    assert_ne!(server.engine(), frozen);
+}
+
+#[tokio::test]
 async fn an_engine_that_cannot_start_says_why_and_recovers_by_itself() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("model.gguf");

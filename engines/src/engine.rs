@@ -68,6 +68,9 @@ pub trait Engine: Send + Sync + 'static {
     /// refused up front (a bad token, an overlong prompt, a full queue) is refused here and not in the stream.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError>;
 
-    /// Computes a prompt's KV for another node, chunk by chunk. Accepted and refused like [`Engine::generate`].
-    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError>;
+    /// Computes a prompt's KV for another node, chunk by chunk. Accepted and refused like [`Engine::generate`]. An engine
+    /// in another process does not: KV goes from node to node, and not through a client like this.
+    async fn prefill(&self, _request: PrefillRequest) -> Result<KvStream, EngineError> {
+        Err(EngineError::Unsupported { feature: "prefilling for others".into() })
+    }
 }

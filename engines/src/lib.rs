@@ -7,6 +7,7 @@
 pub mod engine;
 pub mod gguf;
 pub mod handoff;
+pub mod limits;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod node;

@@ -1,8 +1,9 @@
 //! Chat templates: a model's own Jinja, rendered the way Hugging Face's `apply_chat_template` does.
 //!
 //! Templates come from a model file or the operator, never from a client. They are programs all the same, so their
-//! work, depth and output are bounded.
+//! work, depth and output are bounded. What a client writes is never more than text in a prompt: see `guard`.
 
+mod guard;
 mod python;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,9 @@ use std::time::SystemTime;
 use baton_schemas::generate::Conversation;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
+
+pub use self::guard::Piece;
+use self::guard::{ControlTokens, Marking};
 
 /// Instructions a template may execute. A long chat with tools takes some hundred thousand.
 const FUEL: u64 = 50_000_000;
@@ -25,13 +29,15 @@ const MAX_OUTPUT_BYTES: usize = 64 << 20;
 /// Longest template source, bytes. The largest in the wild are some 30 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// Tokens that templates write out by name.
+/// Spellings of tokens that are more than text.
 #[derive(Debug, Clone, Default)]
 pub struct SpecialTokens {
     /// `bos_token`
     pub bos: String,
     /// `eos_token`
     pub eos: String,
+    /// All control tokens: what a client's text must not be able to write.
+    pub control: Vec<String>,
 }
 
 /// Why a template did not render.
@@ -40,6 +46,12 @@ pub enum TemplateError {
     /// The template called `raise_exception`: these messages do not suit this model.
     #[error("{0}")]
     Rejected(String),
+    /// The rendered prompt is longer than the caller can use.
+    #[error("the rendered prompt has {n_bytes} bytes")]
+    TooLong {
+        /// Its length in UTF-8.
+        n_bytes: usize,
+    },
     /// The template does not parse, or failed.
     #[error("{0}")]
     Failed(String),
@@ -49,6 +61,7 @@ pub enum TemplateError {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
+    control: ControlTokens,
 }
 
 const NAME: &str = "chat";
@@ -69,7 +82,39 @@ impl ChatTemplate {
         python::extend(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.add_template_owned(NAME, without_generation_tags(source)).map_err(failed)?;
-        Ok(ChatTemplate { environment, special })
+        let control = ControlTokens::new(&special.control)?;
+        Ok(ChatTemplate { environment, special, control })
+    }
+
+    /// Renders a conversation, and tells the control tokens that the template wrote from those that are only spelled
+    /// in the conversation. The pieces are to be tokenized one by one; together they are the prompt, to the letter. A
+    /// prompt of more than `max_bytes` is refused.
+    pub fn render_pieces(
+        &self,
+        conversation: &Conversation,
+        now: SystemTime,
+        max_bytes: usize,
+    ) -> Result<Vec<Piece>, TemplateError> {
+        let plain = self.render(conversation, now)?;
+        if plain.len() > max_bytes {
+            return Err(TemplateError::TooLong { n_bytes: plain.len() });
+        }
+        let mark = guard::unused_mark(conversation)?;
+        let marked = self.control.mark(conversation, mark, Marking::EveryStart);
+        if marked == *conversation {
+            return Ok(vec![Piece { text: plain, has_control: true }]);
+        }
+        if let Ok(rendered) = self.render(&marked, now)
+            && let (text, marks) = guard::take_out(&rendered, mark)
+            && text == plain
+        {
+            return Ok(self.control.pieces(&text, &marks));
+        }
+        // The template looks into the messages, and wrote something else because of the marks. With marks in whole
+        // spellings alone that is as it should be: those are no control tokens to it.
+        let marked = self.control.mark(conversation, mark, Marking::Spellings);
+        let (text, marks) = guard::take_out(&self.render(&marked, now)?, mark);
+        Ok(self.control.pieces(&text, &marks))
     }
 
     /// Renders a conversation. `now` is what `strftime_now` formats, in the machine's time zone.

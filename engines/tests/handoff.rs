@@ -7,7 +7,7 @@ use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, PullPolicy};
 use baton_engines::node::{ClusterKey, Listener, router};
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_schemas::handoff::{HandoffFailure, KvSource};
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings, KvSource};
 use baton_schemas::node::Role;
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{SequenceRequest, Token};
@@ -38,24 +38,26 @@ async fn prefill_node(engine: Arc<dyn Engine>, role: Role, key: &str) -> Prefill
     PrefillNode { url, stop }
 }
 
-/// Greedy tokens and where the time went.
-async fn generate(
-    engine: &dyn Engine,
-    prompt: &[Token],
-    n: u32,
-    source: Option<&PrefillNode>,
-) -> (Vec<Token>, Timings) {
+/// A whole reply.
+struct Reply {
+    tokens: Vec<Token>,
+    timings: Timings,
+    handoff: Option<HandoffTimings>,
+}
+
+async fn generate(engine: &dyn Engine, prompt: &[Token], n: u32, source: Option<&PrefillNode>) -> Reply {
     let kv_source = source.map(|node| KvSource { url: node.url.clone(), codecs: Vec::new() });
     let mut request =
         SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
     request.sampling.temperature = 0.0;
     let mut deltas = engine.generate(request).await.unwrap();
-    let mut tokens = Vec::new();
+    let (mut tokens, mut handoff) = (Vec::new(), None);
     while let Some(delta) = deltas.next().await {
         match delta.unwrap() {
             Delta::Started { .. } => {}
+            Delta::Handoff(timings) => handoff = Some(timings),
             Delta::Token(token) => tokens.push(token.id),
-            Delta::Finished { timings, .. } => return (tokens, timings),
+            Delta::Finished { timings, .. } => return Reply { tokens, timings, handoff },
         }
     }
     panic!("the stream was cut");
@@ -75,19 +77,19 @@ async fn a_simulated_prompt_is_handed_over() {
     let alone = SimEngine::new(sim());
     let decoder = SimEngine::with_puller(sim(), Some(puller()));
     let prompt: Vec<Token> = (0..2_000).map(|i| 1 + i % 250).collect();
-    let (expected, _) = generate(&alone, &prompt, 20, None).await;
-    let (tokens, timings) = generate(&decoder, &prompt, 20, Some(&node)).await;
-    assert_eq!(tokens, expected);
-    let handoff = timings.handoff.unwrap();
+    let expected = generate(&alone, &prompt, 20, None).await.tokens;
+    let reply = generate(&decoder, &prompt, 20, Some(&node)).await;
+    assert_eq!(reply.tokens, expected);
+    let handoff = reply.handoff.unwrap();
     assert_eq!((handoff.n_tokens, handoff.failure), (1_999, None));
-    assert_eq!(timings.prompt_n, 0, "nothing was left to compute here");
+    assert_eq!(reply.timings.prompt_n, 0, "nothing was left to compute here");
     assert!(handoff.n_bytes > 1_999 * 256, "{handoff:?}");
 }
 
 #[tokio::test]
 async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
     let prompt: Vec<Token> = (0..500).map(|i| 1 + i % 250).collect();
-    let (expected, _) = generate(&SimEngine::new(sim()), &prompt, 10, None).await;
+    let expected = generate(&SimEngine::new(sim()), &prompt, 10, None).await.tokens;
     let other_model = SimConfig { model: "another".into(), ..sim() };
     let nobody = PrefillNode { url: "http://127.0.0.1:9".into(), stop: CancellationToken::new() };
     let cases = [
@@ -104,11 +106,11 @@ async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
     ];
     for (node, expected_failure) in cases {
         let decoder = SimEngine::with_puller(sim(), Some(puller()));
-        let (tokens, timings) = generate(&decoder, &prompt, 10, Some(&node)).await;
-        assert_eq!(tokens, expected);
-        let handoff = timings.handoff.unwrap();
+        let reply = generate(&decoder, &prompt, 10, Some(&node)).await;
+        assert_eq!(reply.tokens, expected);
+        let handoff = reply.handoff.unwrap();
         assert_eq!((handoff.n_tokens, handoff.failure), (0, Some(expected_failure)));
-        assert_eq!(timings.prompt_n, 499);
+        assert_eq!(reply.timings.prompt_n, 499);
     }
 }
 
@@ -153,12 +155,12 @@ mod llama {
                 let alone = start(config.clone(), None).await;
                 let decoder = start(config.clone(), Some(puller())).await;
                 let prompt = prompt(alone.as_ref(), n, salt).await;
-                let (expected, _) = generate(alone.as_ref(), &prompt, 24, None).await;
-                let (tokens, timings) = generate(decoder.as_ref(), &prompt, 24, Some(&node)).await;
-                let handoff = timings.handoff.unwrap();
+                let expected = generate(alone.as_ref(), &prompt, 24, None).await.tokens;
+                let reply = generate(decoder.as_ref(), &prompt, 24, Some(&node)).await;
+                let handoff = reply.handoff.unwrap();
                 println!("ubatch {n_ubatch}, {n} tokens: {handoff:?}");
                 assert_eq!((handoff.n_tokens as usize, handoff.failure), (n - 1, None));
-                assert_eq!(tokens, expected, "ubatch {n_ubatch}, {n} tokens");
+                assert_eq!(reply.tokens, expected, "ubatch {n_ubatch}, {n} tokens");
             }
         }
     }
@@ -170,17 +172,17 @@ mod llama {
         let node = prefill_node(prefill.clone(), Role::Prefill, KEY).await;
         let decoder = start(config.clone(), Some(puller())).await;
         let whole = prompt(decoder.as_ref(), 500, 0).await;
-        let (reply, first) = generate(decoder.as_ref(), &whole[..300], 10, Some(&node)).await;
+        let first = generate(decoder.as_ref(), &whole[..300], 10, Some(&node)).await;
         assert_eq!(first.handoff.unwrap().n_tokens, 299);
-        let second_turn = [&whole[..300], &reply, &whole[300..]].concat();
-        let (_, second) = generate(decoder.as_ref(), &second_turn, 10, Some(&node)).await;
+        let second_turn = [&whole[..300], &first.tokens, &whole[300..]].concat();
+        let second = generate(decoder.as_ref(), &second_turn, 10, Some(&node)).await;
         let handoff = second.handoff.unwrap();
         // The decode node has the first turn and its reply but the reply's last token; the prefill node the first turn.
         assert_eq!(handoff.n_tokens as usize, second_turn.len() - 1 - 309);
         assert!(handoff.n_cached >= 299, "{handoff:?}");
         // A third of another decode node: everything moves, nothing is computed twice.
         let other = start(config, Some(puller())).await;
-        let (_, third) = generate(other.as_ref(), &second_turn, 10, Some(&node)).await;
+        let third = generate(other.as_ref(), &second_turn, 10, Some(&node)).await;
         let handoff = third.handoff.unwrap();
         assert_eq!(
             (handoff.n_tokens as usize, handoff.n_cached as usize),

@@ -42,7 +42,7 @@ fn difference(input: &Path) -> Option<String> {
 }
 
 fn render(template: &str, input: &Path) -> Result<String, TemplateError> {
-    let special = SpecialTokens { bos: "<s>".into(), eos: "</s>".into() };
+    let special = SpecialTokens { bos: "<s>".into(), eos: "</s>".into(), ..SpecialTokens::default() };
     let conversation = serde_json::from_str(&fs::read_to_string(input).unwrap()).unwrap();
     ChatTemplate::compile(template, special)?.render(&conversation, SystemTime::UNIX_EPOCH + NOW)
 }

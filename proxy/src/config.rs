@@ -5,9 +5,11 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use toml::de::DeTable;
 
 use crate::admission::DEFAULT_MAX_REQUESTS;
-use crate::engine_args::EngineArgs;
+use crate::engine_args::{EngineArgs, flag};
+use crate::http::{host, origin};
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -26,17 +28,27 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
-    /// The file is not TOML, or has an unknown key or a value of the wrong type.
+    /// The file is not TOML, or has an unknown key, or a value of the wrong type or out of range.
     #[error("{}: {message}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// With line and column.
+        /// With the line and, for a value, the key.
         message: String,
     },
-    /// A value is out of range, in the file or as a flag.
+    /// A flag's value is out of range.
     #[error("{0}")]
-    Value(String),
+    Flag(String),
+}
+
+/// A value that is out of range.
+struct Problem {
+    /// Where it stands in the file, with dots.
+    key: String,
+    /// What sets it on the command line.
+    flag: String,
+    /// Completes `KEY …` to a sentence.
+    message: String,
 }
 
 /// The file as written; every key may be absent.
@@ -69,6 +81,8 @@ pub struct RawModel {
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
+    /// Addresses of nodes that compute prompts for it.
+    pub prefill: Vec<String>,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -94,6 +108,8 @@ pub struct ServeConfig {
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
+    /// URLs of nodes that compute prompts for it.
+    pub prefill: Vec<String>,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -103,44 +119,97 @@ impl RawConfig {
     pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
-        toml::from_str(&text).map_err(|e| {
-            let line = e.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        let invalid = |at: Option<usize>, message: &str| {
+            let line = at.map(|at| 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count());
             let place = line.map_or_else(String::new, |line| format!("line {line}: "));
-            ConfigError::Invalid { path: path.to_owned(), message: format!("{place}{}", e.message()) }
-        })
+            ConfigError::Invalid { path: path.to_owned(), message: format!("{place}{message}") }
+        };
+        let raw: RawConfig =
+            toml::from_str(&text).map_err(|e| invalid(e.span().map(|span| span.start), e.message()))?;
+        match raw.problem() {
+            None => Ok(raw),
+            Some(Problem { key, message, .. }) => Err(invalid(position(&text, &key), &format!("{key} {message}"))),
+        }
     }
 
-    /// Checks every value.
+    /// Checks every value, after flags were laid over those of a file. A file's own were checked when it was read, so
+    /// what is wrong here came with a flag.
     pub fn check(self) -> Result<ServeConfig, ConfigError> {
-        let wrong = |message: &str| Err(ConfigError::Value(message.to_owned()));
-        let listen = self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
-        if listen.rsplit_once(':').is_none_or(|(host, port)| host.is_empty() || port.parse::<u16>().is_err()) {
-            return wrong(&format!("listen = {listen:?} is not HOST:PORT, e.g. {DEFAULT_LISTEN}"));
-        }
-        let max_requests = self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS);
-        if !(1..=1_000_000).contains(&max_requests) {
-            return wrong("max_requests must be between 1 and 1000000");
-        }
-        if self.api_keys.iter().any(|key| key.trim().is_empty()) {
-            return wrong("api_keys holds an empty key: that would let everybody in who sends none");
-        }
-        let source = self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned());
-        if source.is_empty() || self.model.name.as_ref().is_some_and(String::is_empty) {
-            return wrong("a model's source and name must not be empty");
+        if let Some(Problem { flag, message, .. }) = self.problem() {
+            return Err(ConfigError::Flag(format!("{flag} {message}")));
         }
         Ok(ServeConfig {
-            listen,
-            max_requests,
+            listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+            max_requests: self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS),
             api_keys: self.api_keys,
             share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
             allowed_origins: self.allowed_origins,
             allowed_hosts: self.allowed_hosts,
-            source,
+            source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             name: self.model.name,
             aliases: self.model.aliases,
+            prefill: self.model.prefill.iter().map(|address| node_url(address)).collect(),
             engine: self.model.engine,
         })
     }
+
+    /// The first value that is out of range.
+    fn problem(&self) -> Option<Problem> {
+        let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
+        let is_address = |listen: &str| {
+            listen.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        let problem = |key: &str, flag: &str, message: String| {
+            Some(Problem { key: key.to_owned(), flag: flag.to_owned(), message })
+        };
+        if let Some(listen) = self.listen.as_ref().filter(|listen| !is_address(listen)) {
+            return problem("listen", "--listen", format!("must be HOST:PORT, e.g. {DEFAULT_LISTEN}, not {listen:?}"));
+        }
+        if self.max_requests.is_some_and(|n| !(1..=MAX_MAX_REQUESTS).contains(&n)) {
+            return problem("max_requests", "max_requests", format!("must be between 1 and {MAX_MAX_REQUESTS}"));
+        }
+        if self.api_keys.iter().any(|key| key.trim().is_empty()) {
+            let message = "must not be empty: that would let everybody in who sends none";
+            return problem("api_keys", "--api-key", message.into());
+        }
+        if let Some(message) = self.allowed_origins.iter().find_map(|origin| origin::check_configured(origin).err()) {
+            return problem("allowed_origins", "allowed_origins", format!("has a wrong entry: {message}"));
+        }
+        if let Some(message) = self.allowed_hosts.iter().find_map(|name| host::check_configured(name).err()) {
+            return problem("allowed_hosts", "allowed_hosts", format!("has a wrong entry: {message}"));
+        }
+        if is_empty(&self.model.source) {
+            return problem("model.source", "--model", "must not be empty".into());
+        }
+        if is_empty(&self.model.name) {
+            return problem("model.name", "--name", "must not be empty".into());
+        }
+        if self.model.aliases.iter().any(|alias| alias.trim().is_empty()) {
+            return problem("model.aliases", "aliases", "must not have an empty name".into());
+        }
+        let (key, message) = self.model.engine.problem()?;
+        problem(&format!("model.engine.{key}"), &flag(key), message)
+    }
+}
+
+/// Each admitted request costs some kilobytes: more than these are a mistyped number.
+const MAX_MAX_REQUESTS: usize = 1_000_000;
+
+/// The byte at which the value of a key begins.
+fn position(text: &str, key: &str) -> Option<usize> {
+    let root = DeTable::parse(text).ok()?;
+    let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+    let mut value = root.get_ref().get(first)?;
+    for part in rest.into_iter().flat_map(|rest| rest.split('.')) {
+        value = value.get_ref().as_table().and_then(|table: &DeTable<'_>| table.get(part))?;
+    }
+    Some(value.span().start)
+}
+
+/// A node's address as a URL: without a scheme it is plain HTTP.
+pub fn node_url(address: &str) -> String {
+    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+    url.trim_end_matches('/').to_owned()
 }
 
 #[cfg(test)]
@@ -161,18 +230,45 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_their_line() {
-        let unknown = read("listen = \"127.0.0.1:1\"\n\nlisten_on = 3\n").unwrap_err();
-        assert!(unknown.contains("line 3") && unknown.contains("listen_on"), "{unknown}");
-        for wrong in [
-            "listen = \"8080\"",
-            "listen = \"h:99999\"",
-            "max_requests = 0",
-            "api_keys = [\"\"]",
-            "[model]\nsource = \"\"",
-        ] {
-            assert!(read(wrong).is_err(), "{wrong}");
-        }
+    fn mistakes_are_named_with_their_line_and_key() {
+        let check = |text: &str, line: usize, key: &str| {
+            let message = read(text).unwrap_err();
+            assert!(message.contains(&format!("line {line}: ")) && message.contains(key), "{text}: {message}");
+            assert!(!message.contains("--"), "no flag is at fault: {message}");
+        };
+        check("listen = \"127.0.0.1:1\"\n\nlisten_on = 3\n", 3, "listen_on");
+        check("listen = \"8080\"", 1, "listen");
+        check("# é\nlisten = \"h:99999\"", 2, "listen");
+        check("\nmax_requests = 0", 2, "max_requests");
+        check("\n\napi_keys = [\"\"]", 3, "api_keys");
+        check("allowed_origins = [\"chat.example.com\"]", 1, "chat.example.com");
+        check("allowed_hosts = [\n\"https://x\"]", 1, "allowed_hosts");
+        check("[model]\nsource = \"\"", 2, "model.source");
+        check("[model]\nsource = 3", 2, "integer");
+        check("[model]\n\nsauce = \"x\"", 3, "sauce");
+        check("[model]\nname = \" \"", 2, "model.name");
+        check("[model]\naliases = [\"\"]", 2, "model.aliases");
+        check("[model.engine]\n\nslots = 0", 3, "model.engine.slots must be between 1 and 128");
+        check("[model]\nengine.slots = 300", 2, "model.engine.slots");
+        check("[model.engine]\nslots = -1", 2, "-1");
+        check("[model.engine]\nslot = 1", 2, "slot");
+        check("[model.engine]\nengine = \"sim\"\nsim_decode_tps = -1.0", 3, "sim_decode_tps");
+    }
+
+    #[test]
+    fn a_wrong_flag_is_named_as_one() {
+        let check = |change: fn(&mut RawConfig), flag: &str| {
+            let mut raw = RawConfig::default();
+            change(&mut raw);
+            let message = raw.check().unwrap_err().to_string();
+            assert!(message.starts_with(flag), "{message}");
+        };
+        check(|raw| raw.listen = Some("8080".into()), "--listen must be HOST:PORT");
+        check(|raw| raw.api_keys = vec![String::new()], "--api-key ");
+        check(|raw| raw.model.source = Some(String::new()), "--model ");
+        check(|raw| raw.model.name = Some(String::new()), "--name ");
+        check(|raw| raw.model.engine.ctx_size = Some(1), "--ctx-size must be between 64");
+        check(|raw| raw.model.engine.sim_prefill_tps = Some(f64::NAN), "--sim-prefill-tps ");
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The options of an engine, as flags of `baton node` and `baton serve` and as keys of the configuration file.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use baton_engines::limits;
+use baton_schemas::kv::Codec;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
@@ -25,6 +28,47 @@ impl EngineKind {
         }
     }
 }
+
+/// How KV travels between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum KvCodec {
+    /// As it is.
+    None,
+    /// Lossless: byte planes and zstd.
+    PlanesZstd,
+    /// Lossy: 8 bits a value.
+    #[serde(rename = "q8_0")]
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl KvCodec {
+    fn as_str(self) -> &'static str {
+        match self {
+            KvCodec::None => "none",
+            KvCodec::PlanesZstd => "planes_zstd",
+            KvCodec::Q8_0 => "q8_0",
+        }
+    }
+}
+
+impl From<KvCodec> for Codec {
+    fn from(codec: KvCodec) -> Codec {
+        match codec {
+            KvCodec::None => Codec::None,
+            KvCodec::PlanesZstd => Codec::PlanesZstd,
+            KvCodec::Q8_0 => Codec::Q8_0,
+        }
+    }
+}
+
+/// Tokens per second that a simulator can be set to; a reply of one token an hour is a mistyped rate.
+const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
+
+/// Distances beyond this are those of unrelated values; a RoPE order mistake scores 1.4.
+const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
 
 /// Engine options. Anything absent has the engine's own default.
 #[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
@@ -57,6 +101,12 @@ pub struct EngineArgs {
     /// Requests that may wait for a slot [default: 256]
     #[arg(long, value_name = "N")]
     pub max_queued: Option<u32>,
+    /// Take KV of other weights of the same base model if it differs by at most this much (relative L2, e.g. 0.1)
+    #[arg(long, value_name = "DISTANCE")]
+    pub max_canary_distance: Option<f64>,
+    /// How KV may travel, best first, by commas: none, planes_zstd, q8_0 (lossy) [default: none]
+    #[arg(long, value_name = "CODECS", value_enum, value_delimiter = ',')]
+    pub kv_codecs: Option<Vec<KvCodec>>,
     /// A Jinja chat template instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
@@ -81,17 +131,53 @@ impl EngineArgs {
             gpu_layers: self.gpu_layers.or(base.gpu_layers),
             prefill_budget: self.prefill_budget.or(base.prefill_budget),
             max_queued: self.max_queued.or(base.max_queued),
+            max_canary_distance: self.max_canary_distance.or(base.max_canary_distance),
+            kv_codecs: self.kv_codecs.or(base.kv_codecs),
             chat_template_file: self.chat_template_file.or(base.chat_template_file),
             sim_prefill_tps: self.sim_prefill_tps.or(base.sim_prefill_tps),
             sim_decode_tps: self.sim_decode_tps.or(base.sim_decode_tps),
         }
     }
 
+    /// The first option that is out of range: its key in the configuration file, and what is wrong with it.
+    pub fn problem(&self) -> Option<(&'static str, String)> {
+        let numbers = [
+            ("slots", self.slots, limits::SLOTS),
+            ("ctx_size", self.ctx_size, limits::CONTEXT),
+            ("kv_cells", self.kv_cells, limits::CONTEXT),
+            ("ubatch", self.ubatch, limits::UBATCH),
+            ("threads", self.threads, limits::THREADS),
+            ("prefill_budget", self.prefill_budget, limits::UBATCH),
+            ("max_queued", self.max_queued, limits::QUEUED),
+        ];
+        let number = numbers.into_iter().find_map(|(key, value, range)| {
+            let wrong = value.filter(|value| !range.contains(value))?;
+            Some((key, format!("must be between {} and {}, not {wrong}", range.start(), range.end())))
+        });
+        let distance = self.max_canary_distance.filter(|distance| !CANARY_DISTANCES.contains(distance));
+        let distance = distance.map(|wrong| {
+            let (least, most) = (CANARY_DISTANCES.start(), CANARY_DISTANCES.end());
+            ("max_canary_distance", format!("must be between {least} and {most}, not {wrong}"))
+        });
+        let rates = [("sim_prefill_tps", self.sim_prefill_tps), ("sim_decode_tps", self.sim_decode_tps)];
+        let rate = || {
+            let wrong = |rate: f64| (!SIM_RATES.contains(&rate)).then_some(rate);
+            rates.into_iter().find_map(|(key, rate)| {
+                let message =
+                    |rate| format!("must be between {} and {}, not {rate}", SIM_RATES.start(), SIM_RATES.end());
+                Some((key, rate.and_then(wrong).map(message)?))
+            })
+        };
+        number.or(distance).or_else(rate)
+    }
+
     /// The same options as arguments for a child.
     pub fn to_args(&self) -> Vec<OsString> {
         let number = |n: Option<u32>| n.map(|n| n.to_string().into());
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
-        let options: [(&str, Option<OsString>); 12] = [
+        let codecs =
+            self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
+        let options: [(&str, Option<OsString>); 14] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -101,12 +187,19 @@ impl EngineArgs {
             ("--gpu-layers", number(self.gpu_layers)),
             ("--prefill-budget", number(self.prefill_budget)),
             ("--max-queued", number(self.max_queued)),
+            ("--max-canary-distance", rate(self.max_canary_distance)),
+            ("--kv-codecs", codecs.map(Into::into)),
             ("--chat-template-file", self.chat_template_file.clone().map(Into::into)),
             ("--sim-prefill-tps", rate(self.sim_prefill_tps)),
             ("--sim-decode-tps", rate(self.sim_decode_tps)),
         ];
         options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
     }
+}
+
+/// The flag of an option, by its key in the configuration file.
+pub fn flag(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
 }
 
 #[cfg(test)]
@@ -133,6 +226,8 @@ mod tests {
             gpu_layers: Some(6),
             prefill_budget: Some(7),
             max_queued: Some(8),
+            max_canary_distance: Some(0.25),
+            kv_codecs: Some(vec![KvCodec::Q8_0, KvCodec::PlanesZstd, KvCodec::None]),
             chat_template_file: Some("a b.jinja".into()),
             sim_prefill_tps: Some(9.5),
             sim_decode_tps: Some(10.25),
@@ -142,5 +237,26 @@ mod tests {
         assert_eq!(EngineArgs::default().over(all.clone()), all);
         let args = std::iter::once("baton".into()).chain(EngineArgs::default().to_args());
         assert_eq!(Command::parse_from(args).engine, EngineArgs::default());
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_named() {
+        let check = |args: &[&str], expected: Option<&str>| {
+            let parsed = Command::parse_from([&["baton"], args].concat()).engine.problem();
+            assert_eq!(parsed.map(|(key, _)| key), expected, "{args:?}");
+        };
+        check(&[], None);
+        check(&["--slots", "128", "--ctx-size", "64", "--sim-decode-tps", "0.5"], None);
+        check(&["--slots", "0"], Some("slots"));
+        check(&["--slots", "129", "--engine", "sim"], Some("slots"));
+        check(&["--ctx-size", "63"], Some("ctx_size"));
+        check(&["--kv-cells", "4000000000"], Some("kv_cells"));
+        check(&["--ubatch", "0"], Some("ubatch"));
+        check(&["--threads", "513"], Some("threads"));
+        check(&["--prefill-budget", "0"], Some("prefill_budget"));
+        check(&["--max-queued", "0"], Some("max_queued"));
+        check(&["--sim-prefill-tps", "NaN"], Some("sim_prefill_tps"));
+        check(&["--sim-prefill-tps=-1"], Some("sim_prefill_tps"));
+        check(&["--sim-decode-tps", "inf"], Some("sim_decode_tps"));
     }
 }

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
+use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
@@ -128,6 +129,10 @@ fn choice_events(
                     clock.n_computed = clock.n_computed.saturating_sub(n_cached);
                     yield Event::Started { choice, n_cached };
                 }
+                Delta::Handoff(timings) => {
+                    clock.n_computed = clock.n_computed.saturating_sub(timings.n_tokens);
+                    yield Event::Handoff { choice, timings };
+                }
                 Delta::Token(token) => {
                     clock.token();
                     let step = text.feed(token);
@@ -190,7 +195,6 @@ impl Clock {
             prompt_ms: between(self.slot, self.first_token),
             predicted_n: self.n_tokens,
             predicted_ms: between(self.first_token, self.last_token),
-            handoff: None,
         }
     }
 
@@ -232,6 +236,13 @@ pub enum Event {
         choice: u32,
         /// Prompt tokens that were cached.
         n_cached: u32,
+    },
+    /// A choice's prompt was computed on another node, or that was tried. Comes before its text.
+    Handoff {
+        /// Which choice, from 0.
+        choice: u32,
+        /// What came of it.
+        timings: HandoffTimings,
     },
     /// More text of a choice. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
     Text {

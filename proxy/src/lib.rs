@@ -16,6 +16,7 @@ pub mod models;
 pub mod node_watch;
 pub mod plan;
 pub mod pool;
+pub mod probe;
 pub mod prompt;
 pub mod stream;
 pub mod supervisor;

@@ -5,12 +5,15 @@
 //! closes and the child exits.
 //!
 //! ```text
-//!            ready                    exit after a stable run
-//! Starting ─────────► Ready ───────────────────────────────► Starting
-//!    ▲  │ cannot start  │ exits again and again
+//!            ready             exit, or silence and a kill, after a stable run
+//! Starting ─────────► Ready ──────────────────────────────────────────────────► Starting
+//!    ▲  │ cannot start  │ ends again and again
 //!    │  ▼               ▼
 //!    └── Failed (backs off: 0.25 s doubling to 30 s)
 //! ```
+//!
+//! A child that is frozen (stopped, stuck in a driver) would hold its streams for ever without a word. It is asked how
+//! it is, and killed when it no longer answers: its streams then end with an error, and its successor takes over.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
@@ -20,7 +23,7 @@ use std::time::{Duration, Instant};
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::EngineError;
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{oneshot, watch};
@@ -28,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::pool::EngineState;
+use crate::probe;
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
@@ -101,8 +105,11 @@ pub struct Supervised {
 }
 
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
-/// once the first start has succeeded or failed.
-pub fn supervise(args: Vec<OsString>) -> Result<(Supervised, oneshot::Receiver<Result<(), StartError>>), StartError> {
+/// once the first start has succeeded or failed. `pull_key` is the cluster's, for a child that pulls KV from other nodes.
+pub fn supervise(
+    args: Vec<OsString>,
+    pull_key: Option<&str>,
+) -> Result<(Supervised, oneshot::Receiver<Result<(), StartError>>), StartError> {
     let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
     // A private folder: whoever can reach the socket still needs the key, but need not try.
     let folder = tempfile::Builder::new().prefix("baton-").tempdir().map_err(|e| spawn(&e))?;
@@ -116,6 +123,7 @@ pub fn supervise(args: Vec<OsString>) -> Result<(Supervised, oneshot::Receiver<R
     let mut command = Command::new(std::env::current_exe().map_err(|e| spawn(&e))?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    command.env_remove(PULL_KEY_VARIABLE).envs(pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
     // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.
     command.process_group(0);
 
@@ -197,17 +205,29 @@ impl Keeper {
         Ok(Running { child, lifeline })
     }
 
-    /// Waits for the child's end. True if supervision is over.
+    /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
     async fn watch_over(&mut self, mut running: Running, stop: &CancellationToken) -> bool {
         let since = Instant::now();
         let exited = tokio::select! {
-            exited = running.child.wait() => exited,
+            exited = running.child.wait() => Some(exited),
+            () = probe::until_frozen(&*self.engine) => None,
             () = stop.cancelled() => {
                 running.end().await;
                 return true;
             }
         };
+        // Before the kill: a request that fails by it must find that there is no engine now.
         self.state.send_replace(EngineState::Starting);
+        let exited = match exited {
+            Some(exited) => exited,
+            None => {
+                tracing::warn!("the engine's process no longer answers and is killed");
+                match running.child.start_kill() {
+                    Ok(()) => running.child.wait().await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
         match &exited {
             Ok(status) => tracing::warn!(%status, "the engine's process has ended; restarting it"),
             Err(error) => tracing::warn!(%error, "the engine's process is lost; restarting it"),

@@ -28,6 +28,10 @@ pub const BASE_PATH: &str = "/node/v1";
 /// The environment variable that carries the cluster key into a child node: an argument would show in `ps`.
 pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
 
+/// The environment variable with the key that a node presents to prefill nodes, where that is not its own: the child of
+/// an endpoint has one key for its parent and needs the cluster's for others.
+pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
+
 /// What a node is. Constant for the life of its process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeInfo {

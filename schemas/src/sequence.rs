@@ -64,7 +64,7 @@ impl CacheScope {
     }
 }
 
-/// One step of an engine's answer. A stream is `Started`, then `Token`s, then exactly one `Finished`; a stream that
+/// One step of an engine's answer. A stream is `Started`, a `Handoff` if there was one, then `Token`s, then exactly one `Finished`; a stream that
 /// ends without `Finished` has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -74,6 +74,8 @@ pub enum Delta {
         /// Tokens of prompt and resume point whose KV was already here.
         n_cached: u32,
     },
+    /// The prompt's KV was pulled from another node, or that was tried. Comes before the first token.
+    Handoff(HandoffTimings),
     /// A new token.
     Token(TokenDelta),
     /// The last delta.
@@ -147,9 +149,6 @@ pub struct Timings {
     pub predicted_n: u32,
     /// From the first token to the last.
     pub predicted_ms: f64,
-    /// What came of pulling the prompt's KV from another node, if that was tried.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub handoff: Option<HandoffTimings>,
 }
 
 /// Token bytes in JSON: a string where they are UTF-8, else base64 in an object, so that no byte is lost.

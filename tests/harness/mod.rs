@@ -48,6 +48,7 @@ impl Server {
         let mut process = Command::new(BATON)
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(args)
+            .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()
@@ -89,6 +90,52 @@ impl Server {
 }
 
 impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The secret of all nodes that the tests start.
+pub const CLUSTER_KEY: &str = "the tests' cluster key";
+
+/// A running `baton node`. Dropping it kills it.
+pub struct Node {
+    /// `http://127.0.0.1:PORT`
+    pub url: String,
+    process: Child,
+}
+
+impl Node {
+    /// A node with the default model, one compute thread and these further arguments, on a free port.
+    pub fn start(args: &[&str]) -> Node {
+        let model = model();
+        Node::with(&[&["--model", model.to_str().unwrap(), "--threads", "1"], args].concat())
+    }
+
+    /// A node with exactly these arguments, on a free port.
+    pub fn with(args: &[&str]) -> Node {
+        let mut process = Command::new(BATON)
+            .args(["node", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let ready = lines.find_map(|line| line.unwrap().split_once("is ready on ").map(|(_, at)| at.to_owned()));
+        let url = format!("http://{}", ready.expect("the node ended before it was ready"));
+        std::thread::spawn(move || lines.for_each(|line| eprintln!("node: {}", line.unwrap_or_default())));
+        Node { url, process }
+    }
+
+    /// Sends the node a signal.
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+}
+
+impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -12,6 +12,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 
 use super::LlamaConfig;
 use crate::gguf::{Gguf, GgufError};
+use crate::limits;
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -143,9 +144,8 @@ pub(super) fn sizes(gguf: &Gguf, file_bytes: u64, config: &LlamaConfig, availabl
 }
 
 const F16_BYTES: f64 = 2.0;
-const MIN_CTX: u32 = 64;
-/// llama.cpp counts positions in an i32; some room is left for its padding.
-const MAX_CTX: u32 = 2_000_000_000;
+const MIN_CTX: u32 = *limits::CONTEXT.start();
+const MAX_CTX: u32 = *limits::CONTEXT.end();
 /// llama.cpp pads its cache to this many cells.
 const CELL_ALIGNMENT: u32 = 256;
 

@@ -12,6 +12,7 @@ mod kv_flow;
 mod load;
 pub mod placement;
 pub mod probe;
+mod prompt;
 pub mod reference;
 mod sampler;
 mod scheduler;
@@ -21,12 +22,13 @@ mod state;
 pub mod transfer;
 mod vocabulary;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
@@ -51,7 +53,8 @@ use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller, LocalKv};
-use crate::template::{ChatTemplate, SpecialTokens, TemplateError};
+use crate::limits;
+use crate::template::{ChatTemplate, SpecialTokens};
 
 /// How a model is run.
 #[derive(Debug, Clone)]
@@ -101,18 +104,16 @@ impl LlamaConfig {
     }
 
     fn check(&self) -> Result<(), LoadError> {
-        let within = |name: &str, value: u32, max: u32| {
-            if (1..=max).contains(&value) {
-                Ok(())
-            } else {
-                Err(LoadError::Config(format!("{name} must be between 1 and {max}, not {value}")))
-            }
+        let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
+            let (min, max) = (range.start(), range.end());
+            let wrong = || LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"));
+            range.contains(&value).then_some(()).ok_or_else(wrong)
         };
-        within("--slots", self.n_slots, MAX_SLOTS)?;
-        within("--ubatch", self.n_ubatch, MAX_UBATCH)?;
-        within("--threads", self.n_threads.unwrap_or(1), MAX_THREADS)?;
-        within("--prefill-budget", self.prefill_budget.unwrap_or(1), MAX_UBATCH)?;
-        within("--max-queued", self.max_queued, MAX_QUEUED)
+        within("--slots", self.n_slots, limits::SLOTS)?;
+        within("--ubatch", self.n_ubatch, limits::UBATCH)?;
+        within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
+        within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
+        within("--max-queued", self.max_queued, limits::QUEUED)
     }
 }
 
@@ -122,12 +123,6 @@ pub const DEFAULT_SLOTS: u32 = 4;
 const DEFAULT_UBATCH: u32 = 512;
 /// Longer queues answer after the client gave up.
 const DEFAULT_MAX_QUEUED: u32 = 256;
-/// llama.cpp aborts the process on a sequence id of 256 and above; some are left for scratch sequences.
-const MAX_SLOTS: u32 = 128;
-const MAX_UBATCH: u32 = 16_384;
-const MAX_THREADS: u32 = 512;
-const MAX_QUEUED: u32 = 65_536;
-
 /// A running model. Cheap to clone through an `Arc`.
 pub struct LlamaEngine {
     model: Arc<LlamaModel>,
@@ -281,39 +276,11 @@ impl Engine for LlamaEngine {
     }
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        let Some(template) = &self.template else {
-            return Err(EngineError::Template { message: "the model has no chat template".into() });
-        };
-        let (template, conversation) = (Arc::clone(template), conversation.clone());
-        // A template may work for seconds, and must not hold up other connections.
-        let rendered = tokio::task::spawn_blocking(move || template.render(&conversation, SystemTime::now()));
-        let text = rendered.await.map_err(EngineError::internal)?.map_err(|e| match e {
-            TemplateError::Rejected(message) => EngineError::Template { message },
-            other => EngineError::Template { message: other.to_string() },
-        })?;
-        // The template writes BOS itself where the model wants one, and its control tokens are meant as such.
-        let tokens = self.tokenize(&TokenizeRequest { text, add_special: false, parse_special: true }).await?;
-        let vocab = self.model.vocab();
-        let bos = u32::try_from(vocab.bos().0).ok();
-        match bos {
-            Some(bos) if vocab.should_add_bos() && tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
-            _ => Ok(tokens),
-        }
+        self.render_prompt(conversation).await
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        // Text that cannot fit whatever its tokens are is refused before it is tokenized, which cannot be interrupted.
-        let n_at_least = request.text.len() / self.vocabulary.longest_piece().max(1);
-        if n_at_least > self.info.n_ctx as usize {
-            return Err(EngineError::ContextOverflow { n_prompt: n_at_least as u32, n_ctx: self.info.n_ctx });
-        }
-        let model = Arc::clone(&self.model);
-        let TokenizeRequest { text, add_special, parse_special } = request.clone();
-        // A megabyte of text takes long enough to hold up other connections.
-        let tokens =
-            tokio::task::spawn_blocking(move || model.vocab().tokenize(text.as_bytes(), add_special, parse_special));
-        let tokens = tokens.await.map_err(EngineError::internal)?;
-        Ok(tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect())
+        self.tokenize_text(request.clone()).await
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
@@ -363,7 +330,7 @@ fn exported(
         loop {
             match deltas.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
                 Delta::Started { n_cached: n } => n_cached = n,
-                Delta::Token(_) => {}
+                Delta::Handoff(_) | Delta::Token(_) => {}
                 Delta::Finished { timings, .. } => {
                     yield KvEvent::End(PrefillReport {
                         queue_ms: timings.queue_ms,
@@ -487,7 +454,11 @@ fn compile_template(
     let text = |t: i32| {
         u32::try_from(t).map_or_else(|_| String::new(), |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
     };
-    let special = SpecialTokens { bos: text(vocab.bos().0), eos: text(vocab.eos().0) };
+    let special = SpecialTokens {
+        bos: text(vocab.bos().0),
+        eos: text(vocab.eos().0),
+        control: vocabulary::control_spellings(model),
+    };
     ChatTemplate::compile(source, special)
         .map(Some)
         .map_err(|e| LoadError::Template { path: config.model.clone(), message: e.to_string() })

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use tokio::sync::mpsc;
@@ -48,8 +47,6 @@ pub(super) struct Sequence {
     pub(super) export: Option<Export>,
     /// KV that comes from another node. While it does, nothing is computed here.
     pub(super) import: Option<Import>,
-    /// What the last import came to.
-    pub(super) imported: Option<HandoffTimings>,
 }
 
 impl Sequence {
@@ -73,7 +70,6 @@ impl Sequence {
             n_generated: 0,
             export: job.export,
             import: None,
-            imported: None,
         }
     }
 
@@ -104,7 +100,6 @@ impl Sequence {
             prompt_ms: between(started, prompt_done.or_else(|| Some(Instant::now()))),
             predicted_n: self.n_generated,
             predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
-            handoff: self.imported,
         }
     }
 

@@ -2,6 +2,8 @@
 
 use baton_schemas::Token;
 use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token_type::LlamaTokenAttr;
 
 use super::sampler::token;
 
@@ -53,4 +55,13 @@ impl Vocabulary {
     pub(super) fn end_of_generation(&self) -> &[Token] {
         &self.end_of_generation
     }
+}
+
+/// Texts that llama.cpp reads as one token only when it is told to look for control tokens. It counts the token for
+/// what it does not know among them.
+pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
+    let vocab = model.vocab();
+    let is_control = |t: LlamaToken| vocab.is_control(t) || vocab.attr(t).contains(LlamaTokenAttr::Unknown);
+    let tokens = (0..vocab.n_tokens()).map(LlamaToken).filter(|&t| is_control(t));
+    tokens.filter_map(|t| String::from_utf8(vocab.token_to_piece(t, true, None)).ok()).collect()
 }

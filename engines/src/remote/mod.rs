@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
-use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::node::{
     BASE_PATH, DeltaLine, ErrorReply, NodeInfo, NodeLoad, RenderRequest, Text, TokenizeRequest, Tokens,
 };
@@ -18,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::lines::Lines;
-use crate::engine::{DeltaStream, Engine, KvStream};
+use crate::engine::{DeltaStream, Engine};
 
 /// A node on the same machine or in the same network answers well within this, or is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -126,11 +125,6 @@ impl Engine for RemoteEngine {
             }
         };
         Ok(deltas.boxed())
-    }
-
-    /// KV goes from node to node, and never through this client.
-    async fn prefill(&self, _: PrefillRequest) -> Result<KvStream, EngineError> {
-        Err(EngineError::Unsupported { feature: "a remote prefill; use a puller".into() })
     }
 }
 

@@ -182,6 +182,9 @@ impl Engine for SimEngine {
 
             let speaker = Speaker::new(&request);
             let handoff = state.pull(&request, wanted, n_cached).await;
+            if let Some(handoff) = handoff {
+                yield Delta::Handoff(handoff);
+            }
             let mut n_left = wanted.len() - n_cached - handoff.map_or(0, |h| h.n_tokens as usize);
             let prompt_n = n_left as u32;
             while n_left > 0 {
@@ -192,7 +195,7 @@ impl Engine for SimEngine {
             lock(&state.cache).insert(request.cache_scope, tokens.clone());
 
             let step = seconds(1.0, state.config.decode_tps);
-            let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, handoff, ..Timings::default() };
+            let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
             let mut first_token = None;
             let mut due = Instant::now();
             let limit = request.max_tokens.map_or(usize::MAX, |n| n as usize);

@@ -13,7 +13,7 @@ fn user(content: &str) -> Conversation {
 }
 
 fn render(source: &str, conversation: &Conversation) -> Result<String, TemplateError> {
-    let special = SpecialTokens { bos: "<s>".into(), eos: "</s>".into() };
+    let special = SpecialTokens { bos: "<s>".into(), eos: "</s>".into(), ..SpecialTokens::default() };
     ChatTemplate::compile(source, special)?.render(conversation, SystemTime::UNIX_EPOCH)
 }
 

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use baton_engines::Engine;
+use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_engines::node::{ClusterKey, ListenAddress, Listener, router};
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
-use clap::Args;
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
+use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, signals};
-use crate::engine_args::{EngineArgs, EngineKind};
+use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
 
 /// Options of `baton node`.
@@ -23,11 +24,35 @@ pub(super) struct NodeArgs {
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
     listen: ListenAddress,
+    /// What the node does for others
+    #[arg(long, value_enum, value_name = "ROLE", default_value = "both")]
+    role: NodeRole,
     #[command(flatten)]
     engine: EngineArgs,
     /// Report on standard output, and end when standard input does
     #[arg(long, hide = true)]
     child: bool,
+}
+
+/// What a node does for others.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum NodeRole {
+    /// Computes prompts' KV for decode nodes.
+    Prefill,
+    /// Generates.
+    Decode,
+    /// Either.
+    Both,
+}
+
+impl From<NodeRole> for Role {
+    fn from(role: NodeRole) -> Role {
+        match role {
+            NodeRole::Prefill => Role::Prefill,
+            NodeRole::Decode => Role::Decode,
+            NodeRole::Both => Role::Both,
+        }
+    }
 }
 
 /// A node that could not start.
@@ -47,7 +72,7 @@ impl NodeFailure {
 /// Runs until it is told to stop.
 pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     let stop = CancellationToken::new();
-    let is_child = args.child;
+    let (is_child, role) = (args.child, Role::from(args.role));
     if is_child {
         tie_to_parent(&args.listen);
     }
@@ -72,7 +97,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
             } else {
                 signals::stop_on_signal(stop.clone());
             }
-            Ok(listener.serve(router(engine, key), stop).await?)
+            Ok(listener.serve(router(engine, role, key), stop).await?)
         }
     }
 }
@@ -82,30 +107,51 @@ async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey)
         NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
     })?;
     let (model, options) = (args.model, args.engine);
+    if let Some((key, message)) = options.problem() {
+        return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
+    }
+    let puller = puller(&key, args.role.into(), &options)?;
     let engine = match options.engine.unwrap_or_default() {
-        EngineKind::Sim => sim(&options),
-        EngineKind::Llama => llama(model, options).await?,
+        EngineKind::Sim => sim(&options, puller),
+        EngineKind::Llama => llama(model, options, puller).await?,
     };
     // Bound last: an address that answers has an engine behind it.
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
     Ok((engine, listener, ClusterKey::new(&key)))
 }
 
-fn sim(options: &EngineArgs) -> Arc<dyn Engine> {
+/// What fetches KV from prefill nodes. A node that only prefills needs none.
+fn puller(key: &str, role: Role, options: &EngineArgs) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+    if !role.decodes() {
+        return Ok(None);
+    }
+    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    let codecs = options.kv_codecs.iter().flatten().map(|&codec| codec.into()).collect();
+    let policy = PullPolicy { max_canary_distance: options.max_canary_distance, codecs };
+    let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(key), policy).map_err(NodeFailure::setup)?;
+    Ok(Some(Arc::new(puller)))
+}
+
+fn sim(options: &EngineArgs, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
     use baton_engines::sim::{SimConfig, SimEngine};
     let defaults = SimConfig::default();
-    Arc::new(SimEngine::new(SimConfig {
+    let config = SimConfig {
         n_slots: options.slots.unwrap_or(defaults.n_slots),
         n_ctx: options.ctx_size.unwrap_or(defaults.n_ctx),
         prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
         decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         ..defaults
-    }))
+    };
+    Arc::new(SimEngine::with_puller(config, puller))
 }
 
 #[cfg(feature = "llama")]
-async fn llama(model: Option<PathBuf>, options: EngineArgs) -> Result<Arc<dyn Engine>, NodeFailure> {
+async fn llama(
+    model: Option<PathBuf>,
+    options: EngineArgs,
+    puller: Option<Arc<dyn KvPuller>>,
+) -> Result<Arc<dyn Engine>, NodeFailure> {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
     let model = model.ok_or_else(|| NodeFailure::setup("--model PATH is needed"))?;
     let template = options.chat_template_file.as_ref().map(|path| {
@@ -125,7 +171,7 @@ async fn llama(model: Option<PathBuf>, options: EngineArgs) -> Result<Arc<dyn En
         chat_template: template.transpose()?,
         ..defaults
     };
-    let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config)).await;
+    let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config, puller)).await;
     match started {
         Ok(Ok(engine)) => Ok(Arc::new(engine)),
         Ok(Err(error)) => Err(NodeFailure { summary: error.summary().into(), message: error.to_string() }),
@@ -134,7 +180,11 @@ async fn llama(model: Option<PathBuf>, options: EngineArgs) -> Result<Arc<dyn En
 }
 
 #[cfg(not(feature = "llama"))]
-async fn llama(_: Option<PathBuf>, _: EngineArgs) -> Result<Arc<dyn Engine>, NodeFailure> {
+async fn llama(
+    _: Option<PathBuf>,
+    _: EngineArgs,
+    _: Option<Arc<dyn KvPuller>>,
+) -> Result<Arc<dyn Engine>, NodeFailure> {
     Err(NodeFailure::setup("this build of baton has no llama.cpp engine. Use the full build, or --engine sim"))
 }
 

@@ -45,6 +45,9 @@ pub(super) struct ServeArgs {
     /// Use a node that runs elsewhere (`baton node`) and start no engine here; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "URL")]
     node: Option<String>,
+    /// A node that computes prompts (`baton node --role prefill`); repeat for several; needs BATON_CLUSTER_KEY
+    #[arg(long, value_name = "HOST:PORT|URL")]
+    prefill: Vec<String>,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -57,6 +60,9 @@ impl ServeArgs {
         raw.model.name = self.name.or(raw.model.name);
         if !self.api_keys.is_empty() {
             raw.api_keys = self.api_keys;
+        }
+        if !self.prefill.is_empty() {
+            raw.model.prefill = self.prefill;
         }
         raw.model.engine = self.engine.over(raw.model.engine);
         Ok((raw.check()?, self.node))
@@ -89,7 +95,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
                 engine: backend.engine,
                 state: backend.state,
             },
-            prefill: Vec::new(),
+            prefill: prefill_nodes(&config.prefill)?,
         }],
     };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
@@ -138,7 +144,7 @@ async fn local_engine(config: &ServeConfig) -> Result<Backend, Failure> {
         (name, aliases) = names(&config.source, &path);
         args.extend([OsString::from("--model"), path.into()]);
     }
-    let (supervised, first_start) = supervisor::supervise(args)?;
+    let (supervised, first_start) = supervisor::supervise(args, cluster_key(&config.prefill)?.as_deref())?;
     Ok(Backend {
         name: config.name.clone().unwrap_or(name),
         aliases,
@@ -147,6 +153,26 @@ async fn local_engine(config: &ServeConfig) -> Result<Backend, Failure> {
         first_start: Some(first_start),
         supervised: Some(supervised),
     })
+}
+
+/// The cluster's key, if there are nodes to present it to.
+fn cluster_key(prefill: &[String]) -> Result<Option<String>, Failure> {
+    let Some(url) = prefill.first() else { return Ok(None) };
+    match std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()) {
+        Some(key) => Ok(Some(key)),
+        None => Err(Failure(format!("the prefill node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
+    }
+}
+
+/// The nodes that compute prompts, each watched from now on.
+fn prefill_nodes(urls: &[String]) -> Result<Vec<Node>, Failure> {
+    let key = cluster_key(urls)?.unwrap_or_default();
+    let node = |(i, url): (usize, &String)| {
+        let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), &key)?);
+        let state = node_watch::watch(Arc::clone(&engine));
+        Ok(Node { name: format!("prefill-{}", i + 1), url: Some(url.clone()), engine, state })
+    };
+    urls.iter().enumerate().map(node).collect()
 }
 
 /// A node on another machine.

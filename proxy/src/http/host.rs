@@ -1,5 +1,6 @@
 //! The defence against DNS rebinding (CVE-2024-28224): a page whose name suddenly resolves to 127.0.0.1 reaches a
-//! loopback listener, but its browser still sends the page's own name in `Host`.
+//! loopback listener, but its browser still sends the page's own name in `Host`. A listener that others can reach
+//! answers under any name, but to one name at a time (RFC 9112, section 3.2).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
-use http::{StatusCode, header};
+use http::{StatusCode, Version, header};
 
 use super::errors::Failure;
 
@@ -35,7 +36,7 @@ impl AllowedHosts {
         // An IPv6 address stands in brackets.
         let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
         if let Ok(address) = address.parse::<IpAddr>() {
-            return address.to_canonical().is_loopback();
+            return address.to_canonical().is_loopback() || self.0.contains(&name);
         }
         name == "localhost"
             || PRIVATE_SUFFIXES.iter().any(|suffix| name.len() > suffix.len() && name.ends_with(suffix))
@@ -43,26 +44,51 @@ impl AllowedHosts {
     }
 }
 
-/// Answers 403 to a request that was meant for another host.
-pub async fn check(State(hosts): State<Arc<AllowedHosts>>, request: Request, next: Next) -> Response {
-    // No name at all is HTTP/1.0 or a tool on a socket. Every browser sends one.
-    let Some(host) = named(&request) else { return next.run(request).await };
-    match host.parse::<Authority>() {
-        Ok(authority) if hosts.allows(authority.host()) => next.run(request).await,
+/// What is wrong with an entry of `allowed_hosts`, if anything is.
+pub fn check_configured(name: &str) -> Result<(), String> {
+    let bare = name.parse::<Authority>().is_ok_and(|authority| authority.host() == name && !name.contains(['*', '@']));
+    if bare { Ok(()) } else { Err(format!("{name:?} is not a host name like \"llm.example.com\": no scheme, no port")) }
+}
+
+/// Answers 400 to a request that does not say which host it is for, and 403 to one for another host than these; `None`
+/// stands for any host.
+pub async fn check(State(hosts): State<Option<Arc<AllowedHosts>>>, request: Request, next: Next) -> Response {
+    let named = match named(&request) {
+        Ok(named) => named,
+        Err(problem) => return unclear(problem).into_response(),
+    };
+    match (hosts, named) {
+        // Only HTTP/1.0, which no browser speaks, may come without a name.
+        (None, _) | (_, None) => next.run(request).await,
+        (Some(hosts), Some(authority)) if hosts.allows(authority.host()) => next.run(request).await,
         _ => refused().into_response(),
     }
 }
 
-/// HTTP/2 has it in the URI, HTTP/1 in a header. A header that is not text is a name that is never allowed.
-fn named(request: &Request) -> Option<&str> {
-    match request.uri().authority() {
-        Some(authority) => Some(authority.as_str()),
-        None => request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default()),
+/// HTTP/2 has it in the URI, HTTP/1 in a header.
+fn named(request: &Request) -> Result<Option<Authority>, &'static str> {
+    if let Some(authority) = request.uri().authority() {
+        return Ok(Some(authority.clone()));
+    }
+    let mut headers = request.headers().get_all(header::HOST).iter();
+    match (headers.next(), headers.next()) {
+        (Some(_), Some(_)) => Err("The request has more than one 'Host' header."),
+        (None, _) if request.version() < Version::HTTP_11 => Ok(None),
+        (None, _) => Err("The request has no 'Host' header."),
+        (Some(host), None) => match host.to_str().ok().and_then(|host| host.parse().ok()) {
+            Some(authority) => Ok(Some(authority)),
+            None => Err("The request's 'Host' header is not HOST or HOST:PORT."),
+        },
     }
 }
 
+fn unclear(problem: &str) -> Failure {
+    Failure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, problem))
+}
+
 fn refused() -> Failure {
-    let message = "This server only answers under local names. Add the name in 'Host' to its configured hosts.";
+    let message = "This server listens on loopback and only answers under local names. \
+                   Its operator can add the name in 'Host' to allowed_hosts.";
     let error = ErrorBody::new(ErrorKind::Permission, message).code("host_not_allowed");
     Failure::new(StatusCode::FORBIDDEN, error)
 }
@@ -77,7 +103,8 @@ mod tests {
     use super::*;
 
     fn check(host: &str, expected: bool) {
-        let hosts = AllowedHosts::of(["Spark".to_owned(), "llm.example.com".to_owned(), String::new()]);
+        let names = ["Spark", "llm.example.com", "192.168.1.7", ""];
+        let hosts = AllowedHosts::of(names.map(str::to_owned));
         let allowed = host.parse::<Authority>().is_ok_and(|authority| hosts.allows(authority.host()));
         assert_eq!(allowed, expected, "{host}");
     }
@@ -101,10 +128,25 @@ mod tests {
         check("localhost.evil.com", false);
         check("evillocalhost", false);
         check(".local", false);
+        check("192.168.1.7:80", true);
         check("192.168.1.5", false);
         check("0.0.0.0", false);
         check("[::2]", false);
         check("", false);
         check("a b", false);
+    }
+
+    #[test]
+    fn an_entry_that_no_request_could_match_is_refused() {
+        let check = |name: &str, expected| assert_eq!(check_configured(name).is_ok(), expected, "{name}");
+        check("llm.example.com", true);
+        check("spark", true);
+        check("192.168.1.5", true);
+        check("[fe80::1]", true);
+        check("", false);
+        check("llm.example.com:8080", false);
+        check("https://llm.example.com", false);
+        check("*.example.com", false);
+        check("two words", false);
     }
 }

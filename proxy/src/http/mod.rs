@@ -12,6 +12,7 @@ pub mod errors;
 pub mod health;
 pub mod host;
 pub mod openai;
+pub mod origin;
 pub mod request_id;
 pub mod server;
 pub mod steps;
@@ -41,8 +42,9 @@ pub struct HttpState {
 /// All routes with everything around them.
 pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let keys = auth::Keys::new(&config.api_keys, config.share_prefix_cache);
-    let hosts = config.check_host.then(|| host::AllowedHosts::new(&config.allowed_hosts));
-    let cors = cors::layer(&config.allowed_origins);
+    let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
+    let origins = origin::AllowedOrigins::new(&config.allowed_origins);
+    let cors = cors::layer(origins.clone());
     let state = HttpState { backend, config: Arc::new(config) };
 
     let router = Router::new()
@@ -56,12 +58,10 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
         .with_state(state);
 
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
-    // inside the Host check because a rebound page must not get past a preflight either.
+    // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
     let router = router.layer(from_fn_with_state(Arc::new(keys), auth::check)).layer(cors);
-    let router = match hosts {
-        Some(hosts) => router.layer(from_fn_with_state(Arc::new(hosts), host::check)),
-        None => router,
-    };
+    let router = router.layer(from_fn_with_state(origins, origin::check));
+    let router = router.layer(from_fn_with_state(hosts, host::check));
     router.layer(CatchPanicLayer::custom(errors::panicked)).layer(from_fn(request_id::attach))
 }
 

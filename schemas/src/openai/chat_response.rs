@@ -191,7 +191,7 @@ mod tests {
             head: &head,
             choices: vec![],
             usage: Some(Some(Usage::new(3, 1, 2))),
-            timings: Some(TimingsReport::new(1, &timings)),
+            timings: Some(TimingsReport::new(1, &timings, None)),
         };
         let chunks = [
             chunk(ChunkChoice::role(0)),

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::handoff::HandoffTimings;
 use crate::sequence::Timings;
 
 /// Token counts of a request.
@@ -67,11 +68,24 @@ pub struct TimingsReport {
     pub predicted_per_token_ms: f64,
     /// As a rate.
     pub predicted_per_second: f64,
+    /// What came of having the prompt computed on another node, if that was tried. Baton's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handoff: Option<HandoffReport>,
+}
+
+/// A handoff, as a client sees it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct HandoffReport {
+    /// What was measured.
+    #[serde(flatten)]
+    pub timings: HandoffTimings,
+    /// Transfer time that ran beside the prefill, in milliseconds.
+    pub hidden_ms: f64,
 }
 
 impl TimingsReport {
     /// The report of one sequence, or of the sum of several.
-    pub fn new(n_cached: u32, timings: &Timings) -> Self {
+    pub fn new(n_cached: u32, timings: &Timings, handoff: Option<HandoffTimings>) -> Self {
         TimingsReport {
             cache_n: n_cached,
             prompt_n: timings.prompt_n,
@@ -82,6 +96,7 @@ impl TimingsReport {
             predicted_ms: timings.predicted_ms,
             predicted_per_token_ms: ratio(timings.predicted_ms, timings.predicted_n.into()),
             predicted_per_second: ratio(1e3 * f64::from(timings.predicted_n), timings.predicted_ms),
+            handoff: handoff.map(|timings| HandoffReport { timings, hidden_ms: timings.hidden_ms() }),
         }
     }
 }
@@ -107,9 +122,9 @@ mod tests {
         );
         let timings = Timings { queue_ms: 1.0, prompt_n: 6, prompt_ms: 12.0, predicted_n: 4, predicted_ms: 20.0 };
         check(
-            TimingsReport::new(4, &timings),
+            TimingsReport::new(4, &timings, None),
             r#"{"cache_n":4,"prompt_n":6,"prompt_ms":12.0,"prompt_per_token_ms":2.0,"prompt_per_second":500.0,"predicted_n":4,"predicted_ms":20.0,"predicted_per_token_ms":5.0,"predicted_per_second":200.0}"#,
         );
-        assert_eq!(TimingsReport::new(0, &Timings::default()), TimingsReport::default());
+        assert_eq!(TimingsReport::new(0, &Timings::default(), None), TimingsReport::default());
     }
 }

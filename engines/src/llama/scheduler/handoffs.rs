@@ -6,6 +6,7 @@ use std::time::Instant;
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
 use baton_schemas::kv::{Contiguous, Placement, VerifiedKv};
+use baton_schemas::sequence::Delta;
 
 use super::super::kv_flow::{Exported, Import, Incoming};
 use super::super::placement::BlobPlacement;
@@ -105,7 +106,7 @@ impl Scheduler<'_> {
     fn end_import(&mut self, slot: usize, timings: HandoffTimings) {
         let Some(sequence) = &mut self.running[slot] else { return };
         sequence.import = None;
-        sequence.imported = Some(timings);
+        sequence.send(Ok(Delta::Handoff(timings)));
         if let Some(failure) = timings.failure {
             tracing::warn!(slot, failure = failure.as_str(), n_tokens = timings.n_tokens, "the rest is computed here");
         }

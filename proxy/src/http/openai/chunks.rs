@@ -29,7 +29,7 @@ impl ChunkWriter {
         self.tally.record(step);
         let mut out = String::new();
         match step {
-            Step::Accepted { .. } | Step::Event(Event::Started { .. }) => {}
+            Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 self.write_roles(&mut out);
                 if !text.is_empty() || !tokens.is_empty() {

@@ -21,7 +21,7 @@ pub(super) async fn collect(mut steps: Steps, shape: ReplyShape) -> Result<(Stri
         tally.record(&step);
         match step {
             Step::Accepted { route, .. } => chosen_route = route,
-            Step::Event(Event::Started { .. }) => {}
+            Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 let choice = at(&mut choices, choice)?;
                 choice.message.content.push_str(&text);

@@ -1,5 +1,6 @@
 //! Adds up what a reply reports at its end.
 
+use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::openai::usage::{TimingsReport, Usage};
 use baton_schemas::sequence::Timings;
 
@@ -13,6 +14,7 @@ pub(super) struct Tally {
     n_cached: u32,
     n_completion: u32,
     timings: Timings,
+    handoff: Option<HandoffTimings>,
 }
 
 impl Tally {
@@ -22,6 +24,8 @@ impl Tally {
             Step::Accepted { n_prompt, .. } => self.n_prompt = *n_prompt,
             // The other choices find the prompt that choice 0 computed: theirs says nothing about the cache before.
             Step::Event(Event::Started { choice: 0, n_cached }) => self.n_cached = *n_cached,
+            // Choices share the prompt, so only one of them has it fetched.
+            Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
             Step::Event(Event::Started { .. } | Event::Text { .. }) => {}
             Step::Event(Event::Finished { choice, n_completion, timings, .. }) => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);
@@ -35,7 +39,7 @@ impl Tally {
     }
 
     pub(super) fn timings(&self) -> TimingsReport {
-        TimingsReport::new(self.n_cached, &self.timings)
+        TimingsReport::new(self.n_cached, &self.timings, self.handoff)
     }
 
     /// The prompt is choice 0's. Choices decode side by side: their tokens add up, their time is the longest one's.

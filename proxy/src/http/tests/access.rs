@@ -67,7 +67,7 @@ async fn a_rebound_name_is_refused_on_loopback() {
         for host in ["evil.example.com", "127.0.0.1.evil.com:8080", "192.168.0.9"] {
             let reply = server.ask(Method::GET, path, &[("host", host)]).await;
             reply.failed(403, "permission_error", Some("host_not_allowed"));
-            assert!(!reply.text.contains(host));
+            assert!(!reply.text.contains(host) && reply.text.contains("allowed_hosts"), "{}", reply.text);
         }
     }
     for host in ["localhost:1", "127.0.0.1", "[::1]:1", "x.local", "llm.example.com:443"] {
@@ -83,6 +83,21 @@ async fn a_rebound_name_is_refused_on_loopback() {
 
     let public = start_with(hello(), HttpConfig { check_host: false, ..HttpConfig::default() }).await;
     assert_eq!(public.ask(Method::GET, "/health", &[("host", "any.example.com")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_request_says_once_which_host_it_is_for() {
+    for check_host in [true, false] {
+        let server = start_with(hello(), HttpConfig { check_host, ..HttpConfig::default() }).await;
+        for hosts in ["", "Host: localhost\r\nHost: localhost\r\n", "Host: local host\r\n", "Host: \r\n"] {
+            let reply =
+                server.raw(format!("GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n").as_bytes()).await;
+            assert!(
+                reply.starts_with("HTTP/1.1 400") && reply.contains(r#""message":"The request"#),
+                "{hosts}: {reply}"
+            );
+        }
+    }
 }
 
 #[tokio::test]
@@ -116,8 +131,30 @@ async fn only_known_origins_may_read() {
         assert!(reply.headers.get("access-control-allow-credentials").is_none());
     }
     for origin in ["https://evil.example.com", "null", "http://localhost.evil.com"] {
-        let reply =
-            server.ask(Method::OPTIONS, chat, &[("origin", origin), ("access-control-request-method", "POST")]).await;
+        let preflight = [("origin", origin), ("access-control-request-method", "POST")];
+        let reply = server.ask(Method::OPTIONS, chat, &preflight).await;
         assert!(reply.headers.get("access-control-allow-origin").is_none(), "{origin}");
     }
+}
+
+#[tokio::test]
+async fn a_foreign_page_cannot_make_the_server_compute() {
+    let server = start_with(hello(), with_keys()).await;
+    for origin in ["https://evil.example.com", "null", "http://localhost.evil.com"] {
+        for method in [Method::POST, Method::OPTIONS] {
+            let headers = [("origin", origin), ("x-api-key", "one"), ("content-type", "text/plain")];
+            let reply = server.ask(method, "/v1/chat/completions", &headers).await;
+            let error = reply.failed(403, "permission_error", Some("origin_not_allowed"));
+            assert!(error["message"].as_str().unwrap().contains("allowed_origins"), "{error}");
+        }
+    }
+    // Two of them, one of which is fine.
+    let both = [("origin", "http://localhost"), ("origin", "https://evil.example.com"), ("x-api-key", "one")];
+    assert_eq!(server.ask(Method::POST, "/v1/chat/completions", &both).await.status, 403);
+    assert!(server.fake.requests.lock().unwrap().is_empty());
+
+    let config = HttpConfig { allowed_origins: vec!["null".into()], ..with_keys() };
+    let headers = [("origin", "null"), ("x-api-key", "one")];
+    let reply = start_with(hello(), config).await.ask(Method::POST, "/v1/chat/completions", &headers).await;
+    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, "null"));
 }

@@ -1,0 +1,85 @@
+//! From a conversation or a text to exact tokens.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::{EngineError, Token};
+use llama_cpp_2::model::LlamaModel;
+
+use super::LlamaEngine;
+use super::vocabulary::Vocabulary;
+use crate::template::{Piece, TemplateError};
+
+impl LlamaEngine {
+    /// Renders and tokenizes. The prompt's control tokens are the template's own: what spells one in a message is text.
+    pub(super) async fn render_prompt(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        let Some(template) = &self.template else {
+            return Err(EngineError::Template { message: "the model has no chat template".into() });
+        };
+        let (template, conversation) = (Arc::clone(template), conversation.clone());
+        // A template may work for seconds, and must not hold up other connections.
+        let max_bytes = self.max_bytes();
+        let rendered =
+            tokio::task::spawn_blocking(move || template.render_pieces(&conversation, SystemTime::now(), max_bytes));
+        let pieces = rendered.await.map_err(EngineError::internal)?.map_err(|e| match e {
+            TemplateError::TooLong { n_bytes } => self.overflow(n_bytes),
+            other => EngineError::Template { message: other.to_string() },
+        })?;
+        let (model, vocabulary) = (Arc::clone(&self.model), Arc::clone(&self.vocabulary));
+        let tokenized = tokio::task::spawn_blocking(move || {
+            let tokens = pieces.iter().map(|piece| tokenize_piece(&model, &vocabulary, piece));
+            tokens.collect::<Result<Vec<_>, _>>()
+        });
+        let tokens = tokenized.await.map_err(EngineError::internal)??.concat();
+        // The template writes BOS itself where the model wants one.
+        let vocab = self.model.vocab();
+        let bos = u32::try_from(vocab.bos().0).ok();
+        match bos {
+            Some(bos) if vocab.should_add_bos() && tokens.first() != Some(&bos) => Ok([&[bos], &tokens[..]].concat()),
+            _ => Ok(tokens),
+        }
+    }
+
+    /// Tokenizes as the request says.
+    pub(super) async fn tokenize_text(&self, request: TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        if request.text.len() > self.max_bytes() {
+            return Err(self.overflow(request.text.len()));
+        }
+        let model = Arc::clone(&self.model);
+        // A megabyte of text takes long enough to hold up other connections.
+        let tokens = tokio::task::spawn_blocking(move || {
+            tokenize(&model, &request.text, request.add_special, request.parse_special)
+        });
+        tokens.await.map_err(EngineError::internal)
+    }
+
+    /// Longer text cannot fit whatever its tokens are. It is refused before it is tokenized, which cannot be
+    /// interrupted.
+    fn max_bytes(&self) -> usize {
+        self.vocabulary.longest_piece().max(1).saturating_mul(self.info.n_ctx as usize + 1)
+    }
+
+    fn overflow(&self, n_bytes: usize) -> EngineError {
+        let n_at_least = n_bytes / self.vocabulary.longest_piece().max(1);
+        let n_prompt = u32::try_from(n_at_least).unwrap_or(u32::MAX);
+        EngineError::ContextOverflow { n_prompt, n_ctx: self.info.n_ctx }
+    }
+}
+
+/// A piece of a rendered prompt. BOS is the template's affair, or added to the whole.
+fn tokenize_piece(model: &LlamaModel, vocabulary: &Vocabulary, piece: &Piece) -> Result<Vec<Token>, EngineError> {
+    let tokens = tokenize(model, &piece.text, false, piece.has_control);
+    // Some tokenizers merge characters into whatever the vocabulary holds, control tokens included.
+    if !piece.has_control && tokens.iter().any(|&t| vocabulary.is_control(t)) {
+        let message = "a message spells a control token of this model, which its tokenizer cannot read as text";
+        return Err(EngineError::invalid(message));
+    }
+    Ok(tokens)
+}
+
+fn tokenize(model: &LlamaModel, text: &str, add_special: bool, parse_special: bool) -> Vec<Token> {
+    let tokens = model.vocab().tokenize(text.as_bytes(), add_special, parse_special);
+    tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect()
+}

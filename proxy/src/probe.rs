@@ -1,0 +1,107 @@
+//! Whether an engine still answers.
+//!
+//! A node answers these questions from other threads than the one that computes, so a long prefill or a slow decode
+//! step never makes it silent: one that is silent is stopped, swapped out or stuck.
+
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_schemas::EngineError;
+use baton_schemas::node::NodeInfo;
+
+/// How often an engine is asked. It is one small request.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long an answer may take, also on a machine whose cores are all busy.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Questions in a row without an answer until an engine counts as frozen: one or two are lost to a busy moment.
+const MAX_MISSES: u32 = 3;
+
+/// What the engine is, if it says so in time.
+pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
+    in_time(DEADLINE, engine.info()).await
+}
+
+/// Keeps asking, and returns once the engine has left [`MAX_MISSES`] questions in a row unanswered.
+pub async fn until_frozen(engine: &dyn Engine) {
+    until_frozen_within(engine, INTERVAL, DEADLINE).await;
+}
+
+async fn until_frozen_within(engine: &dyn Engine, interval: Duration, deadline: Duration) {
+    let mut n_missed = 0;
+    while n_missed < MAX_MISSES {
+        tokio::time::sleep(interval).await;
+        n_missed = if in_time(deadline, engine.load()).await.is_ok() { 0 } else { n_missed + 1 };
+    }
+}
+
+async fn in_time<T>(
+    deadline: Duration,
+    answer: impl Future<Output = Result<T, EngineError>>,
+) -> Result<T, EngineError> {
+    let silent = || EngineError::lost(format!("no answer within {} s", deadline.as_secs_f32()));
+    tokio::time::timeout(deadline, answer).await.unwrap_or_else(|_| Err(silent()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use async_trait::async_trait;
+    use baton_engines::DeltaStream;
+    use baton_schemas::generate::Conversation;
+    use baton_schemas::node::{NodeLoad, TokenizeRequest};
+    use baton_schemas::{SequenceRequest, Token};
+
+    use super::*;
+
+    /// Answers the questions whose number is in the list, and is silent on all others.
+    struct Moody {
+        answers: &'static [u32],
+        n_asked: AtomicU32,
+    }
+
+    #[async_trait]
+    impl Engine for Moody {
+        async fn load(&self) -> Result<NodeLoad, EngineError> {
+            let question = self.n_asked.fetch_add(1, Ordering::SeqCst);
+            if self.answers.contains(&question) { Ok(NodeLoad::default()) } else { std::future::pending().await }
+        }
+
+        async fn info(&self) -> Result<NodeInfo, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+    }
+
+    /// How many questions it takes until an engine with these answers counts as frozen.
+    async fn check(answers: &'static [u32], expected: u32) {
+        let engine = Moody { answers, n_asked: AtomicU32::new(0) };
+        let soon = Duration::from_millis(10);
+        until_frozen_within(&engine, soon, soon).await;
+        assert_eq!(engine.n_asked.load(Ordering::SeqCst), expected, "{answers:?}");
+    }
+
+    #[tokio::test]
+    async fn only_silence_in_a_row_counts() {
+        check(&[], 3).await;
+        check(&[0, 1], 5).await;
+        check(&[2, 5, 6], 10).await;
+    }
+}
