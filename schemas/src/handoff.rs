@@ -80,8 +80,10 @@ impl HandoffFailure {
 pub struct HandoffTimings {
     /// Positions imported.
     pub n_tokens: u32,
-    /// Of these, positions the prefill node had cached.
+    /// Positions the prefill node had cached, those before the first one imported included.
     pub n_cached: u32,
+    /// Positions the prefill node computed for this request.
+    pub n_computed: u32,
     /// Bytes received, headers and digests included.
     pub n_bytes: u64,
     /// Waiting for a slot on the prefill node, by its own clock.

@@ -1,7 +1,8 @@
 //! The node protocol: how the proxy speaks to an engine in another process, over a Unix socket or TCP.
 //!
 //! HTTP with a cluster key on every call, versioned paths. Requests and replies are JSON; a stream of deltas is one
-//! JSON value a line ([`DeltaLine`]), and a stream that ends without a `finished` or `error` line was cut.
+//! JSON value a line ([`DeltaLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
+//! is a sign of life: there is one in every second without a delta.
 //!
 //! | call | body | reply |
 //! |---|---|---|
@@ -115,6 +116,8 @@ pub struct NodeLoad {
     pub active_slots: u32,
     /// Sequences waiting for a slot.
     pub queued: u32,
+    /// Prompt tokens accepted and not computed yet.
+    pub prefill_backlog: u32,
     /// KV cells that no running sequence holds.
     pub free_cells: u32,
     /// Recent prefill rate, tokens per second; 0 until measured.

@@ -272,13 +272,14 @@ impl Progress {
     }
 
     fn report(&self, end: &End) -> PullReport {
-        let PrefillTimings { queue_ms, prefill_ms, n_cached, .. } = end.timings;
+        let PrefillTimings { queue_ms, prefill_ms, n_cached, n_computed, .. } = end.timings;
         // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
         // link's latency. The reader has checked that they are possible.
         let since_head = Duration::from_secs_f64((queue_ms + prefill_ms).clamp(0.0, 1e9) / 1e3);
         let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
         PullReport {
             n_cached,
+            n_computed,
             n_bytes: self.n_bytes,
             queue_ms,
             prefill_ms,

@@ -74,6 +74,8 @@ pub enum Pulled {
 pub struct PullReport {
     /// Positions the prefill node had cached.
     pub n_cached: u32,
+    /// Positions it computed.
+    pub n_computed: u32,
     /// Bytes received.
     pub n_bytes: u64,
     /// Waiting for a slot on the prefill node, ms.

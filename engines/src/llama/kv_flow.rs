@@ -115,6 +115,7 @@ impl Import {
                 let imported = self.began + Duration::from_secs_f64(self.timings.total_ms / 1e3);
                 self.timings = HandoffTimings {
                     n_cached: report.n_cached,
+                    n_computed: report.n_computed,
                     n_bytes: report.n_bytes,
                     queue_ms: report.queue_ms,
                     prefill_ms: report.prefill_ms,

@@ -8,6 +8,7 @@ mod prefill;
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -18,7 +19,7 @@ use axum::{Json, Router};
 use baton_schemas::node::{
     BASE_PATH, DeltaLine, ErrorReply, NodeInfo, RenderRequest, Role, Text, TokenizeRequest, Tokens,
 };
-use baton_schemas::{EngineError, SequenceRequest};
+use baton_schemas::{Delta, EngineError, SequenceRequest};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
 use http::{HeaderMap, StatusCode, header};
@@ -141,17 +142,16 @@ async fn generate(State(node): Node, body: Bytes) -> Response {
         Err(error) => answer::<()>(Err(error)),
         Ok(deltas) => {
             // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
-            let lines = deltas.ready_chunks(MAX_LINES_PER_CHUNK).map(|deltas| {
-                let mut chunk = BytesMut::with_capacity(128 * deltas.len());
-                for delta in deltas {
-                    let line = match delta {
-                        Ok(delta) => DeltaLine::Delta(delta),
-                        Err(error) => DeltaLine::Error(ErrorReply { error }),
-                    };
-                    put_line(&mut chunk, &line);
+            let mut deltas = deltas.ready_chunks(MAX_LINES_PER_CHUNK);
+            let lines = async_stream::stream! {
+                loop {
+                    match tokio::time::timeout(SIGN_OF_LIFE, deltas.next()).await {
+                        Err(_) => yield Ok::<_, Infallible>(Bytes::from_static(b"\n")),
+                        Ok(Some(deltas)) => yield Ok(lines_of(deltas)),
+                        Ok(None) => break,
+                    }
                 }
-                Ok::<_, Infallible>(chunk.freeze())
-            });
+            };
             ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
         }
     }
@@ -166,6 +166,22 @@ async fn prefill(State(node): Node, body: Bytes) -> Response {
 }
 
 const MAX_LINES_PER_CHUNK: usize = 16;
+
+/// How often a stream without deltas shows that its node lives, by an empty line: a sequence may wait long for a slot
+/// or its prefill, and its reader must be able to tell that from a node that is frozen.
+pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+fn lines_of(deltas: Vec<Result<Delta, EngineError>>) -> Bytes {
+    let mut chunk = BytesMut::with_capacity(128 * deltas.len());
+    for delta in deltas {
+        let line = match delta {
+            Ok(delta) => DeltaLine::Delta(delta),
+            Err(error) => DeltaLine::Error(ErrorReply { error }),
+        };
+        put_line(&mut chunk, &line);
+    }
+    chunk.freeze()
+}
 
 fn put_line(chunk: &mut BytesMut, line: &DeltaLine) {
     match serde_json::to_vec(line) {

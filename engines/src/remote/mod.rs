@@ -25,6 +25,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For calls that compute nothing on the model: rendering a very long prompt is the slowest of them.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A stream's node gives a sign of life every second; one that is silent for so long is frozen or cut off.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Idle connections kept per node. A burst of streams opens more; they close when it is over.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
@@ -108,7 +111,12 @@ impl Engine for RemoteEngine {
         let mut lines = Lines::new(reply.bytes_stream());
         let deltas = async_stream::stream! {
             loop {
-                let delta = match lines.next().await {
+                let line = match tokio::time::timeout(SILENCE_TIMEOUT, lines.next()).await {
+                    Ok(Ok(Some(line))) if line.is_empty() => continue,
+                    Ok(line) => line,
+                    Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", SILENCE_TIMEOUT.as_secs()))),
+                };
+                let delta = match line {
                     Ok(Some(line)) => match serde_json::from_slice(&line) {
                         Ok(DeltaLine::Delta(delta)) => Ok(delta),
                         Ok(DeltaLine::Error(reply)) => Err(reply.error),

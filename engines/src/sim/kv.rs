@@ -88,6 +88,7 @@ impl State {
                 }
                 Some(Pulled::End(report)) => {
                     timings.n_cached = report.n_cached;
+                    timings.n_computed = report.n_computed;
                     timings.n_bytes = report.n_bytes;
                     timings.queue_ms = report.queue_ms;
                     timings.prefill_ms = report.prefill_ms;

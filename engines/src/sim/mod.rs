@@ -145,6 +145,7 @@ impl Engine for SimEngine {
         Ok(NodeLoad {
             active_slots: active as u32,
             queued: self.state.n_queued.load(Ordering::Acquire) as u32,
+            prefill_backlog: self.state.backlog(),
             free_cells: (config.n_slots.max(1) - active as u32).saturating_mul(config.n_ctx),
             prefill_tps: config.prefill_tps,
             decode_tps: config.decode_tps,
@@ -264,6 +265,12 @@ impl Engine for SimEngine {
 }
 
 impl State {
+    /// Prompt tokens asked for and not computed yet.
+    fn backlog(&self) -> u32 {
+        let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
+        (left.as_secs_f64() * self.config.prefill_tps) as u32
+    }
+
     /// Waits until `n` prompt tokens are computed, after those that others asked for before.
     async fn prefill(&self, n: usize) {
         let done_at = {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
@@ -48,6 +48,9 @@ pub(super) struct ServeArgs {
     /// A node that computes prompts (`baton node --role prefill`); repeat for several; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     prefill: Vec<String>,
+    /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -64,6 +67,7 @@ impl ServeArgs {
         if !self.prefill.is_empty() {
             raw.model.prefill = self.prefill;
         }
+        raw.model.policy = self.policy.or(raw.model.policy);
         raw.model.engine = self.engine.over(raw.model.engine);
         Ok((raw.check()?, self.node))
     }
@@ -84,20 +88,12 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         None => local_engine(&config).await?,
     };
     let name = backend.name.clone();
-    let pool = Pool {
-        models: vec![ServedModel {
-            name: backend.name,
-            aliases: [backend.aliases, config.aliases.clone()].concat(),
-            since: SystemTime::now(),
-            decode: Node {
-                name: if backend.supervised.is_some() { "local" } else { "remote" }.to_owned(),
-                url: None,
-                engine: backend.engine,
-                state: backend.state,
-            },
-            prefill: prefill_nodes(&config.prefill)?,
-        }],
-    };
+    let aliases = [backend.aliases, config.aliases.clone()].concat();
+    let place = if backend.supervised.is_some() { "local" } else { "remote" };
+    let decode = Node::new(place.to_owned(), None, backend.engine, backend.state);
+    let prefill = prefill_nodes(&config.prefill)?;
+    let model = ServedModel { policy: config.policy, ..ServedModel::new(backend.name, aliases, vec![decode], prefill) };
+    let pool = Pool { models: vec![Arc::new(model)] };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone());
@@ -165,12 +161,12 @@ fn cluster_key(prefill: &[String]) -> Result<Option<String>, Failure> {
 }
 
 /// The nodes that compute prompts, each watched from now on.
-fn prefill_nodes(urls: &[String]) -> Result<Vec<Node>, Failure> {
+fn prefill_nodes(urls: &[String]) -> Result<Vec<Arc<Node>>, Failure> {
     let key = cluster_key(urls)?.unwrap_or_default();
     let node = |(i, url): (usize, &String)| {
         let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), &key)?);
         let state = node_watch::watch(Arc::clone(&engine));
-        Ok(Node { name: format!("prefill-{}", i + 1), url: Some(url.clone()), engine, state })
+        Ok(Node::new(format!("prefill-{}", i + 1), Some(url.clone()), engine, state))
     };
     urls.iter().enumerate().map(node).collect()
 }
