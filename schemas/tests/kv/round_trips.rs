@@ -102,8 +102,25 @@ fn the_rows_go_where_the_importer_wants_them() {
 }
 
 #[test]
+fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
+    for codec in [Codec::None, Codec::PlanesZstd] {
+        let mut reader = sample::reader();
+        let stream = sample::stream(codec).concat();
+        let (mut rest, mut chunks) = (&stream[..], sample::chunks().into_iter());
+        // More than any frame needs, and not of zeros.
+        reader.recycle(vec![0xFF; 1 << 20]);
+        while let Some(event) = reader.read(&mut rest).unwrap() {
+            let Event::Frame(kv) = event else { continue };
+            assert_eq!(kv.clone().into_chunk(), chunks.next().unwrap());
+            reader.recycle(kv.into_buffer());
+        }
+        assert!(reader.is_ended() && chunks.next().is_none());
+    }
+}
+
+#[test]
 fn a_placement_that_does_not_fit_is_refused() {
-    let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: vec![0..8] };
+    let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: Vec::from([0..8, 8..8]) };
     let mut reader = Reader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &Codec::ALL, place).unwrap();
     let (_, end) = read_all(&mut reader, &sample::stream(Codec::None).concat());
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
