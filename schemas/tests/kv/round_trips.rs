@@ -15,19 +15,11 @@ fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
     let shapes = layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [Some(l.k), l.v]);
     for ((written, read), rows) in written.tensors().zip(read.tensors()).zip(shapes) {
         let Some(rows) = rows else { continue };
-        for (a, b) in floats(rows.dtype, written).zip(floats(rows.dtype, read)) {
+        for (a, b) in sample::floats(rows.dtype, written).zip(sample::floats(rows.dtype, read)) {
             // Half a scale of the largest value, and BF16's own rounding.
             assert!((a - b).abs() <= 3.75 / 127.0 / 2.0 + 3.75 / 256.0, "{a} became {b}");
         }
     }
-}
-
-fn floats(dtype: Dtype, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(dtype.bytes()).map(move |value| match dtype {
-        Dtype::F32 => f32::from_le_bytes(value.try_into().unwrap()),
-        Dtype::F16 => half::f16::from_le_bytes(value.try_into().unwrap()).to_f32(),
-        Dtype::Bf16 => half::bf16::from_le_bytes(value.try_into().unwrap()).to_f32(),
-    })
 }
 
 #[test]
