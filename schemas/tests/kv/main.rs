@@ -7,6 +7,7 @@ mod sample;
 
 mod corruption;
 mod frames;
+mod golden;
 mod messages;
 mod round_trips;
 mod speed;
