@@ -109,27 +109,6 @@ fn a_sliding_window_comes_along() {
 }
 
 #[test]
-fn a_window_that_has_moved_on_cannot_be_exported() {
-    let Some(model) = rig::model(GEMMA) else { return };
-    let rig = Rig::load(&model);
-    let tokens = rig.prose(2_600);
-    let mut source = rig.context(2_816);
-    let chunks = source.prefill(0, &tokens, 512);
-    let late = source.kv.export(&mut source.ctx, 0, 0..512, Vec::new());
-    assert!(matches!(late, Err(TransferError::Forgotten { .. })), "{late:?}");
-    // A gap in the window is refused, and so is going on without it.
-    let mut target = rig.context(2_048);
-    target.import(0, &chunks[..1]);
-    let gap = target.blob(&without_window(&chunks[1]));
-    let refused = target.kv.import(&mut target.ctx, 0, 512, &gap);
-    assert!(matches!(refused, Err(TransferError::NotAnExtension { .. })), "{refused:?}");
-    target.import(1, &[without_window(&chunks[0])]);
-    assert!(!target.can_continue(1, 512));
-    target.import(1, &chunks[1..2]);
-    assert!(target.can_continue(1, 1_024));
-}
-
-#[test]
 fn a_refused_import_leaves_the_cache_as_it_was() {
     let Some(model) = rig::model(SMOLLM2) else { return };
     let rig = Rig::load(&model);

@@ -1,4 +1,5 @@
-//! Contexts that prefill chunk by chunk, and what is looked at in them.
+//! Contexts that prefill chunk by chunk, and what is looked at in them. Two tests use it, each a part of it.
+#![allow(dead_code, reason = "each test compiles the whole of it")]
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
