@@ -33,8 +33,8 @@ pub struct BlobPlacement {
 }
 
 impl BlobPlacement {
-    /// For the KV of `positions`, of which section `i` holds the rows from `section_starts[i]` on. The rules are those of
-    /// [`Chunk::check`]; at most [`MAX_POSITIONS`].
+    /// For the KV of `positions`, of which section `i` holds the rows from `section_starts[i]` on. The rules are those
+    /// of [`Chunk::check`]; at most [`MAX_POSITIONS`].
     pub fn new(layout: &KvLayout, positions: Range<u32>, section_starts: &[u32]) -> Result<Self, BlobError> {
         layout.check()?;
         let values = has_v(layout)?;

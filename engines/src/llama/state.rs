@@ -52,7 +52,8 @@ pub(super) fn import(ctx: &mut LlamaContext<'_>, seq: u32, blob: &ImportBlob) ->
     set(ctx, seq, blob.bytes(), LlamaStateSeqFlags::empty())
 }
 
-/// Replaces what `seq` has in the sliding-window cache, and leaves the full one alone. The blob must hold windowed rows.
+/// Replaces what `seq` has in the sliding-window cache, and leaves the full one alone. The blob must hold windowed
+/// rows. If it fails, `seq` is empty in both.
 pub(super) fn import_window(ctx: &mut LlamaContext<'_>, seq: u32, blob: &ImportBlob) -> Result<(), StateError> {
     set(ctx, seq, &blob.last_section(), LlamaStateSeqFlags::PARTIAL_ONLY)
 }

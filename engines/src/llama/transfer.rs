@@ -1,11 +1,12 @@
 //! KV out of and into a running context, a chunk at a time.
 //!
 //! llama.cpp reads and writes whole sequences only. A chunk is therefore lent to a scratch sequence, which shares the
-//! cells, and is written out from there; or is read into the scratch sequence and lent to its slot. The scratch sequence is
-//! empty between calls: cells that two sequences hold cannot be used again, which a sliding-window cache lives on.
+//! cells, and is written out from there; or is read into the scratch sequence and lent to its slot. The scratch
+//! sequence is empty between calls: cells that two sequences hold cannot be used again, which a sliding-window cache
+//! lives on.
 //!
-//! Called by the thread that owns the context. The context's cache must be unified: copying a part of a sequence between
-//! separate caches aborts the process.
+//! Called by the thread that owns the context. The context's cache must be unified: copying a part of a sequence
+//! between separate caches aborts the process.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,8 +106,8 @@ impl KvTransfer {
     /// Adds a blob's positions to a slot that holds `n_present` so far, which it must continue.
     ///
     /// A chunk may lack windowed rows that nothing after the last chunk looks back at. Where that leaves a gap, the
-    /// slot's windowed rows before it are dropped: llama.cpp, and whoever asks it for a slot's first position, take them
-    /// to be without gaps.
+    /// slot's windowed rows before it are dropped: llama.cpp, and whoever asks it for a slot's first position, take
+    /// them to be without gaps.
     pub fn import(
         &self,
         ctx: &mut LlamaContext<'_>,
@@ -127,7 +128,8 @@ impl KvTransfer {
         self.lend(ctx, self.scratch(), slot, &blob.positions());
         self.clear_scratch(ctx);
         if leaves_gap {
-            // Not for lack of cells can this fail: it takes those that the slot gives up. If it does, the slot is empty.
+            // It takes cells that the slot gives up, so that it cannot lack any. If it fails all the same, the slot is
+            // empty afterwards.
             state::import_window(ctx, slot, blob)?;
         }
         Ok(())
