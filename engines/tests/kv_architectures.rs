@@ -94,7 +94,7 @@ fn a_window_that_has_moved_on_cannot_be_exported() {
     let tokens = rig.noise(1_201);
     let mut source = rig.context(2_048);
     source.prefill(0, &tokens, 300);
-    let late = source.kv.export(&mut source.ctx, 0, 0..300, Vec::new());
+    let late = source.kv.export(&mut source.ctx, 0, 0..300, 300);
     assert!(matches!(late, Err(TransferError::Forgotten { .. })), "{late:?}");
 }
 

@@ -122,8 +122,10 @@ impl Inner {
                 outcome?
             }
         };
-        let outcome =
-            self.receive(url, fingerprint, local, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await;
+        let outcome = {
+            let peer = Peer { url, fingerprint, local };
+            self.receive(&peer, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await
+        };
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
@@ -158,7 +160,7 @@ impl Inner {
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
-                let distance = self.canary_distance(url, peer.fingerprint, local).await?;
+                let distance = self.canary_distance(Peer { url, fingerprint: peer.fingerprint, local }).await?;
                 let admitted = distance <= limit;
                 tracing::warn!(url, distance, limit, admitted, "the prefill node has other weights: canary");
                 if admitted { Ok(peer.fingerprint) } else { Err(HandoffFailure::CanaryFailed) }
@@ -167,20 +169,22 @@ impl Inner {
     }
 
     /// Has the peer prefill the canary's tokens, and compares.
-    async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
+    async fn canary_distance(&self, peer: Peer<'_>) -> Result<f64, HandoffFailure> {
+        let Peer { url, local, .. } = peer;
         let order = PullOrder {
             source: KvSource { url: url.to_owned(), codecs: Vec::new() },
             tokens: local.identity.canary.clone(),
             start: 0,
             cache_scope: CacheScope::SHARED,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+            buffers: mpsc::channel(1).1,
         };
         let theirs = Mutex::new(Vec::new());
         let keep = |kv: VerifiedKv| {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        self.receive(url, peer, local, order, &[Codec::None], keep).await?;
+        self.receive(&peer, order, &[Codec::None], keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))
     }
@@ -188,13 +192,12 @@ impl Inner {
     /// One pull. What arrives is verified here and handed to `take`, which may wait.
     async fn receive<F: Future<Output = ()>>(
         &self,
-        url: &str,
-        fingerprint: Fingerprint,
-        local: &LocalKv,
+        peer: &Peer<'_>,
         order: PullOrder,
         codecs: &[Codec],
         take: impl Fn(VerifiedKv) -> F,
     ) -> Result<PullReport, HandoffFailure> {
+        let Peer { url, fingerprint, local } = *peer;
         let id = HandoffId(rand::random());
         let request = PrefillRequest {
             handoff: id,
@@ -206,7 +209,7 @@ impl Inner {
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let place = order.placement;
+        let (place, mut buffers) = (order.placement, order.buffers);
         let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
         let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
@@ -219,6 +222,9 @@ impl Inner {
                 Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
             };
             progress.n_bytes += piece.len() as u64;
+            while let Ok(buffer) = buffers.try_recv() {
+                reader.recycle(buffer);
+            }
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
@@ -253,6 +259,14 @@ impl Inner {
             }
         }
     }
+}
+
+/// Whom a pull goes to, and what both sides run.
+#[derive(Clone, Copy)]
+struct Peer<'a> {
+    url: &'a str,
+    fingerprint: Fingerprint,
+    local: &'a LocalKv,
 }
 
 /// What is measured on the way.

@@ -53,6 +53,8 @@ pub struct PullOrder {
     pub cache_scope: CacheScope,
     /// Where the rows of a chunk go in its buffer.
     pub placement: Arc<PlaceRows>,
+    /// Buffers of earlier chunks, to be used again.
+    pub buffers: mpsc::Receiver<Vec<u8>>,
 }
 
 /// Lays out the buffer that a chunk is received into; see [`Placement`](baton_schemas::kv::Placement).

@@ -15,6 +15,7 @@ use baton_schemas::kv::{Chunk, KvLayout};
 use llama_cpp_2::context::LlamaContext;
 
 use super::blob::{self, BlobError};
+use super::buffers::Buffers;
 use super::placement::ImportBlob;
 use super::state::{self, StateError};
 
@@ -63,12 +64,13 @@ pub enum TransferError {
 pub struct KvTransfer {
     layout: Arc<KvLayout>,
     n_slots: u32,
+    buffers: Buffers,
 }
 
 impl KvTransfer {
     /// For a context of the given layout with the sequences `0..n_slots` for slots and the next one for scratch.
     pub(super) fn new(layout: KvLayout, n_slots: u32) -> Self {
-        KvTransfer { layout: Arc::new(layout), n_slots }
+        KvTransfer { layout: Arc::new(layout), n_slots, buffers: Buffers::default() }
     }
 
     /// The context's layout.
@@ -76,8 +78,8 @@ impl KvTransfer {
         &self.layout
     }
 
-    /// The KV of `positions` in a slot, as a part of what goes up to `end`. `buffer` is used for the rows, which are
-    /// parts of it in the chunk. Rows that position `end` does not look back at may be missing.
+    /// The KV of `positions` in a slot, as a part of what goes up to `end`. Rows that position `end` does not look back
+    /// at may be missing.
     ///
     /// With a sliding window this must be called before the next ubatch is computed, which may overwrite cells that lie
     /// outside the window from there.
@@ -87,16 +89,15 @@ impl KvTransfer {
         slot: u32,
         positions: Range<u32>,
         end: u32,
-        buffer: Vec<u8>,
     ) -> Result<Chunk, TransferError> {
         self.check_slot(slot)?;
         if positions.is_empty() || positions.end > i32::MAX.cast_unsigned() {
             return Err(BlobError::Positions(format!("{positions:?}")).into());
         }
         self.lend(ctx, slot, self.scratch(), &positions);
-        let exported = state::export(ctx, self.scratch(), buffer);
+        let exported = state::export(ctx, self.scratch(), self.buffers.take());
         self.clear_scratch(ctx);
-        let chunk = blob::chunk(&exported?.into(), &self.layout, positions)?;
+        let chunk = blob::chunk(&self.buffers.lend(exported?), &self.layout, positions)?;
         for (rows, section) in chunk.sections.iter().zip(&self.layout.sections) {
             let latest = |window| first_in_window(end, window).clamp(chunk.p0, chunk.p1);
             if section.window.is_some_and(|window| rows.start > latest(window)) {

@@ -91,7 +91,7 @@ impl Context<'_> {
     }
 
     pub(crate) fn export(&mut self, slot: u32, p0: u32, p1: u32) -> Chunk {
-        let chunk = self.kv.export(&mut self.ctx, slot, p0..p1, Vec::new()).unwrap();
+        let chunk = self.kv.export(&mut self.ctx, slot, p0..p1, p1).unwrap();
         assert_eq!(self.ctx.kv_cache_seq_pos_max(SCRATCH), -1, "scratch was left full");
         chunk
     }
