@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
+use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
@@ -59,12 +60,22 @@ struct Accepted {
 /// Waits for the engine, prepares the prompt, plans, and starts every choice.
 async fn start(model: &ServedModel, request: &GenerateRequest, caller: &Caller) -> Result<Accepted, RequestError> {
     let info = model.ready().await?;
+    check_biases(request, &info)?;
     let prompt = prompt::prepare(model, &info, request).await?;
     let plan = plan::plan(model);
     let choices = match &plan.route {
         Route::Direct(model) => start_choices(model.engine.as_ref(), request, &prompt, caller).await?,
     };
     Ok(Accepted { n_prompt: prompt.len() as u32, route: plan.to_string(), choices })
+}
+
+/// The one check of a client's numbers that needs the model.
+fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
+    let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
+    unknown.map_or(Ok(()), |(token, _)| {
+        let problem = format!("token {token} is not in the model's vocabulary of {} tokens", info.n_vocab);
+        Err(RequestError::InvalidField { field: "logit_bias", problem })
+    })
 }
 
 /// One sequence per choice. They share the prompt, which the engine computes once; each draws with its own seed.
@@ -85,13 +96,25 @@ async fn start_choices(
             sampling,
             max_tokens: request.max_tokens,
             top_logprobs: request.top_logprobs,
-            ignore_eos: false,
+            ignore_eos: request.ignore_eos,
             group,
             cache_scope: caller.cache_scope,
         };
-        choices.push(engine.generate(sequence).await?);
+        choices.push(engine.generate(sequence).await.map_err(|error| refused(error, request))?);
     }
     Ok(choices)
+}
+
+/// A full queue is worth waiting for, unless the request alone is more than it holds: the choices of one request are
+/// taken from it together.
+fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
+    match error {
+        EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {
+            field: "n",
+            problem: format!("must be at most {limit} on this server, but is {}", request.n),
+        },
+        error => error.into(),
+    }
 }
 
 /// Turns the choices' deltas into events. The permit lives as long as the stream.

@@ -64,9 +64,9 @@ pub async fn check(State(keys): State<Arc<Keys>>, mut request: Request, next: Ne
     next.run(request).await
 }
 
-/// Load balancers probe health without a key, and browsers send preflights without one.
+/// Load balancers probe health without a key, browsers send preflights without one, and the first page holds nothing.
 fn is_public(request: &Request) -> bool {
-    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/health" | "/v1/health")
+    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/" | "/health" | "/v1/health")
 }
 
 fn refused() -> Failure {
