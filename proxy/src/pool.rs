@@ -1,6 +1,6 @@
 //! The models this endpoint serves, and the engines behind them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use baton_engines::Engine;
@@ -31,8 +31,8 @@ pub enum EngineState {
 
 /// A model under its public names.
 pub struct ServedModel {
-    /// The name in `/v1/models` and in replies.
-    pub name: String,
+    /// The name in `/v1/models`. Unset until a remote node has said what it runs, if nobody gave it another name.
+    pub name: OnceLock<String>,
     /// Other names that find it.
     pub aliases: Vec<String>,
     /// When it was put into service, for `created`.
@@ -46,8 +46,15 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
+    /// All names, the public one first.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.name.get().into_iter().chain(&self.aliases)
+    }
+
+    /// While its own name is not known a model answers to any: whoever asks is to come back, and not to be told that
+    /// there is no such model.
     fn is_called(&self, name: &str) -> bool {
-        std::iter::once(&self.name).chain(&self.aliases).any(|known| known.eq_ignore_ascii_case(name))
+        self.name.get().is_none() || self.names().any(|known| known.eq_ignore_ascii_case(name))
     }
 
     /// What the engine is, once it is ready. Waits for one that is starting, but not for one that cannot start.

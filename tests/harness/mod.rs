@@ -25,6 +25,15 @@ pub fn model() -> PathBuf {
         .clone()
 }
 
+/// A model that only tests use, if it has been pulled.
+pub fn test_model(file: &str) -> Option<PathBuf> {
+    let path = model().with_file_name(file);
+    if !path.exists() {
+        println!("SKIPPED: {} is not there; `baton pull gemma3-270m` fetches it", path.display());
+    }
+    path.exists().then_some(path)
+}
+
 /// A running `baton serve`. Dropping it kills it.
 pub struct Server {
     /// `http://127.0.0.1:PORT`
@@ -45,11 +54,18 @@ impl Server {
 
     /// Serves with exactly these arguments, on a free port.
     pub fn with(args: &[&str]) -> Server {
+        Server::logging_to(Stdio::inherit(), args)
+    }
+
+    /// Serves with these arguments, on a free port unless they say otherwise, with its standard error going elsewhere.
+    pub fn logging_to(log: impl Into<Stdio>, args: &[&str]) -> Server {
+        let listen = if args.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] };
         let mut process = Command::new(BATON)
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .arg("serve")
+            .args(listen)
             .args(args)
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();

@@ -1,6 +1,7 @@
 //! An engine in another process: the node protocol's client.
 
 mod lines;
+mod trouble;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -138,13 +139,16 @@ async fn accepted(sent: reqwest::Result<Response>) -> Result<Response, EngineErr
     let body = bounded_body(response).await?;
     match serde_json::from_slice::<ErrorReply>(&body) {
         Ok(reply) => Err(reply.error),
-        Err(_) => Err(EngineError::lost(format!("the node answered {status} without saying why"))),
+        // A node says why, whatever it refuses.
+        Err(_) => Err(EngineError::lost(format!("what answers there is not a Baton node (HTTP {})", status.as_u16()))),
     }
 }
 
 async fn read<T: DeserializeOwned>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
     let body = bounded_body(accepted(sent).await?).await?;
-    serde_json::from_slice(&body).map_err(|e| EngineError::lost(format!("unreadable reply: {e}")))
+    serde_json::from_slice(&body).map_err(|e| {
+        EngineError::lost(format!("what answers there is not a Baton node, or one of another version ({e})"))
+    })
 }
 
 async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
@@ -162,7 +166,7 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
 
 fn unreachable(error: reqwest::Error) -> EngineError {
     // A process that is slow is not a process that is gone: asking again would only add to its work.
-    if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(error) }
+    if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(trouble::describe(&error)) }
 }
 
 fn timed_out() -> EngineError {
