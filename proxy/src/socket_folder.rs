@@ -25,7 +25,10 @@ pub struct SocketFolder {
 #[derive(Debug, thiserror::Error)]
 pub enum SocketFolderError {
     /// The folder for temporary files is missing, full or not ours to write.
-    #[error("cannot make a folder for the engine's socket in {}: {source}; set TMPDIR to a folder that can be written", parent.display())]
+    #[error(
+        "cannot make a folder for the engine's socket in {}: {source}; set TMPDIR to a folder that can be written",
+        parent.display()
+    )]
     NotWritable {
         /// Where it was to be.
         parent: PathBuf,

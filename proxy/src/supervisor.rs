@@ -108,11 +108,12 @@ pub struct Supervised {
     pub tracker: TaskTracker,
 }
 
+/// How the first start went: what was started, or why it could not be.
+pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
+
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
 /// once the first start has succeeded or failed.
-pub fn supervise(
-    args: Vec<OsString>,
-) -> Result<(Supervised, oneshot::Receiver<Result<Arc<NodeInfo>, StartError>>), StartError> {
+pub fn supervise(args: Vec<OsString>) -> Result<(Supervised, oneshot::Receiver<FirstStart>), StartError> {
     let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
     let folder = SocketFolder::create()?;
     let socket = folder.socket();
@@ -152,7 +153,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, first: oneshot::Sender<Result<Arc<NodeInfo>, StartError>>, stop: CancellationToken) {
+    async fn run(mut self, first: oneshot::Sender<FirstStart>, stop: CancellationToken) {
         let mut first = Some(first);
         while !stop.is_cancelled() {
             self.state.send_replace(EngineState::Starting);

@@ -25,15 +25,6 @@ pub fn model() -> PathBuf {
         .clone()
 }
 
-/// A model that only tests use, if it has been pulled.
-pub fn test_model(file: &str) -> Option<PathBuf> {
-    let path = model().with_file_name(file);
-    if !path.exists() {
-        println!("SKIPPED: {} is not there; `baton pull gemma3-270m` fetches it", path.display());
-    }
-    path.exists().then_some(path)
-}
-
 /// A running `baton serve`. Dropping it kills it.
 pub struct Server {
     /// `http://127.0.0.1:PORT`

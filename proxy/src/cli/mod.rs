@@ -20,7 +20,8 @@ use tracing_subscriber::EnvFilter;
 /// Baton serves a GGUF model over HTTP as OpenAI's API does, with the model in a process of its own, here or on another
 /// machine.
 #[derive(Parser)]
-#[command(name = "baton", version, about, propagate_version = true, arg_required_else_help = true, after_help = EXAMPLE)]
+#[command(name = "baton", version, about, after_help = EXAMPLE)]
+#[command(propagate_version = true, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

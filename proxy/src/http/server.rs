@@ -97,7 +97,8 @@ pub(super) async fn serve_with(
     let is_done = tokio::select! {
         () = &mut all_done => true,
         () = tokio::time::sleep(drain_deadline) => {
-            tracing::warn!(seconds = drain_deadline.as_secs_f32(), "requests still run at the drain deadline; ending them");
+            let seconds = drain_deadline.as_secs_f32();
+            tracing::warn!(seconds, "requests still run at the drain deadline; ending them");
             false
         }
         () = shutdown.now.cancelled() => false,
