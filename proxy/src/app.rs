@@ -31,10 +31,7 @@ impl Backend for App {
             let created = since.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
             ModelCard::new(name, created)
         };
-        let names = |m: &std::sync::Arc<crate::pool::ServedModel>| {
-            std::iter::once(&m.name).chain(&m.aliases).map(|name| card(name, m.since)).collect::<Vec<_>>()
-        };
-        self.pool.models.iter().flat_map(names).collect()
+        self.pool.models.iter().flat_map(|model| model.names().map(|name| card(name, model.since))).collect()
     }
 
     /// The endpoint is well if every model could answer.

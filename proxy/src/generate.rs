@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
-use baton_schemas::handoff::{HandoffTimings, KvSource};
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
@@ -71,8 +72,8 @@ async fn start(
     failed: &mut Vec<usize>,
 ) -> Result<Accepted, RequestError> {
     let (node, info) = model.any_ready().await?;
+    check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request).await?;
-    let group = (request.n > 1).then(|| Group { id: rand::random(), size: request.n });
     let plan_request = PlanRequest {
         tokens: &prompt,
         scope: caller.cache_scope,
@@ -84,41 +85,57 @@ async fn start(
     let plan = plan::plan(model, &plan_request)?;
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
+    let base = SequenceRequest { kv_source: plan.kv_source(), ..sequence(request, prompt, caller) };
     for choice in 0..request.n {
-        let sequence = sequence(request, &prompt, caller, choice, group, plan.kv_source());
+        let mut sequence = base.clone();
+        // Each choice draws with its own seed.
+        sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
         let accepted = plan.decode().engine.generate(sequence.clone()).await;
-        let deltas = accepted.inspect_err(|error| {
+        let deltas = accepted.map_err(|error| {
             if error.is_lost_engine() {
                 plan.decode().breaker.failed("decode_lost");
             }
             failed.push(plan.route.decode);
+            refused(error, request)
         })?;
         choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas).into_deltas());
     }
     Ok(Accepted { n_prompt, route, choices })
 }
 
-/// One choice's sequence; each draws with its own seed.
-fn sequence(
-    request: &GenerateRequest,
-    prompt: &[Token],
-    caller: &Caller,
-    choice: u32,
-    group: Option<Group>,
-    kv_source: Option<KvSource>,
-) -> SequenceRequest {
-    let mut sampling = request.sampling.clone();
-    sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
+/// The one check of a client's numbers that needs the model.
+fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
+    let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
+    unknown.map_or(Ok(()), |(token, _)| {
+        let problem = format!("token {token} is not in the model's vocabulary of {} tokens", info.n_vocab);
+        Err(RequestError::InvalidField { field: "logit_bias", problem })
+    })
+}
+
+/// The request as an engine sees it.
+fn sequence(request: &GenerateRequest, prompt: Vec<Token>, caller: &Caller) -> SequenceRequest {
     SequenceRequest {
-        prompt: prompt.to_vec(),
+        prompt,
         generated: Vec::new(),
-        sampling,
+        sampling: request.sampling.clone(),
         max_tokens: request.max_tokens,
         top_logprobs: request.top_logprobs,
-        ignore_eos: false,
-        group,
+        ignore_eos: request.ignore_eos,
+        group: (request.n > 1).then(|| Group { id: rand::random(), size: request.n }),
         cache_scope: caller.cache_scope,
-        kv_source,
+        kv_source: None,
+    }
+}
+
+/// A full queue is worth waiting for, unless the request alone is more than it holds: the choices of one request are
+/// taken from it together.
+fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
+    match error {
+        EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {
+            field: "n",
+            problem: format!("must be at most {limit} on this server, but is {}", request.n),
+        },
+        error => error.into(),
     }
 }
 

@@ -19,5 +19,6 @@ pub mod plan;
 pub mod pool;
 pub mod probe;
 pub mod prompt;
+pub mod socket_folder;
 pub mod stream;
 pub mod supervisor;

@@ -33,6 +33,17 @@ pub struct PrefillRequest {
     pub cache_scope: CacheScope,
 }
 
+/// A link from a prefill node to a decode node, measured by the latter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkMeasurement {
+    /// Round trip of a small request, milliseconds.
+    pub rtt_ms: f64,
+    /// Bytes received after the first ones.
+    pub n_bytes: u64,
+    /// Seconds they took.
+    pub seconds: f64,
+}
+
 /// Why a pull ended before all of the prompt's KV was there. The decode node computed the rest itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -13,6 +13,8 @@
 //! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
 //! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`DeltaLine`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
+//! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
+//! | `GET  /node/v1/noise?bytes=N` | – | N bytes that do not compress, to measure a link by |
 //!
 //! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
 

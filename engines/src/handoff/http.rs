@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, KvSource, PrefillRequest};
+use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{
     Codec, Contiguous, End, Event, Fingerprint, FrameError, Handoff, HandoffError, HandoffId, KvLayout, Placement,
     PrefillTimings, Reader, Span, VerifiedKv,
@@ -12,12 +12,13 @@ use baton_schemas::kv::{
 use baton_schemas::node::BASE_PATH;
 use baton_schemas::sequence::CacheScope;
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use reqwest::{Client, Response};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::peers::{Match, Peers, compare};
-use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary};
+use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
 use crate::remote::{NodeAddress, RemoteEngine, accepted};
 
@@ -88,6 +89,16 @@ impl KvPuller for HttpPuller {
             sink.send(last).await;
         });
         receiver
+    }
+
+    fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
+        let (inner, url) = (Arc::clone(&self.0), source.url.trim_end_matches('/').to_owned());
+        Box::pin(async move {
+            link::measure(&inner.client, &url, &inner.cluster_key).await.map_err(|error| {
+                tracing::info!(url, %error, "the link cannot be measured");
+                if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
+            })
+        })
     }
 }
 

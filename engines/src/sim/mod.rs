@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
-use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -222,6 +222,10 @@ impl Engine for SimEngine {
         };
         // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.
         Ok(deltas.boxed())
+    }
+
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        handoff::measure_link(self.state.puller.as_deref(), source).await
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {

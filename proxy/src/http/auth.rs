@@ -82,9 +82,9 @@ fn wanted_policy(headers: &HeaderMap) -> Result<Option<&'static dyn Policy>, Fai
     })
 }
 
-/// Load balancers probe health without a key, and browsers send preflights without one.
+/// Load balancers probe health without a key, browsers send preflights without one, and the first page holds nothing.
 fn is_public(request: &Request) -> bool {
-    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/health" | "/v1/health")
+    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/" | "/health" | "/v1/health")
 }
 
 fn refused() -> Failure {

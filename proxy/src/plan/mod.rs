@@ -162,8 +162,7 @@ impl Plan {
 
     /// What the decode node is told of where to get the prompt's KV.
     pub fn kv_source(&self) -> Option<KvSource> {
-        let url = self.prefill()?.url.clone()?;
-        Some(KvSource { url, codecs: Vec::new() })
+        self.prefill()?.kv_source()
     }
 
     /// The plan of one of several choices that share a prompt: the first computes it, and is what is learned from.

@@ -1,18 +1,21 @@
 //! The models this endpoint serves, and the engines behind them.
 
 mod breaker;
+mod calibration;
+mod learning;
 mod node;
 mod prefixes;
 pub mod rates;
 mod routes;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::node::NodeInfo;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
+pub use self::calibration::keep_calibrated;
 pub use self::node::{Claim, Node};
 pub use self::routes::Routes;
 use crate::error::RequestError;
@@ -40,8 +43,8 @@ pub enum EngineState {
 
 /// A model under its public names.
 pub struct ServedModel {
-    /// The name in `/v1/models` and in replies.
-    pub name: String,
+    /// The name in `/v1/models`. Unset until a remote node has said what it runs, if nobody gave it another name.
+    pub name: OnceLock<String>,
     /// Other names that find it.
     pub aliases: Vec<String>,
     /// When it was put into service, for `created`.
@@ -58,13 +61,25 @@ pub struct ServedModel {
 
 impl ServedModel {
     /// A model served by these nodes.
-    pub fn new(name: String, aliases: Vec<String>, decode: Vec<Arc<Node>>, prefill: Vec<Arc<Node>>) -> ServedModel {
+    pub fn new(
+        name: OnceLock<String>,
+        aliases: Vec<String>,
+        decode: Vec<Arc<Node>>,
+        prefill: Vec<Arc<Node>>,
+    ) -> ServedModel {
         let routes = Routes::new(prefill.len(), decode.len());
         ServedModel { name, aliases, since: SystemTime::now(), decode, prefill, policy: POLICIES[0], routes }
     }
 
+    /// All names, the public one first.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.name.get().into_iter().chain(&self.aliases)
+    }
+
+    /// While its own name is not known a model answers to any: whoever asks is to come back, and not to be told that
+    /// there is no such model.
     fn is_called(&self, name: &str) -> bool {
-        std::iter::once(&self.name).chain(&self.aliases).any(|known| known.eq_ignore_ascii_case(name))
+        self.name.get().is_none() || self.names().any(|known| known.eq_ignore_ascii_case(name))
     }
 
     /// A decode node that is ready, and what it is. Waits for one that is starting.

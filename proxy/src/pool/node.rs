@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_schemas::Token;
+use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 use baton_schemas::sequence::CacheScope;
 use tokio::sync::watch;
@@ -147,6 +148,11 @@ impl Node {
         self.claims.n_streams.fetch_add(n_streams, Ordering::Relaxed);
         self.claims.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
         Claim { node: Arc::clone(self), n_streams, n_prompt_tokens }
+    }
+
+    /// What a decode node is told, to pull KV from this one.
+    pub fn kv_source(&self) -> Option<KvSource> {
+        Some(KvSource { url: self.url.clone()?, codecs: Vec::new() })
     }
 
     /// Takes measurements into account.

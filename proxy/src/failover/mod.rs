@@ -78,6 +78,9 @@ impl Resilient {
                             yield Delta::Finished { reason: FinishReason::Length, timings: earlier.timings(&self.request) };
                             break;
                         }
+                        if n_attempts >= MAX_ATTEMPTS {
+                            Err(error.clone())?;
+                        }
                         earlier.n_tokens = self.request.generated.len() as u32;
                         self.take_up(error, &mut n_attempts).await?;
                     }
@@ -160,44 +163,20 @@ impl Resilient {
     }
 
     fn learn_handoff(&self, timings: &HandoffTimings) {
-        let Some(prefill) = self.plan.prefill() else { return };
-        if let Some(failure) = timings.failure {
-            prefill.breaker.failed(failure.as_str());
-            return;
+        self.plan.model.learn_handoff(self.plan.route, timings);
+        if let Some(prefill) = self.plan.prefill().filter(|_| timings.failure.is_none()) {
+            prefill.remember(self.request.cache_scope, &self.request.prompt);
         }
-        prefill.breaker.succeeded();
-        prefill.remember(self.request.cache_scope, &self.request.prompt);
-        let computed = f64::from(timings.n_computed);
-        if computed >= MIN_MEASURED_TOKENS {
-            prefill.learn(|rates| rates.prefill.learn(computed, computed / (timings.prefill_ms / 1e3)));
-        }
-        let Some(p) = self.plan.route.prefill else { return };
-        self.plan.model.routes.learn_link(p, self.plan.route.decode, |link| link.learn_transfer(timings));
     }
 
     fn learn_finished(&self, timings: &Timings) {
         let node = self.plan.decode();
-        node.learn(|rates| {
-            let computed = f64::from(timings.prompt_n);
-            if self.plan.route.prefill.is_none() && computed >= MIN_MEASURED_TOKENS && timings.prompt_ms > 0.0 {
-                rates.prefill.learn(computed, computed / (timings.prompt_ms / 1e3));
-            }
-            // The first token came with the prompt.
-            let steps = f64::from(timings.predicted_n.saturating_sub(1));
-            if steps >= MIN_MEASURED_STEPS && timings.predicted_ms > 0.0 {
-                let n_streams = f64::from(node.load().active_slots.max(1));
-                rates.decode.learn(n_streams, steps / (timings.predicted_ms / 1e3));
-            }
-        });
+        self.plan.model.learn_stream(self.plan.route, timings, node.load().active_slots);
         self.plan.model.routes.learn_output(self.request.generated.len() as u32);
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }
 }
-
-/// Fewer measure the launch and not the rate.
-const MIN_MEASURED_TOKENS: f64 = 16.0;
-const MIN_MEASURED_STEPS: f64 = 4.0;
 
 /// What came from engines that were lost.
 #[derive(Default)]
@@ -217,3 +196,6 @@ impl Earlier {
         Timings { predicted_n: request.generated.len() as u32, ..Timings::default() }
     }
 }
+
+#[cfg(test)]
+mod tests;
