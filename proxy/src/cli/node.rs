@@ -1,7 +1,7 @@
 //! `baton node`: one engine behind the node protocol.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::Engine;
@@ -87,11 +87,25 @@ async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey)
     }
     let engine = match options.engine.unwrap_or_default() {
         EngineKind::Sim => sim(&options),
-        EngineKind::Llama => llama(model, options).await?,
+        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
+        EngineKind::Llama if args.child => llama(model, options).await?,
+        EngineKind::Llama => llama(located(model).await?, options).await?,
     };
     // Bound last: an address that answers has an engine behind it.
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
     Ok((engine, listener, ClusterKey::new(&key)))
+}
+
+/// The file of a model that may be named as `baton serve` has it, fetched if need be.
+async fn located(model: Option<PathBuf>) -> Result<Option<PathBuf>, NodeFailure> {
+    match model.as_deref().and_then(Path::to_str) {
+        Some(source) => {
+            let found = pull::model_file(source).await;
+            found.map(Some).map_err(|Failure(message)| NodeFailure::setup(message))
+        }
+        // A name is text; what is not can only be a path.
+        None => Ok(model),
+    }
 }
 
 fn sim(options: &EngineArgs) -> Arc<dyn Engine> {
@@ -111,11 +125,6 @@ fn sim(options: &EngineArgs) -> Arc<dyn Engine> {
 async fn llama(model: Option<PathBuf>, options: EngineArgs) -> Result<Arc<dyn Engine>, NodeFailure> {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
     let model = model.ok_or_else(|| NodeFailure::setup("--model PATH or --model NAME is needed"))?;
-    let model = match model.to_str() {
-        Some(source) => pull::model_file(source).await.map_err(|Failure(message)| NodeFailure::setup(message))?,
-        // A name is text; what is not can only be a path.
-        None => model,
-    };
     let template = options.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
