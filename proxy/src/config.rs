@@ -86,6 +86,8 @@ pub struct RawModel {
     pub prefill: Vec<String>,
     /// How requests are planned.
     pub policy: Option<String>,
+    /// Measure idle nodes and links with made-up prompts.
+    pub calibrate: Option<bool>,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -115,6 +117,8 @@ pub struct ServeConfig {
     pub prefill: Vec<String>,
     /// How requests are planned.
     pub policy: &'static dyn Policy,
+    /// Whether idle nodes and links are measured with made-up prompts.
+    pub calibrate: bool,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -153,6 +157,7 @@ impl RawConfig {
             source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             name: self.model.name,
             aliases: self.model.aliases,
+            calibrate: self.model.calibrate.unwrap_or(true),
             policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
             prefill: self.model.prefill.iter().map(|address| node_url(address)).collect(),
             engine: self.model.engine,

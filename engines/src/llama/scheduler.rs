@@ -196,7 +196,11 @@ impl<'m> Scheduler<'m> {
         self.slots[slot].busy = false;
         self.slots[slot].target.clear();
         self.slots[slot].last_used = self.clock;
-        self.running[slot].take()
+        let sequence = self.running[slot].take();
+        if sequence.as_ref().is_some_and(|s| s.request.ephemeral) {
+            self.cut(slot, 0);
+        }
+        sequence
     }
 
     /// Whether a slot's sequence can be part of the next step: it runs, its reader keeps up, and it waits for no other
@@ -216,7 +220,10 @@ impl<'m> Scheduler<'m> {
     fn next_prefill(&self, slot: usize) -> usize {
         let n_left = self.missing(slot) - 1;
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
-        if exports { self.limits.budget.taper(n_left) } else { n_left }
+        // An engine that also takes KV from others computes its own prompts in the same chunks, so that a prompt has the
+        // same KV to the bit wherever it was computed, in part or as a whole.
+        let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
+        if exports || imports { self.limits.budget.taper(n_left) } else { n_left }
     }
 
     /// One `llama_decode` over everybody who can use it.

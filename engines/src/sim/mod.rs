@@ -193,7 +193,9 @@ impl Engine for SimEngine {
                 state.prefill(chunk).await;
                 n_left -= chunk;
             }
-            lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            if !request.ephemeral {
+                lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            }
 
             let step = seconds(1.0, state.config.decode_tps);
             let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
@@ -217,7 +219,9 @@ impl Engine for SimEngine {
             let first = first_token.unwrap_or_else(Instant::now);
             timings.prompt_ms = millis(first - started);
             timings.predicted_ms = millis(first.elapsed());
-            lock(&state.cache).insert(request.cache_scope, tokens);
+            if !request.ephemeral {
+                lock(&state.cache).insert(request.cache_scope, tokens);
+            }
             yield Delta::Finished { reason, timings };
         };
         // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.

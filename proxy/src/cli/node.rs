@@ -1,7 +1,7 @@
 //! `baton node`: one engine behind the node protocol.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::Engine;
@@ -106,26 +106,42 @@ async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey)
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
         NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
     })?;
+    let puller = puller(&key, &args)?;
     let (model, options) = (args.model, args.engine);
     if let Some((key, message)) = options.problem() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
-    let puller = puller(&key, args.role.into(), &options)?;
     let engine = match options.engine.unwrap_or_default() {
         EngineKind::Sim => sim(&options, puller),
-        EngineKind::Llama => llama(model, options, puller).await?,
+        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
+        EngineKind::Llama if args.child => llama(model, options, puller).await?,
+        EngineKind::Llama => llama(located(model).await?, options, puller).await?,
     };
     // Bound last: an address that answers has an engine behind it.
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
     Ok((engine, listener, ClusterKey::new(&key)))
 }
 
-/// What fetches KV from prefill nodes. A node that only prefills needs none.
-fn puller(key: &str, role: Role, options: &EngineArgs) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
-    if !role.decodes() {
+/// The file of a model that may be named as `baton serve` has it, fetched if need be.
+async fn located(model: Option<PathBuf>) -> Result<Option<PathBuf>, NodeFailure> {
+    match model.as_deref().and_then(Path::to_str) {
+        Some(source) => {
+            let found = pull::model_file(source).await;
+            found.map(Some).map_err(|Failure(message)| NodeFailure::setup(message))
+        }
+        // A name is text; what is not can only be a path.
+        None => Ok(model),
+    }
+}
+
+/// What fetches KV from prefill nodes. A node that only prefills needs none, and the child of an endpoint without
+/// prefill nodes gets no key for them.
+fn puller(key: &str, args: &NodeArgs) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+    let options = &args.engine;
+    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    if !Role::from(args.role).decodes() || (args.child && pull_key.is_none()) {
         return Ok(None);
     }
-    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let codecs = options.kv_codecs.iter().flatten().map(|&codec| codec.into()).collect();
     let policy = PullPolicy { max_canary_distance: options.max_canary_distance, codecs };
     let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(key), policy).map_err(NodeFailure::setup)?;
@@ -154,11 +170,6 @@ async fn llama(
 ) -> Result<Arc<dyn Engine>, NodeFailure> {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
     let model = model.ok_or_else(|| NodeFailure::setup("--model PATH or --model NAME is needed"))?;
-    let model = match model.to_str() {
-        Some(source) => pull::model_file(source).await.map_err(|Failure(message)| NodeFailure::setup(message))?,
-        // A name is text; what is not can only be a path.
-        None => model,
-    };
     let template = options.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))

@@ -45,6 +45,9 @@ pub(super) struct ServeArgs {
     /// A node that computes prompts (`baton node --role prefill`); repeat for several; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     prefill: Vec<String>,
+    /// Do not measure idle nodes and links with made-up prompts; rates are learned from requests alone
+    #[arg(long)]
+    no_calibration: bool,
     /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
@@ -72,6 +75,7 @@ impl ServeArgs {
         if !self.prefill.is_empty() {
             raw.model.prefill = self.prefill;
         }
+        raw.model.calibrate = self.no_calibration.then_some(false).or(raw.model.calibrate);
         raw.model.policy = self.policy.or(raw.model.policy);
         raw.model.engine = self.engine.over(raw.model.engine);
         Ok((raw.check()?, self.node))
@@ -107,7 +111,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let name = backend.name.map_or_else(OnceLock::new, OnceLock::from);
     let model = ServedModel { policy: config.policy, ..ServedModel::new(name, aliases, vec![decode], prefill) };
     let model = Arc::new(model);
-    pool::keep_calibrated(&model);
+    if config.calibrate {
+        pool::keep_calibrated(&model);
+    }
     let pool = Pool { models: vec![model] };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
     let shutdown = Shutdown::default();
