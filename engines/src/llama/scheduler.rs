@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
+use baton_schemas::EngineError;
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
 use llama_cpp_2::DecodeError;
@@ -310,7 +311,14 @@ impl<'m> Scheduler<'m> {
     fn sample(&mut self, slot: usize, logits_at: i32) {
         let Some(sequence) = &mut self.running[slot] else { return };
         let logits = self.context.get_logits_ith(logits_at);
-        let id = sequence.sampler.sample(logits, sequence.tokens.len());
+        let id = match sequence.sampler.sample(logits, sequence.tokens.len()) {
+            Ok(id) => id,
+            Err(error) => {
+                sequence.send(Err(EngineError::internal(error)));
+                self.release(slot);
+                return;
+            }
+        };
         let now = Instant::now();
         sequence.first_token.get_or_insert(now);
         sequence.last_token = Some(now);
@@ -323,7 +331,9 @@ impl<'m> Scheduler<'m> {
         sequence.tokens.push(id);
         sequence.n_generated += 1;
         sequence.send(Ok(Delta::Token(delta)));
-        if sequence.at_limit(self.limits.n_ctx) {
+        if sequence.sampler.is_complete() {
+            self.finish(slot, FinishReason::Stop);
+        } else if sequence.at_limit(self.limits.n_ctx) {
             self.finish(slot, FinishReason::Length);
         }
     }

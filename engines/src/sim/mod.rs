@@ -108,6 +108,9 @@ impl SimEngine {
         if request.prompt.is_empty() {
             return Err(EngineError::invalid("the prompt is empty"));
         }
+        if request.constraint.is_some() {
+            return Err(EngineError::Unsupported { feature: "structured output: it is a simulator".into() });
+        }
         if let Some(bad) = request.prompt.iter().chain(&request.generated).find(|&&t| t >= N_VOCAB) {
             return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {N_VOCAB} tokens")));
         }
