@@ -59,6 +59,7 @@ async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
                 return Reply { n_cached, tokens, reason };
             }
             Delta::Started { .. } => panic!("Started comes once"),
+            Delta::Handoff(_) => panic!("no request of this suite names a source of KV"),
         }
     }
 }
