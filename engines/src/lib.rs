@@ -14,5 +14,6 @@ pub mod node;
 pub mod remote;
 pub mod sim;
 pub mod template;
+pub mod transport;
 
 pub use engine::{DeltaStream, Engine, KvEvent, KvStream};

@@ -5,7 +5,9 @@
 
 pub mod canary;
 mod http;
+mod patience;
 mod peers;
+mod receive;
 
 use std::sync::Arc;
 use std::time::Instant;
