@@ -10,6 +10,7 @@ use toml::de::DeTable;
 use crate::admission::DEFAULT_MAX_REQUESTS;
 use crate::engine_args::{EngineArgs, flag};
 use crate::http::{host, origin};
+use crate::transport_args::TransportArgs;
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -67,6 +68,10 @@ pub struct RawConfig {
     pub allowed_origins: Vec<String>,
     /// Host names this endpoint answers to on loopback, beside its own.
     pub allowed_hosts: Vec<String>,
+    /// PEM file of CA certificates that nodes are trusted by, beside the system's.
+    pub tls_ca: Option<PathBuf>,
+    /// Let the cluster key and prompts travel readable between machines.
+    pub allow_plain_http: bool,
     /// The model.
     pub model: RawModel,
 }
@@ -110,6 +115,8 @@ pub struct ServeConfig {
     pub aliases: Vec<String>,
     /// URLs of nodes that compute prompts for it.
     pub prefill: Vec<String>,
+    /// How nodes are reached.
+    pub transport: TransportArgs,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -149,6 +156,7 @@ impl RawConfig {
             name: self.model.name,
             aliases: self.model.aliases,
             prefill: self.model.prefill.iter().map(|address| node_url(address)).collect(),
+            transport: TransportArgs { tls_ca: self.tls_ca, allow_plain_http: self.allow_plain_http },
             engine: self.model.engine,
         })
     }

@@ -20,3 +20,4 @@ pub mod probe;
 pub mod prompt;
 pub mod stream;
 pub mod supervisor;
+pub mod transport_args;

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::transport::Transport;
 use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
 use tokio::net::TcpListener;
@@ -23,6 +24,7 @@ use crate::models::{self, Located};
 use crate::node_watch;
 use crate::pool::{EngineState, Node, Pool, ServedModel};
 use crate::supervisor::{self, StartError, Supervised};
+use crate::transport_args::TransportArgs;
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Args)]
@@ -45,9 +47,12 @@ pub(super) struct ServeArgs {
     /// Use a node that runs elsewhere (`baton node`) and start no engine here; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "URL")]
     node: Option<String>,
-    /// A node that computes prompts (`baton node --role prefill`); repeat for several; needs BATON_CLUSTER_KEY
+    /// A node that computes prompts (`baton node --role prefill`), http:// if no scheme is given; repeat for several;
+    /// needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     prefill: Vec<String>,
+    #[command(flatten)]
+    transport: TransportArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -64,6 +69,8 @@ impl ServeArgs {
         if !self.prefill.is_empty() {
             raw.model.prefill = self.prefill;
         }
+        raw.tls_ca = self.transport.tls_ca.or(raw.tls_ca);
+        raw.allow_plain_http |= self.transport.allow_plain_http;
         raw.model.engine = self.engine.over(raw.model.engine);
         Ok((raw.check()?, self.node))
     }
@@ -79,8 +86,10 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     // The port first: the commonest mistake is told at once, and not after a model was loaded.
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr()?;
+    let transport = config.transport.transport()?;
+    let prefill = prefill_nodes(&config.prefill, &transport)?;
     let backend = match node {
-        Some(url) => remote_node(&url, config.name.clone())?,
+        Some(url) => remote_node(&url, config.name.clone(), &transport)?,
         None => local_engine(&config).await?,
     };
     let name = backend.name.clone();
@@ -95,7 +104,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
                 engine: backend.engine,
                 state: backend.state,
             },
-            prefill: prefill_nodes(&config.prefill)?,
+            prefill,
         }],
     };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
@@ -137,7 +146,7 @@ struct Backend {
 
 /// A child process with the configured model, which is fetched first if need be.
 async fn local_engine(config: &ServeConfig) -> Result<Backend, Failure> {
-    let mut args = config.engine.to_args();
+    let mut args = [config.engine.to_args(), config.transport.to_args()].concat();
     let (mut name, mut aliases) = ("sim".to_owned(), Vec::new());
     if config.engine.engine.unwrap_or_default() == EngineKind::Llama {
         let path = model_file(&config.source).await?;
@@ -165,10 +174,11 @@ fn cluster_key(prefill: &[String]) -> Result<Option<String>, Failure> {
 }
 
 /// The nodes that compute prompts, each watched from now on.
-fn prefill_nodes(urls: &[String]) -> Result<Vec<Node>, Failure> {
+fn prefill_nodes(urls: &[String], transport: &Transport) -> Result<Vec<Node>, Failure> {
     let key = cluster_key(urls)?.unwrap_or_default();
     let node = |(i, url): (usize, &String)| {
-        let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), &key)?);
+        let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
+        let engine: Arc<dyn Engine> = Arc::new(client);
         let state = node_watch::watch(Arc::clone(&engine));
         Ok(Node { name: format!("prefill-{}", i + 1), url: Some(url.clone()), engine, state })
     };
@@ -176,7 +186,7 @@ fn prefill_nodes(urls: &[String]) -> Result<Vec<Node>, Failure> {
 }
 
 /// A node on another machine.
-fn remote_node(url: &str, name: Option<String>) -> Result<Backend, Failure> {
+fn remote_node(url: &str, name: Option<String>, transport: &Transport) -> Result<Backend, Failure> {
     let key = std::env::var(KEY_VARIABLE).unwrap_or_default();
     if key.is_empty() {
         return Err(Failure(format!("--node needs the cluster key: set {KEY_VARIABLE} to the node's secret")));
@@ -184,7 +194,8 @@ fn remote_node(url: &str, name: Option<String>) -> Result<Backend, Failure> {
     if !url.starts_with("http://") && !url.starts_with("https://") {
         return Err(Failure(format!("--node {url:?} is not a URL like http://spark.local:9000")));
     }
-    let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.to_owned()), &key)?);
+    let client = RemoteEngine::with_transport(&NodeAddress::Url(url.to_owned()), &key, transport)?;
+    let engine: Arc<dyn Engine> = Arc::new(client);
     let state = node_watch::watch(Arc::clone(&engine));
     let name = name.unwrap_or_else(|| "default".into());
     Ok(Backend { name, aliases: Vec::new(), engine, state, first_start: None, supervised: None })
