@@ -1,6 +1,7 @@
 //! What the tests of handoffs between nodes share: nodes on loopback, and whole replies.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+pub mod counting;
 pub mod fake;
 pub mod recording;
 
