@@ -1,4 +1,5 @@
 //! Nodes behind TLS with an operator's own CA: what works, and what the operator reads when it does not.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

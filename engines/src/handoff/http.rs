@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::peers::{Match, Peers, compare};
-use super::receive::{HEAD_TIMEOUT, failure_of};
+use super::receive::{HEAD_TIMEOUT, Peer, failure_of};
 use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary};
 use crate::engine::Engine;
 use crate::remote::{ClientError, NodeAddress, RemoteEngine};
@@ -131,8 +131,9 @@ impl Inner {
                 outcome?
             }
         };
-        let outcome =
-            self.receive(url, fingerprint, local, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await;
+        let outcome = self
+            .receive(Peer { url, fingerprint, codecs: &self.codecs() }, local, order, |kv| sink.send(Pulled::Chunk(kv)))
+            .await;
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
@@ -196,7 +197,8 @@ impl Inner {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        self.receive(url, peer, local, order, &[Codec::None], keep).await?;
+        let peer = Peer { url, fingerprint: peer, codecs: &[Codec::None] };
+        self.receive(peer, local, order, keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))
     }

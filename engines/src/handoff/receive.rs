@@ -23,17 +23,25 @@ pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Without a single byte. The prefill node gives a sign of life every second.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A prefill node whose KV is taken.
+pub(super) struct Peer<'a> {
+    pub(super) url: &'a str,
+    /// What it runs.
+    pub(super) fingerprint: Fingerprint,
+    /// What it may answer with, best first.
+    pub(super) codecs: &'a [Codec],
+}
+
 impl Inner {
     /// One pull. What arrives is verified here and handed to `take`, which may wait.
     pub(super) async fn receive<F: Future<Output = ()>>(
         &self,
-        url: &str,
-        fingerprint: Fingerprint,
+        from: Peer<'_>,
         local: &LocalKv,
         order: PullOrder,
-        codecs: &[Codec],
         take: impl Fn(VerifiedKv) -> F,
     ) -> Result<PullReport, HandoffFailure> {
+        let Peer { url, fingerprint, codecs } = from;
         let id = HandoffId(rand::random());
         let request = PrefillRequest {
             handoff: id,

@@ -104,10 +104,9 @@ async fn read_call(stream: &mut TcpStream) -> Option<Call> {
     loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             let head = String::from_utf8(bytes[..end + 2].to_vec()).unwrap();
-            let lengths = head
-                .lines()
-                .filter_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:").map(str::to_owned));
-            let length: usize = lengths.last().map_or(0, |length| length.trim().parse().unwrap());
+            let lower = head.to_ascii_lowercase();
+            let length = lower.lines().find_map(|line| line.strip_prefix("content-length:"));
+            let length: usize = length.map_or(0, |length| length.trim().parse().unwrap());
             if bytes.len() >= end + 4 + length {
                 return Some(Call { head, body: bytes[end + 4..][..length].to_vec() });
             }
