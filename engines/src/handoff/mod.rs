@@ -6,7 +6,9 @@
 pub mod canary;
 mod http;
 mod link;
+mod patience;
 mod peers;
+mod receive;
 
 use std::sync::Arc;
 use std::time::Instant;
