@@ -43,7 +43,7 @@ impl Compiler {
             return Ok(matcher);
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
-        let factory = factory.as_ref().map_err(|e| EngineError::internal(e))?;
+        let factory = factory.as_ref().map_err(EngineError::internal)?;
         let grammar = TopLevelGrammar::from_json_schema(schema(constraint));
         let matcher = Matcher::new(factory.create_parser(grammar));
         if let Some(problem) = matcher.get_error() {
