@@ -4,6 +4,8 @@ mod banner;
 #[cfg(feature = "llama")]
 mod bench;
 mod node;
+#[cfg(feature = "llama")]
+mod node_process;
 mod pull;
 mod serve;
 mod signals;
@@ -30,7 +32,7 @@ enum Command {
     Node(Box<node::NodeArgs>),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
-    /// Measure an engine beside the plain llama.cpp loop.
+    /// Measure an engine, or the KV handoff between two.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
 }

@@ -88,7 +88,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
         }
         Ok((engine, listener, key)) => {
             if is_child {
-                tell_parent(&ChildEvent::Ready);
+                tell_parent(&ChildEvent::Ready { address: listener.tcp_address() });
             } else if let Some(address) = listener.tcp_address() {
                 eprintln!("baton node is ready on {address}");
             }
