@@ -45,11 +45,7 @@ impl NodeProcess {
 }
 
 /// The command of a node that ends with this process: its standard input is its lifeline, which the child handle holds.
-pub(super) fn command(
-    listen: &OsStr,
-    key: &str,
-    args: impl IntoIterator<Item = OsString>,
-) -> std::io::Result<Command> {
+pub(super) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command.env(KEY_VARIABLE, key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);

@@ -5,8 +5,7 @@ use std::path::Path;
 use baton_schemas::kv::Codec;
 use plotters::prelude::*;
 
-use super::overlap::{Link, OverlapRow, name};
-use super::report::Report;
+use super::overlap::{Link, Overlap, OverlapRow, name};
 use crate::cli::Failure;
 
 /// Pixels.
@@ -19,8 +18,8 @@ struct Line {
 }
 
 /// Writes every chart into `folder`, which exists.
-pub(super) fn write(folder: &Path, report: &Report) -> Result<(), Failure> {
-    let rows = &report.overlap.rows;
+pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), Failure> {
+    let rows = &overlap.rows;
     let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
     let ticks: Vec<String> = links().map(|link| link.name().to_owned()).collect();
     draw(
@@ -31,7 +30,7 @@ pub(super) fn write(folder: &Path, report: &Report) -> Result<(), Failure> {
         &unhidden(rows, n_tokens),
     )?;
     let title = "Time to first token";
-    draw(&folder.join("ttft.svg"), title, ("tokens of the prompt", "ms"), None, &ttft(report))
+    draw(&folder.join("ttft.svg"), title, ("tokens of the prompt", "ms"), None, &ttft(overlap))
 }
 
 /// From the slowest to the fastest.
@@ -50,12 +49,12 @@ fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<Line> {
 }
 
 /// Lines over the prompt length.
-fn ttft(report: &Report) -> Vec<Line> {
+fn ttft(overlap: &Overlap) -> Vec<Line> {
     let of = |link: Link, value: fn(&OverlapRow) -> Option<f64>| {
-        let rows = report.overlap.rows.iter().filter(move |row| row.codec == Codec::None && row.link == link);
+        let rows = overlap.rows.iter().filter(move |row| row.codec == Codec::None && row.link == link);
         rows.filter_map(|row| Some((row.n_tokens as f64, value(row)?))).collect()
     };
-    let direct = report.overlap.direct.iter().map(|row| (row.n_tokens as f64, row.ttft_ms)).collect();
+    let direct = overlap.direct.iter().map(|row| (row.n_tokens as f64, row.ttft_ms)).collect();
     vec![
         Line { name: "without a handoff".into(), points: direct },
         Line { name: "handoff, loopback".into(), points: of(Link::Loopback, |row| Some(row.ttft_ms)) },
@@ -99,7 +98,8 @@ fn draw(
     mesh.map_err(|e| failed(&e))?;
     for (i, line) in lines.iter().enumerate() {
         let colour = Palette99::pick(i).mix(0.9);
-        let drawn = chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)).point_size(4));
+        let drawn =
+            chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)).point_size(4));
         drawn
             .map_err(|e| failed(&e))?
             .label(&line.name)

@@ -19,7 +19,7 @@ mod wire;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use self::pair::Bench;
 use self::report::Report;
@@ -45,12 +45,32 @@ pub(super) struct HandoffBenchArgs {
     /// Small sizes and one round: shows that it works, and no more
     #[arg(long)]
     quick: bool,
+    /// Only these measurements, by commas [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Section>,
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also draw charts, as SVG files in this folder
+    /// Also draw charts of the overlap, as SVG files in this folder
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
+}
+
+/// A group of measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// How much of the transfer the prefill hides.
+    Overlap,
+    /// A short prompt behind a long one.
+    Fairness,
+    /// Cache to cache, beside a plain copy.
+    Wire,
+    /// What both nodes hold beyond their caches.
+    Memory,
+    /// What running streams notice.
+    Streams,
+    /// Codecs on real KV.
+    Codecs,
 }
 
 /// How large the measurements are, in tokens.
@@ -91,23 +111,33 @@ pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), Failure> {
         // Before minutes of work, and not after them.
         std::fs::create_dir_all(folder)?;
     }
+    let only = |section| args.only.is_empty() || args.only.contains(&section);
     let mut bench = Bench::start(model, args.threads, sizes).await?;
-    let report = Report {
-        model: args.model,
-        threads: args.threads,
-        overlap: overlap::measure(&mut bench).await?,
-        fairness: fairness::measure(&mut bench).await?,
-        wire: wire::measure(&mut bench).await?,
-        footprint: footprint::measure(&mut bench).await?,
-        streams: streams::measure(&mut bench).await?,
-        codecs: codecs::measure(&mut bench).await?,
-    };
+    let mut report = Report { model: args.model, threads: args.threads, ..Report::default() };
+    if only(Section::Overlap) {
+        report.overlap = Some(overlap::measure(&mut bench).await?);
+    }
+    if only(Section::Fairness) {
+        report.fairness = Some(fairness::measure(&mut bench).await?);
+    }
+    if only(Section::Wire) {
+        report.wire = Some(wire::measure(&mut bench).await?);
+    }
+    if only(Section::Memory) {
+        report.memory = Some(footprint::measure(&mut bench).await?);
+    }
+    if only(Section::Streams) {
+        report.streams = Some(streams::measure(&mut bench).await?);
+    }
+    if only(Section::Codecs) {
+        report.codecs = Some(codecs::measure(&mut bench).await?);
+    }
     println!("{}", report.table());
     if let Some(path) = &args.json {
         std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
     }
-    if let Some(folder) = &args.svg {
-        charts::write(folder, &report)?;
+    if let (Some(folder), Some(overlap)) = (&args.svg, &report.overlap) {
+        charts::write(folder, overlap)?;
     }
     Ok(())
 }

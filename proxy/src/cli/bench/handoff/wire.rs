@@ -9,8 +9,8 @@ use baton_schemas::kv::{Codec, all_finite};
 use serde::Serialize;
 
 use super::capture::{Captured, capture};
-use super::pair::{Bench, pull};
 use super::codecs;
+use super::pair::{Bench, pull};
 use crate::cli::Failure;
 use crate::cli::bench::stats::median;
 
