@@ -37,6 +37,7 @@ test: setup ## Everything CI runs: checks, unit tests, cross-process tests with 
 	scripts/check-thin-build.sh
 	cargo build $(PROFILE) --locked
 	target/release/baton pull smollm2
+	target/release/baton pull gemma3-270m
 	scripts/run-tests.sh
 
 check: ## Formatting, lints, docs and the direction of dependencies

@@ -21,7 +21,7 @@ fn text(reply: &Value) -> &str {
 async fn the_same_reply_with_the_prompt_computed_elsewhere() {
     let node = Node::start(&["--role", "prefill"]);
     let alone = Server::start(&[]);
-    let server = Server::start(&["--prefill", &node.url]);
+    let server = Server::start(&["--prefill", &node.url, "--policy", "always_handoff"]);
     let body = chat(&long_prompt("handoff", 600), json!({ "max_tokens": 24 }));
     let (direct_route, expected) = ask(&alone, &body).await;
     assert!(direct_route.starts_with("direct; decode=local"), "{direct_route}");
@@ -50,9 +50,13 @@ async fn the_same_reply_with_the_prompt_computed_elsewhere() {
     assert!(cached >= n_prompt - 1, "{reply}");
     assert_eq!(cached + moved + 1, reply["usage"]["prompt_tokens"].as_u64().unwrap());
 
-    // Too short to pay.
-    let (route, _) = ask(&server, &chat("Hi", json!({}))).await;
-    assert!(route.contains("not_worth_it"), "{route}");
+    // Another policy for one request, and a name that is none.
+    let url = format!("{}/v1/chat/completions", server.base);
+    let ask_for =
+        |policy: &'static str| reqwest::Client::new().post(&url).header("x-baton-policy", policy).json(&body).send();
+    let direct = ask_for("direct").await.unwrap();
+    assert!(direct.headers()["x-baton-route"].to_str().unwrap().starts_with("direct; decode=local; policy=direct"));
+    assert_eq!(ask_for("quickest").await.unwrap().status(), 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,7 +68,7 @@ async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
         (Signal::STOP, "frozen", ["prefill_stalled", "prefill_stalled"]),
     ] {
         let node = Node::start(&["--role", "prefill", "--ubatch", "64"]);
-        let server = Server::start(&["--prefill", &node.url]);
+        let server = Server::start(&["--prefill", &node.url, "--policy", "always_handoff"]);
         let (_, expected) = ask(&alone, &body(tag)).await;
         let request = body(tag);
         let reply = tokio::join!(ask(&server, &request), async {

@@ -170,7 +170,8 @@ async fn an_overlong_prompt_is_refused_before_the_stream_starts() {
     }
     // At the end of the context generation stops, and says so.
     let (_, full) = post(&server, &chat("Count for ever.", json!({ "max_tokens": null, "ignore_eos": true }))).await;
-    assert!(["length", "stop"].contains(&full["choices"][0]["finish_reason"].as_str().unwrap()));
+    assert_eq!(full["choices"][0]["finish_reason"], "length");
+    assert_eq!(full["usage"]["total_tokens"], 256, "{full}");
 }
 
 #[tokio::test]
@@ -316,4 +317,94 @@ fn mistakes_at_start_up_are_one_clear_line() {
     check(&["--listen", free, "--model", "smollm2"], Some(&path("text.gguf")), "text.gguf");
     check(&["--listen", "nonsense"], None, "HOST:PORT");
     check(&["--config", &path("none.toml")], None, "none.toml");
+    std::fs::write(path("wrong.toml"), "[model]\n\n[model.engine]\nslots = 0\n").unwrap();
+    check(&["--config", &path("wrong.toml")], None, "wrong.toml: line 4: model.engine.slots");
+    check(&["--engine", "sim", "--sim-decode-tps=-1"], None, "--sim-decode-tps");
+    check(&["--node", "http://x:1", "--model", &good], None, "--node and --model");
+    check(&["--node", "http://x:1", "--slots", "2"], None, "--node and --slots");
+    check(&["--model", "../../etc/passwd"], None, "no model file at ../../etc/passwd");
+    let serve = ["serve", "--engine", "sim", "--listen", free];
+    for (variable, value, expected) in
+        [("BATON_API_KEY", "", "BATON_API_KEY is set but empty"), ("TMPDIR", "/nowhere", "/nowhere: ")]
+    {
+        let output = Command::new(BATON).args(serve).env(variable, value).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.lines().count() == 1 && stderr.contains(expected) && stderr.contains(variable), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_without_a_chat_template_says_so_at_once_and_to_clients() {
+    // The default model, whose template goes by a name that nobody looks for.
+    let mut bytes = std::fs::read(model()).unwrap();
+    let key = b"tokenizer.chat_template";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+    bytes[at + key.len() - 1] = b'X';
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("base.gguf");
+    std::fs::write(&model, bytes).unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let args = ["--model", model.to_str().unwrap(), "--threads", "1", "--ctx-size", "256"];
+    let server = Server::logging_to(log.reopen().unwrap(), &args);
+    let warning = std::fs::read_to_string(log.path()).unwrap();
+    assert!(warning.contains("no chat template") && warning.contains("--chat-template-file"), "{warning}");
+    let (status, error) = post(&server, &chat("hi", json!({ "model": "base" }))).await;
+    assert_eq!((status, &error["error"]["type"]), (501, &json!("not_supported_error")));
+    assert!(error["error"]["message"].as_str().unwrap().contains("has no chat template"), "{error}");
+}
+
+#[tokio::test]
+async fn more_choices_than_can_ever_wait_are_refused_at_once() {
+    // They begin together, and so wait together, also while slots are free.
+    let server = Server::start(&["--max-queued", "2"]);
+    let (status, error) = post(&server, &chat("hi", json!({ "n": 3 }))).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("n")), "{error}");
+    assert_eq!(post(&server, &chat("hi", json!({ "n": 2 }))).await.0, 200);
+}
+
+#[tokio::test]
+async fn a_bias_on_a_token_that_does_not_exist_names_the_field() {
+    let server = Server::with(&["--engine", "sim"]);
+    let (status, error) = post(&server, &chat("hi", json!({ "model": "sim", "logit_bias": { "999": 1 } }))).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("logit_bias")), "{error}");
+}
+
+#[test]
+fn an_open_server_in_the_network_is_warned_about_once() {
+    for (args, n_warnings) in
+        [(&["--listen", "0.0.0.0:0"][..], 1), (&["--listen", "0.0.0.0:0", "--api-key", "k"], 0), (&[], 0)]
+    {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut server = Server::logging_to(log.reopen().unwrap(), &[&["--engine", "sim"], args].concat());
+        server.signal(Signal::TERM);
+        server.wait();
+        let log = std::fs::read_to_string(log.path()).unwrap();
+        assert_eq!(
+            (log.lines().count(), log.contains("asks for no key")),
+            (n_warnings, n_warnings == 1),
+            "{args:?}: {log}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_running_streams_with_an_error() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut server = Server::logging_to(log.reopen().unwrap(), &["--engine", "sim", "--sim-decode-tps", "10"]);
+    let body = chat("hi", json!({ "model": "sim", "max_tokens": 10_000, "stream": true, "ignore_eos": true }));
+    let client = reqwest::Client::new();
+    let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
+    stream.chunk().await.unwrap().unwrap();
+    server.signal(Signal::INT);
+    eventually("a word about the stream", || {
+        std::fs::read_to_string(log.path()).unwrap().contains("finishing 1 request").then_some(())
+    });
+    server.signal(Signal::INT);
+    let mut text = String::new();
+    while let Some(chunk) = stream.chunk().await.unwrap() {
+        text.push_str(&String::from_utf8_lossy(&chunk));
+    }
+    assert!(text.contains(r#"data: {"error":"#) && text.contains("stopping") && !text.contains("[DONE]"), "{text}");
+    assert!(server.wait().success());
 }

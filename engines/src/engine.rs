@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
-use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::Chunk;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
@@ -72,5 +72,10 @@ pub trait Engine: Send + Sync + 'static {
     /// in another process does not: KV goes from node to node, and not through a client like this.
     async fn prefill(&self, _request: PrefillRequest) -> Result<KvStream, EngineError> {
         Err(EngineError::Unsupported { feature: "prefilling for others".into() })
+    }
+
+    /// Measures the way from a prefill node to this engine, with some megabytes.
+    async fn measure_link(&self, _source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        Err(EngineError::Unsupported { feature: "pulling from others".into() })
     }
 }

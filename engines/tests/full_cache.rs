@@ -46,6 +46,7 @@ async fn sequences_that_do_not_fit_together_all_complete() {
             let mut deltas = engine.generate(request).await.unwrap();
             while let Some(delta) = deltas.next().await {
                 match delta.unwrap() {
+                    Delta::Handoff(_) => {}
                     Delta::Started { .. } => n_started += 1,
                     Delta::Token(_) => n_tokens += 1,
                     Delta::Finished { .. } => return (n_started, n_tokens),

@@ -1,6 +1,8 @@
 //! One engine prefills, another decodes, and KV goes between them over TCP: the reply is the one that a single engine
 //! gives.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
 use std::sync::Arc;
 
 use baton_engines::Engine;

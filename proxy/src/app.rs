@@ -31,19 +31,21 @@ impl Backend for App {
             let created = since.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
             ModelCard::new(name, created)
         };
-        let names = |m: &crate::pool::ServedModel| {
-            std::iter::once(&m.name).chain(&m.aliases).map(|name| card(name, m.since)).collect::<Vec<_>>()
-        };
-        self.pool.models.iter().flat_map(names).collect()
+        self.pool.models.iter().flat_map(|model| model.names().map(|name| card(name, model.since))).collect()
     }
 
     /// The endpoint is well if every model could answer.
     fn health(&self) -> Health {
         for model in &self.pool.models {
-            match &*model.decode.state.borrow() {
-                EngineState::Ready(_) => {}
-                EngineState::Starting => return Health::Loading { reason: "the model is loading".into() },
-                EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },
+            if model.decode.iter().any(|node| node.info().is_some()) {
+                continue;
+            }
+            for node in &model.decode {
+                match &*node.state.borrow() {
+                    EngineState::Ready(_) => {}
+                    EngineState::Starting => return Health::Loading { reason: "the model is loading".into() },
+                    EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },
+                }
             }
         }
         Health::Ok

@@ -10,6 +10,7 @@ use toml::de::DeTable;
 use crate::admission::DEFAULT_MAX_REQUESTS;
 use crate::engine_args::{EngineArgs, flag};
 use crate::http::{host, origin};
+use crate::plan::policy::{self, POLICIES, Policy};
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -83,12 +84,14 @@ pub struct RawModel {
     pub aliases: Vec<String>,
     /// Addresses of nodes that compute prompts for it.
     pub prefill: Vec<String>,
+    /// How requests are planned.
+    pub policy: Option<String>,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
 
 /// A checked configuration of `baton serve`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct ServeConfig {
     /// `HOST:PORT` of the endpoint.
     pub listen: String,
@@ -110,6 +113,8 @@ pub struct ServeConfig {
     pub aliases: Vec<String>,
     /// URLs of nodes that compute prompts for it.
     pub prefill: Vec<String>,
+    /// How requests are planned.
+    pub policy: &'static dyn Policy,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -148,6 +153,7 @@ impl RawConfig {
             source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             name: self.model.name,
             aliases: self.model.aliases,
+            policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
             prefill: self.model.prefill.iter().map(|address| node_url(address)).collect(),
             engine: self.model.engine,
         })
@@ -187,6 +193,14 @@ impl RawConfig {
         if self.model.aliases.iter().any(|alias| alias.trim().is_empty()) {
             return problem("model.aliases", "aliases", "must not have an empty name".into());
         }
+        if let Some(name) = self.model.policy.as_ref().filter(|name| policy::by_name(name).is_none()) {
+            let names = POLICIES.map(|policy| policy.name()).join(", ");
+            return problem("model.policy", "--policy", format!("must be one of {names}, not {name:?}"));
+        }
+        if let Some(address) = self.model.prefill.iter().find(|address| !is_node_address(address)) {
+            let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
+            return problem("model.prefill", "--prefill", message);
+        }
         let (key, message) = self.model.engine.problem()?;
         problem(&format!("model.engine.{key}"), &flag(key), message)
     }
@@ -204,6 +218,11 @@ fn position(text: &str, key: &str) -> Option<usize> {
         value = value.get_ref().as_table().and_then(|table: &DeTable<'_>| table.get(part))?;
     }
     Some(value.span().start)
+}
+
+fn is_node_address(address: &str) -> bool {
+    let url = reqwest::Url::parse(&node_url(address));
+    url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host() && url.path() == "/")
 }
 
 /// A node's address as a URL: without a scheme it is plain HTTP.

@@ -13,6 +13,14 @@ pub enum RequestError {
         /// As the client wrote it.
         model: String,
     },
+    /// A field that only the model, or the engine's setting, shows to be wrong.
+    #[error("Invalid '{field}': {problem}.")]
+    InvalidField {
+        /// The field at fault, as all dialects call it.
+        field: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Too many requests are admitted already.
     #[error("The server is at its limit of {limit} requests. Try again shortly.")]
     Overloaded {

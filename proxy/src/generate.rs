@@ -1,10 +1,12 @@
 //! The life of a request, from an admitted `GenerateRequest` to a stream of text.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
 use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
@@ -12,7 +14,9 @@ use futures::{Stream, StreamExt};
 
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
-use crate::plan::{self, Plan};
+use crate::failover::Resilient;
+use crate::plan::policy::Policy;
+use crate::plan::{self, PlanRequest};
 use crate::pool::{Pool, ServedModel};
 use crate::prompt;
 use crate::stream::ChoiceText;
@@ -29,10 +33,13 @@ pub async fn generate(
 ) -> Result<Generation, RequestError> {
     let permit = admission.admit()?;
     let model = pool.find(&request.model)?;
-    let mut n_attempts = 0;
+    let (mut n_attempts, mut failed) = (0, Vec::new());
     let Accepted { n_prompt, route, choices } = loop {
         n_attempts += 1;
-        match start(model, &request, caller).await {
+        let all_failed = failed.len() >= model.decode.len();
+        match start(model, &request, caller, &mut failed).await {
+            // Another engine may have room.
+            Err(RequestError::Engine(EngineError::QueueFull { .. })) if !all_failed && n_attempts < MAX_ATTEMPTS => {}
             // The engine's process ended, and its restart has not been noticed yet. Nothing was sent to the client.
             Err(RequestError::Engine(error)) if error.is_lost_engine() && n_attempts < MAX_ATTEMPTS => {
                 tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
@@ -57,41 +64,79 @@ struct Accepted {
     choices: Vec<DeltaStream>,
 }
 
-/// Waits for the engine, prepares the prompt, plans, and starts every choice.
-async fn start(model: &ServedModel, request: &GenerateRequest, caller: &Caller) -> Result<Accepted, RequestError> {
-    let info = model.decode.ready().await?;
-    let prompt = prompt::prepare(&model.decode, &info, request).await?;
-    let plan = plan::plan(model, &info, prompt.len());
-    let choices = start_choices(&plan, request, &prompt, caller).await?;
-    Ok(Accepted { n_prompt: prompt.len() as u32, route: plan.to_string(), choices })
+/// Waits for an engine, prepares the prompt, plans, and starts every choice.
+async fn start(
+    model: &Arc<ServedModel>,
+    request: &GenerateRequest,
+    caller: &Caller,
+    failed: &mut Vec<usize>,
+) -> Result<Accepted, RequestError> {
+    let (node, info) = model.any_ready().await?;
+    check_biases(request, &info)?;
+    let prompt = prompt::prepare(node, &info, request).await?;
+    let plan_request = PlanRequest {
+        tokens: &prompt,
+        scope: caller.cache_scope,
+        max_tokens: request.max_tokens,
+        policy: caller.policy,
+        exclude: failed,
+    };
+    // One plan for all choices: they share the prompt, which is computed once.
+    let plan = plan::plan(model, &plan_request)?;
+    let (mut choices, n_prompt, route) =
+        (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
+    let base = SequenceRequest { kv_source: plan.kv_source(), ..sequence(request, prompt, caller) };
+    for choice in 0..request.n {
+        let mut sequence = base.clone();
+        // Each choice draws with its own seed.
+        sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
+        let accepted = plan.decode().engine.generate(sequence.clone()).await;
+        let deltas = accepted.map_err(|error| {
+            if error.is_lost_engine() {
+                plan.decode().breaker.failed("decode_lost");
+            }
+            failed.push(plan.route.decode);
+            refused(error, request)
+        })?;
+        choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas).into_deltas());
+    }
+    Ok(Accepted { n_prompt, route, choices })
 }
 
-/// One sequence per choice. They share the prompt, which the engine computes once; each draws with its own seed.
-async fn start_choices(
-    plan: &Plan<'_>,
-    request: &GenerateRequest,
-    prompt: &[Token],
-    caller: &Caller,
-) -> Result<Vec<DeltaStream>, RequestError> {
-    let mut choices = Vec::with_capacity(request.n as usize);
-    let group = (request.n > 1).then(|| Group { id: rand::random(), size: request.n });
-    for choice in 0..request.n {
-        let mut sampling = request.sampling.clone();
-        sampling.seed = sampling.seed.wrapping_add(u64::from(choice));
-        let sequence = SequenceRequest {
-            prompt: prompt.to_vec(),
-            generated: Vec::new(),
-            sampling,
-            max_tokens: request.max_tokens,
-            top_logprobs: request.top_logprobs,
-            ignore_eos: false,
-            group,
-            cache_scope: caller.cache_scope,
-            kv_source: plan.kv_source(),
-        };
-        choices.push(plan.decode.engine.generate(sequence).await?);
+/// The one check of a client's numbers that needs the model.
+fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
+    let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
+    unknown.map_or(Ok(()), |(token, _)| {
+        let problem = format!("token {token} is not in the model's vocabulary of {} tokens", info.n_vocab);
+        Err(RequestError::InvalidField { field: "logit_bias", problem })
+    })
+}
+
+/// The request as an engine sees it.
+fn sequence(request: &GenerateRequest, prompt: Vec<Token>, caller: &Caller) -> SequenceRequest {
+    SequenceRequest {
+        prompt,
+        generated: Vec::new(),
+        sampling: request.sampling.clone(),
+        max_tokens: request.max_tokens,
+        top_logprobs: request.top_logprobs,
+        ignore_eos: request.ignore_eos,
+        group: (request.n > 1).then(|| Group { id: rand::random(), size: request.n }),
+        cache_scope: caller.cache_scope,
+        kv_source: None,
     }
-    Ok(choices)
+}
+
+/// A full queue is worth waiting for, unless the request alone is more than it holds: the choices of one request are
+/// taken from it together.
+fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
+    match error {
+        EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {
+            field: "n",
+            problem: format!("must be at most {limit} on this server, but is {}", request.n),
+        },
+        error => error.into(),
+    }
 }
 
 /// Turns the choices' deltas into events. The permit lives as long as the stream.
@@ -210,6 +255,8 @@ pub struct Caller {
     pub cache_scope: CacheScope,
     /// The id in `x-request-id`, for the log.
     pub request_id: String,
+    /// How this request is to be planned, if not as configured.
+    pub policy: Option<&'static dyn Policy>,
 }
 
 /// An accepted request: what is known before its first token, and the events that follow.

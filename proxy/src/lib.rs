@@ -3,6 +3,7 @@
 //! Read [`generate::generate`] first: it is the life of a request. Everything else here is one of its stages, or the
 //! life of the process around it. No model code runs in this crate: an engine is another process, reached as a node.
 
+pub mod failover;
 pub mod generate;
 
 pub mod admission;
@@ -18,5 +19,6 @@ pub mod plan;
 pub mod pool;
 pub mod probe;
 pub mod prompt;
+pub mod socket_folder;
 pub mod stream;
 pub mod supervisor;

@@ -23,7 +23,7 @@ pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
     in_time(DEADLINE, engine.info()).await
 }
 
-/// Keeps asking, and returns once the engine has left [`MAX_MISSES`] questions in a row unanswered.
+/// Keeps asking, and returns once the engine has left three questions in a row unanswered.
 pub async fn until_frozen(engine: &dyn Engine) {
     until_frozen_within(engine, INTERVAL, DEADLINE).await;
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_schemas::EngineError;
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{oneshot, watch};
@@ -32,6 +32,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::pool::EngineState;
 use crate::probe;
+use crate::socket_folder::{SocketFolder, SocketFolderError};
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
@@ -76,6 +77,9 @@ pub enum StartError {
     /// The child is silent.
     #[error("the engine's process did not become ready within {} s", START_DEADLINE.as_secs())]
     TimedOut,
+    /// There is no place for its socket.
+    #[error(transparent)]
+    Folder(#[from] SocketFolderError),
     /// The process could not be started, or its socket does not answer.
     #[error("the engine's process cannot be started: {0}")]
     Spawn(String),
@@ -87,7 +91,7 @@ impl StartError {
             StartError::Refused { summary, .. } => summary.clone(),
             StartError::Ended { .. } => "the engine ended while it was starting".into(),
             StartError::TimedOut => "the engine does not become ready".into(),
-            StartError::Spawn(_) => "the engine's process cannot be started".into(),
+            StartError::Folder(_) | StartError::Spawn(_) => "the engine's process cannot be started".into(),
         }
     }
 }
@@ -104,16 +108,18 @@ pub struct Supervised {
     pub tracker: TaskTracker,
 }
 
+/// How the first start went: what was started, or why it could not be.
+pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
+
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
 /// once the first start has succeeded or failed. `pull_key` is the cluster's, for a child that pulls KV from other nodes.
 pub fn supervise(
     args: Vec<OsString>,
     pull_key: Option<&str>,
-) -> Result<(Supervised, oneshot::Receiver<Result<(), StartError>>), StartError> {
+) -> Result<(Supervised, oneshot::Receiver<FirstStart>), StartError> {
     let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
-    // A private folder: whoever can reach the socket still needs the key, but need not try.
-    let folder = tempfile::Builder::new().prefix("baton-").tempdir().map_err(|e| spawn(&e))?;
-    let socket = folder.path().join("engine.sock");
+    let folder = SocketFolder::create()?;
+    let socket = folder.socket();
     let key = uuid::Uuid::new_v4().to_string();
     let engine = RemoteEngine::new(&NodeAddress::Unix(socket.clone()), &key).map_err(|e| spawn(&e))?;
     let engine = Arc::new(engine);
@@ -151,7 +157,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, first: oneshot::Sender<Result<(), StartError>>, stop: CancellationToken) {
+    async fn run(mut self, first: oneshot::Sender<FirstStart>, stop: CancellationToken) {
         let mut first = Some(first);
         while !stop.is_cancelled() {
             self.state.send_replace(EngineState::Starting);
@@ -161,8 +167,8 @@ impl Keeper {
             };
             let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
             match started {
-                Ok(running) => {
-                    report(Ok(()));
+                Ok((running, info)) => {
+                    report(Ok(info));
                     if self.watch_over(running, &stop).await {
                         return;
                     }
@@ -183,7 +189,7 @@ impl Keeper {
     }
 
     /// Spawns a child and waits for its word.
-    async fn start(&mut self) -> Result<Running, StartError> {
+    async fn start(&mut self) -> Result<(Running, Arc<NodeInfo>), StartError> {
         let mut child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
         let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
         // Taken out of the child, because waiting for a child closes the input it still holds.
@@ -201,8 +207,9 @@ impl Keeper {
             }
         }
         let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
-        self.state.send_replace(EngineState::Ready(Arc::new(info)));
-        Ok(Running { child, lifeline })
+        let info = Arc::new(info);
+        self.state.send_replace(EngineState::Ready(Arc::clone(&info)));
+        Ok((Running { child, lifeline }, info))
     }
 
     /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.

@@ -25,6 +25,8 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// `Some(k)`: log-probabilities of each token and of the k most likely ones at its place.
     pub top_logprobs: Option<u32>,
+    /// Go on past the model's end-of-turn tokens, up to `max_tokens` or the end of the context.
+    pub ignore_eos: bool,
 }
 
 /// What a model continues.

@@ -33,6 +33,17 @@ pub struct PrefillRequest {
     pub cache_scope: CacheScope,
 }
 
+/// A link from a prefill node to a decode node, measured by the latter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkMeasurement {
+    /// Round trip of a small request, milliseconds.
+    pub rtt_ms: f64,
+    /// Bytes received after the first ones.
+    pub n_bytes: u64,
+    /// Seconds they took.
+    pub seconds: f64,
+}
+
 /// Why a pull ended before all of the prompt's KV was there. The decode node computed the rest itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -80,8 +91,10 @@ impl HandoffFailure {
 pub struct HandoffTimings {
     /// Positions imported.
     pub n_tokens: u32,
-    /// Of these, positions the prefill node had cached.
+    /// Positions the prefill node had cached, those before the first one imported included.
     pub n_cached: u32,
+    /// Positions the prefill node computed for this request.
+    pub n_computed: u32,
     /// Bytes received, headers and digests included.
     pub n_bytes: u64,
     /// Waiting for a slot on the prefill node, by its own clock.

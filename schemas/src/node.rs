@@ -1,7 +1,8 @@
 //! The node protocol: how the proxy speaks to an engine in another process, over a Unix socket or TCP.
 //!
 //! HTTP with a cluster key on every call, versioned paths. Requests and replies are JSON; a stream of deltas is one
-//! JSON value a line ([`DeltaLine`]), and a stream that ends without a `finished` or `error` line was cut.
+//! JSON value a line ([`DeltaLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
+//! is a sign of life: there is one in every second without a delta.
 //!
 //! | call | body | reply |
 //! |---|---|---|
@@ -12,6 +13,8 @@
 //! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
 //! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`DeltaLine`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
+//! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
+//! | `GET  /node/v1/noise?bytes=N` | – | N bytes that do not compress, to measure a link by |
 //!
 //! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
 
@@ -117,6 +120,8 @@ pub struct NodeLoad {
     pub active_slots: u32,
     /// Sequences waiting for a slot.
     pub queued: u32,
+    /// Prompt tokens accepted and not computed yet.
+    pub prefill_backlog: u32,
     /// KV cells that no running sequence holds.
     pub free_cells: u32,
     /// Recent prefill rate, tokens per second; 0 until measured.

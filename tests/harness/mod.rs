@@ -45,12 +45,19 @@ impl Server {
 
     /// Serves with exactly these arguments, on a free port.
     pub fn with(args: &[&str]) -> Server {
+        Server::logging_to(Stdio::inherit(), args)
+    }
+
+    /// Serves with these arguments, on a free port unless they say otherwise, with its standard error going elsewhere.
+    pub fn logging_to(log: impl Into<Stdio>, args: &[&str]) -> Server {
+        let listen = if args.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] };
         let mut process = Command::new(BATON)
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .arg("serve")
+            .args(listen)
             .args(args)
             .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();

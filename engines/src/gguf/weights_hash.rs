@@ -10,8 +10,8 @@ use super::{Gguf, GgufError, TensorInfo};
 const SAMPLE_BYTES: u64 = 4096;
 
 impl Gguf {
-    /// Equal for two files with the same weights: BLAKE3 of each tensor's name, shape and type and of the first and last
-    /// 4 KiB of its data, in the order of names. Metadata do not count, nor does the order in the file.
+    /// Equal for two files with the same weights: BLAKE3 of each tensor's name, shape and type and of the first and
+    /// last 4 KiB of its data, in the order of names. Metadata do not count, nor does the order in the file.
     ///
     /// A sample tells apart models, quantizations and fine-tunes, which change every tensor they touch. It does not
     /// tell apart a file that was altered in the middle of a tensor only: this identifies, it does not authenticate.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, KvSource, PrefillRequest};
+use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{
     Codec, Contiguous, End, Event, Fingerprint, FrameError, Handoff, HandoffError, HandoffId, KvLayout, Placement,
     PrefillTimings, Reader, Span, VerifiedKv,
@@ -12,12 +12,13 @@ use baton_schemas::kv::{
 use baton_schemas::node::BASE_PATH;
 use baton_schemas::sequence::CacheScope;
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use reqwest::{Client, Response};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::peers::{Match, Peers, compare};
-use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary};
+use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
 use crate::remote::{NodeAddress, RemoteEngine, accepted};
 
@@ -89,6 +90,16 @@ impl KvPuller for HttpPuller {
         });
         receiver
     }
+
+    fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
+        let (inner, url) = (Arc::clone(&self.0), source.url.trim_end_matches('/').to_owned());
+        Box::pin(async move {
+            link::measure(&inner.client, &url, &inner.cluster_key).await.map_err(|error| {
+                tracing::info!(url, %error, "the link cannot be measured");
+                if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
+            })
+        })
+    }
 }
 
 struct Sink {
@@ -122,8 +133,10 @@ impl Inner {
                 outcome?
             }
         };
-        let outcome =
-            self.receive(url, fingerprint, local, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await;
+        let outcome = {
+            let peer = Peer { url, fingerprint, local };
+            self.receive(&peer, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await
+        };
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
@@ -158,7 +171,7 @@ impl Inner {
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
-                let distance = self.canary_distance(url, peer.fingerprint, local).await?;
+                let distance = self.canary_distance(Peer { url, fingerprint: peer.fingerprint, local }).await?;
                 let admitted = distance <= limit;
                 tracing::warn!(url, distance, limit, admitted, "the prefill node has other weights: canary");
                 if admitted { Ok(peer.fingerprint) } else { Err(HandoffFailure::CanaryFailed) }
@@ -167,20 +180,22 @@ impl Inner {
     }
 
     /// Has the peer prefill the canary's tokens, and compares.
-    async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
+    async fn canary_distance(&self, peer: Peer<'_>) -> Result<f64, HandoffFailure> {
+        let Peer { url, local, .. } = peer;
         let order = PullOrder {
             source: KvSource { url: url.to_owned(), codecs: Vec::new() },
             tokens: local.identity.canary.clone(),
             start: 0,
             cache_scope: CacheScope::SHARED,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+            buffers: mpsc::channel(1).1,
         };
         let theirs = Mutex::new(Vec::new());
         let keep = |kv: VerifiedKv| {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        self.receive(url, peer, local, order, &[Codec::None], keep).await?;
+        self.receive(&peer, order, &[Codec::None], keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))
     }
@@ -188,13 +203,12 @@ impl Inner {
     /// One pull. What arrives is verified here and handed to `take`, which may wait.
     async fn receive<F: Future<Output = ()>>(
         &self,
-        url: &str,
-        fingerprint: Fingerprint,
-        local: &LocalKv,
+        peer: &Peer<'_>,
         order: PullOrder,
         codecs: &[Codec],
         take: impl Fn(VerifiedKv) -> F,
     ) -> Result<PullReport, HandoffFailure> {
+        let Peer { url, fingerprint, local } = *peer;
         let id = HandoffId(rand::random());
         let request = PrefillRequest {
             handoff: id,
@@ -206,7 +220,7 @@ impl Inner {
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let place = order.placement;
+        let (place, mut buffers) = (order.placement, order.buffers);
         let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
         let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
@@ -219,6 +233,9 @@ impl Inner {
                 Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
             };
             progress.n_bytes += piece.len() as u64;
+            while let Ok(buffer) = buffers.try_recv() {
+                reader.recycle(buffer);
+            }
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
@@ -255,6 +272,14 @@ impl Inner {
     }
 }
 
+/// Whom a pull goes to, and what both sides run.
+#[derive(Clone, Copy)]
+struct Peer<'a> {
+    url: &'a str,
+    fingerprint: Fingerprint,
+    local: &'a LocalKv,
+}
+
 /// What is measured on the way.
 #[derive(Default)]
 struct Progress {
@@ -272,13 +297,14 @@ impl Progress {
     }
 
     fn report(&self, end: &End) -> PullReport {
-        let PrefillTimings { queue_ms, prefill_ms, n_cached, .. } = end.timings;
+        let PrefillTimings { queue_ms, prefill_ms, n_cached, n_computed, .. } = end.timings;
         // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
         // link's latency. The reader has checked that they are possible.
         let since_head = Duration::from_secs_f64((queue_ms + prefill_ms).clamp(0.0, 1e9) / 1e3);
         let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
         PullReport {
             n_cached,
+            n_computed,
             n_bytes: self.n_bytes,
             queue_ms,
             prefill_ms,

@@ -5,19 +5,22 @@
 
 pub mod canary;
 mod http;
+mod link;
 mod peers;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use baton_schemas::handoff::{HandoffFailure, KvSource, PrefillRequest};
+use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::sequence::CacheScope;
 use baton_schemas::{EngineError, Token};
+use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 pub use self::http::{HttpPuller, PullPolicy};
+pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 
 /// Chunks that are received ahead of the engine.
 pub const PULL_WINDOW: usize = 2;
@@ -30,6 +33,9 @@ pub trait KvPuller: Send + Sync + 'static {
     /// Begins to pull, at once and without waiting. The last item is `End` or `Failed`; dropping the receiver
     /// cancels. `notify` is called after each item.
     fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<Pulled>;
+
+    /// Measures the way from a prefill node to here.
+    fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>>;
 }
 
 /// The engine's own side of a comparison.
@@ -53,6 +59,8 @@ pub struct PullOrder {
     pub cache_scope: CacheScope,
     /// Where the rows of a chunk go in its buffer.
     pub placement: Arc<PlaceRows>,
+    /// Buffers of earlier chunks, to be used again.
+    pub buffers: mpsc::Receiver<Vec<u8>>,
 }
 
 /// Lays out the buffer that a chunk is received into; see [`Placement`](baton_schemas::kv::Placement).
@@ -74,6 +82,8 @@ pub enum Pulled {
 pub struct PullReport {
     /// Positions the prefill node had cached.
     pub n_cached: u32,
+    /// Positions it computed.
+    pub n_computed: u32,
     /// Bytes received.
     pub n_bytes: u64,
     /// Waiting for a slot on the prefill node, ms.
@@ -101,4 +111,16 @@ pub(crate) fn check(request: &PrefillRequest, local: &KvIdentity, n_ctx: u32) ->
         return Err(EngineError::invalid("the two nodes run models with different vocabularies"));
     }
     Ok(())
+}
+
+/// [`Engine::measure_link`](crate::Engine::measure_link) of an engine with this puller.
+pub(crate) async fn measure_link(
+    puller: Option<&dyn KvPuller>,
+    source: &KvSource,
+) -> Result<LinkMeasurement, EngineError> {
+    let Some(puller) = puller else {
+        return Err(EngineError::Unsupported { feature: "pulling from others".into() });
+    };
+    let measured = puller.measure_link(source).await;
+    measured.map_err(|failure| EngineError::Unavailable { reason: failure.as_str().into() })
 }

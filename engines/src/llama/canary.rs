@@ -40,7 +40,7 @@ pub(super) fn compute(ctx: &mut LlamaContext<'_>, transfer: &KvTransfer, tokens:
     }
     let end = tokens.len() as u32;
     let decoded = ctx.decode(&mut batch).map_err(|e| failed(&e));
-    let chunk = decoded.and_then(|()| transfer.export(ctx, 0, 0..end, end, Vec::new()).map_err(|e| failed(&e)));
+    let chunk = decoded.and_then(|()| transfer.export(ctx, 0, 0..end, end).map_err(|e| failed(&e)));
     transfer::clear(ctx, 0);
     chunk
 }

@@ -64,6 +64,8 @@ impl Export {
 /// KV that comes from another node.
 pub(super) struct Import {
     pulled: mpsc::Receiver<Pulled>,
+    /// Takes buffers back for the chunks to come.
+    used: mpsc::Sender<Vec<u8>>,
     began: Instant,
     timings: HandoffTimings,
 }
@@ -79,8 +81,8 @@ pub(super) enum Incoming {
 }
 
 impl Import {
-    pub(super) fn new(pulled: mpsc::Receiver<Pulled>) -> Self {
-        Import { pulled, began: Instant::now(), timings: HandoffTimings::default() }
+    pub(super) fn new(pulled: mpsc::Receiver<Pulled>, used: mpsc::Sender<Vec<u8>>) -> Self {
+        Import { pulled, used, began: Instant::now(), timings: HandoffTimings::default() }
     }
 
     /// What has arrived. Never waits.
@@ -97,8 +99,10 @@ impl Import {
         }
     }
 
-    /// Takes note of a chunk that is in the cache now.
-    pub(super) fn took(&mut self, span: &Span, took: Duration) {
+    /// Takes note of a chunk that is in the cache now, and gives its buffer back.
+    pub(super) fn took(&mut self, span: &Span, buffer: Vec<u8>, took: Duration) {
+        // One buffer more than the puller can use is one too many.
+        let _ = self.used.try_send(buffer);
         self.timings.n_tokens += span.p1 - span.p0;
         self.timings.import_ms += millis(took);
         self.timings.total_ms = millis(self.began.elapsed());
@@ -115,6 +119,7 @@ impl Import {
                 let imported = self.began + Duration::from_secs_f64(self.timings.total_ms / 1e3);
                 self.timings = HandoffTimings {
                     n_cached: report.n_cached,
+                    n_computed: report.n_computed,
                     n_bytes: report.n_bytes,
                     queue_ms: report.queue_ms,
                     prefill_ms: report.prefill_ms,

@@ -188,8 +188,8 @@ pub(super) const SCRATCH_SEQUENCES: u32 = 1;
 
 /// Creates a context as the whole design needs it: unified KV, flash attention, f16 cache.
 ///
-/// Flash attention is not a preference: without it V is stored transposed, which the KV handoff cannot slice. Slots are
-/// the sequences `0..n_slots`, scratch sequences come behind them.
+/// Flash attention is not a preference: without it V is stored transposed, which the KV handoff cannot slice. Slots
+/// are the sequences `0..n_slots`, scratch sequences come behind them.
 pub(super) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,

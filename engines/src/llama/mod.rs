@@ -6,6 +6,7 @@
 
 pub mod blob;
 mod budget;
+mod buffers;
 mod canary;
 mod cell_order;
 mod kv_flow;
@@ -32,7 +33,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
-use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::node::{KvIdentity, Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
@@ -130,6 +131,7 @@ pub struct LlamaEngine {
     template: Option<Arc<ChatTemplate>>,
     info: NodeInfo,
     max_queued: usize,
+    puller: Option<Arc<dyn KvPuller>>,
     shared: Arc<Shared>,
     load: watch::Receiver<NodeLoad>,
     /// `None` only while dropping: closing the channel is what ends the scheduler.
@@ -184,7 +186,7 @@ impl LlamaEngine {
             shared: Arc::clone(&shared),
             fingerprint: gguf.fingerprint(&config.model)?,
             gguf,
-            puller,
+            puller: puller.clone(),
             wake: wake(&messages),
         }
         .run(messages_rx)?;
@@ -207,6 +209,7 @@ impl LlamaEngine {
             template,
             info,
             max_queued: config.max_queued as usize,
+            puller,
             shared,
             load: load_rx,
             messages: Some(messages),
@@ -290,6 +293,10 @@ impl Engine for LlamaEngine {
 
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
         Ok(ReceiverStream::new(self.submit(request, None)?).boxed())
+    }
+
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        handoff::measure_link(self.puller.as_deref(), source).await
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {

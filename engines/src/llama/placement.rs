@@ -24,6 +24,8 @@ pub struct BlobPlacement {
     positions: Range<u32>,
     starts: Vec<u32>,
     n_bytes: usize,
+    /// Where each section begins.
+    sections: Vec<usize>,
     rows: Vec<Range<usize>>,
     /// Everything that is no row: where it lies in the blob, and its part of `header_bytes`.
     headers: Vec<(usize, Range<usize>)>,
@@ -31,8 +33,8 @@ pub struct BlobPlacement {
 }
 
 impl BlobPlacement {
-    /// For the KV of `positions`, of which section `i` holds the rows from `section_starts[i]` on. The rules are those of
-    /// [`Chunk::check`]; at most [`MAX_POSITIONS`].
+    /// For the KV of `positions`, of which section `i` holds the rows from `section_starts[i]` on. The rules are those
+    /// of [`Chunk::check`]; at most [`MAX_POSITIONS`].
     pub fn new(layout: &KvLayout, positions: Range<u32>, section_starts: &[u32]) -> Result<Self, BlobError> {
         layout.check()?;
         let values = has_v(layout)?;
@@ -58,6 +60,7 @@ impl BlobPlacement {
             positions,
             starts: section_starts.to_vec(),
             n_bytes: 0,
+            sections: Vec::with_capacity(layout.sections.len()),
             rows: Vec::with_capacity(2 * layout.n_tensors()),
             headers: Vec::new(),
             header_bytes: Vec::new(),
@@ -116,6 +119,7 @@ impl BlobPlacement {
         self.header(&SEQUENCE.to_le_bytes())?;
         for (section, start) in self.layout.sections.clone().into_iter().zip(self.starts.clone()) {
             let n_cells = self.positions.end - start;
+            self.sections.push(self.n_bytes);
             self.header(&1u32.to_le_bytes())?;
             self.header(&n_cells.to_le_bytes())?;
             if n_cells == 0 {
@@ -160,6 +164,9 @@ impl BlobPlacement {
         Some(())
     }
 }
+
+/// Before the first section: magic and sequence.
+const HEADER_BYTES: usize = 8;
 
 /// llama.cpp reads the sequence's number and forgets it: the destination is an argument.
 const SEQUENCE: u32 = 0;
@@ -211,8 +218,16 @@ impl ImportBlob {
         self.placement.positions()
     }
 
-    /// First position that each section holds.
-    pub fn section_starts(&self) -> &[u32] {
-        &self.placement.starts
+    /// First position of the windowed section, if there is one and it holds any.
+    pub(super) fn window_start(&self) -> Option<u32> {
+        let windowed = self.placement.layout.sections.iter().zip(&self.placement.starts);
+        let start = windowed.filter(|(section, _)| section.window.is_some()).map(|(_, start)| *start).next();
+        start.filter(|start| *start < self.placement.positions.end)
+    }
+
+    /// A blob of the last section alone, which llama.cpp takes with its `PARTIAL_ONLY` flag.
+    pub(super) fn last_section(&self) -> Vec<u8> {
+        let start = self.placement.sections.last().copied().unwrap_or_default();
+        [&self.bytes[..HEADER_BYTES], &self.bytes[start..]].concat()
     }
 }

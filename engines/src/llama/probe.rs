@@ -51,8 +51,8 @@ pub enum NoHandoff {
     Layout(#[from] LayoutError),
 }
 
-/// Looks at the context's KV and returns what moves it. The context must be empty, with sequences for `n_slots` slots and
-/// [`super::load::SCRATCH_SEQUENCES`] more; it is empty again afterwards.
+/// Looks at the context's KV and returns what moves it. The context must be empty, with sequences for `n_slots` slots
+/// and one more for scratch; it is empty again afterwards.
 pub fn probe(
     ctx: &mut LlamaContext<'_>,
     model: &LlamaModel,

@@ -16,7 +16,8 @@ impl LlamaEngine {
     /// Renders and tokenizes. The prompt's control tokens are the template's own: what spells one in a message is text.
     pub(super) async fn render_prompt(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
         let Some(template) = &self.template else {
-            return Err(EngineError::Template { message: "the model has no chat template".into() });
+            let feature = "chat: the model has no chat template, and its operator has not given it one".into();
+            return Err(EngineError::Unsupported { feature });
         };
         let (template, conversation) = (Arc::clone(template), conversation.clone());
         // A template may work for seconds, and must not hold up other connections.

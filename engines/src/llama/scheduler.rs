@@ -343,12 +343,22 @@ impl<'m> Scheduler<'m> {
         }
     }
 
+    /// Prompt tokens that this engine itself still has to compute.
+    fn backlog(&self) -> usize {
+        let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
+        let running: usize =
+            (0..self.slots.len()).filter(computes).map(|slot| self.missing(slot).saturating_sub(1)).sum();
+        let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
+        running + waiting.sum::<usize>()
+    }
+
     fn publish_load(&self) {
         let active = self.running.iter().flatten().count();
         let held: usize = self.slots.iter().filter(|s| s.busy).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum();
         self.shared.load.send_replace(NodeLoad {
             active_slots: active as u32,
             queued: self.waiting.len() as u32,
+            prefill_backlog: self.backlog() as u32,
             free_cells: self.limits.n_cells.saturating_sub(held) as u32,
             prefill_tps: self.prefill_tps,
             decode_tps: self.decode_tps,

@@ -49,10 +49,21 @@ pub(super) fn export(ctx: &LlamaContext<'_>, seq: u32, mut buffer: Vec<u8>) -> R
 
 /// Replaces the state of `seq`. If it fails, `seq` is empty.
 pub(super) fn import(ctx: &mut LlamaContext<'_>, seq: u32, blob: &ImportBlob) -> Result<(), StateError> {
+    set(ctx, seq, blob.bytes(), LlamaStateSeqFlags::empty())
+}
+
+/// Replaces what `seq` has in the sliding-window cache, and leaves the full one alone. The blob must hold windowed
+/// rows. If it fails, `seq` is empty in both.
+pub(super) fn import_window(ctx: &mut LlamaContext<'_>, seq: u32, blob: &ImportBlob) -> Result<(), StateError> {
+    set(ctx, seq, &blob.last_section(), LlamaStateSeqFlags::PARTIAL_ONLY)
+}
+
+/// `bytes` are those of an [`ImportBlob`].
+fn set(ctx: &mut LlamaContext<'_>, seq: u32, bytes: &[u8], flags: LlamaStateSeqFlags) -> Result<(), StateError> {
     let seq_id = checked(seq)?;
     // SAFETY: the slice is valid for its length and llama.cpp checks each read against it. What it does not check, an
     // `ImportBlob` guarantees: at least one cell, consecutive positions, nothing behind the last row.
-    let taken = unsafe { ctx.state_seq_set_data_ext(blob.bytes(), seq_id, LlamaStateSeqFlags::empty()) };
+    let taken = unsafe { ctx.state_seq_set_data_ext(bytes, seq_id, flags) };
     if taken {
         return Ok(());
     }

@@ -1,11 +1,12 @@
 //! KV out of and into a running context, a chunk at a time.
 //!
 //! llama.cpp reads and writes whole sequences only. A chunk is therefore lent to a scratch sequence, which shares the
-//! cells, and is written out from there; or is read into the scratch sequence and lent to its slot. The scratch sequence is
-//! empty between calls: cells that two sequences hold cannot be used again, which a sliding-window cache lives on.
+//! cells, and is written out from there; or is read into the scratch sequence and lent to its slot. The scratch
+//! sequence is empty between calls: cells that two sequences hold cannot be used again, which a sliding-window cache
+//! lives on.
 //!
-//! Called by the thread that owns the context. The context's cache must be unified: copying a part of a sequence between
-//! separate caches aborts the process.
+//! Called by the thread that owns the context. The context's cache must be unified: copying a part of a sequence
+//! between separate caches aborts the process.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use baton_schemas::kv::{Chunk, KvLayout};
 use llama_cpp_2::context::LlamaContext;
 
 use super::blob::{self, BlobError};
+use super::buffers::Buffers;
 use super::placement::ImportBlob;
 use super::state::{self, StateError};
 
@@ -62,12 +64,13 @@ pub enum TransferError {
 pub struct KvTransfer {
     layout: Arc<KvLayout>,
     n_slots: u32,
+    buffers: Buffers,
 }
 
 impl KvTransfer {
     /// For a context of the given layout with the sequences `0..n_slots` for slots and the next one for scratch.
     pub(super) fn new(layout: KvLayout, n_slots: u32) -> Self {
-        KvTransfer { layout: Arc::new(layout), n_slots }
+        KvTransfer { layout: Arc::new(layout), n_slots, buffers: Buffers::default() }
     }
 
     /// The context's layout.
@@ -75,8 +78,8 @@ impl KvTransfer {
         &self.layout
     }
 
-    /// The KV of `positions` in a slot, as a part of what goes up to `end`. `buffer` is used for the rows, which are
-    /// parts of it in the chunk. Rows that position `end` does not look back at may be missing.
+    /// The KV of `positions` in a slot, as a part of what goes up to `end`. Rows that position `end` does not look back
+    /// at may be missing.
     ///
     /// With a sliding window this must be called before the next ubatch is computed, which may overwrite cells that lie
     /// outside the window from there.
@@ -86,16 +89,15 @@ impl KvTransfer {
         slot: u32,
         positions: Range<u32>,
         end: u32,
-        buffer: Vec<u8>,
     ) -> Result<Chunk, TransferError> {
         self.check_slot(slot)?;
         if positions.is_empty() || positions.end > i32::MAX.cast_unsigned() {
             return Err(BlobError::Positions(format!("{positions:?}")).into());
         }
         self.lend(ctx, slot, self.scratch(), &positions);
-        let exported = state::export(ctx, self.scratch(), buffer);
+        let exported = state::export(ctx, self.scratch(), self.buffers.take());
         self.clear_scratch(ctx);
-        let chunk = blob::chunk(&exported?.into(), &self.layout, positions)?;
+        let chunk = blob::chunk(&self.buffers.lend(exported?), &self.layout, positions)?;
         for (rows, section) in chunk.sections.iter().zip(&self.layout.sections) {
             let latest = |window| first_in_window(end, window).clamp(chunk.p0, chunk.p1);
             if section.window.is_some_and(|window| rows.start > latest(window)) {
@@ -107,8 +109,9 @@ impl KvTransfer {
 
     /// Adds a blob's positions to a slot that holds `n_present` so far, which it must continue.
     ///
-    /// The rows of a sliding window may be left out only as long as the slot has none at all: a gap in the middle would
-    /// later be taken for something that was computed.
+    /// A chunk may lack windowed rows that nothing after the last chunk looks back at. Where that leaves a gap, the
+    /// slot's windowed rows before it are dropped: llama.cpp, and whoever asks it for a slot's first position, take
+    /// them to be without gaps.
     pub fn import(
         &self,
         ctx: &mut LlamaContext<'_>,
@@ -121,9 +124,18 @@ impl KvTransfer {
             return Err(TransferError::OtherLayout);
         }
         self.check_continues(ctx, slot, n_present, blob)?;
+        let leaves_gap = match (in_cache(ctx, slot), blob.window_start()) {
+            (Some(end), Some(start)) => start > end,
+            _ => false,
+        };
         state::import(ctx, self.scratch(), blob)?;
         self.lend(ctx, self.scratch(), slot, &blob.positions());
         self.clear_scratch(ctx);
+        if leaves_gap {
+            // It takes cells that the slot gives up, so that it cannot lack any. If it fails all the same, the slot is
+            // empty afterwards.
+            state::import_window(ctx, slot, blob)?;
+        }
         Ok(())
     }
 
@@ -138,8 +150,8 @@ impl KvTransfer {
         complete && in_cache(ctx, slot) == Some(n_present)
     }
 
-    /// llama.cpp tells the positions of the windowed section alone, if there is one, so `n_present` is the caller's word
-    /// for the other one.
+    /// llama.cpp tells the positions of the windowed section alone, if there is one, and that may lag behind; so
+    /// `n_present` is the caller's word for the full one.
     fn check_continues(
         &self,
         ctx: &LlamaContext<'_>,
@@ -148,16 +160,12 @@ impl KvTransfer {
         blob: &ImportBlob,
     ) -> Result<(), TransferError> {
         let Range { start: p0, end: p1 } = blob.positions();
+        let n_cached = in_cache(ctx, slot).unwrap_or(0);
         let has_window = self.layout.sections.iter().any(|s| s.window.is_some());
-        let continues = match in_cache(ctx, slot) {
-            // The slot is empty, or lacks windowed rows.
-            None => p0 == n_present && (n_present == 0 || has_window),
-            Some(n) => p0 == n_present && n == n_present && blob.section_starts().iter().all(|start| *start == p0),
-        };
-        match continues {
-            true => Ok(()),
-            false => Err(TransferError::NotAnExtension { p0, p1, n_present }),
+        if p0 == n_present && (n_cached == n_present || (has_window && n_cached < n_present)) {
+            return Ok(());
         }
+        Err(TransferError::NotAnExtension { p0, p1, n_present })
     }
 
     fn check_slot(&self, slot: u32) -> Result<(), TransferError> {

@@ -8,26 +8,29 @@ mod prefill;
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{
     BASE_PATH, DeltaLine, ErrorReply, NodeInfo, RenderRequest, Role, Text, TokenizeRequest, Tokens,
 };
-use baton_schemas::{EngineError, SequenceRequest};
+use baton_schemas::{Delta, EngineError, SequenceRequest};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
 use http::{HeaderMap, StatusCode, header};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 pub use self::listen::{ListenAddress, ListenError, Listener};
 use crate::engine::Engine;
+use crate::handoff::MAX_NOISE_BYTES;
 
 /// Largest request body: a million tokens in JSON with room to spare.
 const MAX_BODY_BYTES: usize = 32 << 20;
@@ -77,6 +80,8 @@ pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
         .route("/detokenize", post(detokenize))
         .route("/generate", post(generate))
         .route("/prefill", post(prefill))
+        .route("/link", post(link))
+        .route("/noise", get(noise))
         .with_state(NodeState { engine, role, key: key.clone() });
     Router::new()
         .nest(BASE_PATH, routes)
@@ -141,17 +146,16 @@ async fn generate(State(node): Node, body: Bytes) -> Response {
         Err(error) => answer::<()>(Err(error)),
         Ok(deltas) => {
             // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
-            let lines = deltas.ready_chunks(MAX_LINES_PER_CHUNK).map(|deltas| {
-                let mut chunk = BytesMut::with_capacity(128 * deltas.len());
-                for delta in deltas {
-                    let line = match delta {
-                        Ok(delta) => DeltaLine::Delta(delta),
-                        Err(error) => DeltaLine::Error(ErrorReply { error }),
-                    };
-                    put_line(&mut chunk, &line);
+            let mut deltas = deltas.ready_chunks(MAX_LINES_PER_CHUNK);
+            let lines = async_stream::stream! {
+                loop {
+                    match tokio::time::timeout(SIGN_OF_LIFE, deltas.next()).await {
+                        Err(_) => yield Ok::<_, Infallible>(Bytes::from_static(b"\n")),
+                        Ok(Some(deltas)) => yield Ok(lines_of(deltas)),
+                        Ok(None) => break,
+                    }
                 }
-                Ok::<_, Infallible>(chunk.freeze())
-            });
+            };
             ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
         }
     }
@@ -165,7 +169,55 @@ async fn prefill(State(node): Node, body: Bytes) -> Response {
     }
 }
 
+async fn link(State(node): Node, body: Bytes) -> Response {
+    let source: KvSource = match parse(&body) {
+        Ok(source) => source,
+        Err(refused) => return refused,
+    };
+    answer(node.engine.measure_link(&source).await)
+}
+
+/// How many bytes [`noise`] sends.
+#[derive(Deserialize)]
+struct Noise {
+    bytes: u64,
+}
+
+/// Bytes to measure a link by. They do not compress, in case something on the way tries to.
+async fn noise(Query(Noise { bytes }): Query<Noise>) -> Response {
+    if bytes > MAX_NOISE_BYTES {
+        let message = format!("at most {MAX_NOISE_BYTES} bytes can be asked for");
+        return refusal(StatusCode::BAD_REQUEST, EngineError::invalid(message));
+    }
+    let mut piece = BytesMut::zeroed(NOISE_PIECE_BYTES);
+    blake3::Hasher::new().update(b"noise").finalize_xof().fill(&mut piece);
+    let piece = piece.freeze();
+    let sizes = (0..bytes.div_ceil(NOISE_PIECE_BYTES as u64)).map(move |i| {
+        let left = bytes - i * NOISE_PIECE_BYTES as u64;
+        Ok::<_, Infallible>(piece.slice(..usize::try_from(left).unwrap_or(usize::MAX).min(NOISE_PIECE_BYTES)))
+    });
+    Body::from_stream(futures::stream::iter(sizes)).into_response()
+}
+
+const NOISE_PIECE_BYTES: usize = 256 << 10;
+
 const MAX_LINES_PER_CHUNK: usize = 16;
+
+/// How often a stream without deltas shows that its node lives, by an empty line: a sequence may wait long for a slot
+/// or its prefill, and its reader must be able to tell that from a node that is frozen.
+pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+fn lines_of(deltas: Vec<Result<Delta, EngineError>>) -> Bytes {
+    let mut chunk = BytesMut::with_capacity(128 * deltas.len());
+    for delta in deltas {
+        let line = match delta {
+            Ok(delta) => DeltaLine::Delta(delta),
+            Err(error) => DeltaLine::Error(ErrorReply { error }),
+        };
+        put_line(&mut chunk, &line);
+    }
+    chunk.freeze()
+}
 
 fn put_line(chunk: &mut BytesMut, line: &DeltaLine) {
     match serde_json::to_vec(line) {

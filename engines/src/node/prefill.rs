@@ -1,7 +1,6 @@
 //! `POST /node/v1/prefill`: an engine's chunks as records on the wire.
 
 use std::convert::Infallible;
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
@@ -13,11 +12,8 @@ use http::header;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{NodeState, answer};
+use super::{NodeState, SIGN_OF_LIFE, answer};
 use crate::engine::{KvEvent, KvStream, PrefillReport};
-
-/// How often a reader that waits for a chunk hears that the node lives.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Encoded records ahead of the socket.
 const RECORD_WINDOW: usize = 1;

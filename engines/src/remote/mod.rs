@@ -1,12 +1,14 @@
 //! An engine in another process: the node protocol's client.
 
 mod lines;
+mod trouble;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
+use baton_schemas::handoff::{KvSource, LinkMeasurement};
 use baton_schemas::node::{
     BASE_PATH, DeltaLine, ErrorReply, NodeInfo, NodeLoad, RenderRequest, Text, TokenizeRequest, Tokens,
 };
@@ -24,6 +26,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// For calls that compute nothing on the model: rendering a very long prompt is the slowest of them.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A stream's node gives a sign of life every second; one that is silent for so long is frozen or cut off.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Idle connections kept per node. A burst of streams opens more; they close when it is over.
 const MAX_IDLE_CONNECTIONS: usize = 32;
@@ -99,6 +104,10 @@ impl Engine for RemoteEngine {
         Ok(self.post::<Text>("detokenize", &Tokens { tokens: tokens.to_vec() }).await?.text)
     }
 
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        self.post("link", source).await
+    }
+
     /// Dropping the stream closes the connection, which the node takes as a cancellation.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
         // The head comes once the request is queued; the stream behind it may take as long as it takes.
@@ -108,7 +117,12 @@ impl Engine for RemoteEngine {
         let mut lines = Lines::new(reply.bytes_stream());
         let deltas = async_stream::stream! {
             loop {
-                let delta = match lines.next().await {
+                let line = match tokio::time::timeout(SILENCE_TIMEOUT, lines.next()).await {
+                    Ok(Ok(Some(line))) if line.is_empty() => continue,
+                    Ok(line) => line,
+                    Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", SILENCE_TIMEOUT.as_secs()))),
+                };
+                let delta = match line {
                     Ok(Some(line)) => match serde_json::from_slice(&line) {
                         Ok(DeltaLine::Delta(delta)) => Ok(delta),
                         Ok(DeltaLine::Error(reply)) => Err(reply.error),
@@ -138,13 +152,16 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
     let body = bounded_body(response).await?;
     match serde_json::from_slice::<ErrorReply>(&body) {
         Ok(reply) => Err(reply.error),
-        Err(_) => Err(EngineError::lost(format!("the node answered {status} without saying why"))),
+        // A node says why, whatever it refuses.
+        Err(_) => Err(EngineError::lost(format!("what answers there is not a Baton node (HTTP {})", status.as_u16()))),
     }
 }
 
 async fn read<T: DeserializeOwned>(sent: reqwest::Result<Response>) -> Result<T, EngineError> {
     let body = bounded_body(accepted(sent).await?).await?;
-    serde_json::from_slice(&body).map_err(|e| EngineError::lost(format!("unreadable reply: {e}")))
+    serde_json::from_slice(&body).map_err(|e| {
+        EngineError::lost(format!("what answers there is not a Baton node, or one of another version ({e})"))
+    })
 }
 
 async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
@@ -162,7 +179,7 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
 
 fn unreachable(error: reqwest::Error) -> EngineError {
     // A process that is slow is not a process that is gone: asking again would only add to its work.
-    if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(error) }
+    if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(trouble::describe(&error)) }
 }
 
 fn timed_out() -> EngineError {

@@ -72,6 +72,7 @@ impl State {
             start: n_cached as u32,
             cache_scope: request.cache_scope,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
+            buffers: tokio::sync::mpsc::channel(1).1,
         };
         let mut pulled = self.puller.as_ref()?.pull(order, Arc::new(|| ()));
         let mut timings = HandoffTimings::default();
@@ -88,6 +89,7 @@ impl State {
                 }
                 Some(Pulled::End(report)) => {
                     timings.n_cached = report.n_cached;
+                    timings.n_computed = report.n_computed;
                     timings.n_bytes = report.n_bytes;
                     timings.queue_ms = report.queue_ms;
                     timings.prefill_ms = report.prefill_ms;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
-use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -145,6 +145,7 @@ impl Engine for SimEngine {
         Ok(NodeLoad {
             active_slots: active as u32,
             queued: self.state.n_queued.load(Ordering::Acquire) as u32,
+            prefill_backlog: self.state.backlog(),
             free_cells: (config.n_slots.max(1) - active as u32).saturating_mul(config.n_ctx),
             prefill_tps: config.prefill_tps,
             decode_tps: config.decode_tps,
@@ -223,6 +224,10 @@ impl Engine for SimEngine {
         Ok(deltas.boxed())
     }
 
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        handoff::measure_link(self.state.puller.as_deref(), source).await
+    }
+
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
         handoff::check(&request, &kv::local(&self.state.config).identity, self.state.config.n_ctx)?;
         let state = Arc::clone(&self.state);
@@ -264,6 +269,12 @@ impl Engine for SimEngine {
 }
 
 impl State {
+    /// Prompt tokens asked for and not computed yet.
+    fn backlog(&self) -> u32 {
+        let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
+        (left.as_secs_f64() * self.config.prefill_tps) as u32
+    }
+
     /// Waits until `n` prompt tokens are computed, after those that others asked for before.
     async fn prefill(&self, n: usize) {
         let done_at = {

@@ -101,9 +101,9 @@ impl ControlTokens {
         }
     }
 
-    /// Cuts a text, whose marks stood at these ascending offsets, so that every spelling with a mark behind its first character lies in a piece without control
-    /// tokens. Cuts are made beside true control tokens alone, where a tokenizer cuts by itself, so that merges do not
-    /// change.
+    /// Cuts a text, in which marks stood at these ascending offsets. Every spelling with a mark behind its first
+    /// character lies in a piece without control tokens. Cuts are made beside true control tokens alone, where a
+    /// tokenizer cuts by itself, so that merges do not change.
     pub(super) fn pieces(&self, text: &str, marks: &[usize]) -> Vec<Piece> {
         let is_marked = |found: &Range<usize>| marks.binary_search(&behind_first(text, found.start)).is_ok();
         let (mut forged, mut meant): (Vec<_>, Vec<_>) = self.find(text).partition(is_marked);
@@ -120,7 +120,7 @@ impl ControlTokens {
             }
         };
         let (mut begun, mut reached) = (0, 0);
-        for control in meant.into_iter().chain([end..end]) {
+        for control in meant.into_iter().chain(std::iter::once(end..end)) {
             if control.start < reached {
                 continue;
             }

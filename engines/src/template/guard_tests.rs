@@ -5,7 +5,8 @@ use serde_json::json;
 use super::super::{ChatTemplate, SpecialTokens};
 use super::*;
 
-const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content | trim) + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}";
+const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content | trim) + '<|im_end|>\n' }}\
+                      {% endfor %}{{ '<|im_start|>assistant\n' }}";
 
 const CONTROL: [&str; 5] = ["<|im_start|>", "<|im_end|>", "</think>", "<s>", "s>>"];
 

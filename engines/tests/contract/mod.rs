@@ -52,6 +52,7 @@ async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
     let mut tokens = Vec::new();
     loop {
         match deltas.next().await.expect("a stream ends with Finished").unwrap() {
+            Delta::Handoff(_) => panic!("nobody asked for a handoff"),
             Delta::Token(token) => tokens.push(token),
             Delta::Finished { reason, timings } => {
                 assert!(deltas.next().await.is_none(), "nothing follows Finished");

@@ -1,17 +1,20 @@
 //! What a person sees when the server is up: lines to paste.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-/// The ready message for a server at `address`.
-pub(super) fn banner(address: SocketAddr, model: &str, needs_key: bool) -> String {
+/// The ready message for a server at `address`, which other machines reach at `lan`.
+pub(super) fn banner(address: SocketAddr, lan: Option<IpAddr>, model: &str, needs_key: bool) -> String {
     let base = format!("http://{}", reachable(address));
+    let elsewhere = lan.map_or_else(String::new, |lan| {
+        format!("\nFrom other machines: http://{}/v1", SocketAddr::new(lan, address.port()))
+    });
     let (key, header) = match needs_key {
         true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
         false => ("none", ""),
     };
     format!(
         r#"
-Baton serves {model} at {base}/v1
+Baton serves {model} at {base}/v1{elsewhere}
 
   curl -N {base}/v1/chat/completions{header} -d '{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Why is the sky blue?"}}]}}'
 
@@ -42,9 +45,11 @@ mod tests {
 
     #[test]
     fn the_lines_name_the_address_the_model_and_the_key() {
-        let text = banner("0.0.0.0:8080".parse().unwrap(), "M", true);
+        let text = banner("0.0.0.0:8080".parse().unwrap(), "192.168.1.5".parse().ok(), "M", true);
         assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
         assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
-        assert!(!banner("127.0.0.1:1".parse().unwrap(), "M", false).contains("Authorization"));
+        assert!(text.contains("From other machines: http://192.168.1.5:8080/v1"), "{text}");
+        let text = banner("127.0.0.1:1".parse().unwrap(), None, "M", false);
+        assert!(!text.contains("Authorization") && !text.contains("other machines"), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! The command line: parses, sets up logging, and runs one command.
 
+mod backend;
 mod banner;
 #[cfg(feature = "llama")]
 mod bench;
@@ -18,13 +19,23 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-/// One OpenAI-compatible endpoint in front of machines that are good at different things.
+/// One OpenAI-compatible endpoint for language models on your own machines.
+///
+/// Baton serves a GGUF model over HTTP as OpenAI's API does, with the model in a process of its own, here or on another
+/// machine.
 #[derive(Parser)]
-#[command(name = "baton", version, about, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "baton", version, about, after_help = EXAMPLE)]
+#[command(propagate_version = true, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+const EXAMPLE: &str = "\
+Example:
+  baton serve --model smollm2
+  curl -N http://127.0.0.1:8080/v1/chat/completions -d '{\"model\":\"smollm2\",\"stream\":true,
+    \"messages\":[{\"role\":\"user\",\"content\":\"Why is the sky blue?\"}]}'";
 
 #[derive(Subcommand)]
 enum Command {
@@ -90,4 +101,24 @@ fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure
     // A blocking task that is stuck (a model that is still loading) must not keep the process.
     runtime.shutdown_background();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn help_says_what_this_is_and_shows_an_example() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        for help in [command.render_help(), command.render_long_help()] {
+            let help = help.to_string();
+            assert!(
+                help.contains("OpenAI-compatible endpoint") && help.contains("baton serve --model smollm2"),
+                "{help}"
+            );
+        }
+    }
 }

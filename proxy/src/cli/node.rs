@@ -11,15 +11,15 @@ use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, signals};
+use super::{Failure, pull, signals};
 use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
 
 /// Options of `baton node`.
 #[derive(Args)]
 pub(super) struct NodeArgs {
-    /// The GGUF file
-    #[arg(long, short, value_name = "PATH")]
+    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
+    #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
@@ -153,7 +153,12 @@ async fn llama(
     puller: Option<Arc<dyn KvPuller>>,
 ) -> Result<Arc<dyn Engine>, NodeFailure> {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
-    let model = model.ok_or_else(|| NodeFailure::setup("--model PATH is needed"))?;
+    let model = model.ok_or_else(|| NodeFailure::setup("--model PATH or --model NAME is needed"))?;
+    let model = match model.to_str() {
+        Some(source) => pull::model_file(source).await.map_err(|Failure(message)| NodeFailure::setup(message))?,
+        // A name is text; what is not can only be a path.
+        None => model,
+    };
     let template = options.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))

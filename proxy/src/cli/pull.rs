@@ -1,11 +1,12 @@
 //! `baton pull`: fetch a model into the cache.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
 
 use super::Failure;
-use crate::models::{self, PullOptions, cache, progress};
+use crate::models::{self, Located, PullOptions, cache, progress};
 
 /// Options of `baton pull`.
 #[derive(Args)]
@@ -20,6 +21,15 @@ pub(super) async fn run(args: PullArgs) -> Result<(), Failure> {
     let path = models::pull(&args.name, &options()?).await?;
     println!("{}", path.display());
     Ok(())
+}
+
+/// The file of a model, fetched if it is not in the cache.
+pub(super) async fn model_file(source: &str) -> Result<PathBuf, Failure> {
+    let options = options()?;
+    match models::locate(source, &options.cache_dir)? {
+        Located::File(path) => Ok(path),
+        Located::NeedsPull(_) => Ok(models::pull(source, &options).await?),
+    }
 }
 
 /// Where models are kept and how they are fetched, with progress for the person at the terminal.

@@ -1,28 +1,25 @@
 //! `baton serve`: the endpoint, with an engine of its own in a child process or in front of a node.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use baton_engines::Engine;
-use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_schemas::node::KEY_VARIABLE;
+use baton_schemas::node::NodeInfo;
 use clap::Args;
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
-use tokio_util::sync::CancellationToken;
 
-use super::{Failure, banner, pull, signals};
+use super::{Failure, backend, banner, signals};
 use crate::admission::Admission;
 use crate::app::App;
 use crate::config::{RawConfig, ServeConfig};
-use crate::engine_args::{EngineArgs, EngineKind};
+use crate::engine_args::EngineArgs;
 use crate::http;
-use crate::models::{self, Located};
-use crate::node_watch;
-use crate::pool::{EngineState, Node, Pool, ServedModel};
-use crate::supervisor::{self, StartError, Supervised};
+use crate::http::server::Shutdown;
+use crate::pool::{self, Node, Pool, ServedModel};
+
+/// The environment variable of `--api-key`.
+const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Args)]
@@ -40,7 +37,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// A key clients must present; repeat for several. Better in the configuration file: arguments show in `ps`
-    #[arg(long = "api-key", value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
+    #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
     api_keys: Vec<String>,
     /// Use a node that runs elsewhere (`baton node`) and start no engine here; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "URL")]
@@ -48,12 +45,23 @@ pub(super) struct ServeArgs {
     /// A node that computes prompts (`baton node --role prefill`); repeat for several; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     prefill: Vec<String>,
+    /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
 impl ServeArgs {
     fn into_config(self) -> Result<(ServeConfig, Option<String>), Failure> {
+        if std::env::var(API_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
+            return Err(Failure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
+        }
+        if let (Some(_), Some(flag)) = (&self.node, self.local_flag()) {
+            return Err(Failure(format!(
+                "--node and {flag} exclude each other: a node runs the model it was started with"
+            )));
+        }
         let mut raw = self.config.as_deref().map_or_else(|| Ok(RawConfig::default()), RawConfig::read)?;
         raw.listen = self.listen.or(raw.listen);
         raw.model.source = self.model.or(raw.model.source);
@@ -64,58 +72,65 @@ impl ServeArgs {
         if !self.prefill.is_empty() {
             raw.model.prefill = self.prefill;
         }
+        raw.model.policy = self.policy.or(raw.model.policy);
         raw.model.engine = self.engine.over(raw.model.engine);
         Ok((raw.check()?, self.node))
+    }
+
+    /// The first flag that only concerns an engine of our own.
+    fn local_flag(&self) -> Option<String> {
+        let engine = || self.engine.to_args().first().map(|flag| flag.to_string_lossy().into_owned());
+        self.model.as_ref().map(|_| "--model".to_owned()).or_else(engine)
     }
 }
 
 /// How long running streams may go on after a stop was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
+/// How long the start waits for prefill nodes.
+const PREFILL_ANSWER: Duration = Duration::from_secs(2);
+
 /// Serves until it is told to stop.
-#[allow(clippy::print_stdout, reason = "the ready message is for the person who started this")]
 pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let (config, node) = args.into_config()?;
     // The port first: the commonest mistake is told at once, and not after a model was loaded.
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr()?;
     let backend = match node {
-        Some(url) => remote_node(&url, config.name.clone())?,
-        None => local_engine(&config).await?,
+        Some(url) => backend::remote(&url, config.name.clone())?,
+        None => backend::local(&config).await?,
     };
-    let name = backend.name.clone();
-    let pool = Pool {
-        models: vec![ServedModel {
-            name: backend.name,
-            aliases: [backend.aliases, config.aliases.clone()].concat(),
-            since: SystemTime::now(),
-            decode: Node {
-                name: if backend.supervised.is_some() { "local" } else { "remote" }.to_owned(),
-                url: None,
-                engine: backend.engine,
-                state: backend.state,
-            },
-            prefill: prefill_nodes(&config.prefill)?,
-        }],
-    };
+    let aliases = [backend.aliases, config.aliases.clone()].concat();
+    let place = if backend.supervised.is_some() { "local" } else { "remote" };
+    let decode = Node::new(place.to_owned(), None, backend.engine, backend.state);
+    let prefill = backend::prefill_nodes(&config.prefill)?;
+    let name = backend.name.map_or_else(OnceLock::new, OnceLock::from);
+    let model = ServedModel { policy: config.policy, ..ServedModel::new(name, aliases, vec![decode], prefill) };
+    let model = Arc::new(model);
+    pool::keep_calibrated(&model);
+    let pool = Pool { models: vec![model] };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
-    let stop = CancellationToken::new();
-    signals::stop_on_signal(stop.clone());
-    let router = http::router(app, http_config(&config, address.ip().is_loopback()));
-    let server = tokio::spawn(http::server::serve(listener, router, stop.clone(), DRAIN_DEADLINE));
+    let shutdown = Shutdown::default();
+    let running = Arc::clone(&app);
+    signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());
+    let router =
+        http::router(Arc::clone(&app) as Arc<dyn http::Backend>, http_config(&config, address.ip().is_loopback()));
+    let server = tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE));
 
-    if let Some(first_start) = backend.first_start {
-        let started = tokio::select! {
-            started = first_start => started.unwrap_or(Err(StartError::TimedOut)),
-            () = stop.cancelled() => Ok(()),
-        };
-        if let Err(error) = started {
-            stop.cancel();
-            return Err(error.into());
+    let started = tokio::select! {
+        started = backend.first_start => Some(started),
+        () = shutdown.begin.cancelled() => None,
+    };
+    match started {
+        Some(Ok(info)) => {
+            hear_from_prefill_nodes(&app).await;
+            announce(&app, &info, address, !config.api_keys.is_empty());
         }
-    }
-    if !stop.is_cancelled() {
-        println!("{}", banner::banner(address, &name, !config.api_keys.is_empty()));
+        Some(Err(error)) => {
+            shutdown.begin.cancel();
+            return Err(error);
+        }
+        None => {}
     }
     server.await??;
     if let Some(supervised) = backend.supervised {
@@ -125,87 +140,43 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What answers requests, and the handles that keep it alive.
-struct Backend {
-    name: String,
-    aliases: Vec<String>,
-    engine: Arc<dyn Engine>,
-    state: watch::Receiver<EngineState>,
-    first_start: Option<oneshot::Receiver<Result<(), StartError>>>,
-    supervised: Option<Supervised>,
-}
-
-/// A child process with the configured model, which is fetched first if need be.
-async fn local_engine(config: &ServeConfig) -> Result<Backend, Failure> {
-    let mut args = config.engine.to_args();
-    let (mut name, mut aliases) = ("sim".to_owned(), Vec::new());
-    if config.engine.engine.unwrap_or_default() == EngineKind::Llama {
-        let path = model_file(&config.source).await?;
-        (name, aliases) = names(&config.source, &path);
-        args.extend([OsString::from("--model"), path.into()]);
-    }
-    let (supervised, first_start) = supervisor::supervise(args, cluster_key(&config.prefill)?.as_deref())?;
-    Ok(Backend {
-        name: config.name.clone().unwrap_or(name),
-        aliases,
-        engine: Arc::clone(&supervised.engine) as Arc<dyn Engine>,
-        state: supervised.state.clone(),
-        first_start: Some(first_start),
-        supervised: Some(supervised),
-    })
-}
-
-/// The cluster's key, if there are nodes to present it to.
-fn cluster_key(prefill: &[String]) -> Result<Option<String>, Failure> {
-    let Some(url) = prefill.first() else { return Ok(None) };
-    match std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()) {
-        Some(key) => Ok(Some(key)),
-        None => Err(Failure(format!("the prefill node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
+/// Gives prefill nodes a moment to answer, so that the first request can use them. One that does not is used later.
+async fn hear_from_prefill_nodes(app: &App) {
+    let nodes = app.pool.models.iter().flat_map(|model| &model.prefill);
+    let answers = futures::future::join_all(nodes.map(|node| node.ready()));
+    if tokio::time::timeout(PREFILL_ANSWER, answers).await.is_err() {
+        tracing::warn!("a prefill node has not answered yet; prompts are computed here until it does");
     }
 }
 
-/// The nodes that compute prompts, each watched from now on.
-fn prefill_nodes(urls: &[String]) -> Result<Vec<Node>, Failure> {
-    let key = cluster_key(urls)?.unwrap_or_default();
-    let node = |(i, url): (usize, &String)| {
-        let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), &key)?);
-        let state = node_watch::watch(Arc::clone(&engine));
-        Ok(Node { name: format!("prefill-{}", i + 1), url: Some(url.clone()), engine, state })
+/// Tells the person who started this what is there, and what is unwise about it.
+#[allow(clippy::print_stdout, reason = "the ready message is for the person who started this")]
+fn announce(app: &App, info: &NodeInfo, address: SocketAddr, needs_key: bool) {
+    let Some(model) = app.pool.models.first() else { return };
+    let name = model.name.get_or_init(|| info.model.clone());
+    if !info.has_chat_template {
+        tracing::warn!("{name} has no chat template and refuses chats: give it one with --chat-template-file FILE");
+    }
+    let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
+    println!("{}", banner::banner(address, lan, name, needs_key));
+    if !address.ip().is_loopback() && !needs_key {
+        tracing::warn!(
+            "whoever can reach {address} can use this server: it asks for no key. Set api_keys, or --api-key"
+        );
+    }
+}
+
+/// This machine's address in its network, as the system would choose it for a packet to elsewhere. Nothing is sent.
+fn lan_address(listening: SocketAddr) -> Option<IpAddr> {
+    // Addresses that are reserved for documentation (RFC 5737 and 3849): never a neighbour's.
+    let (any, elsewhere) = match listening {
+        SocketAddr::V4(_) => ("0.0.0.0:0", "192.0.2.1:9"),
+        SocketAddr::V6(_) => ("[::]:0", "[2001:db8::1]:9"),
     };
-    urls.iter().enumerate().map(node).collect()
-}
-
-/// A node on another machine.
-fn remote_node(url: &str, name: Option<String>) -> Result<Backend, Failure> {
-    let key = std::env::var(KEY_VARIABLE).unwrap_or_default();
-    if key.is_empty() {
-        return Err(Failure(format!("--node needs the cluster key: set {KEY_VARIABLE} to the node's secret")));
-    }
-    if !url.starts_with("http://") && !url.starts_with("https://") {
-        return Err(Failure(format!("--node {url:?} is not a URL like http://spark.local:9000")));
-    }
-    let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.to_owned()), &key)?);
-    let state = node_watch::watch(Arc::clone(&engine));
-    let name = name.unwrap_or_else(|| "default".into());
-    Ok(Backend { name, aliases: Vec::new(), engine, state, first_start: None, supervised: None })
-}
-
-/// The file of a model, fetched if it is not in the cache.
-async fn model_file(source: &str) -> Result<PathBuf, Failure> {
-    let options = pull::options()?;
-    match models::locate(source, &options.cache_dir)? {
-        Located::File(path) => Ok(path),
-        Located::NeedsPull(_) => Ok(models::pull(source, &options).await?),
-    }
-}
-
-/// Public names of a model: the catalogue's, or the file's.
-fn names(source: &str, path: &Path) -> (String, Vec<String>) {
-    if let Some(model) = models::catalogue::find(source) {
-        return (model.name.to_owned(), model.aliases.iter().map(|&alias| alias.to_owned()).collect());
-    }
-    let stem = path.file_stem().map_or_else(|| source.to_owned(), |stem| stem.to_string_lossy().into_owned());
-    (stem, Vec::new())
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect(elsewhere).ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
 async fn bind(address: &str) -> Result<TcpListener, Failure> {

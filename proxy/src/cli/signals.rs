@@ -1,7 +1,33 @@
 //! SIGTERM and Ctrl-C.
 
+use std::time::Duration;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+
+use crate::http::server::Shutdown;
+
+/// Begins the shutdown on the first signal, ends it at once on the second, and the process on the third. Tells who
+/// sent the first how many requests it will wait for.
+pub(super) fn drain_on_signal(shutdown: Shutdown, deadline: Duration, n_running: impl Fn() -> usize + Send + 'static) {
+    let Some(mut signals) = Signals::listen() else { return };
+    tokio::spawn(async move {
+        signals.next().await;
+        let n = n_running();
+        if n > 0 {
+            let requests = if n == 1 { "request" } else { "requests" };
+            eprintln!(
+                "baton: finishing {n} {requests}, for {} s at most; signal again to stop now",
+                deadline.as_secs()
+            );
+        }
+        shutdown.begin.cancel();
+        signals.next().await;
+        shutdown.now.cancel();
+        signals.next().await;
+        std::process::exit(130);
+    });
+}
 
 /// Cancels `stop` on the first signal. A second one ends the process at once.
 pub(super) fn stop_on_signal(stop: CancellationToken) {

@@ -13,6 +13,7 @@ use subtle::{Choice, ConstantTimeEq};
 use super::errors::Failure;
 use super::request_id::RequestId;
 use crate::generate::Caller;
+use crate::plan::policy::{self, POLICIES, Policy};
 
 /// The keys that open the API, as hashes under a key that lives as long as the process.
 ///
@@ -60,13 +61,30 @@ pub async fn check(State(keys): State<Arc<Keys>>, mut request: Request, next: Ne
         None => return refused().into_response(),
     };
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
-    request.extensions_mut().insert(Caller { cache_scope: scope, request_id });
+    let policy = match wanted_policy(request.headers()) {
+        Ok(policy) => policy,
+        Err(refused) => return refused.into_response(),
+    };
+    request.extensions_mut().insert(Caller { cache_scope: scope, request_id, policy });
     next.run(request).await
 }
 
-/// Load balancers probe health without a key, and browsers send preflights without one.
+/// The header with which a request asks for another policy than the configured one.
+const POLICY_HEADER: &str = "x-baton-policy";
+
+fn wanted_policy(headers: &HeaderMap) -> Result<Option<&'static dyn Policy>, Failure> {
+    let Some(name) = headers.get(POLICY_HEADER) else { return Ok(None) };
+    let known = name.to_str().ok().and_then(policy::by_name);
+    known.map(Some).ok_or_else(|| {
+        let names = POLICIES.map(|policy| policy.name()).join(", ");
+        let error = ErrorBody::new(ErrorKind::InvalidRequest, format!("{POLICY_HEADER} must be one of: {names}."));
+        Failure::new(StatusCode::BAD_REQUEST, error)
+    })
+}
+
+/// Load balancers probe health without a key, browsers send preflights without one, and the first page holds nothing.
 fn is_public(request: &Request) -> bool {
-    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/health" | "/v1/health")
+    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/" | "/health" | "/v1/health")
 }
 
 fn refused() -> Failure {

@@ -61,9 +61,9 @@ impl Failure {
         failure
     }
 
-    /// No such path.
-    pub fn unknown_route(method: &Method, path: &str) -> Self {
-        let message = format!("There is no route {method} {}.", shortened(path));
+    /// No such path; these are the ones there are.
+    pub fn unknown_route(method: &Method, path: &str, routes: &[&str]) -> Self {
+        let message = format!("There is no route {method} {}. There are: {}.", shortened(path), routes.join(", "));
         Failure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
     }
 
@@ -94,6 +94,10 @@ fn map(error: &RequestError) -> Failure {
         RequestError::ModelNotFound { .. } => {
             let body = ErrorBody::new(ErrorKind::NotFound, error.to_string()).code("model_not_found").param("model");
             Failure::new(StatusCode::NOT_FOUND, body)
+        }
+        RequestError::InvalidField { field, .. } => {
+            let failure = Failure::invalid(error);
+            Failure { error: failure.error.param(*field), ..failure }
         }
         // 503 and not 429: the server is full, the caller has done nothing wrong. 429 is for limits per key.
         RequestError::Overloaded { retry_after, .. } => coded(Failure::unavailable(error, *retry_after), "queue_full"),

@@ -48,6 +48,7 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let state = HttpState { backend, config: Arc::new(config) };
 
     let router = Router::new()
+        .route("/", get(welcome))
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::show))
@@ -65,8 +66,16 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     router.layer(CatchPanicLayer::custom(errors::panicked)).layer(from_fn(request_id::attach))
 }
 
+/// What the API has: shown to whoever asks for something else.
+const ROUTES: [&str; 4] = ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "GET /health"];
+
+/// For a person who opens the address in a browser, and for tools that only look whether somebody is there.
+async fn welcome() -> String {
+    format!("Baton is running. Its API is OpenAI's:\n\n  {}\n", ROUTES.join("\n  "))
+}
+
 async fn unknown_route(method: Method, uri: Uri) -> Failure {
-    Failure::unknown_route(&method, uri.path())
+    Failure::unknown_route(&method, uri.path(), &ROUTES)
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Failure {

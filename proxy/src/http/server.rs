@@ -44,14 +44,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// After the drain deadline: time for streams to send their error event.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Serves until `shutdown` is cancelled, then waits up to `drain_deadline` for running requests. Those still running
-/// then fail with an error that says so: none is cut off as if it had ended.
+/// How a server is told to stop.
+#[derive(Debug, Clone, Default)]
+pub struct Shutdown {
+    /// No new requests; running ones may finish.
+    pub begin: CancellationToken,
+    /// Running ones need not be waited for any more.
+    pub now: CancellationToken,
+}
+
+/// Serves until the shutdown begins, then waits for running requests: up to `drain_deadline`, or until they are to end
+/// now. Those still running then fail with an error that says so: none is cut off as if it had ended.
 ///
 /// Fails only if the listener itself is broken. Dropping the future closes everything at once.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     drain_deadline: Duration,
 ) -> io::Result<()> {
     serve_with(HEAD_DEADLINE, listener, router, shutdown, drain_deadline).await
@@ -62,7 +71,7 @@ pub(super) async fn serve_with(
     head_deadline: Duration,
     listener: TcpListener,
     router: Router,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     drain_deadline: Duration,
 ) -> io::Result<()> {
     let drained = DrainDeadline::default();
@@ -72,9 +81,9 @@ pub(super) async fn serve_with(
     let mut connections = JoinSet::new();
 
     // The losing arm is an accept, which is safe to drop: a connection not yet returned stays in the backlog.
-    while let Some(stream) = shutdown.run_until_cancelled(accept(&listener)).await {
+    while let Some(stream) = shutdown.begin.run_until_cancelled(accept(&listener)).await {
         let stream = stream?;
-        let Some(permit) = shutdown.run_until_cancelled(permits.clone().acquire_owned()).await else { break };
+        let Some(permit) = shutdown.begin.run_until_cancelled(permits.clone().acquire_owned()).await else { break };
         let (server, watcher) = (server.clone(), graceful.watcher());
         connections.spawn(async move {
             let _permit = permit;
@@ -85,8 +94,16 @@ pub(super) async fn serve_with(
     drop(listener);
 
     let mut all_done = std::pin::pin!(graceful.shutdown());
-    if tokio::time::timeout(drain_deadline, &mut all_done).await.is_err() {
-        tracing::warn!(seconds = drain_deadline.as_secs_f32(), "requests still run at the drain deadline; ending them");
+    let is_done = tokio::select! {
+        () = &mut all_done => true,
+        () = tokio::time::sleep(drain_deadline) => {
+            let seconds = drain_deadline.as_secs_f32();
+            tracing::warn!(seconds, "requests still run at the drain deadline; ending them");
+            false
+        }
+        () = shutdown.now.cancelled() => false,
+    };
+    if !is_done {
         drained.0.cancel();
         // Elapsed: clients that do not even read. Dropping `connections` closes theirs.
         let _ = tokio::time::timeout(LAST_WORDS, all_done).await;

@@ -35,12 +35,17 @@ fn folder_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, ModelE
     Ok(caches.join("baton").join("models"))
 }
 
-/// Creates a folder of the cache and makes sure that it can be written, before anything is asked of the network.
-pub(super) fn prepare(folder: &Path) -> Result<(), ModelError> {
+/// Makes sure that a folder of the cache can be made and written, before anything is asked of the network. It is not
+/// made yet: a pull that fetches nothing leaves nothing.
+pub(super) fn check_writable(folder: &Path) -> Result<(), ModelError> {
     let not_writable = |source| ModelError::CacheNotWritable { folder: folder.to_owned(), source };
-    fs::create_dir_all(folder).map_err(not_writable)?;
-    tempfile::tempfile_in(folder).map_err(not_writable)?;
-    Ok(())
+    let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
+    tempfile::tempfile_in(existing).map(drop).map_err(not_writable)
+}
+
+/// Creates a folder of the cache.
+pub(super) fn create(folder: &Path) -> Result<(), ModelError> {
+    fs::create_dir_all(folder).map_err(|source| ModelError::CacheNotWritable { folder: folder.to_owned(), source })
 }
 
 /// Refuses a write that cannot end well. A file system that does not tell its free space is given the benefit.
@@ -124,7 +129,7 @@ mod tests {
     fn a_folder_that_cannot_be_made_is_named_in_one_line() {
         // Tests may run as root, whom no permission stops; a path below a file stops everybody.
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = prepare(&file.path().join("models")).unwrap_err();
+        let error = check_writable(&file.path().join("models")).unwrap_err();
         assert!(matches!(error, ModelError::CacheNotWritable { .. }));
         assert!(error.to_string().contains("BATON_CACHE") && !error.to_string().contains('\n'));
     }
@@ -132,7 +137,11 @@ mod tests {
     #[test]
     fn more_than_the_disk_holds_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(check_space(folder.path(), u64::MAX), Err(ModelError::NotEnoughSpace { .. })));
+        let error = check_space(folder.path(), 1 << 60).unwrap_err().to_string();
+        assert!(error.contains("1099511627776 MiB are needed"), "{error}");
+        assert!(error.contains(folder.path().to_str().unwrap()), "{error}");
         check_space(folder.path(), 1).unwrap();
+        check_writable(&folder.path().join("a/b")).unwrap();
+        assert!(!folder.path().join("a").exists());
     }
 }

@@ -15,6 +15,24 @@ pub enum ModelError {
         /// The catalogue name that differs least.
         nearest: &'static str,
     },
+    /// Nothing was named.
+    #[error("a model's name is missing {SPELLINGS}")]
+    NoName,
+    /// An address in the web.
+    #[error(
+        "{url:?} is an address, not a model's name: for a model of a hub write owner/repo[:file], or fetch the .gguf \
+             file yourself and name its path"
+    )]
+    IsUrl {
+        /// As it was given.
+        url: String,
+    },
+    /// A file, but no model.
+    #[error("{} is not a GGUF file", path.display())]
+    NotGguf {
+        /// As it was given.
+        path: PathBuf,
+    },
     /// Looks like a path, but there is no such file.
     #[error("there is no model file at {}", path.display())]
     NoSuchFile {
@@ -40,8 +58,8 @@ pub enum ModelError {
     },
     /// Known before the first byte is fetched.
     #[error(
-        "not enough free disk space in {}: {needed_bytes} bytes are needed, {free_bytes} are free",
-        folder.display()
+        "not enough free disk space in {}: {} MiB are needed, {} MiB are free",
+        folder.display(), needed_bytes.div_ceil(1 << 20), free_bytes >> 20
     )]
     NotEnoughSpace {
         /// Where the file would go.
@@ -116,6 +134,16 @@ pub enum ModelError {
         reason: String,
         /// How often it was tried.
         n_attempts: u32,
+    },
+    /// The hub's host does not exist, or nobody answers there: offline, as a rule.
+    #[error("cannot reach the hub at {host} to ask for {name}: {reason}; is this machine online?")]
+    HubUnreachable {
+        /// `HOST[:PORT]`.
+        host: String,
+        /// What was asked for.
+        name: String,
+        /// The system's words.
+        reason: String,
     },
     /// 401 or 403.
     #[error("access to {name} was refused (HTTP {status}): {hint}")]

@@ -15,7 +15,7 @@ use reqwest::Url;
 use serde::Deserialize;
 
 use super::ModelError;
-use super::client::{Patience, one_line, root_cause};
+use super::client::{self, Patience, one_line, root_cause};
 use super::download::Source;
 use super::progress::Progress;
 use super::spec::{HubModel, ends_in_gguf, is_relative_path};
@@ -75,7 +75,9 @@ pub(super) async fn find(
     let repo_id = model.repo_id();
     let api = connect(access, &repo_id)?;
     let main = api.model(repo_id.clone());
-    let listing = insist(patience, progress, &repo_id, || async {
+    let host =
+        Url::parse(&main.url("")).map_or_else(|_| "an address that is none".to_owned(), |url| client::host(&url));
+    let listing = insist(patience, progress, Asked { repo: &repo_id, host: &host }, || async {
         let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
         Ok(response.json::<Listing>().await?)
     });
@@ -137,7 +139,7 @@ fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
 async fn insist<T, F>(
     patience: &Patience,
     progress: &dyn Progress,
-    repo: &str,
+    asked: Asked<'_>,
     ask: impl Fn() -> F,
 ) -> Result<T, ModelError>
 where
@@ -147,16 +149,23 @@ where
     loop {
         let reason = match within(patience.idle, ask()).await {
             Ok(answer) => return Ok(answer),
-            Err(Trouble::Final(error)) => return Err(error.about(repo)),
+            Err(Trouble::Final(error)) => return Err(error.about(asked)),
             Err(Trouble::Passing(reason)) => reason,
         };
         n_failed += 1;
         if n_failed >= patience.max_attempts {
-            return Err(ModelError::Network { name: repo.to_owned(), reason, n_attempts: n_failed });
+            return Err(ModelError::Network { name: asked.repo.to_owned(), reason, n_attempts: n_failed });
         }
-        progress.notice(&format!("{repo}: {reason}; trying again"));
+        progress.notice(&format!("{}: {reason}; trying again", asked.repo));
         tokio::time::sleep(patience.pause(n_failed)).await;
     }
+}
+
+/// What is asked for, and where; for messages.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    repo: &'a str,
+    host: &'a str,
 }
 
 enum Trouble {
@@ -168,17 +177,19 @@ enum Trouble {
 enum Refused {
     Status(u16),
     Reply(String),
+    Unreachable(String),
 }
 
 impl Refused {
-    fn about(self, repo: &str) -> ModelError {
-        let name = repo.to_owned();
+    fn about(self, asked: Asked<'_>) -> ModelError {
+        let name = asked.repo.to_owned();
         match self {
             // The hub answers 401 for a repository that does not exist, too.
             Refused::Status(status @ (401 | 403)) => ModelError::AccessDenied { name, status, hint: DENIED_HINT },
             Refused::Status(status @ (404 | 410)) => ModelError::NotFound { name, status },
             Refused::Status(status) => ModelError::HttpStatus { name, status },
             Refused::Reply(what) => ModelError::HubReply { repo: name, what },
+            Refused::Unreachable(reason) => ModelError::HubUnreachable { host: asked.host.to_owned(), name, reason },
         }
     }
 }
@@ -190,6 +201,10 @@ async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiEr
         Err(_) => return Err(Trouble::Passing("the hub did not answer in time".to_owned())),
     };
     Err(match error {
+        // No such host, no network, nobody there. Nothing has begun yet that would be worth waiting for.
+        ApiError::RequestError(error) if error.is_connect() && !error.is_timeout() => {
+            Trouble::Final(Refused::Unreachable(root_cause(&error)))
+        }
         ApiError::RequestError(error) if error.is_decode() => Trouble::Final(Refused::Reply(root_cause(&error))),
         ApiError::RequestError(error) => match error.status().map(|status| status.as_u16()) {
             Some(status @ (408 | 425 | 429 | 500..)) => Trouble::Passing(format!("the hub answered HTTP {status}")),

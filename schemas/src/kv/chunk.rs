@@ -1,5 +1,7 @@
 //! The KV of a range of positions.
 
+use std::fmt;
+
 use bytes::Bytes;
 
 use super::layout::{KvLayout, Rows};
@@ -26,12 +28,19 @@ pub struct SectionRows {
 }
 
 /// Rows of one layer, one after another in the order of positions: `[n_positions][n_values]`, little-endian.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct LayerRows {
     /// Keys, after RoPE.
     pub k: Bytes,
     /// Values, not transposed; empty where the layout has none.
     pub v: Bytes,
+}
+
+impl fmt::Debug for LayerRows {
+    /// Lengths alone: a chunk's values are megabytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LayerRows({} + {} bytes)", self.k.len(), self.v.len())
+    }
 }
 
 /// How a chunk differs from its layout.

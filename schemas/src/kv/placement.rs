@@ -8,7 +8,8 @@ use super::layout::KvLayout;
 /// A buffer's length and each tensor's range in it, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// Bytes of the buffer. Those outside of every tensor are zero.
+    /// Bytes of the buffer. Those outside of every tensor are the importer's to write: they hold zeros, or what an
+    /// earlier frame left there.
     pub n_bytes: usize,
     /// Of the tensors in the order of [`Span::tensors`]; in any order within the buffer.
     pub tensors: Vec<Range<usize>>,
@@ -77,7 +78,7 @@ mod tests {
         assert!(fit(100, &[60..84, 7..31]), "in any order, with gaps");
         assert!(!fit(47, &[0..24, 24..48]), "past the end");
         assert!(!fit(48, &[0..24, 23..47]), "overlapping");
-        assert!(!fit(48, &[0..24]), "one missing");
+        assert!(!fit(48, &[0..24, 24..48, 48..48]), "one too many");
         assert!(!fit(48, &[0..25, 25..48]), "wrong lengths");
     }
 }

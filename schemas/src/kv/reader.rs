@@ -93,6 +93,12 @@ impl<P: Placement> Reader<P> {
         self.advance(input).inspect_err(|refused| self.refused = Some(refused.clone()))
     }
 
+    /// Takes a frame's buffer back, so that the next one needs no fresh memory: the system's page faults cost more than
+    /// everything a reader does.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        self.progress.recycle(buffer);
+    }
+
     /// First position that has not come yet.
     pub fn position(&self) -> u32 {
         self.progress.position()

@@ -54,6 +54,7 @@ impl ChatRequest {
                 stop: stop(root)?,
                 sampling: sampling::parse(root, drawn_seed)?,
                 top_logprobs: top_logprobs(root)?,
+                ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage(root)?,

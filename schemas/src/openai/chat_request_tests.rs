@@ -26,6 +26,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             stop: vec![],
             sampling: Sampling { seed: 7, ..Sampling::default() },
             top_logprobs: None,
+            ignore_eos: false,
         },
         stream: false,
         include_usage: false,
@@ -57,6 +58,8 @@ fn fields_reach_the_request() {
     check(json!({"logprobs": true}), |r| r.generate.top_logprobs = Some(0));
     check(json!({"logprobs": true, "top_logprobs": 20}), |r| r.generate.top_logprobs = Some(20));
     check(json!({"logprobs": false, "top_logprobs": 0}), |_| ());
+    check(json!({"ignore_eos": true}), |r| r.generate.ignore_eos = true);
+    check(json!({"ignore_eos": null}), |_| ());
     check(json!({"stream": true}), |r| r.stream = true);
     check(json!({"stream": true, "stream_options": {"include_usage": true}}), |r| {
         (r.stream, r.include_usage) = (true, true);

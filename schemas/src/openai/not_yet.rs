@@ -10,6 +10,7 @@ use super::fields::Fields;
 pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
     refuse_tools(root)?;
     refuse_formats(root)?;
+    refuse_constraints(root)?;
     refuse_media(root)
 }
 
@@ -39,12 +40,61 @@ fn refuse_formats(root: Fields<'_>) -> Result<(), InvalidRequest> {
             return Err(InvalidRequest::unsupported("response_format", "A response format other than 'text'"));
         }
     }
-    for field in ["grammar", "json_schema"] {
+    for field in ["grammar", "json_schema", "structured_outputs", "regex", "ebnf"].into_iter().chain(GUIDED) {
         if root.get(field).is_some() {
             return Err(InvalidRequest::unsupported(field, "Structured output"));
         }
     }
     Ok(())
+}
+
+/// vLLM's older names for structured output.
+const GUIDED: [&str; 5] = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding"];
+
+/// Fields of other servers that change which tokens may come, what each does, and the number that asks for nothing.
+const CONSTRAINTS: [(&str, &str, f64); 16] = [
+    ("best_of", "Choosing among several drafts", 1.0),
+    ("use_beam_search", "Beam search", 0.0),
+    ("min_tokens", "A least number of tokens", 0.0),
+    ("stop_token_ids", "Stopping at tokens", 0.0),
+    ("allowed_token_ids", "Limiting the vocabulary", 0.0),
+    ("bad_words", "Forbidding words", 0.0),
+    ("logits_processors", "A processor of logits", 0.0),
+    ("typical_p", "Typical sampling", 1.0),
+    ("tfs_z", "Tail-free sampling", 1.0),
+    ("mirostat", "Mirostat", 0.0),
+    ("dry_multiplier", "DRY sampling", 0.0),
+    ("xtc_probability", "XTC sampling", 0.0),
+    ("dynatemp_range", "Dynamic temperature", 0.0),
+    ("top_n_sigma", "Top-n-sigma sampling", -1.0),
+    ("echo", "Echoing the prompt", 0.0),
+    ("continue_final_message", "Continuing the last message", 0.0),
+];
+
+fn refuse_constraints(root: Fields<'_>) -> Result<(), InvalidRequest> {
+    for (field, what, off) in CONSTRAINTS {
+        if root.get(field).is_some_and(|value| !asks_for_nothing(value, off)) {
+            return Err(InvalidRequest::unsupported(field, what));
+        }
+    }
+    match root.boolean("add_generation_prompt")? {
+        Some(false) => {
+            Err(InvalidRequest::unsupported("add_generation_prompt", "A prompt without the reply's opening"))
+        }
+        Some(true) | None => Ok(()),
+    }
+}
+
+/// Front ends send every field they know, most of them switched off.
+fn asks_for_nothing(value: &Value, off: f64) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(on) => !on,
+        Value::Number(number) => number.as_f64() == Some(off),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
 }
 
 /// Output other than text, and the web.
@@ -90,6 +140,20 @@ mod tests {
         check(json!({"response_format": {}}), Some("response_format"));
         check(json!({"grammar": "root ::= x"}), Some("grammar"));
         check(json!({"json_schema": {}}), Some("json_schema"));
+        for field in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex"] {
+            check(json!({ field: "x" }), Some(field));
+            check(json!({ field: null }), None);
+        }
+        check(json!({"best_of": 1, "use_beam_search": false, "min_tokens": 0, "stop_token_ids": []}), None);
+        check(json!({"typical_p": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "bad_words": [], "echo": false}), None);
+        check(json!({"best_of": 2}), Some("best_of"));
+        check(json!({"use_beam_search": true}), Some("use_beam_search"));
+        check(json!({"min_tokens": 5}), Some("min_tokens"));
+        check(json!({"allowed_token_ids": [1]}), Some("allowed_token_ids"));
+        check(json!({"mirostat": 2}), Some("mirostat"));
+        check(json!({"add_generation_prompt": true}), None);
+        check(json!({"add_generation_prompt": false}), Some("add_generation_prompt"));
+        check(json!({"cache_prompt": true, "store": true, "made_up": {"x": 1}}), None);
         check(json!({"modalities": ["text", "audio"]}), Some("modalities"));
         check(json!({"audio": {"voice": "x"}}), Some("audio"));
         check(json!({"web_search_options": {}}), Some("web_search_options"));

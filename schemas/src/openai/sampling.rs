@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::error::InvalidRequest;
-use super::fields::{Fields, in_range, wrong_type};
+use super::fields::{Fields, in_range, kind};
 use crate::generate::Sampling;
 use crate::sequence::Token;
 
@@ -64,10 +64,10 @@ fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), InvalidRequest> {
     let token: Token = key.parse().map_err(|_| {
         InvalidRequest::at("logit_bias", format_args!("key \"{}\" is not a token id", key.escape_debug()))
     })?;
-    let param = format!("logit_bias.{token}");
-    let wide = value.as_f64().ok_or_else(|| wrong_type(&param, "a number", value))?;
+    let problem = |problem: String| InvalidRequest::at("logit_bias", problem);
+    let wide = value.as_f64().ok_or_else(|| problem(format!("token {token} needs a number, not {}", kind(value))))?;
     let bias = in_range(wide as f32, &(-100.0..=100.0))
-        .ok_or_else(|| InvalidRequest::at(param, format_args!("must be from -100 to 100, but is {wide}")))?;
+        .ok_or_else(|| problem(format!("token {token} needs a number from -100 to 100, not {wide}")))?;
     Ok((token, bias))
 }
 
@@ -150,8 +150,8 @@ mod tests {
         refused(json!({"logit_bias": []}), "logit_bias");
         refused(json!({"logit_bias": {"five": 1}}), "logit_bias");
         refused(json!({"logit_bias": {"-5": 1}}), "logit_bias");
-        refused(json!({"logit_bias": {"5": 101}}), "logit_bias.5");
-        refused(json!({"logit_bias": {"5": "1"}}), "logit_bias.5");
+        refused(json!({"logit_bias": {"5": 101}}), "logit_bias");
+        refused(json!({"logit_bias": {"5": "1"}}), "logit_bias");
         let many: serde_json::Map<_, _> = (0..1025).map(|id| (id.to_string(), json!(1))).collect();
         refused(json!({"logit_bias": many}), "logit_bias");
     }

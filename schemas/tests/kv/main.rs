@@ -1,10 +1,24 @@
 //! Handoff streams through both ends, whole and damaged.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 #[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too, and not every user needs all")]
 #[path = "../../../tests/fuzz/src/sample.rs"]
 mod sample;
 
 mod corruption;
-mod refusals;
+mod frames;
+mod golden;
+mod messages;
 mod round_trips;
 mod speed;
+
+use baton_schemas::kv::{Codec, FrameError};
+
+/// What a reader says to a stream that begins well and goes on with `records`.
+fn refusal(codec: Codec, records: &[Vec<u8>]) -> FrameError {
+    let stream = [sample::stream(codec)[0].clone(), records.concat()].concat();
+    let mut reader = sample::reader();
+    let refused = sample::read_all(&mut reader, &stream).1.expect_err("the stream was taken");
+    assert_eq!(reader.read(&mut &b"x"[..]), Err(refused.clone()), "dead afterwards");
+    refused
+}

@@ -15,19 +15,11 @@ fn check_chunk(codec: Codec, written: &Chunk, read: Chunk, layout: &KvLayout) {
     let shapes = layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [Some(l.k), l.v]);
     for ((written, read), rows) in written.tensors().zip(read.tensors()).zip(shapes) {
         let Some(rows) = rows else { continue };
-        for (a, b) in floats(rows.dtype, written).zip(floats(rows.dtype, read)) {
+        for (a, b) in sample::floats(rows.dtype, written).zip(sample::floats(rows.dtype, read)) {
             // Half a scale of the largest value, and BF16's own rounding.
             assert!((a - b).abs() <= 3.75 / 127.0 / 2.0 + 3.75 / 256.0, "{a} became {b}");
         }
     }
-}
-
-fn floats(dtype: Dtype, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    bytes.chunks_exact(dtype.bytes()).map(move |value| match dtype {
-        Dtype::F32 => f32::from_le_bytes(value.try_into().unwrap()),
-        Dtype::F16 => half::f16::from_le_bytes(value.try_into().unwrap()).to_f32(),
-        Dtype::Bf16 => half::bf16::from_le_bytes(value.try_into().unwrap()).to_f32(),
-    })
 }
 
 #[test]
@@ -102,8 +94,25 @@ fn the_rows_go_where_the_importer_wants_them() {
 }
 
 #[test]
+fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
+    for codec in [Codec::None, Codec::PlanesZstd] {
+        let mut reader = sample::reader();
+        let stream = sample::stream(codec).concat();
+        let (mut rest, mut chunks) = (&stream[..], sample::chunks().into_iter());
+        // More than any frame needs, and not of zeros.
+        reader.recycle(vec![0xFF; 1 << 20]);
+        while let Some(event) = reader.read(&mut rest).unwrap() {
+            let Event::Frame(kv) = event else { continue };
+            assert_eq!(kv.clone().into_chunk(), chunks.next().unwrap());
+            reader.recycle(kv.into_buffer());
+        }
+        assert!(reader.is_ended() && chunks.next().is_none());
+    }
+}
+
+#[test]
 fn a_placement_that_does_not_fit_is_refused() {
-    let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: vec![0..8] };
+    let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: Vec::from([0..8, 8..8]) };
     let mut reader = Reader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &Codec::ALL, place).unwrap();
     let (_, end) = read_all(&mut reader, &sample::stream(Codec::None).concat());
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));

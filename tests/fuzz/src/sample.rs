@@ -48,6 +48,15 @@ pub fn bytes_of(dtype: Dtype, value: f32) -> Vec<u8> {
     }
 }
 
+/// The values in `bytes`.
+pub fn floats(dtype: Dtype, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(dtype.bytes()).map(move |value| match dtype {
+        Dtype::F32 => f32::from_le_bytes(value.try_into().unwrap()),
+        Dtype::F16 => f16::from_le_bytes(value.try_into().unwrap()).to_f32(),
+        Dtype::Bf16 => bf16::from_le_bytes(value.try_into().unwrap()).to_f32(),
+    })
+}
+
 /// The KV of `[p0, p1)` whose sections start at `starts`.
 pub fn chunk(layout: &KvLayout, p0: u32, p1: u32, starts: &[u32]) -> Chunk {
     let tensor = |section: usize, layer: usize, is_v: bool, start: u32, rows: Rows| {

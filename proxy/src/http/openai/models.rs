@@ -22,6 +22,7 @@ pub async fn show(
 ) -> Result<Json<ModelCard>, Failure> {
     // A path whose percent-encoding is not UTF-8 names no model.
     let id = id.map(|Path(id)| id).unwrap_or_default();
-    let card = state.backend.models().into_iter().find(|card| card.id == id);
+    // Whatever its case, as in a request.
+    let card = state.backend.models().into_iter().find(|card| card.id.eq_ignore_ascii_case(&id));
     card.map(Json).ok_or_else(|| Failure::of_request(&RequestError::ModelNotFound { model: id }, &caller.request_id))
 }

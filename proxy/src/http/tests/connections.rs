@@ -144,7 +144,7 @@ async fn a_stopping_server_lets_streams_finish() {
     client.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
     read_until(&mut client, "assistant").await;
     let mut idle = server.connect().await;
-    server.shutdown.cancel();
+    server.shutdown.begin.cancel();
     read_until(&mut client, "[DONE]").await;
     assert_eq!(idle.read(&mut [0; 1]).await.unwrap(), 0, "an idle connection is closed");
     tokio::time::sleep(SOON).await;
@@ -152,19 +152,28 @@ async fn a_stopping_server_lets_streams_finish() {
 }
 
 #[tokio::test]
-async fn at_the_drain_deadline_requests_fail_in_so_many_words() {
-    let mut server = start(acts([Act::Emit(text(0, "a")), Act::Hang])).await;
-    let mut streaming = server.connect().await;
-    streaming.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
-    read_until(&mut streaming, "assistant").await;
-    let mut waiting = server.connect().await;
-    waiting.write_all(chat_bytes(json!({}), "keep-alive").as_bytes()).await.unwrap();
-    server.until_live(2).await;
-    server.shutdown.cancel();
-    let end = read_until(&mut streaming, "\r\n0\r\n\r\n").await;
-    assert!(end.contains(r#"data: {"error":"#) && !end.contains("[DONE]"), "{end}");
-    assert!(read_until(&mut waiting, "stopping").await.starts_with("HTTP/1.1 503"));
-    let served = tokio::time::timeout(Duration::from_secs(3), &mut server.task).await;
-    assert!(served.is_ok(), "the server ends");
-    assert_eq!(server.n_live(), 0);
+async fn at_the_drain_deadline_or_a_second_signal_requests_fail_in_so_many_words() {
+    for waits in [true, false] {
+        let drain_deadline = if waits { SOON } else { Duration::from_secs(600) };
+        let fake = acts([Act::Emit(text(0, "a")), Act::Hang]);
+        let mut server = start_draining(fake, HttpConfig::default(), Duration::from_secs(60), drain_deadline).await;
+        let mut streaming = server.connect().await;
+        streaming.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
+        read_until(&mut streaming, "assistant").await;
+        let mut waiting = server.connect().await;
+        waiting.write_all(chat_bytes(json!({}), "keep-alive").as_bytes()).await.unwrap();
+        server.until_live(2).await;
+        server.shutdown.begin.cancel();
+        if !waits {
+            tokio::time::sleep(SOON * 3).await;
+            assert_eq!(server.n_live(), 2, "the first signal ends nothing");
+            server.shutdown.now.cancel();
+        }
+        let end = read_until(&mut streaming, "\r\n0\r\n\r\n").await;
+        assert!(end.contains(r#"data: {"error":"#) && !end.contains("[DONE]"), "{end}");
+        assert!(read_until(&mut waiting, "stopping").await.starts_with("HTTP/1.1 503"));
+        let served = tokio::time::timeout(Duration::from_secs(3), &mut server.task).await;
+        assert!(served.is_ok(), "the server ends");
+        assert_eq!(server.n_live(), 0);
+    }
 }

@@ -95,9 +95,13 @@ async fn a_panic_is_an_envelope_and_the_server_lives_on() {
 #[tokio::test]
 async fn unknown_routes_and_methods_are_in_the_envelope() {
     let server = start(hello()).await;
-    for path in ["/", "/v1", "/v1/nope", "/v1/models/", "/v1/chat/completions/"] {
-        server.get(path).await.failed(404, "not_found_error", None);
+    for path in ["/v1", "/v1/nope", "/v1/models/", "/v1/chat/completions/"] {
+        let error = server.get(path).await.failed(404, "not_found_error", None);
+        assert!(error["message"].as_str().unwrap().contains("POST /v1/chat/completions"), "{error}");
     }
+    let front =
+        start_with(hello(), HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() }).await.get("/").await;
+    assert!(front.status == 200 && front.text.starts_with("Baton is running"), "{}", front.text);
     let reply = server.get("/v1/chat/completions").await;
     reply.failed(405, "invalid_request_error", None);
     assert_eq!(reply.header("allow"), "POST");

@@ -18,9 +18,8 @@ use baton_schemas::{FinishReason, GenerateRequest};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
 
-use super::server::serve_with;
+use super::server::{Shutdown, serve_with};
 use super::{Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
@@ -146,7 +145,7 @@ const SOON: Duration = Duration::from_millis(30);
 struct Server {
     address: SocketAddr,
     fake: Arc<Fake>,
-    shutdown: CancellationToken,
+    shutdown: Shutdown,
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
@@ -165,12 +164,15 @@ async fn start_with(fake: Fake, config: HttpConfig) -> Server {
 }
 
 async fn start_impatient(fake: Fake, config: HttpConfig, head_deadline: Duration) -> Server {
+    start_draining(fake, config, head_deadline, Duration::from_millis(300)).await
+}
+
+async fn start_draining(fake: Fake, config: HttpConfig, head_deadline: Duration, drain_deadline: Duration) -> Server {
     let fake = Arc::new(fake);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let shutdown = CancellationToken::new();
+    let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
-    let drain_deadline = Duration::from_millis(300);
     let task = tokio::spawn(serve_with(head_deadline, listener, router, shutdown.clone(), drain_deadline));
     Server { address, fake, shutdown, task }
 }

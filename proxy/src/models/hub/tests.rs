@@ -125,8 +125,11 @@ async fn refusals_say_what_to_do() {
 
 #[tokio::test]
 async fn an_unreachable_hub_is_one_line() {
-    let access = HubAccess { endpoint: Some("http://127.0.0.1:9".into()), token: None };
-    let error = find_in("models", &access).await.unwrap_err();
-    assert!(matches!(error, ModelError::Network { n_attempts: 3, .. }), "{error}");
-    assert!(!error.to_string().contains('\n'), "{error}");
+    for (endpoint, host) in [("http://127.0.0.1:9", "127.0.0.1:9"), ("http://hub.invalid", "hub.invalid")] {
+        let access = HubAccess { endpoint: Some(endpoint.into()), token: None };
+        let error = find_in("models", &access).await.unwrap_err();
+        assert!(matches!(error, ModelError::HubUnreachable { .. }), "{error}");
+        let line = error.to_string();
+        assert!(line.contains(host) && line.contains("online") && !line.contains('\n'), "{line}");
+    }
 }

@@ -26,6 +26,8 @@ pub(super) struct Progress<P> {
     layout: Arc<KvLayout>,
     codecs: Vec<Codec>,
     placement: P,
+    /// Memory of an earlier frame, for the next.
+    spare: Vec<u8>,
     /// Set by the head.
     codec: Codec,
     decoder: Option<Decoder>,
@@ -45,6 +47,7 @@ impl<P: Placement> Progress<P> {
             layout: Arc::new(handoff.layout.clone()),
             codecs: codecs.to_vec(),
             placement,
+            spare: Vec::new(),
             codec: Codec::None,
             decoder: None,
             prefix,
@@ -57,6 +60,13 @@ impl<P: Placement> Progress<P> {
 
     pub(super) fn position(&self) -> u32 {
         self.next
+    }
+
+    /// Takes memory back for the next frame.
+    pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
+        if buffer.capacity() > self.spare.capacity() {
+            self.spare = buffer;
+        }
     }
 
     /// Checks the header of the next record, and says how its payload is received.
@@ -97,7 +107,8 @@ impl<P: Placement> Progress<P> {
             return Err(FrameError::BodyLength { p0, p1, expected, found: n_body });
         }
         let places = self.places(&header.span)?;
-        let rows = IncomingRows::new(&header.span, &self.layout, places);
+        let buffer = self.buffer(places.n_bytes);
+        let rows = IncomingRows::new(&header.span, &self.layout, places, buffer);
         Ok((header, rows))
     }
 
@@ -188,7 +199,7 @@ impl<P: Placement> Progress<P> {
         let Span { p0, p1, .. } = header.span;
         let tensors = split_body(body, &header.span, self.layout.n_tensors())?;
         let places = self.places(&header.span)?;
-        let mut buffer = vec![0; places.n_bytes];
+        let mut buffer = self.buffer(places.n_bytes);
         let shapes = header.span.tensors(&self.layout).zip(&places.tensors);
         for (tensor, (encoded, ((rows, _), place))) in tensors.into_iter().zip(shapes).enumerate() {
             let decoded = &mut buffer[place.clone()];
@@ -218,6 +229,17 @@ impl<P: Placement> Progress<P> {
         let places = self.placement.place(span, &self.layout);
         let Span { p0, p1, .. } = *span;
         if places.fit(span, &self.layout) { Ok(places) } else { Err(FrameError::Placement { p0, p1 }) }
+    }
+
+    /// Memory for a frame: an earlier one's where it is large enough. Otherwise the system gives zeroed memory page by
+    /// page as it is written, so that a frame that never comes costs nothing.
+    fn buffer(&mut self, n_bytes: usize) -> Vec<u8> {
+        let mut buffer = std::mem::take(&mut self.spare);
+        if buffer.capacity() < n_bytes {
+            return vec![0; n_bytes];
+        }
+        buffer.resize(n_bytes, 0);
+        buffer
     }
 
     /// Hash of the tokens up to the frame's end, if it is the one that the frame names.

@@ -25,11 +25,10 @@ pub(in crate::kv) struct IncomingRows {
 }
 
 impl IncomingRows {
-    /// Room for the rows of `span`, which fit in `places`.
-    pub(super) fn new(span: &Span, layout: &KvLayout, places: Places) -> Self {
+    /// Room for the rows of `span`, which fit in `places` of `buffer`.
+    pub(super) fn new(span: &Span, layout: &KvLayout, places: Places, buffer: Vec<u8>) -> Self {
         let mut rows = IncomingRows {
-            // The system gives zeroed memory page by page as it is written: a frame that never comes costs nothing.
-            buffer: vec![0; places.n_bytes],
+            buffer,
             dtypes: span.tensors(layout).map(|(rows, _)| rows.dtype).collect(),
             places,
             tensor: 0,

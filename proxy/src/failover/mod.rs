@@ -1,0 +1,201 @@
+//! One choice's deltas, whatever happens to the engines behind them.
+//!
+//! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
+//! take it up where another left it. The reader of the stream sees a pause and then the next token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::DeltaStream;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::{Delta, FinishReason, Timings};
+use baton_schemas::{EngineError, SequenceRequest};
+use futures::StreamExt;
+use tokio::time::Instant;
+
+use crate::error::RequestError;
+use crate::plan::{self, Plan, PlanRequest};
+use crate::pool::Claim;
+
+/// Engines that one sequence may lose in a row, without a token between, before its client is told.
+const MAX_ATTEMPTS: u32 = 8;
+
+/// Between attempts. With the wait for a node to become ready, this outlasts the restart of a local engine.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+
+/// A sequence on its way through the pool.
+pub struct Resilient {
+    plan: Plan,
+    request: SequenceRequest,
+    deltas: DeltaStream,
+    claims: Vec<Claim>,
+    planned: Instant,
+}
+
+impl Resilient {
+    /// A sequence that `plan`'s decode node has accepted.
+    pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream) -> Resilient {
+        let claims = plan.claim();
+        Resilient { plan, request, deltas, claims, planned: Instant::now() }
+    }
+
+    /// The sequence's deltas: those of a single engine, whoever they come from. Dropping the stream cancels.
+    pub fn into_deltas(mut self) -> DeltaStream {
+        let deltas = async_stream::try_stream! {
+            let mut earlier = Earlier::default();
+            let mut n_attempts = 0;
+            loop {
+                match self.deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta"))) {
+                    Ok(Delta::Started { n_cached }) => {
+                        if !std::mem::replace(&mut earlier.started, true) {
+                            yield Delta::Started { n_cached };
+                        }
+                    }
+                    Ok(Delta::Handoff(timings)) => {
+                        self.learn_handoff(&timings);
+                        if !std::mem::replace(&mut earlier.handed_over, true) {
+                            yield Delta::Handoff(timings);
+                        }
+                    }
+                    Ok(Delta::Token(token)) => {
+                        if n_attempts > 0 || self.request.generated.is_empty() {
+                            self.first_token_came();
+                        }
+                        n_attempts = 0;
+                        self.request.generated.push(token.id);
+                        yield Delta::Token(token);
+                    }
+                    Ok(Delta::Finished { reason, timings }) => {
+                        self.learn_finished(&timings);
+                        yield Delta::Finished { reason, timings: earlier.and(timings) };
+                        break;
+                    }
+                    Err(error) if error.is_lost_engine() => {
+                        n_attempts += 1;
+                        self.lost(&error);
+                        if self.is_complete() {
+                            // The engine died between the last token and saying so.
+                            yield Delta::Finished { reason: FinishReason::Length, timings: earlier.timings(&self.request) };
+                            break;
+                        }
+                        if n_attempts >= MAX_ATTEMPTS {
+                            Err(error.clone())?;
+                        }
+                        earlier.n_tokens = self.request.generated.len() as u32;
+                        self.take_up(error, &mut n_attempts).await?;
+                    }
+                    Err(error) => Err(error)?,
+                }
+            }
+        };
+        deltas.boxed()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.request.max_tokens.is_some_and(|n| self.request.generated.len() >= n as usize)
+    }
+
+    /// The decode node is gone, or as good as gone.
+    fn lost(&mut self, error: &EngineError) {
+        let node = self.plan.decode();
+        node.breaker.failed("decode_lost");
+        node.forget();
+        let n_generated = self.request.generated.len();
+        tracing::warn!(node = node.name, %error, n_generated, "a decode node was lost: the stream is taken up elsewhere");
+    }
+
+    /// Finds another engine that goes on. Gives up with the error that came first.
+    async fn take_up(&mut self, lost: EngineError, n_attempts: &mut u32) -> Result<(), EngineError> {
+        // Its choices run on their own from here.
+        self.request.group = None;
+        let mut failed = vec![self.plan.route.decode];
+        loop {
+            match self.start_again(&failed).await {
+                Ok(()) => return Ok(()),
+                Err(RequestError::Engine(error)) if !error.is_lost_engine() => return Err(error),
+                Err(error) => tracing::info!(%error, "no engine takes the stream up yet"),
+            }
+            *n_attempts += 1;
+            if *n_attempts >= MAX_ATTEMPTS {
+                return Err(lost);
+            }
+            // The one that failed may be back.
+            failed.clear();
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn start_again(&mut self, failed: &[usize]) -> Result<(), RequestError> {
+        let model = Arc::clone(&self.plan.model);
+        model.any_ready().await?;
+        let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
+        let left = self.request.max_tokens.map(|n| n.saturating_sub(self.request.generated.len() as u32));
+        let request = PlanRequest {
+            tokens: &tokens,
+            scope: self.request.cache_scope,
+            max_tokens: left,
+            policy: None,
+            exclude: failed,
+        };
+        let plan = plan::plan(&model, &request)?;
+        self.request.kv_source = plan.kv_source();
+        self.deltas = plan.decode().engine.generate(self.request.clone()).await.inspect_err(|error| {
+            if error.is_lost_engine() {
+                plan.decode().breaker.failed("decode_lost");
+            }
+        })?;
+        tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
+        self.claims = plan.claim();
+        (self.plan, self.planned) = (plan, Instant::now());
+        Ok(())
+    }
+
+    fn first_token_came(&mut self) {
+        self.claims.iter_mut().for_each(Claim::prompt_done);
+        self.plan.decode().breaker.succeeded();
+        let actual_ms = self.planned.elapsed().as_secs_f64() * 1e3;
+        if let Some(prediction) = &self.plan.prediction {
+            let route = self.plan.route;
+            self.plan.model.routes.learn_error(route.prefill, route.decode, prediction.ttft_ms, actual_ms);
+        }
+        let tokens = &self.request.prompt;
+        self.plan.decode().remember(self.request.cache_scope, tokens);
+    }
+
+    fn learn_handoff(&self, timings: &HandoffTimings) {
+        self.plan.model.learn_handoff(self.plan.route, timings);
+        if let Some(prefill) = self.plan.prefill().filter(|_| timings.failure.is_none()) {
+            prefill.remember(self.request.cache_scope, &self.request.prompt);
+        }
+    }
+
+    fn learn_finished(&self, timings: &Timings) {
+        let node = self.plan.decode();
+        self.plan.model.learn_stream(self.plan.route, timings, node.load().active_slots);
+        self.plan.model.routes.learn_output(self.request.generated.len() as u32);
+        let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
+        node.remember(self.request.cache_scope, &tokens);
+    }
+}
+
+/// What came from engines that were lost.
+#[derive(Default)]
+struct Earlier {
+    started: bool,
+    handed_over: bool,
+    n_tokens: u32,
+}
+
+impl Earlier {
+    /// The last engine's account, with the tokens of those before it.
+    fn and(&self, timings: Timings) -> Timings {
+        Timings { predicted_n: timings.predicted_n + self.n_tokens, ..timings }
+    }
+
+    fn timings(&self, request: &SequenceRequest) -> Timings {
+        Timings { predicted_n: request.generated.len() as u32, ..Timings::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

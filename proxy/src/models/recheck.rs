@@ -1,0 +1,57 @@
+//! Whether a model that is in the cache is still what was fetched: `baton pull` looks again, a start does not, since
+//! reading a large file takes a minute.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use super::ModelError;
+use super::part_file::sha256_of;
+use super::progress::Progress;
+
+/// What the beginning of every GGUF file says.
+const MAGIC: [u8; 4] = *b"GGUF";
+
+/// Hashes a cached file again. False if it is not what was promised; then it has been deleted.
+pub(super) async fn is_whole(path: &Path, sha256: Option<&str>, progress: &dyn Progress) -> Result<bool, ModelError> {
+    let Some(expected) = sha256 else {
+        progress.notice(&format!("{} is here; its checksum was never told, so it is not checked", path.display()));
+        return Ok(true);
+    };
+    progress.notice(&format!("{} is here; checking its sha256", path.display()));
+    if sha256_of(path).await? == expected {
+        return Ok(true);
+    }
+    progress.notice(&format!("{} is corrupt; fetching it anew", path.display()));
+    fs::remove_file(path).map_err(|source| ModelError::file(path, source))?;
+    Ok(false)
+}
+
+/// Refuses a file of the user's own that cannot be a model.
+pub(super) fn check_magic(path: &Path) -> Result<(), ModelError> {
+    let mut magic = [0; MAGIC.len()];
+    let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    match read {
+        Err(source) if source.kind() != ErrorKind::UnexpectedEof => Err(ModelError::file(path, source)),
+        _ if magic != MAGIC => Err(ModelError::NotGguf { path: path.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+/// Where the checksum of a hub's file is kept, for a later look without the network.
+fn checksum_path(path: &Path) -> PathBuf {
+    super::cache::beside(path, ".sha256")
+}
+
+/// Keeps the checksum of a file that was just verified.
+pub(super) fn remember(path: &Path, sha256: Option<&str>) -> Result<(), ModelError> {
+    let Some(sha256) = sha256 else { return Ok(()) };
+    let kept = checksum_path(path);
+    fs::write(&kept, sha256).map_err(|source| ModelError::file(&kept, source))
+}
+
+/// The checksum that was kept, if any was.
+pub(super) fn remembered(path: &Path) -> Option<String> {
+    let kept = fs::read_to_string(checksum_path(path)).ok()?.trim().to_owned();
+    (kept.len() == 64 && kept.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(kept)
+}

@@ -1,0 +1,119 @@
+//! Keeps requests away from a node that fails, and lets one through now and then to see whether it is back.
+//!
+//! Closed: requests pass. A failure opens it for a while that doubles with each failure in a row. When the while is
+//! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long the first failure keeps requests away.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// A node that is back is used again within this.
+const MAX_PAUSE: Duration = Duration::from_secs(4);
+
+/// How long the outcome of the one request that was let through is waited for.
+const TRIAL_TIME: Duration = Duration::from_secs(30);
+
+/// One node's breaker.
+#[derive(Debug, Default)]
+pub struct Breaker(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    n_in_a_row: u32,
+    closed_until: Option<Instant>,
+    counts: BTreeMap<&'static str, u64>,
+    last_reason: Option<&'static str>,
+}
+
+impl Breaker {
+    /// Whether a request may be sent now. Asking takes the half-open state's one place: ask only to send.
+    pub fn try_pass(&self) -> bool {
+        let mut state = self.lock();
+        match state.closed_until {
+            None => true,
+            Some(until) if Instant::now() < until => false,
+            Some(_) => {
+                state.closed_until = Some(Instant::now() + TRIAL_TIME);
+                true
+            }
+        }
+    }
+
+    /// Whether [`Breaker::try_pass`] would say yes.
+    pub fn would_pass(&self) -> bool {
+        self.lock().closed_until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// A request went well.
+    pub fn succeeded(&self) {
+        let mut state = self.lock();
+        (state.n_in_a_row, state.closed_until) = (0, None);
+    }
+
+    /// A request failed for a reason that is the node's.
+    pub fn failed(&self, reason: &'static str) {
+        let mut state = self.lock();
+        let pause = FIRST_PAUSE.saturating_mul(1 << state.n_in_a_row.min(8)).min(MAX_PAUSE);
+        state.n_in_a_row = state.n_in_a_row.saturating_add(1);
+        state.closed_until = Some(Instant::now() + pause);
+        state.last_reason = Some(reason);
+        *state.counts.entry(reason).or_default() += 1;
+    }
+
+    /// Failures by reason since the start.
+    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().counts.clone()
+    }
+
+    /// Why it failed last.
+    pub fn last_reason(&self) -> Option<&'static str> {
+        self.lock().last_reason
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_keeps_requests_away_and_one_is_let_through_later() {
+        let breaker = Breaker::default();
+        assert!(breaker.try_pass());
+        breaker.failed("prefill_down");
+        assert!(!breaker.try_pass());
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert!(breaker.would_pass());
+        assert!(breaker.try_pass(), "half-open: one request");
+        assert!(!breaker.try_pass(), "and no second one");
+        breaker.failed("prefill_down");
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert!(!breaker.try_pass(), "the second pause is longer");
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert!(breaker.try_pass());
+        breaker.succeeded();
+        assert!(breaker.try_pass() && breaker.try_pass());
+        assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 2)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_failed_for_hours_is_tried_within_five_seconds() {
+        let breaker = Breaker::default();
+        for _ in 0..100 {
+            breaker.failed("prefill_down");
+        }
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(breaker.try_pass());
+        // A trial whose outcome never came does not close the door for ever.
+        tokio::time::advance(TRIAL_TIME).await;
+        assert!(breaker.try_pass());
+    }
+}

@@ -1,0 +1,44 @@
+//! From what requests report to rates.
+
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::Timings;
+
+use super::ServedModel;
+use crate::plan::cost::Route;
+
+/// Fewer measure the launch and not the rate.
+const MIN_TOKENS: f64 = 16.0;
+const MIN_STEPS: f64 = 4.0;
+
+impl ServedModel {
+    /// A handoff on this route succeeded, or failed for a reason that the node's breaker counts.
+    pub fn learn_handoff(&self, route: Route, timings: &HandoffTimings) {
+        let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
+        if let Some(failure) = timings.failure {
+            prefill.breaker.failed(failure.as_str());
+            return;
+        }
+        prefill.breaker.succeeded();
+        let computed = f64::from(timings.n_computed);
+        if computed >= MIN_TOKENS {
+            prefill.learn(|rates| rates.prefill.learn(computed, computed / (timings.prefill_ms / 1e3)));
+        }
+        self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
+    }
+
+    /// A stream on this route is complete; `n_streams` shared the decode node's steps.
+    pub fn learn_stream(&self, route: Route, timings: &Timings, n_streams: u32) {
+        let Some(node) = self.decode.get(route.decode) else { return };
+        node.learn(|rates| {
+            let computed = f64::from(timings.prompt_n);
+            if route.prefill.is_none() && computed >= MIN_TOKENS {
+                rates.prefill.learn(computed, computed / (timings.prompt_ms / 1e3));
+            }
+            // The first token came with the prompt.
+            let steps = f64::from(timings.predicted_n.saturating_sub(1));
+            if steps >= MIN_STEPS {
+                rates.decode.learn(f64::from(n_streams.max(1)), steps / (timings.predicted_ms / 1e3));
+            }
+        });
+    }
+}

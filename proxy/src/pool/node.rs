@@ -1,0 +1,207 @@
+//! A node of the pool: an engine somewhere, and everything this endpoint knows of it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_schemas::Token;
+use baton_schemas::handoff::KvSource;
+use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_schemas::sequence::CacheScope;
+use tokio::sync::watch;
+
+use super::breaker::Breaker;
+use super::prefixes::Prefixes;
+use super::rates::{Curve, NodeRates};
+use super::{EngineState, READY_WAIT, unavailable};
+use crate::error::RequestError;
+use crate::plan::snapshot::NodeView;
+
+/// How often a node's load is asked for. What this endpoint itself sends is known without asking.
+const LOAD_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long an answer may take. An old answer is better than none: it is kept.
+const LOAD_DEADLINE: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub struct Node {
+    /// What it is called in `x-baton-route`: no address.
+    pub name: String,
+    /// Where other nodes reach it, if they do.
+    pub url: Option<String>,
+    /// Its client.
+    pub engine: Arc<dyn Engine>,
+    /// Its life.
+    pub state: watch::Receiver<EngineState>,
+    /// Keeps requests away while it fails.
+    pub breaker: Breaker,
+    load: Mutex<NodeLoad>,
+    claims: Claims,
+    learned: Mutex<Learned>,
+}
+
+/// What this endpoint has asked of a node and not got yet.
+#[derive(Debug, Default)]
+struct Claims {
+    n_streams: AtomicU32,
+    n_prompt_tokens: AtomicU32,
+}
+
+#[derive(Default)]
+struct Learned {
+    rates: NodeRates,
+    prefixes: Prefixes,
+}
+
+impl Node {
+    /// A node; its load is followed from now on, until it is dropped.
+    pub fn new(
+        name: String,
+        url: Option<String>,
+        engine: Arc<dyn Engine>,
+        state: watch::Receiver<EngineState>,
+    ) -> Arc<Node> {
+        let node = Arc::new(Node {
+            name,
+            url,
+            engine,
+            state,
+            breaker: Breaker::default(),
+            load: Mutex::default(),
+            claims: Claims::default(),
+            learned: Mutex::default(),
+        });
+        let watched = Arc::downgrade(&node);
+        tokio::spawn(async move {
+            while let Some(node) = watched.upgrade() {
+                if let (Some(_), Ok(Ok(load))) =
+                    (node.info(), tokio::time::timeout(LOAD_DEADLINE, node.engine.load()).await)
+                {
+                    *lock(&node.load) = load;
+                }
+                drop(node);
+                tokio::time::sleep(LOAD_INTERVAL).await;
+            }
+        });
+        node
+    }
+
+    /// What the node is, if it can be sent requests now.
+    pub fn info(&self) -> Option<Arc<NodeInfo>> {
+        match &*self.state.borrow() {
+            EngineState::Ready(info) => Some(Arc::clone(info)),
+            _ => None,
+        }
+    }
+
+    /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
+    pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
+        let mut state = self.state.clone();
+        let settled = state.wait_for(|state| !matches!(state, EngineState::Starting));
+        match tokio::time::timeout(READY_WAIT, settled).await {
+            Ok(Ok(state)) => match &*state {
+                EngineState::Ready(info) => Ok(Arc::clone(info)),
+                EngineState::Failed { reason, retry_in } => Err(unavailable(reason, *retry_in)),
+                EngineState::Starting => Err(unavailable("the model is loading", READY_WAIT)),
+            },
+            Ok(Err(_)) => Err(unavailable("the engine has been stopped", READY_WAIT)),
+            Err(_) => Err(unavailable("the model is loading", READY_WAIT)),
+        }
+    }
+
+    /// What a plan has to know of it, for a prompt.
+    pub fn view(&self, scope: CacheScope, prompt: &[Token]) -> NodeView {
+        let load = *lock(&self.load);
+        let learned = lock(&self.learned);
+        let info = self.info();
+        let barred = match &*self.state.borrow() {
+            EngineState::Starting => Some("starting"),
+            EngineState::Failed { .. } => Some("down"),
+            EngineState::Ready(_) if !self.breaker.would_pass() => self.breaker.last_reason(),
+            EngineState::Ready(_) => None,
+        };
+        // The node's own figures until this endpoint has better ones: they are not by length or batch.
+        let known = |curve: Curve, engines: f64| if curve.is_known() { curve } else { Curve::constant(engines) };
+        let n_streams = self.claims.n_streams.load(Ordering::Relaxed);
+        NodeView {
+            name: self.name.clone(),
+            role: info.as_ref().map(|info| info.role).unwrap_or_default(),
+            barred,
+            n_slots: info.as_ref().map_or(1, |info| info.n_slots),
+            n_active: load.active_slots.max(n_streams.min(info.as_ref().map_or(0, |info| info.n_slots))),
+            n_queued: load.queued.max(n_streams.saturating_sub(info.as_ref().map_or(0, |info| info.n_slots))),
+            n_backlog: load.prefill_backlog.max(self.claims.n_prompt_tokens.load(Ordering::Relaxed)),
+            n_cached: u32::try_from(learned.prefixes.cached(scope, prompt)).unwrap_or(u32::MAX),
+            rates: NodeRates {
+                prefill: known(learned.rates.prefill, load.prefill_tps),
+                decode: known(learned.rates.decode, load.decode_tps),
+            },
+            kv_bytes_per_token: info
+                .and_then(|info| info.kv.as_ref().map(|kv| kv.layout.bytes_per_position()))
+                .and_then(|n| u32::try_from(n).ok()),
+        }
+    }
+
+    /// Notes that the node is asked for a stream whose prompt has this many tokens to compute.
+    pub fn claim(self: &Arc<Self>, n_streams: u32, n_prompt_tokens: u32) -> Claim {
+        self.claims.n_streams.fetch_add(n_streams, Ordering::Relaxed);
+        self.claims.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
+        Claim { node: Arc::clone(self), n_streams, n_prompt_tokens }
+    }
+
+    /// What a decode node is told, to pull KV from this one.
+    pub fn kv_source(&self) -> Option<KvSource> {
+        Some(KvSource { url: self.url.clone()?, codecs: Vec::new() })
+    }
+
+    /// Takes measurements into account.
+    pub fn learn(&self, update: impl FnOnce(&mut NodeRates)) {
+        update(&mut lock(&self.learned).rates);
+    }
+
+    /// What was measured.
+    pub fn rates(&self) -> NodeRates {
+        lock(&self.learned).rates
+    }
+
+    /// Notes that the node holds the KV of these tokens now.
+    pub fn remember(&self, scope: CacheScope, tokens: &[Token]) {
+        lock(&self.learned).prefixes.remember(scope, tokens);
+    }
+
+    /// Notes that the node's process has ended, and its caches with it.
+    pub fn forget(&self) {
+        lock(&self.learned).prefixes.clear();
+    }
+
+    /// What the node is doing, as far as is known.
+    pub fn load(&self) -> NodeLoad {
+        *lock(&self.load)
+    }
+}
+
+/// A part of a node's work that this endpoint asked for. Given back when dropped.
+pub struct Claim {
+    node: Arc<Node>,
+    n_streams: u32,
+    n_prompt_tokens: u32,
+}
+
+impl Claim {
+    /// The prompt is computed.
+    pub fn prompt_done(&mut self) {
+        self.node.claims.n_prompt_tokens.fetch_sub(std::mem::take(&mut self.n_prompt_tokens), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.prompt_done();
+        self.node.claims.n_streams.fetch_sub(self.n_streams, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

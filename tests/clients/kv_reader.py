@@ -1,0 +1,99 @@
+"""Reads a KV handoff stream with nothing but what docs/kv-frames.md says.
+
+`read` yields ("head", dict), ("wait", dict), ("frame", Frame), ("end", dict) and ("error", dict), or raises ValueError.
+"""
+
+import json
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+from blake3 import blake3
+
+DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
+
+
+class Frame(NamedTuple):
+    p0: int
+    p1: int
+    starts: tuple  # of each section
+    tensors: list  # [section][layer] -> (K, V or None), float32 arrays [positions][values]
+
+
+def read(stream, cluster_key, handoff_id, tokens):
+    material = struct.pack("<Q", len(cluster_key)) + cluster_key + handoff_id
+    key = blake3(material, derive_key_context="baton kv handoff v1").digest()
+    at, index, head, next_position, n_frames = 0, 0, None, None, 0
+    while True:
+        magic, kind, reserved, found, length = struct.unpack_from("<4sB3sIQ", stream, at)
+        check(magic == b"BKV1" and reserved == bytes(3) and found == index, "record header")
+        payload = stream[at + 20:at + 20 + length]
+        mac = stream[at + 20 + length:at + 52 + length]
+        check(blake3(stream[at:at + 20 + length], key=key).digest() == mac, "MAC")
+        at, index = at + 52 + length, index + 1
+        check((kind == 1) == (index == 1), "the head is the first record and no other")
+        if kind == 1:
+            head = json.loads(payload)
+            check(head["version"] == 1 and head["handoff"] == handoff_id.hex(), "head")
+            next_position = head["start"]
+            yield "head", head
+        elif kind == 2:
+            frame = read_frame(payload, head, tokens, next_position)
+            next_position, n_frames = frame.p1, n_frames + 1
+            yield "frame", frame
+        elif kind == 5:
+            yield "wait", json.loads(payload)
+        else:
+            check(kind in (3, 4) and at == len(stream), "nothing follows an end or an error")
+            message = json.loads(payload)
+            check(kind == 4 or (message["n_frames"], next_position) == (n_frames, head["end"]), "end")
+            yield {3: "end", 4: "error"}[kind], message
+            return
+
+
+def read_frame(payload, head, tokens, next_position):
+    p0, p1, prefix, codec, reserved, n_sections = struct.unpack_from("<II32sB3sI", payload)
+    sections = head["layout"]["sections"]
+    check(p0 == next_position < p1 <= head["end"] and reserved == bytes(3) and n_sections == len(sections), "frame")
+    check(codec == {"none": 0, "planes_zstd": 1, "q8_0": 2}[head["codec"]], "codec")
+    check(blake3(struct.pack(f"<{p1}I", *tokens[:p1])).digest() == prefix, "computed for other tokens")
+    starts = struct.unpack_from(f"<{n_sections}I", payload, 48)
+    check(all(p0 <= s <= (p0 if "window" not in sec else p1) for s, sec in zip(starts, sections)), "section start")
+    shapes = [(start, layer[t]) for start, section in zip(starts, sections) for layer in section["layers"]
+              for t in ("k", "v") if t in layer]
+    body = payload[48 + 4 * n_sections:]
+    if codec == 0:
+        lengths = [(p1 - start) * rows["n_values"] * DTYPES[rows["dtype"]].itemsize for start, rows in shapes]
+    else:
+        n_tensors, *lengths = struct.unpack_from(f"<{1 + len(shapes)}I", body)
+        check(n_tensors == len(shapes), "number of tensors")
+        body = body[4 + 4 * n_tensors:]
+    check(sum(lengths) == len(body), "length of the body")
+    values, at = [], 0
+    for (start, rows), length in zip(shapes, lengths):
+        values.append(decode(codec, rows["dtype"], body[at:at + length], (p1 - start, rows["n_values"])))
+        at += length
+    values = iter(values)
+    tensors = [[(next(values), next(values) if "v" in layer else None) for layer in s["layers"]] for s in sections]
+    return Frame(p0, p1, starts, tensors)
+
+
+def decode(codec, dtype, encoded, shape):
+    n, size = shape[0] * shape[1], DTYPES[dtype].itemsize
+    if codec == 2:
+        blocks = np.frombuffer(encoded, np.dtype([("d", "<f2"), ("q", "i1", 32)]))
+        values = (blocks["d"].astype(np.float32)[:, None] * blocks["q"]).reshape(shape)
+    else:
+        if codec == 1 and n:
+            planes = np.frombuffer(zstandard.decompress(encoded, max_output_size=n * size), np.uint8)
+            encoded = planes.reshape(size, n).T.tobytes()
+        raw = np.frombuffer(encoded, DTYPES[dtype]).reshape(shape)
+        values = (raw.astype("<u4") << 16).view("<f4") if dtype == "bf16" else raw.astype(np.float32)
+    check(np.isfinite(values).all(), "a value is not finite")
+    return values
+
+
+def check(right, what):
+    if not right:
+        raise ValueError(what)

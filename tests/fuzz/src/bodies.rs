@@ -1,0 +1,149 @@
+//! What is fuzzed, as plain functions: libFuzzer calls them in `fuzz_targets/`, and so does a test on stable Rust.
+//! Each panics when a promise is broken, and otherwise says whether the input was taken to its end or refused.
+
+use std::fmt::Debug;
+
+use baton_schemas::kv::record::Kind;
+use baton_schemas::kv::{Codec, Event, Reader};
+use baton_schemas::{Delta, EngineError, SequenceRequest, node};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::sample;
+
+/// A body and inputs to start from.
+pub struct Target {
+    pub name: &'static str,
+    pub body: fn(&[u8]) -> bool,
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// Every target.
+pub const TARGETS: [Target; 3] = [
+    Target { name: "kv_reader_raw", body: kv_reader_raw, seeds: kv_reader_raw_seeds },
+    Target { name: "kv_reader", body: kv_reader, seeds: kv_reader_seeds },
+    Target { name: "node_messages", body: node_messages, seeds: node_messages_seeds },
+];
+
+/// The bytes of a handoff stream as they are. Without the key no change gets past a MAC, so this is for what comes
+/// before.
+pub fn kv_reader_raw(input: &[u8]) -> bool {
+    let mut checked = Checked::new();
+    // Cut in as many ways as there are lengths.
+    let size = input.len() % 257 + 1;
+    input.chunks(size).all(|mut piece| checked.read(&mut piece)) && checked.reader.is_ended()
+}
+
+/// Records, each as `u8 kind, u16 length, payload`; given the header and the MAC they need, so that the payloads are
+/// believed.
+pub fn kv_reader(mut input: &[u8]) -> bool {
+    let mut checked = Checked::new();
+    let mut index = 0;
+    while let [kind, l0, l1, rest @ ..] = input {
+        let Some(kind) = Kind::from_number(*kind) else { return false };
+        let (payload, rest) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes([*l0, *l1]))));
+        let record = sample::sealed(kind, index, payload);
+        if !checked.read(&mut &record[..]) {
+            return false;
+        }
+        (input, index) = (rest, index + 1);
+    }
+    checked.reader.is_ended()
+}
+
+/// A reader, and what must hold for all that it says.
+struct Checked {
+    reader: Reader,
+    next: u32,
+}
+
+impl Checked {
+    fn new() -> Self {
+        Checked { reader: sample::reader(), next: sample::handoff().start }
+    }
+
+    /// Whether the reader goes on.
+    fn read(&mut self, input: &mut &[u8]) -> bool {
+        loop {
+            match self.reader.read(input) {
+                Err(refused) => {
+                    assert_eq!(self.reader.read(&mut &b"x"[..]), Err(refused), "a reader that refused is dead");
+                    return false;
+                }
+                Ok(None) => {
+                    assert!(input.is_empty(), "bytes are left over");
+                    return true;
+                }
+                Ok(Some(Event::Frame(kv))) => {
+                    assert_eq!(kv.span().p0, self.next, "frames go on");
+                    self.next = kv.span().p1;
+                    assert_eq!(self.reader.position(), self.next);
+                    let chunk = kv.into_chunk();
+                    chunk.check(&sample::layout()).expect("a verified frame fits its layout");
+                    for (bytes, rows) in chunk.tensors().zip(sample::layout().tensors()) {
+                        assert!(sample::floats(rows.dtype, bytes).all(f32::is_finite), "a value is not finite");
+                    }
+                }
+                Ok(Some(Event::End(_))) => {
+                    assert_eq!(self.next, sample::handoff().end(), "all is there at the end");
+                }
+                Ok(Some(Event::Head(_) | Event::Wait(_) | Event::Error(_))) => {}
+            }
+        }
+    }
+}
+
+/// JSON of the node protocol: a byte that names the type, then the text. What parses is written, parsed again, and
+/// is the same.
+pub fn node_messages(input: &[u8]) -> bool {
+    let [kind, json @ ..] = input else { return false };
+    match kind % 8 {
+        0 => round_trip::<SequenceRequest>(json),
+        1 => round_trip::<Delta>(json),
+        2 => round_trip::<node::DeltaLine>(json),
+        3 => round_trip::<node::NodeInfo>(json),
+        4 => round_trip::<node::NodeLoad>(json),
+        5 => round_trip::<node::RenderRequest>(json),
+        6 => round_trip::<node::ChildEvent>(json),
+        _ => round_trip::<EngineError>(json),
+    }
+}
+
+fn round_trip<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> bool {
+    let Ok(value) = serde_json::from_slice::<T>(json) else { return false };
+    let written = serde_json::to_string(&value).expect("a message can be written");
+    let again: T = serde_json::from_str(&written).expect("what was written can be read");
+    assert_eq!(again, value, "{written}");
+    true
+}
+
+fn kv_reader_raw_seeds() -> Vec<Vec<u8>> {
+    Codec::ALL.map(|codec| sample::stream(codec).concat()).to_vec()
+}
+
+fn kv_reader_seeds() -> Vec<Vec<u8>> {
+    let unsealed = |codec| {
+        let records = sample::stream(codec).into_iter().enumerate();
+        let unsealed = records.flat_map(|(index, record)| {
+            let payload = sample::payload(&record);
+            let length = u16::try_from(payload.len()).expect("the sample's records are short");
+            [&[sample::kind(&record, index as u32) as u8][..], &length.to_le_bytes(), payload].concat()
+        });
+        unsealed.collect()
+    };
+    Codec::ALL.map(unsealed).to_vec()
+}
+
+fn node_messages_seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        r#"{"prompt":[1,2],"sampling":{},"max_tokens":5,"top_logprobs":2,"group":{"id":7,"size":2},"cache_scope":9}"#,
+        r#"{"token":{"id":5,"bytes":{"base64":"8J8="},"logprobs":{"chosen":-0.5,"top":[{"id":1,"bytes":"a","logprob":-1}]}}}"#,
+        r#"{"finished":{"reason":"stop","timings":{"queue_ms":1.5,"prompt_n":3}}}"#,
+        r#"{"model":"m","engine":"sim","architecture":"llama","n_ctx":1,"n_ctx_train":1,"n_vocab":1,"n_slots":1,"memory":{},"has_chat_template":true}"#,
+        r#"{"active_slots":1,"queued":2,"free_cells":3,"prefill_tps":1e3,"decode_tps":0.1}"#,
+        r#"{"conversation":{"messages":[{"role":"user","content":"hi"}]}}"#,
+        r#"{"event":"failed","message":"a","summary":"b"}"#,
+        r#"{"kind":"context_overflow","n_prompt":5,"n_ctx":4}"#,
+    ];
+    texts.iter().enumerate().map(|(kind, json)| [&[kind as u8], json.as_bytes()].concat()).collect()
+}
