@@ -58,7 +58,8 @@ async fn show(args: DemoArgs) -> Result<(), Failure> {
     eprintln!("Node A (prefill) and node B (decode) are starting.");
     let role = ["--role", "prefill"].map(OsString::from);
     let node = NodeProcess::start(&key, role.into_iter().chain(engine_args.iter().cloned())).await?;
-    let prefill: [OsString; 2] = ["--prefill".into(), node.url.clone().into()];
+    // Between equal nodes the planner would rightly see nothing to gain.
+    let prefill = ["--prefill", &node.url, "--policy", "always_handoff"].map(OsString::from);
     let endpoint = Endpoint::start(&key, engine_args.iter().cloned().chain(prefill)).await?;
     eprintln!("A prompt of {} words goes to {}/v1/chat/completions.", args.words, endpoint.base);
     let handed = ask(&endpoint.base, &prompt).await?;
