@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::peers::{Match, Peers, compare};
-use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
+use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
 use crate::remote::{NodeAddress, RemoteEngine, accepted};
 
@@ -188,7 +188,7 @@ impl Inner {
             start: 0,
             cache_scope: CacheScope::SHARED,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-            buffers: mpsc::channel(1).1,
+            buffers: Buffers::default(),
         };
         let theirs = Mutex::new(Vec::new());
         let keep = |kv: VerifiedKv| {
@@ -220,12 +220,13 @@ impl Inner {
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let (place, mut buffers) = (order.placement, order.buffers);
+        let (place, buffers) = (order.placement, order.buffers);
         let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
         let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
         let mut bytes = self.open(url, &request).await?.bytes_stream();
         let mut progress = Progress::default();
+        reader.recycle(buffers.take());
         loop {
             let piece = match tokio::time::timeout(STALL_TIMEOUT, bytes.next()).await {
                 Err(_) => return Err(HandoffFailure::PrefillStalled),
@@ -233,9 +234,6 @@ impl Inner {
                 Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
             };
             progress.n_bytes += piece.len() as u64;
-            while let Ok(buffer) = buffers.try_recv() {
-                reader.recycle(buffer);
-            }
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
@@ -244,6 +242,7 @@ impl Inner {
                     Event::Frame(kv) => {
                         progress.frame_arrived();
                         take(kv).await;
+                        reader.recycle(buffers.take());
                     }
                     Event::End(end) => return Ok(progress.report(&end)),
                     Event::Error(error) => {

@@ -36,8 +36,11 @@ impl Endpoint {
             .kill_on_drop(true)
             .spawn()?;
         let stdout = child.stdout.take().ok_or_else(|| Failure("the endpoint has no output".into()))?;
-        let base = tokio::time::timeout(START_DEADLINE, ready(BufReader::new(stdout.take(MAX_BANNER_BYTES)))).await;
+        let mut output = BufReader::new(stdout).take(MAX_BANNER_BYTES);
+        let base = tokio::time::timeout(START_DEADLINE, ready(&mut output)).await;
         let base = base.map_err(|_| Failure("the endpoint does not become ready".into()))??;
+        // Read to its end, which is the child's: a write to a closed pipe would end the endpoint.
+        tokio::spawn(async move { tokio::io::copy(&mut output.into_inner(), &mut tokio::io::sink()).await });
         Ok(Endpoint { base, _child: child })
     }
 }
