@@ -33,7 +33,7 @@ pub(super) struct HandoffBenchArgs {
     /// A .gguf file or a catalogue name
     #[arg(long, short, default_value = "smollm2")]
     model: String,
-    /// Repetitions at most; medians are reported. A prompt length gets fewer if they take more than 90 s
+    /// Repetitions at most; medians are reported. A prompt length gets fewer if they take more than 60 s
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Compute threads of each node
@@ -71,6 +71,20 @@ enum Section {
     Streams,
     /// Codecs on real KV.
     Codecs,
+}
+
+impl Section {
+    async fn measure(self, bench: &mut Bench, report: &mut Report) -> Result<(), Failure> {
+        match self {
+            Section::Overlap => report.overlap = Some(overlap::measure(bench).await?),
+            Section::Fairness => report.fairness = Some(fairness::measure(bench).await?),
+            Section::Wire => report.wire = Some(wire::measure(bench).await?),
+            Section::Memory => report.memory = Some(footprint::measure(bench).await?),
+            Section::Streams => report.streams = Some(streams::measure(bench).await?),
+            Section::Codecs => report.codecs = Some(codecs::measure(bench).await?),
+        }
+        Ok(())
+    }
 }
 
 /// How large the measurements are, in tokens.
@@ -111,31 +125,18 @@ pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), Failure> {
         // Before minutes of work, and not after them.
         std::fs::create_dir_all(folder)?;
     }
-    let only = |section| args.only.is_empty() || args.only.contains(&section);
     let mut bench = Bench::start(model, args.threads, sizes).await?;
     let mut report = Report { model: args.model, threads: args.threads, ..Report::default() };
-    if only(Section::Overlap) {
-        report.overlap = Some(overlap::measure(&mut bench).await?);
-    }
-    if only(Section::Fairness) {
-        report.fairness = Some(fairness::measure(&mut bench).await?);
-    }
-    if only(Section::Wire) {
-        report.wire = Some(wire::measure(&mut bench).await?);
-    }
-    if only(Section::Memory) {
-        report.memory = Some(footprint::measure(&mut bench).await?);
-    }
-    if only(Section::Streams) {
-        report.streams = Some(streams::measure(&mut bench).await?);
-    }
-    if only(Section::Codecs) {
-        report.codecs = Some(codecs::measure(&mut bench).await?);
+    let sections =
+        Section::value_variants().iter().filter(|section| args.only.is_empty() || args.only.contains(section));
+    for section in sections {
+        section.measure(&mut bench, &mut report).await?;
+        if let Some(path) = &args.json {
+            // Each time: minutes of work are not lost if a later measurement fails or is interrupted.
+            std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+        }
     }
     println!("{}", report.table());
-    if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
-    }
     if let (Some(folder), Some(overlap)) = (&args.svg, &report.overlap) {
         charts::write(folder, overlap)?;
     }
