@@ -138,7 +138,7 @@ async fn one_length(
     for round in 0..bench.sizes.rounds {
         let spent = began.elapsed();
         // As many rounds as there is time for: a long prompt has fewer.
-        if round > 0 && spent + spent / round as u32 > bench.sizes.time_per_length {
+        if round > 0 && spent + spent / round > bench.sizes.time_per_length {
             break;
         }
         for cell in &mut cells {
