@@ -1,4 +1,5 @@
 //! `baton demo` shows a handoff, and leaves nothing behind.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 mod harness;
 
