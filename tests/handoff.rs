@@ -1,4 +1,5 @@
 //! A prompt computed by one process and decoded by another, through the same endpoint as ever.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 mod harness;
 
@@ -6,9 +7,15 @@ use harness::{Node, Server, chat, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+/// The route and the reply.
 async fn ask(server: &Server, body: &Value) -> (String, Value) {
+    ask_with(server, body, "always_handoff").await
+}
+
+async fn ask_with(server: &Server, body: &Value, policy: &str) -> (String, Value) {
     let url = format!("{}/v1/chat/completions", server.base);
-    let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
+    let call = reqwest::Client::new().post(url).header("x-baton-policy", policy).json(body);
+    let response = call.send().await.unwrap();
     let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
     (route, response.json().await.unwrap())
 }
@@ -20,10 +27,9 @@ fn text(reply: &Value) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_reply_with_the_prompt_computed_elsewhere() {
     let node = Node::start(&["--role", "prefill"]);
-    let alone = Server::start(&[]);
-    let server = Server::start(&["--prefill", &node.url, "--policy", "always_handoff"]);
+    let [alone, server] = [1, 2].map(|_| Server::start(&["--prefill", &node.url, "--no-calibration"]));
     let body = chat(&long_prompt("handoff", 600), json!({ "max_tokens": 24 }));
-    let (direct_route, expected) = ask(&alone, &body).await;
+    let (direct_route, expected) = ask_with(&alone, &body, "direct").await;
     assert!(direct_route.starts_with("direct; decode=local"), "{direct_route}");
     let (route, reply) = ask(&server, &body).await;
     assert!(route.starts_with("handoff; prefill=prefill-1; decode=local"), "{route}");
@@ -50,26 +56,23 @@ async fn the_same_reply_with_the_prompt_computed_elsewhere() {
     assert!(cached >= n_prompt - 1, "{reply}");
     assert_eq!(cached + moved + 1, reply["usage"]["prompt_tokens"].as_u64().unwrap());
 
-    // Another policy for one request, and a name that is none.
+    // A policy that there is not.
     let url = format!("{}/v1/chat/completions", server.base);
-    let ask_for =
-        |policy: &'static str| reqwest::Client::new().post(&url).header("x-baton-policy", policy).json(&body).send();
-    let direct = ask_for("direct").await.unwrap();
-    assert!(direct.headers()["x-baton-route"].to_str().unwrap().starts_with("direct; decode=local; policy=direct"));
-    assert_eq!(ask_for("quickest").await.unwrap().status(), 400);
+    let call = reqwest::Client::new().post(url).header("x-baton-policy", "quickest").json(&body);
+    assert_eq!(call.send().await.unwrap().status(), 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
-    let alone = Server::start(&[]);
     let body = |tag: &str| chat(&long_prompt(tag, 600), json!({ "max_tokens": 8 }));
     for (signal, tag, failures) in [
         (Signal::KILL, "killed", ["prefill_lost", "prefill_down"]),
         (Signal::STOP, "frozen", ["prefill_stalled", "prefill_stalled"]),
     ] {
         let node = Node::start(&["--role", "prefill", "--ubatch", "64"]);
-        let server = Server::start(&["--prefill", &node.url, "--policy", "always_handoff"]);
-        let (_, expected) = ask(&alone, &body(tag)).await;
+        let arguments = ["--prefill", &node.url, "--no-calibration", "--ubatch", "64"];
+        let [alone, server] = [1, 2].map(|_| Server::start(&arguments));
+        let (_, expected) = ask_with(&alone, &body(tag), "direct").await;
         let request = body(tag);
         let reply = tokio::join!(ask(&server, &request), async {
             // Some chunks into a prefill that takes seconds.

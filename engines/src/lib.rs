@@ -2,7 +2,8 @@
 //!
 //! [`Engine`] is the one interface. [`llama`] runs GGUF models through llama.cpp, [`sim`] plays a model at configured
 //! speeds, [`remote`] is an engine in another process, reached over the node protocol that [`node`] serves around any
-//! engine. [`handoff`] pulls a prompt's KV from another node. All of them pass one contract suite (`engines/tests/engine_contract.rs`).
+//! engine. [`handoff`] pulls a prompt's KV from another node, [`transport`] says what clients of nodes trust. All
+//! engines pass one contract suite (`engines/tests/engine_contract.rs`).
 
 pub mod engine;
 pub mod gguf;
@@ -14,5 +15,6 @@ pub mod node;
 pub mod remote;
 pub mod sim;
 pub mod template;
+pub mod transport;
 
 pub use engine::{DeltaStream, Engine, KvEvent, KvStream};

@@ -3,70 +3,24 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
+mod peers;
+
 use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, PullPolicy};
-use baton_engines::node::{ClusterKey, Listener, router};
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings, KvSource};
+use baton_schemas::Token;
+use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::Role;
-use baton_schemas::sequence::{Delta, Timings};
-use baton_schemas::{SequenceRequest, Token};
-use futures::StreamExt;
-use tokio_util::sync::CancellationToken;
+use peers::{Reply, TestNode};
 
-const KEY: &str = "the cluster's secret";
-
-/// A node on loopback that lives until the guard is dropped.
-struct PrefillNode {
-    url: String,
-    stop: CancellationToken,
-}
-
-impl Drop for PrefillNode {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-async fn prefill_node(engine: Arc<dyn Engine>, role: Role, key: &str) -> PrefillNode {
-    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let url = format!("http://{}", listener.tcp_address().unwrap());
-    let stop = CancellationToken::new();
-    let stopped = stop.clone();
-    let router = router(engine, role, ClusterKey::new(key));
-    tokio::spawn(async move { listener.serve(router, stopped).await.unwrap() });
-    PrefillNode { url, stop }
-}
-
-/// A whole reply.
-struct Reply {
-    tokens: Vec<Token>,
-    timings: Timings,
-    handoff: Option<HandoffTimings>,
-}
-
-async fn generate(engine: &dyn Engine, prompt: &[Token], n: u32, source: Option<&PrefillNode>) -> Reply {
-    let kv_source = source.map(|node| KvSource { url: node.url.clone(), codecs: Vec::new() });
-    let mut request =
-        SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
-    request.sampling.temperature = 0.0;
-    let mut deltas = engine.generate(request).await.unwrap();
-    let (mut tokens, mut handoff) = (Vec::new(), None);
-    while let Some(delta) = deltas.next().await {
-        match delta.unwrap() {
-            Delta::Started { .. } => {}
-            Delta::Handoff(timings) => handoff = Some(timings),
-            Delta::Token(token) => tokens.push(token.id),
-            Delta::Finished { timings, .. } => return Reply { tokens, timings, handoff },
-        }
-    }
-    panic!("the stream was cut");
+async fn generate(engine: &dyn Engine, prompt: &[Token], n: u32, source: Option<&TestNode>) -> Reply {
+    peers::generate(engine, peers::request(prompt, n, source.map(|node| node.url.as_str()))).await
 }
 
 fn puller() -> Arc<HttpPuller> {
-    Arc::new(HttpPuller::new(KEY, PullPolicy::default()).unwrap())
+    peers::puller(PullPolicy::default())
 }
 
 fn sim() -> SimConfig {
@@ -75,7 +29,7 @@ fn sim() -> SimConfig {
 
 #[tokio::test]
 async fn a_simulated_prompt_is_handed_over() {
-    let node = prefill_node(Arc::new(SimEngine::new(sim())), Role::Prefill, KEY).await;
+    let node = peers::node(Arc::new(SimEngine::new(sim())), Role::Prefill, peers::KEY).await;
     let alone = SimEngine::new(sim());
     let decoder = SimEngine::with_puller(sim(), Some(puller()));
     let prompt: Vec<Token> = (0..2_000).map(|i| 1 + i % 250).collect();
@@ -93,22 +47,18 @@ async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
     let prompt: Vec<Token> = (0..500).map(|i| 1 + i % 250).collect();
     let expected = generate(&SimEngine::new(sim()), &prompt, 10, None).await.tokens;
     let other_model = SimConfig { model: "another".into(), ..sim() };
-    let nobody = PrefillNode { url: "http://127.0.0.1:9".into(), stop: CancellationToken::new() };
     let cases = [
-        (nobody, HandoffFailure::PrefillDown),
+        (peers::node(Arc::new(SimEngine::new(sim())), Role::Both, "another key").await, HandoffFailure::PrefillRefused),
+        (peers::node(Arc::new(SimEngine::new(sim())), Role::Decode, peers::KEY).await, HandoffFailure::PrefillRefused),
         (
-            prefill_node(Arc::new(SimEngine::new(sim())), Role::Both, "another key").await,
-            HandoffFailure::PrefillRefused,
-        ),
-        (prefill_node(Arc::new(SimEngine::new(sim())), Role::Decode, KEY).await, HandoffFailure::PrefillRefused),
-        (
-            prefill_node(Arc::new(SimEngine::new(other_model)), Role::Prefill, KEY).await,
+            peers::node(Arc::new(SimEngine::new(other_model)), Role::Prefill, peers::KEY).await,
             HandoffFailure::FingerprintMismatch,
         ),
     ];
-    for (node, expected_failure) in cases {
+    let cases = cases.iter().map(|(node, failure)| (node.url.as_str(), *failure));
+    for (url, expected_failure) in cases.chain([("http://127.0.0.1:9", HandoffFailure::PrefillDown)]) {
         let decoder = SimEngine::with_puller(sim(), Some(puller()));
-        let reply = generate(&decoder, &prompt, 10, Some(&node)).await;
+        let reply = peers::generate(&decoder, peers::request(&prompt, 10, Some(url))).await;
         assert_eq!(reply.tokens, expected);
         let handoff = reply.handoff.unwrap();
         assert_eq!((handoff.n_tokens, handoff.failure), (0, Some(expected_failure)));
@@ -149,12 +99,14 @@ mod llama {
     #[tokio::test(flavor = "multi_thread")]
     async fn greedy_output_after_a_handoff_is_that_without_one() {
         let Some(config) = config() else { return };
-        for n_ubatch in [64, 512] {
+        for n_ubatch in [64, 100, 512] {
             let config = LlamaConfig { n_ubatch, ..config.clone() };
             let prefill = start(config.clone(), None).await;
-            let node = prefill_node(prefill.clone(), Role::Prefill, KEY).await;
-            for (salt, n) in [2, 3, 65, 300, 1_000].into_iter().enumerate() {
-                let alone = start(config.clone(), None).await;
+            let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
+            let lengths: &[usize] = if n_ubatch == 512 { &[2, 65, 1_000, 4_000] } else { &[3, 300] };
+            for (salt, &n) in lengths.iter().enumerate() {
+                // It takes part in handoffs, too, and so computes in the same chunks.
+                let alone = start(config.clone(), Some(puller())).await;
                 let decoder = start(config.clone(), Some(puller())).await;
                 let prompt = prompt(alone.as_ref(), n, salt).await;
                 let expected = generate(alone.as_ref(), &prompt, 24, None).await.tokens;
@@ -171,7 +123,7 @@ mod llama {
     async fn a_second_turn_moves_only_what_is_new() {
         let Some(config) = config() else { return };
         let prefill = start(config.clone(), None).await;
-        let node = prefill_node(prefill.clone(), Role::Prefill, KEY).await;
+        let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
         let decoder = start(config.clone(), Some(puller())).await;
         let whole = prompt(decoder.as_ref(), 500, 0).await;
         let first = generate(decoder.as_ref(), &whole[..300], 10, Some(&node)).await;

@@ -11,6 +11,7 @@ use crate::admission::DEFAULT_MAX_REQUESTS;
 use crate::engine_args::{EngineArgs, flag};
 use crate::http::{host, origin};
 use crate::plan::policy::{self, POLICIES, Policy};
+use crate::transport_args::TransportArgs;
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -68,6 +69,10 @@ pub struct RawConfig {
     pub allowed_origins: Vec<String>,
     /// Host names this endpoint answers to on loopback, beside its own.
     pub allowed_hosts: Vec<String>,
+    /// PEM file of CA certificates that nodes are trusted by, beside the system's.
+    pub tls_ca: Option<PathBuf>,
+    /// Let the cluster key and prompts travel readable between machines.
+    pub allow_plain_http: bool,
     /// The model.
     pub model: RawModel,
 }
@@ -86,6 +91,8 @@ pub struct RawModel {
     pub prefill: Vec<String>,
     /// How requests are planned.
     pub policy: Option<String>,
+    /// Measure idle nodes and links with made-up prompts.
+    pub calibrate: Option<bool>,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -115,6 +122,10 @@ pub struct ServeConfig {
     pub prefill: Vec<String>,
     /// How requests are planned.
     pub policy: &'static dyn Policy,
+    /// Whether idle nodes and links are measured with made-up prompts.
+    pub calibrate: bool,
+    /// How nodes are reached.
+    pub transport: TransportArgs,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -153,8 +164,10 @@ impl RawConfig {
             source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             name: self.model.name,
             aliases: self.model.aliases,
+            calibrate: self.model.calibrate.unwrap_or(true),
             policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
             prefill: self.model.prefill.iter().map(|address| node_url(address)).collect(),
+            transport: TransportArgs { tls_ca: self.tls_ca, allow_plain_http: self.allow_plain_http },
             engine: self.model.engine,
         })
     }

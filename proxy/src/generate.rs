@@ -123,6 +123,8 @@ fn sequence(request: &GenerateRequest, prompt: Vec<Token>, caller: &Caller) -> S
         ignore_eos: request.ignore_eos,
         group: (request.n > 1).then(|| Group { id: rand::random(), size: request.n }),
         cache_scope: caller.cache_scope,
+        constraint: request.constraint.clone(),
+        ephemeral: false,
         kv_source: None,
     }
 }

@@ -22,3 +22,4 @@ pub mod prompt;
 pub mod socket_folder;
 pub mod stream;
 pub mod supervisor;
+pub mod transport_args;

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::constraint::Constraint;
 use crate::sequence::Token;
 
 /// A client's request, free of any dialect.
@@ -27,6 +28,8 @@ pub struct GenerateRequest {
     pub top_logprobs: Option<u32>,
     /// Go on past the model's end-of-turn tokens, up to `max_tokens` or the end of the context.
     pub ignore_eos: bool,
+    /// What the text has to be.
+    pub constraint: Option<Constraint>,
 }
 
 /// What a model continues.

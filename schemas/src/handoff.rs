@@ -66,6 +66,8 @@ pub enum HandoffFailure {
     CanaryFailed,
     /// The engine could not take a verified chunk.
     ImportFailed,
+    /// The cluster key must not be sent to the prefill node's address: no URL, or plain HTTP to another machine.
+    AddressRefused,
 }
 
 impl HandoffFailure {
@@ -81,6 +83,7 @@ impl HandoffFailure {
             HandoffFailure::FingerprintMismatch => "fingerprint_mismatch",
             HandoffFailure::CanaryFailed => "canary_failed",
             HandoffFailure::ImportFailed => "import_failed",
+            HandoffFailure::AddressRefused => "address_refused",
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::constraint::Constraint;
 use crate::generate::Sampling;
 use crate::handoff::{HandoffTimings, KvSource};
 
@@ -36,6 +37,12 @@ pub struct SequenceRequest {
     /// fast a reply starts, would tell one caller about another's prompts.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
+    /// What the text has to be. `generated` was drawn under the same constraint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<Constraint>,
+    /// Keep nothing of it: for made-up prompts that nobody will continue.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ephemeral: bool,
     /// A prefill node that computes the prompt's KV. Without one, or where it fails, the engine computes it itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_source: Option<KvSource>,

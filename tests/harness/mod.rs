@@ -120,10 +120,12 @@ impl Node {
         Node::with(&[&["--model", model.to_str().unwrap(), "--threads", "1"], args].concat())
     }
 
-    /// A node with exactly these arguments, on a free port.
+    /// A node with exactly these arguments, on a free port of loopback if they name no address.
     pub fn with(args: &[&str]) -> Node {
+        let listen: &[&str] = if args.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
         let mut process = Command::new(BATON)
-            .args(["node", "--listen", "127.0.0.1:0"])
+            .arg("node")
+            .args(listen)
             .args(args)
             .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
             .stderr(Stdio::piped())

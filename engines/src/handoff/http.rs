@@ -1,54 +1,63 @@
 //! Pulls over the node protocol.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::kv::{
-    Codec, Contiguous, End, Event, Fingerprint, FrameError, Handoff, HandoffError, HandoffId, KvLayout, Placement,
-    PrefillTimings, Reader, Span, VerifiedKv,
-};
-use baton_schemas::node::BASE_PATH;
+use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
+use baton_schemas::kv::{Codec, Contiguous, Fingerprint, Placement, VerifiedKv};
 use baton_schemas::sequence::CacheScope;
-use futures::StreamExt;
 use futures::future::BoxFuture;
-use reqwest::{Client, Response};
+use reqwest::Client;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::peers::{Match, Peers, compare};
+use super::receive::{HEAD_TIMEOUT, Peer, failure_of};
 use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
-use crate::remote::{NodeAddress, RemoteEngine, accepted};
+use crate::remote::{ClientError, NodeAddress, RemoteEngine};
+use crate::transport::Transport;
 
 /// A prefill node in the same network answers well within this, or is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Until the reply's head. The prefill node answers before it computes.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Without a single byte. The prefill node gives a sign of life every second.
-const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// For the prefill node's queue and its first chunk. Longer, and the decode node had better begin itself.
+const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 
 /// How pulls are made.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct PullPolicy {
     /// Take KV of other weights of the same base model if the canary's distance is at most this.
     pub max_canary_distance: Option<f64>,
     /// What may be asked for, best first. Without any: rows as they are.
     pub codecs: Vec<Codec>,
+    /// What is trusted, and what may travel readable.
+    pub transport: Transport,
+    /// How long nothing has to come, signs of life aside. Each position that comes then adds 50 ms.
+    pub allowance: Duration,
+}
+
+impl Default for PullPolicy {
+    fn default() -> Self {
+        PullPolicy {
+            max_canary_distance: None,
+            codecs: Vec::new(),
+            transport: Transport::default(),
+            allowance: DEFAULT_ALLOWANCE,
+        }
+    }
 }
 
 /// Pulls from prefill nodes. Cheap to clone.
 #[derive(Clone)]
 pub struct HttpPuller(Arc<Inner>);
 
-struct Inner {
-    client: Client,
+pub(super) struct Inner {
+    pub(super) client: Client,
     runtime: Handle,
-    cluster_key: String,
-    policy: PullPolicy,
+    pub(super) cluster_key: String,
+    pub(super) policy: PullPolicy,
     peers: Peers,
     local: OnceLock<LocalKv>,
 }
@@ -56,7 +65,7 @@ struct Inner {
 impl HttpPuller {
     /// A puller whose tasks run on the current tokio runtime.
     pub fn new(cluster_key: &str, policy: PullPolicy) -> Result<HttpPuller, EngineError> {
-        let builder = Client::builder().connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).no_proxy();
+        let builder = policy.transport.client().connect_timeout(CONNECT_TIMEOUT);
         Ok(HttpPuller(Arc::new(Inner {
             client: builder.build().map_err(EngineError::internal)?,
             runtime: Handle::try_current().map_err(EngineError::internal)?,
@@ -94,6 +103,10 @@ impl KvPuller for HttpPuller {
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
         let (inner, url) = (Arc::clone(&self.0), source.url.trim_end_matches('/').to_owned());
         Box::pin(async move {
+            if let Err(error) = inner.policy.transport.check(&url) {
+                tracing::warn!(url, %error, "the link is not measured");
+                return Err(HandoffFailure::AddressRefused);
+            }
             link::measure(&inner.client, &url, &inner.cluster_key).await.map_err(|error| {
                 tracing::info!(url, %error, "the link cannot be measured");
                 if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
@@ -133,10 +146,9 @@ impl Inner {
                 outcome?
             }
         };
-        let outcome = {
-            let peer = Peer { url, fingerprint, local };
-            self.receive(&peer, order, &self.codecs(), |kv| sink.send(Pulled::Chunk(kv))).await
-        };
+        let outcome = self
+            .receive(Peer { url, fingerprint, codecs: &self.codecs() }, local, order, |kv| sink.send(Pulled::Chunk(kv)))
+            .await;
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
@@ -149,8 +161,15 @@ impl Inner {
 
     /// Finds out whether a peer's KV may be taken.
     async fn examine(&self, url: &str, local: &LocalKv) -> Result<Fingerprint, HandoffFailure> {
-        let node = RemoteEngine::new(&NodeAddress::Url(url.to_owned()), &self.cluster_key)
-            .map_err(|_| HandoffFailure::PrefillDown)?;
+        let address = NodeAddress::Url(url.to_owned());
+        let node = RemoteEngine::with_transport(&address, &self.cluster_key, &self.policy.transport);
+        let node = node.map_err(|error| {
+            tracing::warn!(url, %error, "the prefill node is not asked");
+            match error {
+                ClientError::Address(_) => HandoffFailure::AddressRefused,
+                ClientError::Setup(_) => HandoffFailure::PrefillDown,
+            }
+        })?;
         let info = tokio::time::timeout(HEAD_TIMEOUT, node.info()).await.map_err(|_| HandoffFailure::PrefillStalled)?;
         let info = info.map_err(|error| {
             tracing::warn!(url, %error, "the prefill node does not answer");
@@ -171,7 +190,7 @@ impl Inner {
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
-                let distance = self.canary_distance(Peer { url, fingerprint: peer.fingerprint, local }).await?;
+                let distance = self.canary_distance(url, peer.fingerprint, local).await?;
                 let admitted = distance <= limit;
                 tracing::warn!(url, distance, limit, admitted, "the prefill node has other weights: canary");
                 if admitted { Ok(peer.fingerprint) } else { Err(HandoffFailure::CanaryFailed) }
@@ -180,8 +199,7 @@ impl Inner {
     }
 
     /// Has the peer prefill the canary's tokens, and compares.
-    async fn canary_distance(&self, peer: Peer<'_>) -> Result<f64, HandoffFailure> {
-        let Peer { url, local, .. } = peer;
+    async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
         let order = PullOrder {
             source: KvSource { url: url.to_owned(), codecs: Vec::new() },
             tokens: local.identity.canary.clone(),
@@ -195,142 +213,9 @@ impl Inner {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        self.receive(&peer, order, &[Codec::None], keep).await?;
+        let peer = Peer { url, fingerprint: peer, codecs: &[Codec::None] };
+        self.receive(peer, local, order, keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))
-    }
-
-    /// One pull. What arrives is verified here and handed to `take`, which may wait.
-    async fn receive<F: Future<Output = ()>>(
-        &self,
-        peer: &Peer<'_>,
-        order: PullOrder,
-        codecs: &[Codec],
-        take: impl Fn(VerifiedKv) -> F,
-    ) -> Result<PullReport, HandoffFailure> {
-        let Peer { url, fingerprint, local } = *peer;
-        let id = HandoffId(rand::random());
-        let request = PrefillRequest {
-            handoff: id,
-            tokens: order.tokens.clone(),
-            start: order.start,
-            codecs: codecs.iter().map(|codec| *codec as u8).collect(),
-            fingerprint: local.identity.fingerprint,
-            cache_scope: order.cache_scope,
-        };
-        let layout = local.identity.layout.clone();
-        let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let (place, buffers) = (order.placement, order.buffers);
-        let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
-        let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
-            .map_err(|error| rejected(url, &error))?;
-        let mut bytes = self.open(url, &request).await?.bytes_stream();
-        let mut progress = Progress::default();
-        reader.recycle(buffers.take());
-        loop {
-            let piece = match tokio::time::timeout(STALL_TIMEOUT, bytes.next()).await {
-                Err(_) => return Err(HandoffFailure::PrefillStalled),
-                Ok(Some(Ok(piece))) => piece,
-                Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
-            };
-            progress.n_bytes += piece.len() as u64;
-            let mut input = &piece[..];
-            while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
-                match event {
-                    Event::Head(_) => progress.head_at = Some(Instant::now()),
-                    Event::Wait(_) => {}
-                    Event::Frame(kv) => {
-                        progress.frame_arrived();
-                        take(kv).await;
-                        reader.recycle(buffers.take());
-                    }
-                    Event::End(end) => return Ok(progress.report(&end)),
-                    Event::Error(error) => {
-                        tracing::warn!(url, %error, "the prefill failed");
-                        return Err(failure_of(&error));
-                    }
-                }
-            }
-        }
-    }
-
-    async fn open(&self, url: &str, request: &PrefillRequest) -> Result<Response, HandoffFailure> {
-        let call = self.client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
-        let sent = tokio::time::timeout(HEAD_TIMEOUT, call.send()).await.map_err(|_| HandoffFailure::PrefillStalled)?;
-        let response = sent.map_err(|error| {
-            tracing::warn!(url, %error, "the prefill node cannot be reached");
-            HandoffFailure::PrefillDown
-        })?;
-        match accepted(Ok(response)).await {
-            Ok(response) => Ok(response),
-            Err(error) => {
-                tracing::warn!(url, %error, "the prefill node refused");
-                Err(failure_of(&error))
-            }
-        }
-    }
-}
-
-/// Whom a pull goes to, and what both sides run.
-#[derive(Clone, Copy)]
-struct Peer<'a> {
-    url: &'a str,
-    fingerprint: Fingerprint,
-    local: &'a LocalKv,
-}
-
-/// What is measured on the way.
-#[derive(Default)]
-struct Progress {
-    n_bytes: u64,
-    head_at: Option<Instant>,
-    first_frame: Option<Instant>,
-    last_frame: Option<Instant>,
-}
-
-impl Progress {
-    fn frame_arrived(&mut self) {
-        let now = Instant::now();
-        self.first_frame.get_or_insert(now);
-        self.last_frame = Some(now);
-    }
-
-    fn report(&self, end: &End) -> PullReport {
-        let PrefillTimings { queue_ms, prefill_ms, n_cached, n_computed, .. } = end.timings;
-        // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
-        // link's latency. The reader has checked that they are possible.
-        let since_head = Duration::from_secs_f64((queue_ms + prefill_ms).clamp(0.0, 1e9) / 1e3);
-        let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
-        PullReport {
-            n_cached,
-            n_computed,
-            n_bytes: self.n_bytes,
-            queue_ms,
-            prefill_ms,
-            transfer_ms: transfer.as_secs_f64() * 1e3,
-            prefilled_at: self.head_at.unwrap_or_else(Instant::now) + since_head,
-        }
-    }
-}
-
-fn rejected(url: &str, error: &HandoffError) -> HandoffFailure {
-    tracing::warn!(url, %error, "this prompt cannot be handed over");
-    HandoffFailure::FingerprintMismatch
-}
-
-fn refused(url: &str, error: &FrameError) -> HandoffFailure {
-    tracing::warn!(url, %error, "the prefill node's stream was refused");
-    match error {
-        FrameError::Fingerprint | FrameError::Layout => HandoffFailure::FingerprintMismatch,
-        _ => HandoffFailure::FrameRejected,
-    }
-}
-
-fn failure_of(error: &EngineError) -> HandoffFailure {
-    match error {
-        EngineError::Lost { .. } => HandoffFailure::PrefillDown,
-        EngineError::Unavailable { .. } => HandoffFailure::PrefillStalled,
-        EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
-        _ => HandoffFailure::PrefillRefused,
     }
 }

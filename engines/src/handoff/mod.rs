@@ -7,7 +7,9 @@ mod buffers;
 pub mod canary;
 mod http;
 mod link;
+mod patience;
 mod peers;
+mod receive;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,16 +1,14 @@
 //! How many prompt tokens one step may carry.
 //!
-//! A step is one `llama_decode`; every running stream waits for it, and a client that leaves is noticed after it. So
-//! a step's prefill is bounded by time, through the measured rate, and not by a batch size that is 10 ms on one
-//! machine and 8 s on another.
+//! A step is one `llama_decode`, and every running stream waits for it. So beside streams a step's prefill is bounded by
+//! time, through the measured rate, and not by a batch size that is 10 ms on one machine and 8 s on another. With
+//! nobody waiting it is a full physical batch: what is computed, and so how llama.cpp rounds, is then a function of the
+//! prompt alone and not of how fast the machine happened to be.
 
 use std::time::Duration;
 
 /// What a step may take while streams are running: the gap a reader still perceives as a steady flow.
 const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
-
-/// What a step may take while nobody is streaming. Bounds how long a cancelled prefill goes on.
-const STEP_ALONE: Duration = Duration::from_millis(500);
 
 /// Before a rate is known: small enough for a slow CPU, large enough to measure by.
 const UNMEASURED: usize = 64;
@@ -32,11 +30,11 @@ impl Budget {
     /// not measured yet).
     pub(super) fn tokens(&self, n_streams: usize, prefill_tps: f64) -> usize {
         match self.fixed {
-            Some(fixed) if n_streams > 0 => fixed.min(self.n_ubatch),
-            _ if prefill_tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
-            _ => {
-                let step = if n_streams > 0 { STEP_WITH_STREAMS } else { STEP_ALONE };
-                let affordable = (prefill_tps * step.as_secs_f64()) as usize;
+            _ if n_streams == 0 => self.n_ubatch,
+            Some(fixed) => fixed.min(self.n_ubatch),
+            None if prefill_tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
+            None => {
+                let affordable = (prefill_tps * STEP_WITH_STREAMS.as_secs_f64()) as usize;
                 // Multiples of 16 keep the matrix kernels on full tiles.
                 let tiles = affordable / MIN_TOKENS * MIN_TOKENS;
                 tiles.clamp(MIN_TOKENS.min(self.n_ubatch), self.n_ubatch)
@@ -80,8 +78,9 @@ mod tests {
     #[test]
     fn a_step_is_bounded_by_time_and_by_the_batch() {
         let auto = Budget { fixed: None, n_ubatch: 512 };
-        assert_eq!(auto.tokens(0, 0.0), 64);
-        assert_eq!(auto.tokens(0, 250.0), 112);
+        assert_eq!(auto.tokens(0, 0.0), 512);
+        assert_eq!(auto.tokens(0, 250.0), 512);
+        assert_eq!(auto.tokens(1, 0.0), 64);
         assert_eq!(auto.tokens(3, 250.0), 16);
         assert_eq!(auto.tokens(3, 1_000.0), 96);
         assert_eq!(auto.tokens(0, 1e6), 512);

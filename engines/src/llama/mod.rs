@@ -8,6 +8,7 @@ pub mod blob;
 mod budget;
 mod canary;
 mod cell_order;
+mod constrain;
 mod kv_flow;
 mod load;
 pub mod placement;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
@@ -39,9 +40,11 @@ use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
+use llguidance::Matcher;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
+use self::constrain::Compiler;
 use self::kv_flow::{Export, Exported};
 pub use self::load::LoadError;
 use self::probe::NoHandoff;
@@ -123,6 +126,9 @@ pub const DEFAULT_SLOTS: u32 = 4;
 const DEFAULT_UBATCH: u32 = 512;
 /// Longer queues answer after the client gave up.
 const DEFAULT_MAX_QUEUED: u32 = 256;
+/// How long a schema may take to compile.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A running model. Cheap to clone through an `Arc`.
 pub struct LlamaEngine {
     model: Arc<LlamaModel>,
@@ -131,6 +137,7 @@ pub struct LlamaEngine {
     info: NodeInfo,
     max_queued: usize,
     puller: Option<Arc<dyn KvPuller>>,
+    constraints: Arc<Compiler>,
     shared: Arc<Shared>,
     load: watch::Receiver<NodeLoad>,
     /// `None` only while dropping: closing the channel is what ends the scheduler.
@@ -202,9 +209,11 @@ impl LlamaEngine {
             role: Role::Both,
             kv: started.kv,
         };
+        let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
         Ok(LlamaEngine {
             model,
             vocabulary,
+            constraints,
             template,
             info,
             max_queued: config.max_queued as usize,
@@ -236,16 +245,28 @@ impl LlamaEngine {
         Ok(())
     }
 
+    /// The request's constraint, compiled on a thread that may take its time.
+    async fn matcher(&self, request: &SequenceRequest) -> Result<Option<Matcher>, EngineError> {
+        let Some(constraint) = request.constraint.clone() else { return Ok(None) };
+        let compiler = Arc::clone(&self.constraints);
+        let compiled = tokio::task::spawn_blocking(move || compiler.compile(&constraint));
+        match tokio::time::timeout(COMPILE_TIMEOUT, compiled).await {
+            Ok(compiled) => compiled.map_err(EngineError::internal)?.map(Some),
+            Err(_) => Err(EngineError::invalid("response_format: the schema takes too long to compile")),
+        }
+    }
+
     /// Gives a sequence to the scheduler.
     fn submit(
         &self,
         request: SequenceRequest,
         export: Option<Export>,
+        matcher: Option<Matcher>,
     ) -> Result<mpsc::Receiver<Result<Delta, EngineError>>, EngineError> {
         self.check(&request)?;
         self.enqueue()?;
         let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
-        let job = Job { request, deltas, accepted: Instant::now(), export };
+        let job = Job { request, deltas, accepted: Instant::now(), export, matcher };
         // Sending fails only if the scheduler's thread has died, with a panic.
         let sent = self.messages.as_ref().is_some_and(|m| m.send(Message::Job(Box::new(job))).is_ok());
         if !sent {
@@ -291,7 +312,8 @@ impl Engine for LlamaEngine {
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
-        Ok(ReceiverStream::new(self.submit(request, None)?).boxed())
+        let matcher = self.matcher(&request).await?;
+        Ok(ReceiverStream::new(self.submit(request, None, matcher)?).boxed())
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
@@ -311,7 +333,7 @@ impl Engine for LlamaEngine {
         prompt.push(0);
         let cache_scope = request.cache_scope;
         let sequence = SequenceRequest { prompt, max_tokens: Some(0), cache_scope, ..SequenceRequest::default() };
-        let deltas = self.submit(sequence, Some(export))?;
+        let deltas = self.submit(sequence, Some(export), None)?;
         let wake = self.messages.as_ref().map(wake);
         Ok(exported(deltas, chunks_rx, wake).boxed())
     }

@@ -12,6 +12,8 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 
+use super::constrain::Constrained;
+
 /// One sequence's sampler.
 pub(super) struct Sampler {
     /// Logit bias and banned tokens.
@@ -23,6 +25,8 @@ pub(super) struct Sampler {
     /// top-k, top-p, min-p, temperature; `None` for greedy.
     truncate: Option<LlamaSampler>,
     seed: u64,
+    /// What the text has to be.
+    constraint: Option<Constrained>,
     /// The array llama.cpp's samplers work on, kept between tokens: a vocabulary is up to 3 MB of it.
     candidates: Option<LlamaTokenDataArray>,
 }
@@ -61,19 +65,36 @@ impl Sampler {
             frequency,
             truncate: (sampling.temperature > 0.0).then(|| truncation(sampling)),
             seed: sampling.seed,
+            constraint: None,
             candidates: None,
         }
     }
 
-    /// Draws the token for `position` (tokens before it, prompt included) and takes note of it.
-    pub(super) fn sample(&mut self, logits: &[f32], position: usize) -> Token {
+    /// The same sampler, which draws only what keeps the text on its way through a constraint.
+    pub(super) fn constrained(self, constraint: Option<Constrained>) -> Self {
+        Sampler { constraint, ..self }
+    }
+
+    /// Whether a constraint is fulfilled and nothing can follow.
+    pub(super) fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(Constrained::is_complete)
+    }
+
+    /// Draws the token for `position` (tokens before it, prompt included) and takes note of it. Errors: the constraint
+    /// cannot be kept any more.
+    pub(super) fn sample(&mut self, logits: &[f32], position: usize) -> Result<Token, String> {
+        let allowed = self.constraint.as_mut().map(Constrained::allowed).transpose()?;
         let shaping = [&mut self.bias, &mut self.repeat, &mut self.frequency];
-        let chosen = if self.truncate.is_none() && shaping.iter().all(|s| s.is_none()) {
+        let chosen = if allowed.is_none() && self.truncate.is_none() && shaping.iter().all(|s| s.is_none()) {
             token(argmax(logits))
         } else {
             let mut candidates = self.candidates.take().unwrap_or_else(|| LlamaTokenDataArray::new(Vec::new(), false));
             candidates.data.clear();
-            candidates.data.extend((0..).zip(logits).map(|(i, &l)| LlamaTokenData::new(LlamaToken::new(i), l, 0.0)));
+            let all = (0..).zip(logits).filter(|(i, _)| allowed.as_ref().is_none_or(|set| set.is_allowed(*i as u32)));
+            candidates.data.extend(all.map(|(i, &l)| LlamaTokenData::new(LlamaToken::new(i), l, 0.0)));
+            if candidates.data.is_empty() {
+                return Err("no token keeps the constraint".into());
+            }
             candidates.sorted = false;
             candidates.selected = None;
             for sampler in shaping.into_iter().flatten() {
@@ -92,7 +113,11 @@ impl Sampler {
         for sampler in [&mut self.repeat, &mut self.frequency].into_iter().flatten() {
             sampler.accept(chosen);
         }
-        chosen.0.unsigned_abs()
+        let chosen = chosen.0.unsigned_abs();
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(chosen);
+        }
+        Ok(chosen)
     }
 }
 
@@ -165,7 +190,7 @@ mod tests {
     use super::*;
 
     fn draw(sampling: &Sampling, logits: &[f32], position: usize) -> Token {
-        Sampler::new(sampling, logits.len() as i32, &[], &[], &[]).sample(logits, position)
+        Sampler::new(sampling, logits.len() as i32, &[], &[], &[]).sample(logits, position).unwrap()
     }
 
     fn peaked(n: usize, at: usize) -> Vec<f32> {
@@ -197,12 +222,12 @@ mod tests {
         let biased = Sampling { logit_bias: vec![(7, 100.0)], ..greedy.clone() };
         assert_eq!(draw(&biased, &peaked(100, 42), 0), 7);
         let mut banned = Sampler::new(&greedy, 100, &[42], &[], &[]);
-        assert_ne!(banned.sample(&peaked(100, 42), 0), 42);
+        assert_ne!(banned.sample(&peaked(100, 42), 0).unwrap(), 42);
 
         let logits = [0.0, 2.0, 1.5];
         let presence = Sampling { presence_penalty: 1.0, ..greedy.clone() };
         let after = |s: &Sampling, prompt: &[Token], generated: &[Token]| {
-            Sampler::new(s, 3, &[], prompt, generated).sample(&logits, 1)
+            Sampler::new(s, 3, &[], prompt, generated).sample(&logits, 1).unwrap()
         };
         assert_eq!(after(&presence, &[], &[1]), 2);
         assert_eq!(after(&presence, &[1], &[]), 1, "presence and frequency look at the output alone");

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
+use baton_schemas::EngineError;
 use baton_schemas::node::NodeLoad;
 use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
 use llama_cpp_2::DecodeError;
@@ -196,7 +197,11 @@ impl<'m> Scheduler<'m> {
         self.slots[slot].busy = false;
         self.slots[slot].target.clear();
         self.slots[slot].last_used = self.clock;
-        self.running[slot].take()
+        let sequence = self.running[slot].take();
+        if sequence.as_ref().is_some_and(|s| s.request.ephemeral) {
+            self.cut(slot, 0);
+        }
+        sequence
     }
 
     /// Whether a slot's sequence can be part of the next step: it runs, its reader keeps up, and it waits for no other
@@ -216,7 +221,10 @@ impl<'m> Scheduler<'m> {
     fn next_prefill(&self, slot: usize) -> usize {
         let n_left = self.missing(slot) - 1;
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
-        if exports { self.limits.budget.taper(n_left) } else { n_left }
+        // An engine that also takes KV from others computes its own prompts in the same chunks, so that a prompt has the
+        // same KV to the bit wherever it was computed, in part or as a whole.
+        let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
+        if exports || imports { self.limits.budget.taper(n_left) } else { n_left }
     }
 
     /// One `llama_decode` over everybody who can use it.
@@ -303,7 +311,14 @@ impl<'m> Scheduler<'m> {
     fn sample(&mut self, slot: usize, logits_at: i32) {
         let Some(sequence) = &mut self.running[slot] else { return };
         let logits = self.context.get_logits_ith(logits_at);
-        let id = sequence.sampler.sample(logits, sequence.tokens.len());
+        let id = match sequence.sampler.sample(logits, sequence.tokens.len()) {
+            Ok(id) => id,
+            Err(error) => {
+                sequence.send(Err(EngineError::internal(error)));
+                self.release(slot);
+                return;
+            }
+        };
         let now = Instant::now();
         sequence.first_token.get_or_insert(now);
         sequence.last_token = Some(now);
@@ -316,7 +331,9 @@ impl<'m> Scheduler<'m> {
         sequence.tokens.push(id);
         sequence.n_generated += 1;
         sequence.send(Ok(Delta::Token(delta)));
-        if sequence.at_limit(self.limits.n_ctx) {
+        if sequence.sampler.is_complete() {
+            self.finish(slot, FinishReason::Stop);
+        } else if sequence.at_limit(self.limits.n_ctx) {
             self.finish(slot, FinishReason::Length);
         }
     }

@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
+use llguidance::Matcher;
 use tokio::sync::mpsc;
 
+use super::constrain::Constrained;
 use super::kv_flow::{Export, Import};
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
@@ -17,6 +19,8 @@ pub(super) struct Job {
     pub(super) accepted: Instant,
     /// Where the KV goes, if another node asked for it.
     pub(super) export: Option<Export>,
+    /// The request's constraint, compiled.
+    pub(super) matcher: Option<Matcher>,
 }
 
 /// What the engine's handles tell its scheduler.
@@ -55,6 +59,8 @@ impl Sequence {
         let request = job.request;
         let sampler =
             Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &request.prompt, &request.generated);
+        let constraint = job.matcher.map(|matcher| Constrained::after(matcher, &request.generated));
+        let sampler = sampler.constrained(constraint);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         Sequence {
             request,

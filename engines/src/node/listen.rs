@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use axum::Router;
-use axum::serve::ListenerExt;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
+
+use super::connection::Accepted;
+use super::server;
+use super::tls::ServerTls;
 
 /// `unix:/path/to.sock` or `HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +50,16 @@ impl fmt::Display for ListenAddress {
     }
 }
 
+impl ListenAddress {
+    /// Whether only this machine can reach it: a Unix socket, or a host of which every address is loopback. Fails if
+    /// the host's name cannot be looked up.
+    pub async fn is_private(&self) -> Result<bool, ListenError> {
+        let ListenAddress::Tcp(address) = self else { return Ok(true) };
+        let found = tokio::net::lookup_host(address).await.map_err(|e| ListenError::Other(self.clone(), e))?;
+        Ok(found.into_iter().all(|address| address.ip().to_canonical().is_loopback()))
+    }
+}
+
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -62,8 +75,8 @@ pub enum ListenError {
 pub enum Listener {
     /// A Unix socket and its path, which is removed when the listener is dropped.
     Unix(UnixListener, SocketFile),
-    /// TCP.
-    Tcp(TcpListener),
+    /// TCP, inside TLS where there is a certificate.
+    Tcp(TcpListener, Option<ServerTls>),
 }
 
 impl Listener {
@@ -79,32 +92,41 @@ impl Listener {
                 let listener = UnixListener::bind(path).map_err(explain)?;
                 Ok(Listener::Unix(listener, SocketFile(path.clone())))
             }
-            ListenAddress::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(explain)?)),
+            ListenAddress::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(explain)?, None)),
+        }
+    }
+
+    /// Has TCP connections speak TLS. Nothing changes for a Unix socket, which nobody can listen in on.
+    pub fn with_tls(self, tls: ServerTls) -> Listener {
+        match self {
+            Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(tls)),
+            unix => unix,
         }
     }
 
     /// The TCP address, with the port the system chose if 0 was asked for.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match self {
-            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Tcp(listener, _) => listener.local_addr().ok(),
             Listener::Unix(..) => None,
         }
     }
 
-    /// Serves until `stop`, then lets running calls end.
+    /// Serves until `stop`, then lets running calls end, within a deadline.
     pub async fn serve(self, router: Router, stop: CancellationToken) -> std::io::Result<()> {
+        server::serve(self, router, stop).await
+    }
+
+    /// The next connection. Dropping the future loses none.
+    pub(super) async fn accept(&self) -> std::io::Result<Accepted> {
         match self {
-            Listener::Unix(listener, _file) => {
-                axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
-            }
-            Listener::Tcp(listener) => {
-                // A token is a small write: without this the network stack gathers several before it sends.
-                let listener = listener.tap_io(|stream| {
-                    if let Err(error) = stream.set_nodelay(true) {
-                        tracing::debug!(%error, "a connection delays small writes");
-                    }
-                });
-                axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+            Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Listener::Tcp(listener, tls) => {
+                let (stream, _peer) = listener.accept().await?;
+                Ok(match tls {
+                    None => Accepted::Tcp(stream),
+                    Some(tls) => Accepted::Tls(stream, tls.clone()),
+                })
             }
         }
     }
@@ -151,6 +173,21 @@ mod tests {
         let _living = Listener::bind(&address).await.unwrap();
         assert!(matches!(Listener::bind(&address).await, Err(ListenError::InUse(_))));
         assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn only_loopback_and_sockets_are_private() {
+        for (text, expected) in [
+            ("unix:/tmp/a.sock", true),
+            ("127.0.0.1:9000", true),
+            ("[::1]:9000", true),
+            ("localhost:9000", true),
+            ("0.0.0.0:9000", false),
+            ("[::]:9000", false),
+            ("192.168.0.7:9000", false),
+        ] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().is_private().await.unwrap(), expected, "{text}");
+        }
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key; a caller without it learns
 //! nothing, not even which paths exist.
 
+mod connection;
 mod listen;
 mod prefill;
+mod server;
+mod tls;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 pub use self::listen::{ListenAddress, ListenError, Listener};
+pub use self::tls::ServerTls;
 use crate::engine::Engine;
 use crate::handoff::MAX_NOISE_BYTES;
 

@@ -20,6 +20,7 @@ use serde::de::DeserializeOwned;
 
 use self::lines::Lines;
 use crate::engine::{DeltaStream, Engine};
+use crate::transport::{AddressError, Transport, explain};
 
 /// A node on the same machine or in the same network answers well within this, or is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,19 +53,39 @@ pub struct RemoteEngine {
     key: String,
 }
 
+/// Why there is no client for an address. For the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The cluster key must not be sent there.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The HTTP client cannot be set up.
+    #[error("no HTTP client: {0}")]
+    Setup(String),
+}
+
 impl RemoteEngine {
-    /// A client; nothing is sent yet.
-    pub fn new(address: &NodeAddress, cluster_key: &str) -> Result<RemoteEngine, EngineError> {
-        let builder = Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
-            .tcp_nodelay(true)
-            .no_proxy();
+    /// A client that trusts the system's certificates, and speaks plain HTTP to this machine alone. Nothing is sent
+    /// yet.
+    pub fn new(address: &NodeAddress, cluster_key: &str) -> Result<RemoteEngine, ClientError> {
+        RemoteEngine::with_transport(address, cluster_key, &Transport::default())
+    }
+
+    /// A client that trusts and may do what `transport` says. Nothing is sent yet.
+    pub fn with_transport(
+        address: &NodeAddress,
+        cluster_key: &str,
+        transport: &Transport,
+    ) -> Result<RemoteEngine, ClientError> {
+        let builder = transport.client().connect_timeout(CONNECT_TIMEOUT).pool_max_idle_per_host(MAX_IDLE_CONNECTIONS);
         let (builder, base) = match address {
             NodeAddress::Unix(path) => (builder.unix_socket(path.clone()), "http://node".to_owned()),
-            NodeAddress::Url(url) => (builder, url.trim_end_matches('/').to_owned()),
+            NodeAddress::Url(url) => {
+                transport.check(url)?;
+                (builder, url.trim_end_matches('/').to_owned())
+            }
         };
-        let client = builder.build().map_err(EngineError::internal)?;
+        let client = builder.build().map_err(|e| ClientError::Setup(explain(&e)))?;
         Ok(RemoteEngine { client, base, key: cluster_key.to_owned() })
     }
 
@@ -111,9 +132,9 @@ impl Engine for RemoteEngine {
     /// Dropping the stream closes the connection, which the node takes as a cancellation.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
         // The head comes once the request is queued; the stream behind it may take as long as it takes.
-        let sent = self.request(Method::POST, "generate").json(&request).send();
-        let sent = tokio::time::timeout(CALL_TIMEOUT, sent).await.map_err(|_| timed_out())?;
-        let reply = accepted(sent).await?;
+        let call = self.request(Method::POST, "generate").json(&request);
+        let accepted = async { accepted(call.send().await).await };
+        let reply = tokio::time::timeout(CALL_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
         let mut lines = Lines::new(reply.bytes_stream());
         let deltas = async_stream::stream! {
             loop {
@@ -142,7 +163,7 @@ impl Engine for RemoteEngine {
     }
 }
 
-/// A successful response, or the node's own error.
+/// A successful response, or the node's own error. The error's body may be long in coming: the caller sets a deadline.
 pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response, EngineError> {
     let response = sent.map_err(unreachable)?;
     if response.status().is_success() {
@@ -168,7 +189,7 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
     let mut body = Vec::new();
     let mut chunks = response.bytes_stream();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(EngineError::lost)?;
+        let chunk = chunk.map_err(unreachable)?;
         if body.len() + chunk.len() > MAX_REPLY_BYTES {
             return Err(EngineError::lost(format!("the node's reply is larger than {MAX_REPLY_BYTES} bytes")));
         }

@@ -108,6 +108,9 @@ impl SimEngine {
         if request.prompt.is_empty() {
             return Err(EngineError::invalid("the prompt is empty"));
         }
+        if request.constraint.is_some() {
+            return Err(EngineError::Unsupported { feature: "structured output: it is a simulator".into() });
+        }
         if let Some(bad) = request.prompt.iter().chain(&request.generated).find(|&&t| t >= N_VOCAB) {
             return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {N_VOCAB} tokens")));
         }
@@ -193,7 +196,9 @@ impl Engine for SimEngine {
                 state.prefill(chunk).await;
                 n_left -= chunk;
             }
-            lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            if !request.ephemeral {
+                lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            }
 
             let step = seconds(1.0, state.config.decode_tps);
             let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
@@ -217,7 +222,9 @@ impl Engine for SimEngine {
             let first = first_token.unwrap_or_else(Instant::now);
             timings.prompt_ms = millis(first - started);
             timings.predicted_ms = millis(first.elapsed());
-            lock(&state.cache).insert(request.cache_scope, tokens);
+            if !request.ephemeral {
+                lock(&state.cache).insert(request.cache_scope, tokens);
+            }
             yield Delta::Finished { reason, timings };
         };
         // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.

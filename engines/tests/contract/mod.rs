@@ -52,7 +52,6 @@ async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
     let mut tokens = Vec::new();
     loop {
         match deltas.next().await.expect("a stream ends with Finished").unwrap() {
-            Delta::Handoff(_) => panic!("nobody asked for a handoff"),
             Delta::Token(token) => tokens.push(token),
             Delta::Finished { reason, timings } => {
                 assert!(deltas.next().await.is_none(), "nothing follows Finished");
@@ -60,6 +59,7 @@ async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
                 return Reply { n_cached, tokens, reason };
             }
             Delta::Started { .. } => panic!("Started comes once"),
+            Delta::Handoff(_) => panic!("no request of this suite names a source of KV"),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::transport::Transport;
 use baton_schemas::node::{KEY_VARIABLE, NodeInfo};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -33,7 +34,7 @@ pub(super) struct Backend {
 
 /// A child process with the configured model, which is fetched first if need be.
 pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
-    let mut args = config.engine.to_args();
+    let mut args = [config.engine.to_args(), config.transport.to_args()].concat();
     let (mut name, mut aliases) = ("sim".to_owned(), Vec::new());
     if config.engine.engine.unwrap_or_default() == EngineKind::Llama {
         let path = pull::model_file(&config.source).await?;
@@ -61,10 +62,11 @@ fn cluster_key(prefill: &[String]) -> Result<Option<String>, Failure> {
 }
 
 /// The nodes that compute prompts, each watched from now on.
-pub(super) fn prefill_nodes(urls: &[String]) -> Result<Vec<Arc<Node>>, Failure> {
+pub(super) fn prefill_nodes(urls: &[String], transport: &Transport) -> Result<Vec<Arc<Node>>, Failure> {
     let key = cluster_key(urls)?.unwrap_or_default();
     let node = |(i, url): (usize, &String)| {
-        let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), &key)?);
+        let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
+        let engine: Arc<dyn Engine> = Arc::new(client);
         let watched = node_watch::watch(Arc::clone(&engine), url.clone());
         Ok(Node::new(format!("prefill-{}", i + 1), Some(url.clone()), engine, watched.state))
     };
@@ -72,7 +74,7 @@ pub(super) fn prefill_nodes(urls: &[String]) -> Result<Vec<Arc<Node>>, Failure> 
 }
 
 /// A node on another machine.
-pub(super) fn remote(url: &str, name: Option<String>) -> Result<Backend, Failure> {
+pub(super) fn remote(url: &str, name: Option<String>, transport: &Transport) -> Result<Backend, Failure> {
     let key = std::env::var(KEY_VARIABLE).unwrap_or_default();
     if key.is_empty() {
         return Err(Failure(format!("--node needs the cluster key: set {KEY_VARIABLE} to the node's secret")));
@@ -80,7 +82,8 @@ pub(super) fn remote(url: &str, name: Option<String>) -> Result<Backend, Failure
     if !url.starts_with("http://") && !url.starts_with("https://") {
         return Err(Failure(format!("--node {url:?} is not a URL like http://spark.local:9000")));
     }
-    let engine: Arc<dyn Engine> = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.to_owned()), &key)?);
+    let client = RemoteEngine::with_transport(&NodeAddress::Url(url.to_owned()), &key, transport)?;
+    let engine: Arc<dyn Engine> = Arc::new(client);
     let watched = node_watch::watch(Arc::clone(&engine), url.to_owned());
     let url = url.to_owned();
     let first_start = watched.first_answer.map(move |first| match first {

@@ -1,12 +1,13 @@
 //! `baton node`: one engine behind the node protocol.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
-use baton_engines::node::{ClusterKey, ListenAddress, Listener, router};
+use baton_engines::node::{ClusterKey, ListenAddress, Listener, ServerTls, router};
+use baton_engines::transport::Transport;
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Failure, pull, signals};
 use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
+use crate::transport_args::TransportArgs;
 
 /// Options of `baton node`.
 #[derive(Args)]
@@ -27,6 +29,14 @@ pub(super) struct NodeArgs {
     /// What the node does for others
     #[arg(long, value_enum, value_name = "ROLE", default_value = "both")]
     role: NodeRole,
+    /// Speak TLS, with the certificate in this PEM file; it and the key are read again on SIGHUP
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    transport: TransportArgs,
     #[command(flatten)]
     engine: EngineArgs,
     /// Report on standard output, and end when standard input does
@@ -86,7 +96,10 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
             }
             Err(Failure(failure.message))
         }
-        Ok((engine, listener, key)) => {
+        Ok(Started { engine, listener, key, tls }) => {
+            if let Some(tls) = tls {
+                signals::on_hangup(move || renew(&tls));
+            }
             if is_child {
                 tell_parent(&ChildEvent::Ready { address: listener.tcp_address() });
             } else if let Some(address) = listener.tcp_address() {
@@ -102,32 +115,89 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     }
 }
 
-async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey), NodeFailure> {
+/// A node that can begin to serve.
+struct Started {
+    engine: Arc<dyn Engine>,
+    listener: Listener,
+    key: ClusterKey,
+    tls: Option<ServerTls>,
+}
+
+async fn start(args: NodeArgs) -> Result<Started, NodeFailure> {
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
         NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
     })?;
+    // Before a model is loaded, which can take minutes.
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(ServerTls::load(cert, key).map_err(NodeFailure::setup)?),
+        _ => None,
+    };
+    if tls.is_none() && !args.transport.allow_plain_http {
+        refuse_open_address(&args.listen).await?;
+    }
+    let transport = args.transport.transport().map_err(NodeFailure::setup)?;
+    let puller = puller(&key, &args, transport)?;
     let (model, options) = (args.model, args.engine);
     if let Some((key, message)) = options.problem() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
-    let puller = puller(&key, args.role.into(), &options)?;
     let engine = match options.engine.unwrap_or_default() {
         EngineKind::Sim => sim(&options, puller),
-        EngineKind::Llama => llama(model, options, puller).await?,
+        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
+        EngineKind::Llama if args.child => llama(model, options, puller).await?,
+        EngineKind::Llama => llama(located(model).await?, options, puller).await?,
     };
     // Bound last: an address that answers has an engine behind it.
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
-    Ok((engine, listener, ClusterKey::new(&key)))
+    let listener = match &tls {
+        Some(tls) => listener.with_tls(tls.clone()),
+        None => listener,
+    };
+    Ok(Started { engine, listener, key: ClusterKey::new(&key), tls })
 }
 
-/// What fetches KV from prefill nodes. A node that only prefills needs none.
-fn puller(key: &str, role: Role, options: &EngineArgs) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
-    if !role.decodes() {
+/// Plain HTTP is for this machine alone, unless the operator says otherwise.
+async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> {
+    if listen.is_private().await.map_err(NodeFailure::setup)? {
+        return Ok(());
+    }
+    Err(NodeFailure::setup(format!(
+        "{listen} can be reached from other machines, and over plain HTTP the cluster key and the prompts could be \
+         read on the way. Give the node a certificate (--tls-cert and --tls-key), or allow it with --allow-plain-http"
+    )))
+}
+
+/// Reads the certificate again. A mistake in the new files must not end a node that serves.
+fn renew(tls: &ServerTls) {
+    match tls.reload() {
+        Ok(()) => eprintln!("baton node: the certificate was read again"),
+        Err(error) => tracing::error!(%error, "the certificate stays what it was"),
+    }
+}
+
+/// The file of a model that may be named as `baton serve` has it, fetched if need be.
+async fn located(model: Option<PathBuf>) -> Result<Option<PathBuf>, NodeFailure> {
+    match model.as_deref().and_then(Path::to_str) {
+        Some(source) => {
+            let found = pull::model_file(source).await;
+            found.map(Some).map_err(|Failure(message)| NodeFailure::setup(message))
+        }
+        // A name is text; what is not can only be a path.
+        None => Ok(model),
+    }
+}
+
+/// What fetches KV from prefill nodes. A node that only prefills needs none, and the child of an endpoint without
+/// prefill nodes gets no key for them.
+fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+    let options = &args.engine;
+    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    if !Role::from(args.role).decodes() || (args.child && pull_key.is_none()) {
         return Ok(None);
     }
-    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let codecs = options.kv_codecs.iter().flatten().map(|&codec| codec.into()).collect();
-    let policy = PullPolicy { max_canary_distance: options.max_canary_distance, codecs };
+    let policy =
+        PullPolicy { max_canary_distance: options.max_canary_distance, codecs, transport, ..PullPolicy::default() };
     let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(key), policy).map_err(NodeFailure::setup)?;
     Ok(Some(Arc::new(puller)))
 }
@@ -154,11 +224,6 @@ async fn llama(
 ) -> Result<Arc<dyn Engine>, NodeFailure> {
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
     let model = model.ok_or_else(|| NodeFailure::setup("--model PATH or --model NAME is needed"))?;
-    let model = match model.to_str() {
-        Some(source) => pull::model_file(source).await.map_err(|Failure(message)| NodeFailure::setup(message))?,
-        // A name is text; what is not can only be a path.
-        None => model,
-    };
     let template = options.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))

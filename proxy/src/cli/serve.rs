@@ -20,6 +20,7 @@ use crate::pool::{self, Node, Pool, ServedModel};
 
 /// The environment variable of `--api-key`.
 const API_KEY_VARIABLE: &str = "BATON_API_KEY";
+use crate::transport_args::TransportArgs;
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Args)]
@@ -42,12 +43,18 @@ pub(super) struct ServeArgs {
     /// Use a node that runs elsewhere (`baton node`) and start no engine here; needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "URL")]
     node: Option<String>,
-    /// A node that computes prompts (`baton node --role prefill`); repeat for several; needs BATON_CLUSTER_KEY
+    /// A node that computes prompts (`baton node --role prefill`), http:// if no scheme is given; repeat for several;
+    /// needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
     prefill: Vec<String>,
+    /// Do not measure idle nodes and links with made-up prompts; rates are learned from requests alone
+    #[arg(long)]
+    no_calibration: bool,
     /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
+    #[command(flatten)]
+    transport: TransportArgs,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -72,7 +79,10 @@ impl ServeArgs {
         if !self.prefill.is_empty() {
             raw.model.prefill = self.prefill;
         }
+        raw.model.calibrate = self.no_calibration.then_some(false).or(raw.model.calibrate);
         raw.model.policy = self.policy.or(raw.model.policy);
+        raw.tls_ca = self.transport.tls_ca.or(raw.tls_ca);
+        raw.allow_plain_http |= self.transport.allow_plain_http;
         raw.model.engine = self.engine.over(raw.model.engine);
         Ok((raw.check()?, self.node))
     }
@@ -96,18 +106,21 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     // The port first: the commonest mistake is told at once, and not after a model was loaded.
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr()?;
+    let transport = config.transport.transport()?;
+    let prefill = backend::prefill_nodes(&config.prefill, &transport)?;
     let backend = match node {
-        Some(url) => backend::remote(&url, config.name.clone())?,
+        Some(url) => backend::remote(&url, config.name.clone(), &transport)?,
         None => backend::local(&config).await?,
     };
     let aliases = [backend.aliases, config.aliases.clone()].concat();
     let place = if backend.supervised.is_some() { "local" } else { "remote" };
     let decode = Node::new(place.to_owned(), None, backend.engine, backend.state);
-    let prefill = backend::prefill_nodes(&config.prefill)?;
     let name = backend.name.map_or_else(OnceLock::new, OnceLock::from);
     let model = ServedModel { policy: config.policy, ..ServedModel::new(name, aliases, vec![decode], prefill) };
     let model = Arc::new(model);
-    pool::keep_calibrated(&model);
+    if config.calibrate {
+        pool::keep_calibrated(&model);
+    }
     let pool = Pool { models: vec![model] };
     let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
     let shutdown = Shutdown::default();

@@ -1,4 +1,4 @@
-//! SIGTERM and Ctrl-C.
+//! SIGTERM, Ctrl-C and SIGHUP.
 
 use std::time::Duration;
 
@@ -49,6 +49,18 @@ pub(super) fn ignore() {
             signals.next().await;
         }
     });
+}
+
+/// Calls `act` on every SIGHUP, which by itself would end the process.
+pub(super) fn on_hangup(act: impl Fn() + Send + 'static) {
+    match signal(SignalKind::hangup()) {
+        Ok(mut hangups) => drop(tokio::spawn(async move {
+            while hangups.recv().await.is_some() {
+                act();
+            }
+        })),
+        Err(error) => tracing::warn!(%error, "SIGHUP cannot be handled"),
+    }
 }
 
 struct Signals {

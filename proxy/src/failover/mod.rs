@@ -112,7 +112,7 @@ impl Resilient {
         loop {
             match self.start_again(&failed).await {
                 Ok(()) => return Ok(()),
-                Err(RequestError::Engine(error)) if !error.is_lost_engine() => return Err(error),
+                Err(RequestError::Engine(error)) if !may_pass(&error) => return Err(error),
                 Err(error) => tracing::info!(%error, "no engine takes the stream up yet"),
             }
             *n_attempts += 1;
@@ -176,6 +176,11 @@ impl Resilient {
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }
+}
+
+/// Whether another engine, or the same one later, may take what this one refused.
+fn may_pass(error: &EngineError) -> bool {
+    error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
 }
 
 /// What came from engines that were lost.

@@ -16,7 +16,7 @@ pub enum ModelError {
         nearest: &'static str,
     },
     /// Nothing was named.
-    #[error("a model's name is missing {SPELLINGS}")]
+    #[error("no model was named {SPELLINGS}")]
     NoName,
     /// An address in the web.
     #[error(

@@ -112,7 +112,8 @@ async fn measure(model: &ServedModel, unknown: Unknown) -> Result<(), EngineErro
     }
 }
 
-/// Sends a made-up prompt that nothing has cached down a route, in a cache scope of its own.
+/// Sends a made-up prompt that nothing has cached down a route, in a cache scope of its own and with nothing kept on
+/// the decode node.
 async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     let node = &model.decode[route.decode];
     let Some(info) = node.info() else { return Ok(()) };
@@ -121,6 +122,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
         prompt: (0..n_prompt).map(|_| rand::random_range(0..info.n_vocab.max(1)) as Token).collect(),
         max_tokens: Some(OUTPUT_TOKENS),
         ignore_eos: true,
+        ephemeral: true,
         cache_scope: CacheScope(rand::random()),
         kv_source: route.prefill.and_then(|p| model.prefill[p].kv_source()),
         ..SequenceRequest::default()

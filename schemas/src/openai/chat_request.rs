@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::error::InvalidRequest;
 use super::fields::{Fields, wrong_type};
-use super::{json, messages, not_yet, sampling, template_args};
+use super::{json, messages, not_yet, response_format, sampling, template_args};
 use crate::generate::{Conversation, GenerateRequest, Input};
 
 /// Each choice takes a slot of its own, or waits for one: more than this from one request would keep everybody else
@@ -55,6 +55,7 @@ impl ChatRequest {
                 sampling: sampling::parse(root, drawn_seed)?,
                 top_logprobs: top_logprobs(root)?,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
+                constraint: response_format::parse(root)?,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage(root)?,

@@ -27,6 +27,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             sampling: Sampling { seed: 7, ..Sampling::default() },
             top_logprobs: None,
             ignore_eos: false,
+            constraint: None,
         },
         stream: false,
         include_usage: false,

@@ -15,6 +15,7 @@ mod fields;
 mod json;
 mod messages;
 mod not_yet;
+mod response_format;
 mod sampling;
 mod template_args;
 

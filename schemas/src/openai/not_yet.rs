@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::error::InvalidRequest;
 use super::fields::Fields;
 
-/// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`, `response_format: text`) pass.
+/// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
 pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
     refuse_tools(root)?;
     refuse_formats(root)?;
@@ -32,14 +32,8 @@ fn refuse_tools(root: Fields<'_>) -> Result<(), InvalidRequest> {
     Ok(())
 }
 
-/// Structured output: a grammar or schema for the engine's sampler.
+/// Structured output in other servers' words; OpenAI's is `response_format`.
 fn refuse_formats(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    if let Some(format) = root.get("response_format") {
-        let kind = Fields::at(format, "response_format")?.string("type")?;
-        if kind != Some("text") {
-            return Err(InvalidRequest::unsupported("response_format", "A response format other than 'text'"));
-        }
-    }
     for field in ["grammar", "json_schema", "structured_outputs", "regex", "ebnf"].into_iter().chain(GUIDED) {
         if root.get(field).is_some() {
             return Err(InvalidRequest::unsupported(field, "Structured output"));

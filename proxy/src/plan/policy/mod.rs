@@ -1,4 +1,4 @@
-//! Policies: pure choices among predicted routes. To add one, write a file like [`direct`] and name it in [`by_name`].
+//! Policies: pure choices among predicted routes. To add one, write a file like `direct.rs` and name it in [`POLICIES`].
 
 mod always_handoff;
 mod direct;

@@ -1,0 +1,165 @@
+//! One pull: a request to a prefill node, and the records that answer it.
+
+use std::time::{Duration, Instant};
+
+use baton_schemas::EngineError;
+use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
+use baton_schemas::kv::{
+    Codec, End, Event, Fingerprint, FrameError, Handoff, HandoffError, HandoffId, KvLayout, PrefillTimings, Reader,
+    Span, VerifiedKv,
+};
+use baton_schemas::node::BASE_PATH;
+use futures::StreamExt;
+use reqwest::Response;
+
+use super::http::Inner;
+use super::patience::Patience;
+use super::{LocalKv, PullOrder, PullReport};
+use crate::remote::accepted;
+
+/// Until the reply's head. The prefill node answers before it computes.
+pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Without a single byte. The prefill node gives a sign of life every second.
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A prefill node whose KV is taken.
+pub(super) struct Peer<'a> {
+    pub(super) url: &'a str,
+    /// What it runs.
+    pub(super) fingerprint: Fingerprint,
+    /// What it may answer with, best first.
+    pub(super) codecs: &'a [Codec],
+}
+
+impl Inner {
+    /// One pull. What arrives is verified here and handed to `take`, which may wait.
+    pub(super) async fn receive<F: Future<Output = ()>>(
+        &self,
+        from: Peer<'_>,
+        local: &LocalKv,
+        order: PullOrder,
+        take: impl Fn(VerifiedKv) -> F,
+    ) -> Result<PullReport, HandoffFailure> {
+        let Peer { url, fingerprint, codecs } = from;
+        let id = HandoffId(rand::random());
+        let request = PrefillRequest {
+            handoff: id,
+            tokens: order.tokens.clone(),
+            start: order.start,
+            codecs: codecs.iter().map(|codec| *codec as u8).collect(),
+            fingerprint: local.identity.fingerprint,
+            cache_scope: order.cache_scope,
+        };
+        let layout = local.identity.layout.clone();
+        let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
+        let (place, buffers) = (order.placement, order.buffers);
+        let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
+        let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
+            .map_err(|error| rejected(url, &error))?;
+        let mut patience = Patience::new(self.policy.allowance);
+        let mut bytes = self.open(url, &request).await?.bytes_stream();
+        let mut progress = Progress::default();
+        reader.recycle(buffers.take());
+        loop {
+            let deadline = patience.deadline().min(Instant::now() + STALL_TIMEOUT);
+            let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
+                Err(_) => {
+                    tracing::warn!(url, position = reader.position(), "the prefill node stalls");
+                    return Err(HandoffFailure::PrefillStalled);
+                }
+                Ok(Some(Ok(piece))) => piece,
+                Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
+            };
+            progress.n_bytes += piece.len() as u64;
+            let mut input = &piece[..];
+            while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
+                match event {
+                    Event::Head(_) => progress.head_at = Some(Instant::now()),
+                    Event::Wait(_) => {}
+                    Event::Frame(kv) => {
+                        progress.frame_arrived();
+                        patience.received(kv.span().p1 - kv.span().p0);
+                        let handed_on = Instant::now();
+                        take(kv).await;
+                        patience.excuse(handed_on.elapsed());
+                        reader.recycle(buffers.take());
+                    }
+                    Event::End(end) => return Ok(progress.report(&end)),
+                    Event::Error(error) => {
+                        tracing::warn!(url, %error, "the prefill failed");
+                        return Err(failure_of(&error));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn open(&self, url: &str, request: &PrefillRequest) -> Result<Response, HandoffFailure> {
+        let call = self.client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
+        // With the body of a refusal, which could be as long in coming as a head.
+        let answer = async { accepted(call.send().await).await };
+        let answer = tokio::time::timeout(HEAD_TIMEOUT, answer).await.map_err(|_| HandoffFailure::PrefillStalled)?;
+        answer.map_err(|error| {
+            tracing::warn!(url, %error, "the prefill node refused or cannot be reached");
+            failure_of(&error)
+        })
+    }
+}
+
+/// What is measured on the way.
+#[derive(Default)]
+struct Progress {
+    n_bytes: u64,
+    head_at: Option<Instant>,
+    first_frame: Option<Instant>,
+    last_frame: Option<Instant>,
+}
+
+impl Progress {
+    fn frame_arrived(&mut self) {
+        let now = Instant::now();
+        self.first_frame.get_or_insert(now);
+        self.last_frame = Some(now);
+    }
+
+    fn report(&self, end: &End) -> PullReport {
+        let PrefillTimings { queue_ms, prefill_ms, n_cached, n_computed, .. } = end.timings;
+        // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
+        // link's latency. The reader has checked that they are possible.
+        let since_head = Duration::from_secs_f64((queue_ms + prefill_ms).clamp(0.0, 1e9) / 1e3);
+        let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
+        PullReport {
+            n_cached,
+            n_computed,
+            n_bytes: self.n_bytes,
+            queue_ms,
+            prefill_ms,
+            transfer_ms: transfer.as_secs_f64() * 1e3,
+            prefilled_at: self.head_at.unwrap_or_else(Instant::now) + since_head,
+        }
+    }
+}
+
+fn rejected(url: &str, error: &HandoffError) -> HandoffFailure {
+    tracing::warn!(url, %error, "this prompt cannot be handed over");
+    HandoffFailure::FingerprintMismatch
+}
+
+fn refused(url: &str, error: &FrameError) -> HandoffFailure {
+    tracing::warn!(url, %error, "the prefill node's stream was refused");
+    match error {
+        FrameError::Fingerprint | FrameError::Layout => HandoffFailure::FingerprintMismatch,
+        _ => HandoffFailure::FrameRejected,
+    }
+}
+
+/// Why there is no pull, by what the node answered or did not.
+pub(super) fn failure_of(error: &EngineError) -> HandoffFailure {
+    match error {
+        EngineError::Lost { .. } => HandoffFailure::PrefillDown,
+        EngineError::Unavailable { .. } => HandoffFailure::PrefillStalled,
+        EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
+        _ => HandoffFailure::PrefillRefused,
+    }
+}

@@ -1,0 +1,143 @@
+//! Structured output: which tokens may come next, kept by llguidance.
+//!
+//! A schema is compiled once and remembered; each sequence gets a matcher of its own, which follows the tokens and says
+//! before each draw which of them keep the text on its way to something valid. The compiler refuses what it does not
+//! know: a keyword that were silently left out would be a constraint that is not kept.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use baton_schemas::constraint::Constraint;
+use baton_schemas::{EngineError, Token};
+use llguidance::api::TopLevelGrammar;
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+
+use super::vocabulary::Vocabulary;
+
+/// Compiled constraints kept; an application has a handful of schemas.
+const MAX_KEPT: usize = 64;
+
+/// How toktrie marks a token that is not text.
+const SPECIAL_MARK: u8 = 0xFF;
+
+/// Compiles constraints for one vocabulary.
+pub(super) struct Compiler {
+    vocabulary: Arc<Vocabulary>,
+    /// Made at first use: it goes through the whole vocabulary.
+    factory: OnceLock<Result<ParserFactory, String>>,
+    /// The most recently used last.
+    kept: Mutex<VecDeque<(Constraint, Matcher)>>,
+}
+
+impl Compiler {
+    pub(super) fn new(vocabulary: Arc<Vocabulary>) -> Self {
+        Compiler { vocabulary, factory: OnceLock::new(), kept: Mutex::default() }
+    }
+
+    /// A matcher at the beginning of the text. Takes milliseconds to seconds for a new schema: call it off the async
+    /// threads. Errors: the schema says something that cannot be kept.
+    pub(super) fn compile(&self, constraint: &Constraint) -> Result<Matcher, EngineError> {
+        if let Some(matcher) = self.recall(constraint) {
+            return Ok(matcher);
+        }
+        let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
+        let factory = factory.as_ref().map_err(EngineError::internal)?;
+        let grammar = TopLevelGrammar::from_json_schema(schema(constraint));
+        let matcher = Matcher::new(factory.create_parser(grammar));
+        if let Some(problem) = matcher.get_error() {
+            return Err(EngineError::invalid(format!("response_format: {}", first_line(&problem))));
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= MAX_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((constraint.clone(), matcher.deep_clone()));
+        Ok(matcher)
+    }
+
+    fn recall(&self, constraint: &Constraint) -> Option<Matcher> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|(known, _)| known == constraint)?;
+        let entry = kept.remove(at)?;
+        let matcher = entry.1.deep_clone();
+        kept.push_back(entry);
+        Some(matcher)
+    }
+}
+
+/// The schema with our settings: one space after commas and colons and none elsewhere, since a small model that may
+/// write white space writes nothing else.
+fn schema(constraint: &Constraint) -> Value {
+    let mut schema = match constraint {
+        Constraint::JsonObject => json!({ "type": "object" }),
+        Constraint::JsonSchema { schema } => schema.clone(),
+    };
+    if let Some(fields) = schema.as_object_mut() {
+        let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+        fields.insert("x-guidance".into(), settings);
+    }
+    schema
+}
+
+fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
+    let Some(&end) = vocabulary.end_of_generation().first() else {
+        return Err("the model has no token that ends a reply".into());
+    };
+    let info = TokRxInfo::new(vocabulary.n_tokens() as u32, end);
+    let words: Vec<Vec<u8>> = (0..vocabulary.n_tokens() as Token)
+        .map(|t| {
+            let piece = vocabulary.piece(t);
+            let is_text = !vocabulary.is_control(t) && !vocabulary.is_end_of_generation(t);
+            if is_text || piece.is_empty() { piece } else { [&[SPECIAL_MARK], &piece[..]].concat() }
+        })
+        .collect();
+    let trie = TokTrie::from(&info, &words).with_eos_tokens(vocabulary.end_of_generation());
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let mut factory = ParserFactory::new_simple(&environment).map_err(|e| e.to_string())?;
+    factory.quiet();
+    factory.limits_mut().verbose_errors = false;
+    Ok(factory)
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+/// One sequence's progress through its constraint.
+pub(super) struct Constrained {
+    matcher: Matcher,
+}
+
+impl Constrained {
+    /// At the end of `generated`, which was drawn under the same constraint.
+    pub(super) fn after(mut matcher: Matcher, generated: &[Token]) -> Self {
+        for &t in generated {
+            follow(&mut matcher, t);
+        }
+        Constrained { matcher }
+    }
+
+    /// The tokens that may come next.
+    pub(super) fn allowed(&mut self) -> Result<SimpleVob, String> {
+        self.matcher.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()).to_owned())
+    }
+
+    /// Takes note of the token that came.
+    pub(super) fn accept(&mut self, t: Token) {
+        follow(&mut self.matcher, t);
+    }
+
+    /// Whether the text is complete and nothing can follow.
+    pub(super) fn is_complete(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}
+
+fn follow(matcher: &mut Matcher, t: Token) {
+    // A token that does not fit leaves an error in the matcher, which the next mask reports.
+    if !matcher.is_stopped() && matcher.consume_token(t).is_err() {
+        tracing::debug!(token = t, "a token did not follow its constraint");
+    }
+}

@@ -1,0 +1,139 @@
+//! A node's connections: accepted, bounded, and at the end drained.
+//!
+//! Strangers reach this before any key is checked: what a connection may hold, and how long it may be silent, is
+//! bounded here.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::connection::Accepted;
+use super::listen::Listener;
+
+/// Connections at most; the next one waits in the kernel's backlog. More than an endpoint's 1,024 requests and the
+/// pulls of a cluster's decode nodes take.
+const MAX_CONNECTIONS: usize = 2048;
+
+/// For a handshake and the first request's head. Nodes and endpoints send them at once.
+const FIRST_HEAD_DEADLINE: Duration = Duration::from_secs(10);
+
+/// For a later head, and so how long a connection may be idle. Longer than [`Transport`](crate::transport::Transport)
+/// keeps one.
+const HEAD_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Bytes of a request's head; ours have some hundreds.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+
+/// Requests at once on one HTTP/2 connection.
+const MAX_H2_STREAMS: u32 = 128;
+
+/// How often a silent HTTP/2 client is asked whether it is still there.
+const H2_PING_INTERVAL: Duration = Duration::from_secs(20);
+
+/// After an accept fails for want of file descriptors. Trying at once would only burn the processor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long running calls may go on after a stop was asked for.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
+
+/// Serves until `stop`, then lets running calls end, for as long as [`DRAIN_DEADLINE`]. Fails only if the socket no
+/// longer listens.
+pub(super) async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> io::Result<()> {
+    let shared = Arc::new(Shared { builder: builder(), router });
+    let graceful = GracefulShutdown::new();
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    while let Some(accepted) = stop.run_until_cancelled(accept(&listener)).await {
+        let accepted = accepted?;
+        let Some(permit) = stop.run_until_cancelled(Arc::clone(&permits).acquire_owned()).await else { break };
+        let (shared, watcher) = (Arc::clone(&shared), graceful.watcher());
+        connections.spawn(async move {
+            let _permit = permit;
+            shared.serve(accepted, watcher).await;
+        });
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    if tokio::time::timeout(DRAIN_DEADLINE, graceful.shutdown()).await.is_err() {
+        // Dropping `connections` closes them, which their readers take for what it is: a stream that was cut.
+        tracing::warn!("calls still run at the drain deadline; closing their connections");
+    }
+    Ok(())
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_DEADLINE).max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_H2_STREAMS)
+        .max_header_list_size(MAX_HEAD_BYTES as u32)
+        .keep_alive_interval(H2_PING_INTERVAL);
+    builder
+}
+
+/// The next connection. An error belongs to one connection or to the moment, unless the socket does not listen any
+/// more: a node that tried again for ever would look alive and answer nobody.
+async fn accept(listener: &Listener) -> io::Result<Accepted> {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return Ok(accepted),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// What connections share.
+struct Shared {
+    builder: Builder<TokioExecutor>,
+    router: Router,
+}
+
+impl Shared {
+    async fn serve(&self, accepted: Accepted, watcher: Watcher) {
+        let spoken = AtomicBool::new(false);
+        let connection = async {
+            let Some(stream) = accepted.open().await else { return };
+            let service = hyper::service::service_fn(|request: Request<Incoming>| {
+                spoken.store(true, Ordering::Relaxed);
+                self.router.clone().oneshot(request.map(Body::new))
+            });
+            let connection = self.builder.serve_connection(TokioIo::new(stream), service);
+            // Most errors are clients that left.
+            if let Err(error) = watcher.watch(connection).await {
+                tracing::debug!(error, "connection ended early");
+            }
+        };
+        tokio::select! {
+            () = connection => {}
+            // Dropping the connection closes it.
+            () = silence(&spoken) => tracing::debug!("connection closed: no request in time"),
+        }
+    }
+}
+
+/// Ends if no request has come in time. hyper's own timer does not run while it waits to see which HTTP is spoken.
+async fn silence(spoken: &AtomicBool) {
+    tokio::time::sleep(FIRST_HEAD_DEADLINE).await;
+    if spoken.load(Ordering::Relaxed) {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,58 @@
+//! What went wrong with a call to a node, in one line for the operator.
+
+use std::error::Error;
+use std::io;
+
+use rustls::CertificateError;
+
+/// The whole chain of causes in one line, with the cure where TLS is at fault. May name the URL: not for clients.
+pub(crate) fn explain(error: &reqwest::Error) -> String {
+    if let Some(tls) = causes(error).find_map(tls_error) {
+        let url = error.url().map_or("a node", |url| url.as_str());
+        return format!("TLS with {url} failed: {}", cure(tls));
+    }
+    let mut line = error.to_string();
+    for cause in causes(error).skip(1) {
+        let cause = cause.to_string();
+        // Some errors repeat their cause in their own words.
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
+}
+
+fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    match error.downcast_ref::<io::Error>() {
+        // Its source is its payload's source, and not the payload, which can be an I/O error again.
+        Some(error) => tls_error(error.get_ref()?),
+        None => error.downcast_ref(),
+    }
+}
+
+fn cure(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidCertificate(wrong) => match wrong {
+            // A bad signature: a CA of the same name as a trusted one, such as its successor.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                "its certificate is of a CA that is not trusted here; --tls-ca FILE adds one".into()
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => "its certificate has expired".into(),
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "its certificate is not valid yet: compare the machines' clocks".into()
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                format!("its certificate is for another host name ({wrong})")
+            }
+            _ => format!("its certificate is refused: {wrong}"),
+        },
+        rustls::Error::InvalidMessage(_) => {
+            "it does not speak TLS; a node without --tls-cert is reached at http://".into()
+        }
+        _ => error.to_string(),
+    }
+}

@@ -1,0 +1,147 @@
+//! How nodes reach each other over a network: which certificates are trusted, and what may travel readable.
+//!
+//! Every call carries the cluster key, and most carry prompts. Over plain HTTP whoever sees the packets reads both, so
+//! that takes the operator's explicit word for any host but this one. `docs/security.md` has the whole picture.
+
+mod explain;
+mod pem;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, ClientBuilder, Url};
+
+pub(crate) use self::explain::explain;
+pub use self::pem::TlsError;
+pub(crate) use self::pem::{certificates, private_key, unusable};
+
+/// Shorter than a node keeps an idle connection, so that it is this side that closes it and never a request that
+/// crosses the node's close.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A node's address that the cluster key must not be sent to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// Plain HTTP to another machine.
+    #[error(
+        "{0} is plain HTTP to another machine: the cluster key and the prompts could be read on the way. \
+         Use https:// and a node with --tls-cert and --tls-key, or allow it with --allow-plain-http"
+    )]
+    Plain(String),
+    /// Not a URL of a node.
+    #[error("{0:?} is not a node's address like https://spark.local:9000")]
+    Invalid(String),
+}
+
+/// What a client of nodes trusts and may do. By default: the system's certificates, and plain HTTP to this machine
+/// alone.
+#[derive(Debug, Clone, Default)]
+pub struct Transport {
+    certificates: Vec<Certificate>,
+    allow_plain_http: bool,
+}
+
+impl Transport {
+    /// Trusts the certificates in the PEM file `ca` beside the system's; `allow_plain_http` lets the cluster key and
+    /// prompts travel readable to other machines.
+    pub fn new(ca: Option<&Path>, allow_plain_http: bool) -> Result<Transport, TlsError> {
+        let mut trusted = Vec::new();
+        if let Some(path) = ca {
+            // Only to find out here, with the file's name, what is no certificate.
+            let mut checked = rustls::RootCertStore::empty();
+            for der in certificates(path)? {
+                trusted.push(Certificate::from_der(&der).map_err(|e| unusable(path, "certificate", e))?);
+                checked.add(der).map_err(|e| unusable(path, "certificate", e))?;
+            }
+        }
+        Ok(Transport { certificates: trusted, allow_plain_http })
+    }
+
+    /// Whether the cluster key may be sent to a node at `url`.
+    pub fn check(&self, url: &str) -> Result<(), AddressError> {
+        let invalid = || AddressError::Invalid(url.to_owned());
+        let parsed = Url::parse(url).map_err(|_| invalid())?;
+        let host = parsed.host_str().ok_or_else(invalid)?;
+        match parsed.scheme() {
+            "https" => Ok(()),
+            "http" if self.allow_plain_http || is_this_machine(host) => Ok(()),
+            "http" => Err(AddressError::Plain(url.to_owned())),
+            _ => Err(invalid()),
+        }
+    }
+
+    /// What every client of a node begins with.
+    pub(crate) fn client(&self) -> ClientBuilder {
+        let builder = reqwest::Client::builder()
+            // A redirect would take the prompt, and on the same host the key, to where nobody configured it to go.
+            .redirect(Policy::none())
+            // Nor does a proxy in the environment get them.
+            .no_proxy()
+            // A stream has a connection of its own: TCP's window is its backpressure, and closing it cancels it.
+            .http1_only()
+            .tcp_nodelay(true)
+            .pool_idle_timeout(IDLE_TIMEOUT);
+        self.certificates.iter().cloned().fold(builder, ClientBuilder::add_root_certificate)
+    }
+}
+
+/// Whether a URL's host is this machine by its loopback address. Names other than `localhost` are not looked up: what
+/// they mean can change between the check and the call.
+fn is_this_machine(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_goes_readable_to_this_machine_alone() {
+        let check = |url: &str| Transport::default().check(url);
+        for url in ["http://127.0.0.1:9000", "http://LOCALHOST:1", "http://[::1]:9000", "http://[::ffff:127.0.0.1]:1"] {
+            assert_eq!(check(url), Ok(()), "{url}");
+        }
+        for url in ["https://spark.local:9000", "https://192.168.0.7"] {
+            assert_eq!(check(url), Ok(()), "{url}");
+        }
+        let plain = [
+            "http://192.168.0.7:9000",
+            "http://spark.local:9000",
+            "http://localhost.example.com",
+            "http://127.0.0.1.example.com",
+            "http://127.0.0.1@example.com:9000",
+            "http://[fe80::1]:9000",
+            "http://0.0.0.0:9000",
+        ];
+        for url in plain {
+            assert_eq!(check(url), Err(AddressError::Plain(url.to_owned())));
+            assert_eq!(Transport::new(None, true).unwrap().check(url), Ok(()));
+        }
+        for url in ["spark.local:9000", "ftp://127.0.0.1", "unix:/tmp/a.sock", "http://", ""] {
+            assert_eq!(check(url), Err(AddressError::Invalid(url.to_owned())));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_no_ca_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |content: Option<&str>, expected: &str| {
+            let path = folder.path().join("ca.pem");
+            drop(std::fs::remove_file(&path));
+            if let Some(content) = content {
+                std::fs::write(&path, content).unwrap();
+            }
+            let message = Transport::new(Some(&path), false).unwrap_err().to_string();
+            assert!(message.contains("ca.pem") && message.contains(expected), "{message}");
+            assert!(!message.contains('\n'), "{message}");
+        };
+        check(None, "cannot read");
+        check(Some(""), "holds no certificate");
+        check(Some("hello"), "holds no certificate");
+        check(Some("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"), "cannot be used");
+        check(Some("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), "cannot be used");
+    }
+}

@@ -1,0 +1,214 @@
+//! Clients that leave at random points of a handoff: nothing of theirs stays behind on either node.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+mod peers;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_engines::handoff::{KvPuller, PullPolicy};
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::node::Role;
+use baton_schemas::sequence::Delta;
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use peers::counting::Counting;
+use peers::{KEY, TestNode, node, puller, request};
+use tokio::sync::Mutex;
+
+/// One test at a time: open files are counted for the whole process.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+/// Idle connections, and the tasks on their ends, that may come and go. A leak would be one for each cancellation.
+const IDLE: usize = 12;
+
+/// A prefill and a decode node, and a client of the latter.
+struct Pair {
+    prefill: Arc<Counting>,
+    decode: Arc<dyn Engine>,
+    client: RemoteEngine,
+    prefill_node: TestNode,
+    _decode_node: TestNode,
+}
+
+impl Pair {
+    async fn new(prefill: Arc<dyn Engine>, decode: Arc<dyn Engine>) -> Pair {
+        let prefill = Arc::new(Counting::new(prefill));
+        let prefill_node = node(Arc::clone(&prefill) as Arc<dyn Engine>, Role::Prefill, KEY).await;
+        let decode_node = node(Arc::clone(&decode), Role::Decode, KEY).await;
+        let client = RemoteEngine::new(&NodeAddress::Url(decode_node.url.clone()), KEY).unwrap();
+        Pair { prefill, decode, client, prefill_node, _decode_node: decode_node }
+    }
+
+    fn request(&self, prompt: &[Token], n: u32) -> SequenceRequest {
+        SequenceRequest { ignore_eos: true, ..request(prompt, n, Some(&self.prefill_node.url)) }
+    }
+
+    async fn is_idle(&self) -> bool {
+        let loads = [self.prefill.load().await.unwrap(), self.decode.load().await.unwrap()];
+        loads.iter().all(|load| (load.active_slots, load.queued) == (0, 0))
+    }
+
+    /// A whole handoff, which must work.
+    async fn check_works(&self, prompt: &[Token]) {
+        let reply = peers::generate(&self.client, self.request(prompt, 2)).await;
+        let handoff = reply.handoff.unwrap();
+        assert_eq!((handoff.failure, handoff.n_tokens as usize), (None, prompt.len() - 1));
+    }
+}
+
+/// Where a client left.
+#[derive(Debug, Default)]
+struct Stages {
+    queued: usize,
+    pulling: usize,
+    decoding: usize,
+    /// Requests that were seen waiting on the prefill node.
+    prefill_queue: u32,
+}
+
+/// Reads a reply for as long as `patience` lasts; the last delta seen.
+async fn leave_after(engine: &dyn Engine, request: SequenceRequest, patience: Duration) -> Option<Delta> {
+    let mut last = None;
+    let read = async {
+        let mut deltas = engine.generate(request).await.unwrap();
+        while let Some(delta) = deltas.next().await {
+            last = Some(delta.unwrap());
+        }
+    };
+    // Elapsed drops the stream, as a client does that leaves.
+    if tokio::time::timeout(patience, read).await.is_ok() {
+        panic!("an endless reply ended");
+    }
+    last
+}
+
+/// A small generator: the test must be the same every time.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+/// File descriptors of this process, where the system tells.
+fn open_files() -> Option<usize> {
+    Some(std::fs::read_dir("/proc/self/fd").ok()?.count())
+}
+
+fn live_tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> Duration {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < Duration::from_secs(30), "waited for {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    began.elapsed()
+}
+
+/// `n` clients, `at_once` at a time, each with a prompt of up to `max_prompt` tokens and up to `patience_ms`.
+async fn storm(pair: &Pair, n: usize, at_once: usize, max_prompt: u64, patience_ms: u64) -> Stages {
+    let (mut seed, mut n_begun, mut running, mut stages) = (42, 0, FuturesUnordered::new(), Stages::default());
+    while n_begun < n || !running.is_empty() {
+        while running.len() < at_once && n_begun < n {
+            n_begun += 1;
+            let n_prompt = 65 + random(&mut seed) % (max_prompt - 65);
+            // The first tokens are a number that no other prompt has.
+            let number = [n_begun / 200, n_begun % 200].map(|digit| 1 + digit as u32);
+            let prompt: Vec<Token> = number.into_iter().chain((2..n_prompt as u32).map(|i| 1 + i % 250)).collect();
+            let patience = Duration::from_millis(random(&mut seed) % patience_ms);
+            running.push(leave_after(&pair.client, pair.request(&prompt, 1_000), patience));
+        }
+        match running.next().await {
+            Some(None) => stages.queued += 1,
+            Some(Some(Delta::Started { .. })) => stages.pulling += 1,
+            Some(Some(_)) => stages.decoding += 1,
+            None => {}
+        }
+        stages.prefill_queue = stages.prefill_queue.max(pair.prefill.load().await.unwrap().queued);
+    }
+    stages
+}
+
+/// Lets a storm pass over a pair, and looks for what it left.
+async fn nothing_stays(pair: &Pair, n: usize, at_once: usize, max_prompt: u64, patience_ms: u64) {
+    pair.check_works(&vec![7; 100]).await;
+    let (files, tasks) = (open_files(), live_tasks());
+    let stages = storm(pair, n, at_once, max_prompt, patience_ms).await;
+    println!("{n} cancelled: {stages:?}");
+    let Stages { queued, pulling, decoding, prefill_queue } = stages;
+    assert!(queued > 0 && pulling > 0 && decoding > 0 && prefill_queue > 0, "every stage is to be met");
+
+    let idle_after = eventually("all slots to be free", || pair.is_idle()).await;
+    let n_positions = pair.prefill.n_positions();
+    let closed_after = eventually("all connections and tasks to end", || async {
+        let files_ended = open_files().zip(files).is_none_or(|(now, before)| now <= before + IDLE);
+        files_ended && live_tasks() <= tasks + IDLE
+    })
+    .await;
+    println!("slots were free after {idle_after:?}, connections closed after {closed_after:?}");
+    println!("files {files:?} → {:?}, tasks {tasks} → {}", open_files(), live_tasks());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(pair.prefill.n_positions(), n_positions, "nothing more was computed");
+    pair.check_works(&vec![8; 100]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_hundred_simulated_clients_leave_nothing() {
+    let _alone = ALONE.lock().await;
+    let config = SimConfig { prefill_tps: 100_000.0, decode_tps: 200.0, chunk_tokens: 64, ..SimConfig::default() };
+    let prefill = SimEngine::new(SimConfig { n_slots: 2, ..config.clone() });
+    let policy = PullPolicy::default();
+    let decode = SimEngine::with_puller(SimConfig { n_slots: 8, ..config }, Some(puller(policy) as Arc<dyn KvPuller>));
+    let pair = Pair::new(Arc::new(prefill), Arc::new(decode)).await;
+    nothing_stays(&pair, 500, 16, 3_000, 150).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_stops_within_a_chunk() {
+    let _alone = ALONE.lock().await;
+    // A chunk takes 100 ms.
+    let config = SimConfig { prefill_tps: 2_560.0, chunk_tokens: 256, ..SimConfig::default() };
+    let prefill = Arc::new(SimEngine::new(config.clone()));
+    let decode = Arc::new(SimEngine::with_puller(config, Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>)));
+    let pair = Pair::new(prefill, decode).await;
+    for patience_ms in [250, 430, 610] {
+        let scope = baton_schemas::sequence::CacheScope(patience_ms);
+        let request = SequenceRequest { cache_scope: scope, ..pair.request(&peers::tokens(16_000), 10) };
+        let before = pair.prefill.n_positions();
+        leave_after(&pair.client, request, Duration::from_millis(patience_ms)).await;
+        let at_leaving = pair.prefill.n_positions();
+        assert!(at_leaving > before, "it had begun");
+        eventually("the prefill's end", || pair.is_idle()).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        let more = pair.prefill.n_positions() - at_leaving;
+        assert!(more <= 256, "{more} positions were computed after the client had left");
+    }
+}
+
+#[cfg(feature = "llama")]
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_clients_of_a_real_model_leave_nothing() {
+    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    let _alone = ALONE.lock().await;
+    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
+        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+        return println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+    };
+    let base = LlamaConfig::new(model);
+    let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), n_slots: 2, n_ubatch: 64, ..base };
+    let start = |puller: Option<Arc<dyn KvPuller>>| {
+        let config = LlamaConfig { n_slots: if puller.is_some() { 6 } else { 2 }, ..config.clone() };
+        async move {
+            tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
+        }
+    };
+    let prefill = start(None).await;
+    let decode = start(Some(puller(PullPolicy::default()))).await;
+    let pair = Pair::new(prefill, decode).await;
+    nothing_stays(&pair, 60, 8, 200, 4_000).await;
+}

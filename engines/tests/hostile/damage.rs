@@ -1,0 +1,136 @@
+//! Real answers of a real node, cut off or changed on the way.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use baton_engines::handoff::PullPolicy;
+use baton_engines::sim::SimEngine;
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::node::Role;
+
+use super::Decoder;
+use crate::peers::fake::{FakeNode, say};
+use crate::peers::recording::Recording;
+use crate::peers::{KEY, node, small_sim};
+
+/// What is done to a recorded answer.
+#[derive(Debug, Clone, Copy)]
+enum Damage {
+    /// Only so many bytes are sent.
+    Cut(usize),
+    /// One bit of this byte is turned.
+    Flip(usize),
+}
+
+impl Damage {
+    fn apply(self, recording: &Recording) -> Vec<u8> {
+        let mut raw = recording.raw.clone();
+        match self {
+            Damage::Cut(n) => raw.truncate(n),
+            Damage::Flip(at) => {
+                if let Some(byte) = raw.get_mut(at) {
+                    *byte ^= 1 << (at % 8);
+                }
+            }
+        }
+        raw
+    }
+
+    /// Whether no reader may take the answer for a whole one. HTTP's own framing may be hurt without effect.
+    fn must_be_noticed(self, recording: &Recording) -> bool {
+        match self {
+            Damage::Cut(n) => n < recording.payload_end(),
+            Damage::Flip(at) => recording.payload.contains(&at),
+        }
+    }
+}
+
+/// Puts a damaged answer of `real` before a decoder, and checks what comes of it.
+async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) -> HandoffTimings {
+    let (noticed, heard) = tokio::sync::oneshot::channel();
+    let noticed = Arc::new(Mutex::new(Some(noticed)));
+    let real = real.to_owned();
+    fake.follow(move |call, stream| {
+        let (real, noticed) = (real.clone(), Arc::clone(&noticed));
+        async move {
+            let recording = call.relay(&real).await;
+            if !call.is_pull() {
+                return say(stream, &recording.raw).await;
+            }
+            if let Some(noticed) = noticed.lock().unwrap().take() {
+                noticed.send(damage.must_be_noticed(&recording)).unwrap();
+            }
+            say(stream, damage.apply(&recording)).await;
+        }
+    });
+    let handoff = decoder.ask(&fake.url).await;
+    if heard.await.unwrap() {
+        assert!(handoff.failure.is_some(), "{damage:?} was not noticed: {handoff:?}");
+    }
+    if let Damage::Cut(_) = damage {
+        let named = [None, Some(HandoffFailure::PrefillDown), Some(HandoffFailure::PrefillLost)];
+        assert!(named.contains(&handoff.failure), "{damage:?}: {handoff:?}");
+    }
+    handoff
+}
+
+/// An undamaged answer, to know how long one is.
+async fn recorded(decoder: &Decoder, real: &str) -> Recording {
+    let kept = Arc::new(Mutex::new(None));
+    let (keep, real) = (Arc::clone(&kept), real.to_owned());
+    let fake = FakeNode::start(move |call, stream| {
+        let (keep, real) = (Arc::clone(&keep), real.clone());
+        async move {
+            let recording = call.relay(&real).await;
+            if call.is_pull() {
+                *keep.lock().unwrap() = Some(recording.clone());
+            }
+            say(stream, recording.raw).await;
+        }
+    })
+    .await;
+    assert_eq!(decoder.ask(&fake.url).await.failure, None);
+    let recording = kept.lock().unwrap().take();
+    recording.expect("a pull was made")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_cut_or_flipped_at_any_byte_costs_no_reply() {
+    const WORKERS: usize = 8;
+    let began = Instant::now();
+    let real = node(Arc::new(SimEngine::new(small_sim())), Role::Prefill, KEY).await;
+    let recording = recorded(&Decoder::new(PullPolicy::default()).await, &real.address).await;
+    // Times in the last record differ by some digits.
+    let n_bytes = recording.raw.len() + 32;
+    let next = Arc::new(AtomicUsize::new(0));
+    let workers = (0..WORKERS).map(|_| {
+        let (next, real) = (Arc::clone(&next), real.address.clone());
+        tokio::spawn(async move {
+            let decoder = Decoder::new(PullPolicy::default()).await;
+            let fake = FakeNode::start(|_, stream| say(stream, "")).await;
+            let mut failures = HashMap::new();
+            loop {
+                let case = next.fetch_add(1, Ordering::Relaxed);
+                let damage = match case {
+                    n if n < n_bytes => Damage::Cut(n),
+                    n if n < 2 * n_bytes => Damage::Flip(n - n_bytes),
+                    _ => return failures,
+                };
+                let handoff = suffer(&decoder, &fake, &real, damage).await;
+                *failures.entry(handoff.failure).or_insert(0) += 1;
+            }
+        })
+    });
+    let mut failures = HashMap::<_, usize>::new();
+    for worker in workers.collect::<Vec<_>>() {
+        for (failure, n) in worker.await.unwrap() {
+            *failures.entry(failure).or_default() += n;
+        }
+    }
+    println!("{n_bytes} bytes, each cut and flipped, in {:?}: {failures:?}", began.elapsed());
+    assert!(failures[&Some(HandoffFailure::PrefillLost)] > 0);
+    assert!(failures[&Some(HandoffFailure::FrameRejected)] > recording.payload.len() / 2);
+    assert!(began.elapsed() < Duration::from_secs(60));
+}

@@ -1,0 +1,80 @@
+//! Attacks on a decode node, by kind.
+
+mod damage;
+mod lies;
+#[cfg(feature = "llama")]
+mod model;
+mod stalls;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_engines::handoff::PullPolicy;
+use baton_engines::sim::SimEngine;
+use baton_schemas::Token;
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings, PrefillRequest};
+use baton_schemas::kv::{Codec, Handoff, Writer};
+use baton_schemas::node::NodeInfo;
+
+use crate::peers::fake::Call;
+use crate::peers::{generate, puller, request, request_alone, small_sim, tokens};
+
+/// A handoff that takes this long hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(20);
+
+/// Each request has a scope of its own, so that none finds another's KV.
+static SCOPE: AtomicU64 = AtomicU64::new(1);
+
+/// A decode node, and what it is to say.
+pub(crate) struct Decoder {
+    engine: SimEngine,
+    prompt: Vec<Token>,
+    expected: Vec<Token>,
+}
+
+impl Decoder {
+    pub(crate) async fn new(policy: PullPolicy) -> Decoder {
+        let prompt = tokens(20);
+        let expected = generate(&SimEngine::new(small_sim()), request(&prompt, 4, None)).await.tokens;
+        Decoder { engine: SimEngine::with_puller(small_sim(), Some(puller(policy))), prompt, expected }
+    }
+
+    /// Generates with KV from `url`. The reply must be right, whatever happens there.
+    pub(crate) async fn ask(&self, url: &str) -> HandoffTimings {
+        let scope = SCOPE.fetch_add(1, Ordering::Relaxed);
+        let reply = generate(&self.engine, request_alone(&self.prompt, 4, url, scope));
+        let reply = tokio::time::timeout(HANG, reply).await.expect("a handoff hangs");
+        assert_eq!(reply.tokens, self.expected);
+        let handoff = reply.handoff.expect("a handoff was tried");
+        // The simulator compares every chunk it is given with what it should be.
+        assert_ne!(handoff.failure, Some(HandoffFailure::ImportFailed), "wrong KV reached the engine");
+        let n_wanted = self.prompt.len() as u32 - 1;
+        assert_eq!(handoff.n_tokens + reply.timings.prompt_n, n_wanted, "what did not come was computed");
+        assert!(handoff.failure.is_some() || handoff.n_tokens == n_wanted, "{handoff:?}");
+        handoff
+    }
+}
+
+/// A reply whose body ends with the connection.
+pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
+
+/// What the simulated nodes say they are.
+pub(crate) async fn small_info() -> NodeInfo {
+    SimEngine::new(small_sim()).info().await.unwrap()
+}
+
+/// Begins to answer a pull as a node with `key` does: the writer, and the first record.
+pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (Writer, Vec<u8>) {
+    let request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
+    let kv = info.kv.clone().unwrap();
+    let handoff = Handoff {
+        id: request.handoff,
+        fingerprint: kv.fingerprint,
+        layout: kv.layout,
+        start: request.start,
+        tokens: request.tokens,
+    };
+    let (writer, head) = Writer::begin(key, handoff, Codec::None).unwrap();
+    (writer, head.concat())
+}

@@ -1,0 +1,99 @@
+//! Peers that keep a decode node waiting.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_engines::handoff::PullPolicy;
+use baton_engines::sim::SimEngine;
+use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::kv::Wait;
+use baton_schemas::node::Role;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::{Decoder, OK, begin, small_info};
+use crate::peers::fake::{Call, FakeNode, drip, say};
+use crate::peers::{KEY, node, small_sim};
+
+/// Deadlines of a pull are 5 s each; a busy machine may need some more.
+const ABOUT_A_DEADLINE: Duration = Duration::from_secs(9);
+
+/// A peer that is honest about what it is, and answers pulls by `stall`.
+async fn staller<F: Future<Output = ()> + Send + 'static>(
+    stall: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
+) -> FakeNode {
+    let real = node(Arc::new(SimEngine::new(small_sim())), Role::Prefill, KEY).await;
+    let (real, stall) = (Arc::new(real), Arc::new(stall));
+    FakeNode::start(move |call: Call, stream| {
+        let (real, stall) = (Arc::clone(&real), Arc::clone(&stall));
+        async move {
+            if call.is_pull() {
+                stall(call, stream).await;
+            } else {
+                say(stream, call.relay(&real.address).await.raw).await;
+            }
+        }
+    })
+    .await
+}
+
+async fn gives_up(fake: &FakeNode, policy: PullPolicy, within: Duration) {
+    let decoder = Decoder::new(policy).await;
+    let began = Instant::now();
+    let handoff = decoder.ask(&fake.url).await;
+    assert_eq!(handoff.failure, Some(HandoffFailure::PrefillStalled), "{handoff:?}");
+    assert!(began.elapsed() < within, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn signs_of_life_without_end_are_not_waited_for() {
+    let fake = staller(|call, mut stream| async move {
+        let (mut writer, head) = begin(&call, KEY.as_bytes(), &small_info().await);
+        let mut answer = [OK.as_bytes(), &head].concat();
+        while stream.write_all(&answer).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            answer = writer.wait(Wait::default()).unwrap().concat();
+        }
+    })
+    .await;
+    let policy = PullPolicy { allowance: Duration::from_secs(1), ..PullPolicy::default() };
+    gives_up(&fake, policy, Duration::from_secs(4)).await;
+}
+
+#[tokio::test]
+async fn a_record_byte_by_byte_is_not_waited_for() {
+    let fake = staller(|_, stream| async move {
+        let mut record = b"BKV1\x01\0\0\0\0\0\0\0".to_vec();
+        record.extend(1_000_000_u64.to_le_bytes());
+        drip(stream, [OK.as_bytes(), &record].concat(), Duration::from_millis(20)).await;
+    })
+    .await;
+    let policy = PullPolicy { allowance: Duration::from_secs(3), ..PullPolicy::default() };
+    gives_up(&fake, policy, Duration::from_secs(6)).await;
+}
+
+#[tokio::test]
+async fn an_http_head_byte_by_byte_is_not_waited_for() {
+    let head = b"HTTP/1.1 200 OK\r\nx: ".to_vec();
+    let fake = staller(move |_, stream| drip(stream, head.clone(), Duration::from_millis(20))).await;
+    gives_up(&fake, PullPolicy::default(), ABOUT_A_DEADLINE).await;
+}
+
+#[tokio::test]
+async fn a_refusal_byte_by_byte_is_not_waited_for() {
+    let head = b"HTTP/1.1 503 Busy\r\n\r\n{\"error\":".to_vec();
+    let fake = staller(move |_, stream| drip(stream, head.clone(), Duration::from_millis(20))).await;
+    gives_up(&fake, PullPolicy::default(), ABOUT_A_DEADLINE).await;
+}
+
+#[tokio::test]
+async fn silence_is_not_waited_for() {
+    for answer in ["", OK] {
+        let fake = staller(move |_, mut stream| async move {
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await;
+        gives_up(&fake, PullPolicy::default(), ABOUT_A_DEADLINE).await;
+    }
+}

@@ -1,0 +1,188 @@
+//! Nodes behind TLS with an operator's own CA: what works, and what the operator reads when it does not.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::node::{ClusterKey, Listener, ServerTls, router};
+use baton_engines::remote::{ClientError, NodeAddress, RemoteEngine};
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::transport::{AddressError, Transport};
+use baton_schemas::EngineError;
+use baton_schemas::node::Role;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio_util::sync::CancellationToken;
+
+const KEY: &str = "the cluster's secret";
+
+/// An operator's certificate authority, in a folder of its own.
+struct Ca {
+    folder: tempfile::TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Ca {
+    fn new() -> Ca {
+        let folder = tempfile::tempdir().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(folder.path().join("ca.pem"), issuer.pem()).unwrap();
+        Ca { folder, issuer }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    fn transport(&self) -> Transport {
+        Transport::new(Some(&self.file()), false).unwrap()
+    }
+
+    /// Writes `cert.pem` and `key.pem` for a host, after a last change.
+    fn issue(&self, host: &str, change: impl FnOnce(&mut CertificateParams)) -> (PathBuf, PathBuf) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([host.to_owned()]).unwrap();
+        change(&mut params);
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
+        let path = |name: &str| self.folder.path().join(name);
+        std::fs::write(path("cert.pem"), cert.pem()).unwrap();
+        std::fs::write(path("key.pem"), key.serialize_pem()).unwrap();
+        (path("cert.pem"), path("key.pem"))
+    }
+}
+
+/// A node around the simulator that lives until the guard is dropped.
+struct Node {
+    /// `127.0.0.1:PORT`
+    address: String,
+    stop: CancellationToken,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn node(tls: Option<&ServerTls>) -> Node {
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.tcp_address().unwrap().to_string();
+    let listener = match tls {
+        Some(tls) => listener.with_tls(tls.clone()),
+        None => listener,
+    };
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let router = router(Arc::new(SimEngine::new(SimConfig::default())), Role::Both, ClusterKey::new(KEY));
+    tokio::spawn(async move { listener.serve(router, stopped).await.unwrap() });
+    Node { address, stop }
+}
+
+fn client(url: &str, key: &str, transport: &Transport) -> RemoteEngine {
+    RemoteEngine::with_transport(&NodeAddress::Url(url.to_owned()), key, transport).unwrap()
+}
+
+/// What the operator's log says of a node that does not answer.
+async fn complaint(url: &str, transport: &Transport) -> String {
+    let error = client(url, KEY, transport).info().await.unwrap_err();
+    assert!(matches!(error, EngineError::Lost { .. }), "{error}");
+    let line = error.to_string();
+    assert!(!line.contains('\n') && line.contains("TLS"), "{line}");
+    line
+}
+
+fn load((cert, key): (PathBuf, PathBuf)) -> ServerTls {
+    ServerTls::load(&cert, &key).unwrap()
+}
+
+#[tokio::test]
+async fn a_node_is_reached_over_tls_by_those_who_trust_its_ca_and_have_the_key() {
+    let ca = Ca::new();
+    let node = node(Some(&load(ca.issue("127.0.0.1", |_| ())))).await;
+    let url = format!("https://{}", node.address);
+    assert_eq!(client(&url, KEY, &ca.transport()).info().await.unwrap().engine, "sim");
+    assert_eq!(client(&url, "wrong", &ca.transport()).info().await.unwrap_err(), EngineError::Unauthorized);
+    let untrusting = complaint(&url, &Transport::default()).await;
+    assert!(untrusting.contains(&url) && untrusting.contains("--tls-ca"), "{untrusting}");
+    let other = Ca::new();
+    assert!(complaint(&url, &other.transport()).await.contains("not trusted"));
+}
+
+#[tokio::test]
+async fn both_http_versions_are_spoken_inside_tls() {
+    let ca = Ca::new();
+    let node = node(Some(&load(ca.issue("127.0.0.1", |_| ())))).await;
+    let root = reqwest::Certificate::from_pem(&std::fs::read(ca.file()).unwrap()).unwrap();
+    let builder = || reqwest::Client::builder().add_root_certificate(root.clone()).no_proxy();
+    let url = format!("https://{}/node/v1/info", node.address);
+    for (client, version) in [
+        (builder().build().unwrap(), reqwest::Version::HTTP_2),
+        (builder().http1_only().build().unwrap(), reqwest::Version::HTTP_11),
+    ] {
+        let reply = client.get(&url).bearer_auth(KEY).send().await.unwrap();
+        assert_eq!((reply.version(), reply.status().as_u16()), (version, 200));
+        let stranger = client.get(&url).send().await.unwrap();
+        assert_eq!(stranger.status(), 401);
+    }
+}
+
+#[tokio::test]
+async fn certificates_that_are_wrong_are_told_apart() {
+    let ca = Ca::new();
+    let check = async |host: &str, change: fn(&mut CertificateParams), expected: &str| {
+        let node = node(Some(&load(ca.issue(host, change)))).await;
+        let line = complaint(&format!("https://{}", node.address), &ca.transport()).await;
+        assert!(line.contains(expected), "{line}");
+    };
+    let expired = |params: &mut CertificateParams| {
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+    };
+    check("127.0.0.1", expired, "has expired").await;
+    check("127.0.0.1", |params| params.not_before = rcgen::date_time_ymd(2999, 1, 1), "clocks").await;
+    check("spark.local", |_| (), "another host name").await;
+}
+
+#[tokio::test]
+async fn the_wrong_scheme_is_named_on_either_side() {
+    let ca = Ca::new();
+    let plain = node(None).await;
+    let line = complaint(&format!("https://{}", plain.address), &ca.transport()).await;
+    assert!(line.contains("does not speak TLS") && line.contains("http://"), "{line}");
+    let tls = node(Some(&load(ca.issue("127.0.0.1", |_| ())))).await;
+    let line = complaint(&format!("http://{}", tls.address), &ca.transport()).await;
+    assert!(line.contains("https://"), "{line}");
+}
+
+#[tokio::test]
+async fn a_renewed_certificate_is_shown_to_new_connections() {
+    let (ca, next) = (Ca::new(), Ca::new());
+    let (cert, key) = ca.issue("127.0.0.1", |_| ());
+    let tls = ServerTls::load(&cert, &key).unwrap();
+    let node = node(Some(&tls)).await;
+    let url = format!("https://{}", node.address);
+    let before = client(&url, KEY, &ca.transport());
+    before.info().await.unwrap();
+    let copy = |from: &Path, to: &Path| std::fs::copy(from, to).unwrap();
+    let (next_cert, next_key) = next.issue("127.0.0.1", |_| ());
+    copy(&next_cert, &cert);
+    copy(&next_key, &key);
+    tls.reload().unwrap();
+    client(&url, KEY, &next.transport()).info().await.unwrap();
+    before.info().await.unwrap();
+    complaint(&url, &ca.transport()).await;
+}
+
+#[tokio::test]
+async fn no_key_is_sent_readable_to_another_machine() {
+    for url in ["http://spark.local:9000", "http://192.168.0.7:9000"] {
+        let refused = RemoteEngine::new(&NodeAddress::Url(url.into()), KEY).err().unwrap();
+        assert!(matches!(&refused, ClientError::Address(AddressError::Plain(named)) if named == url), "{refused}");
+        let message = refused.to_string();
+        assert!(message.contains("--allow-plain-http") && message.contains("--tls-cert"), "{message}");
+        let allowed = Transport::new(None, true).unwrap();
+        assert!(RemoteEngine::with_transport(&NodeAddress::Url(url.into()), KEY, &allowed).is_ok());
+    }
+}

@@ -1,0 +1,137 @@
+//! A prefill node that does what a test says.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+
+use futures::future::BoxFuture;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::recording::Recording;
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl Call {
+    /// Whether KV is asked for, and not what the node is.
+    pub fn is_pull(&self) -> bool {
+        self.head.starts_with("POST /node/v1/prefill ")
+    }
+
+    /// Puts the same question to a real node; the answer with its head, to the end.
+    pub async fn relay(&self, address: &str) -> Recording {
+        let mut upstream = TcpStream::connect(address).await.unwrap();
+        let (first, rest) = self.head.split_once("\r\n").unwrap();
+        let headers = rest.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length"));
+        let headers: String = headers.map(|line| format!("{line}\r\n")).collect();
+        let length = self.body.len();
+        let head = format!("{first}\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n");
+        upstream.write_all(head.as_bytes()).await.unwrap();
+        upstream.write_all(&self.body).await.unwrap();
+        let mut raw = Vec::new();
+        upstream.read_to_end(&mut raw).await.unwrap();
+        Recording::new(raw)
+    }
+}
+
+type Script = Arc<dyn Fn(Call, TcpStream) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// Answers calls by a script, one a connection. Dropping it closes everything.
+pub struct FakeNode {
+    pub url: String,
+    script: Arc<Mutex<Script>>,
+    n_connections: Arc<Mutex<usize>>,
+    _task: JoinSet<()>,
+}
+
+impl FakeNode {
+    /// Answers like `script` on a port of its own. The connection closes when a script ends.
+    pub async fn start<F: Future<Output = ()> + Send + 'static>(
+        script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
+    ) -> FakeNode {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let script: Arc<Mutex<Script>> = Arc::new(Mutex::new(boxed(script)));
+        let n_connections = Arc::new(Mutex::new(0));
+        let mut task = JoinSet::new();
+        let (scripts, counter) = (Arc::clone(&script), Arc::clone(&n_connections));
+        task.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                stream.set_nodelay(true).unwrap();
+                *counter.lock().unwrap() += 1;
+                let scripts = Arc::clone(&scripts);
+                connections.spawn(async move {
+                    // A client may open a connection and leave.
+                    let Some(call) = read_call(&mut stream).await else { return };
+                    let script = Arc::clone(&scripts.lock().unwrap());
+                    script(call, stream).await;
+                });
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        FakeNode { url, script, n_connections, _task: task }
+    }
+
+    /// Answers like `script` from now on.
+    pub fn follow<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
+    ) {
+        *self.script.lock().unwrap() = boxed(script);
+    }
+
+    /// Connections so far.
+    pub fn n_connections(&self) -> usize {
+        *self.n_connections.lock().unwrap()
+    }
+}
+
+fn boxed<F: Future<Output = ()> + Send + 'static>(
+    script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
+) -> Script {
+    Arc::new(move |call, stream| Box::pin(script(call, stream)))
+}
+
+async fn read_call(stream: &mut TcpStream) -> Option<Call> {
+    let mut bytes = Vec::new();
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8(bytes[..end + 2].to_vec()).unwrap();
+            let lower = head.to_ascii_lowercase();
+            let length = lower.lines().find_map(|line| line.strip_prefix("content-length:"));
+            let length: usize = length.map_or(0, |length| length.trim().parse().unwrap());
+            if bytes.len() >= end + 4 + length {
+                return Some(Call { head, body: bytes[end + 4..][..length].to_vec() });
+            }
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+}
+
+/// Sends bytes and closes; a reader that left early does not matter.
+pub async fn say(mut stream: TcpStream, bytes: impl AsRef<[u8]>) {
+    drop(stream.write_all(bytes.as_ref()).await);
+    drop(stream.shutdown().await);
+    // The rest of what the peer says, so that the close is no reset.
+    let mut rest = [0; 1024];
+    while stream.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+}
+
+/// Sends bytes one by one with a pause after each, for ever or until the reader leaves.
+pub async fn drip(mut stream: TcpStream, bytes: Vec<u8>, pause: std::time::Duration) {
+    for byte in bytes.into_iter().chain(std::iter::repeat(b'x')) {
+        if stream.write_all(&[byte]).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(pause).await;
+    }
+}

@@ -1,0 +1,115 @@
+//! What the tests of handoffs between nodes share: nodes on loopback, and whole replies.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
+
+pub mod counting;
+pub mod fake;
+pub mod recording;
+
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::handoff::{HttpPuller, PullPolicy};
+use baton_engines::node::{ClusterKey, Listener, ServerTls, router};
+use baton_engines::sim::SimConfig;
+use baton_schemas::handoff::{HandoffTimings, KvSource};
+use baton_schemas::node::Role;
+use baton_schemas::sequence::{CacheScope, Delta, Timings};
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+/// The cluster key of all that are honest.
+pub const KEY: &str = "the cluster's secret";
+
+/// A node on loopback that lives until the guard is dropped.
+pub struct TestNode {
+    /// `HOST:PORT`
+    pub address: String,
+    /// `http://HOST:PORT`
+    pub url: String,
+    stop: CancellationToken,
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Serves an engine.
+pub async fn node(engine: Arc<dyn Engine>, role: Role, key: &str) -> TestNode {
+    serve(engine, role, key, None).await
+}
+
+/// Serves an engine, inside TLS if there is a certificate.
+pub async fn serve(engine: Arc<dyn Engine>, role: Role, key: &str, tls: Option<ServerTls>) -> TestNode {
+    let mut listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.tcp_address().unwrap().to_string();
+    if let Some(tls) = tls {
+        listener = listener.with_tls(tls);
+    }
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let router = router(engine, role, ClusterKey::new(key));
+    tokio::spawn(async move { listener.serve(router, stopped).await.unwrap() });
+    TestNode { url: format!("http://{address}"), address, stop }
+}
+
+/// A puller with the honest key.
+pub fn puller(policy: PullPolicy) -> Arc<HttpPuller> {
+    Arc::new(HttpPuller::new(KEY, policy).unwrap())
+}
+
+/// A simulator that computes at once, with little KV and short chunks.
+pub fn small_sim() -> SimConfig {
+    SimConfig {
+        prefill_tps: 0.0,
+        decode_tps: 0.0,
+        chunk_tokens: 8,
+        kv_bytes_per_token: 16,
+        n_slots: 64,
+        ..SimConfig::default()
+    }
+}
+
+/// A request for `n` greedy tokens, with KV from `url`.
+pub fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRequest {
+    let kv_source = url.map(|url| KvSource { url: url.to_owned(), codecs: Vec::new() });
+    let mut request =
+        SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
+    request.sampling.temperature = 0.0;
+    request
+}
+
+/// The same, with nothing cached from any other.
+pub fn request_alone(prompt: &[Token], n: u32, url: &str, scope: u64) -> SequenceRequest {
+    SequenceRequest { cache_scope: CacheScope(scope), ..request(prompt, n, Some(url)) }
+}
+
+/// A whole reply.
+#[derive(Debug)]
+pub struct Reply {
+    pub tokens: Vec<Token>,
+    pub timings: Timings,
+    pub handoff: Option<HandoffTimings>,
+}
+
+/// Generates to the end.
+pub async fn generate(engine: &dyn Engine, request: SequenceRequest) -> Reply {
+    let mut deltas = engine.generate(request).await.unwrap();
+    let (mut tokens, mut handoff) = (Vec::new(), None);
+    while let Some(delta) = deltas.next().await {
+        match delta.unwrap() {
+            Delta::Started { .. } => {}
+            Delta::Handoff(timings) => handoff = Some(timings),
+            Delta::Token(token) => tokens.push(token.id),
+            Delta::Finished { timings, .. } => return Reply { tokens, timings, handoff },
+        }
+    }
+    panic!("the stream was cut");
+}
+
+/// `n` tokens of the simulator's vocabulary.
+pub fn tokens(n: u32) -> Vec<Token> {
+    (0..n).map(|i| 1 + i % 250).collect()
+}

@@ -1,0 +1,41 @@
+//! A node's whole answer as it was on the wire, and which of its bytes are records.
+
+/// An HTTP/1.1 reply, head and all.
+#[derive(Debug, Clone)]
+pub struct Recording {
+    pub raw: Vec<u8>,
+    /// Places in `raw` of the body's bytes, the framing of its chunks left out.
+    pub payload: Vec<usize>,
+}
+
+impl Recording {
+    /// Finds the body of `raw`, which must be whole.
+    pub fn new(raw: Vec<u8>) -> Recording {
+        let head_end = 4 + raw.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
+        let head = String::from_utf8(raw[..head_end].to_vec()).unwrap().to_ascii_lowercase();
+        let payload = match head.contains("transfer-encoding: chunked") {
+            false => (head_end..raw.len()).collect(),
+            true => chunks(&raw, head_end),
+        };
+        Recording { raw, payload }
+    }
+
+    /// One past the last byte of the body.
+    pub fn payload_end(&self) -> usize {
+        self.payload.last().map_or(0, |last| last + 1)
+    }
+}
+
+fn chunks(raw: &[u8], mut at: usize) -> Vec<usize> {
+    let mut payload = Vec::new();
+    loop {
+        let line_end = at + raw[at..].windows(2).position(|window| window == b"\r\n").expect("a chunk's size");
+        let length = usize::from_str_radix(std::str::from_utf8(&raw[at..line_end]).unwrap(), 16).unwrap();
+        if length == 0 {
+            return payload;
+        }
+        let data = line_end + 2;
+        payload.extend(data..data + length);
+        at = data + length + 2;
+    }
+}
