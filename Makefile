@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run test check build thin setup fmt bench clients help
+.PHONY: run demo test check build thin setup fmt bench clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -18,6 +18,9 @@ help: ## Show this list
 
 run: setup build ## Install what is missing, build, fetch the default model, and serve it on http://127.0.0.1:8080
 	target/release/baton serve $(ARGS)
+
+demo: setup build ## Hand a long prompt from one node to another on this machine, and show where the time went
+	target/release/baton demo $(ARGS)
 
 build: ## Build the binary
 	cargo build $(PROFILE) --locked

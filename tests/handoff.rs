@@ -1,4 +1,5 @@
 //! A prompt computed by one process and decoded by another, through the same endpoint as ever.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 mod harness;
 

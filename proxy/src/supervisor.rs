@@ -196,7 +196,7 @@ impl Keeper {
         let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
         match tokio::time::timeout(START_DEADLINE, first_event(stdout)).await {
             Err(_) => return Err(StartError::TimedOut),
-            Ok(Some(ChildEvent::Ready)) => {}
+            Ok(Some(ChildEvent::Ready { .. })) => {}
             Ok(Some(ChildEvent::Failed { message, summary })) => return Err(StartError::Refused { message, summary }),
             Ok(None) => {
                 // Its output has ended, so it has or is about to; a child that only closed its output is of no use.

@@ -18,6 +18,8 @@
 //!
 //! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
 
+use std::net::SocketAddr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::EngineError;
@@ -182,7 +184,11 @@ pub struct ErrorReply {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ChildEvent {
     /// The socket answers and the model is loaded.
-    Ready,
+    Ready {
+        /// Where, if it listens on TCP: the system may have chosen the port.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        address: Option<SocketAddr>,
+    },
     /// The node cannot start; it exits.
     Failed {
         /// For the operator: may name files.

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::peers::{Match, Peers, compare};
 use super::receive::{HEAD_TIMEOUT, Peer, failure_of};
-use super::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
+use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
 use crate::remote::{ClientError, NodeAddress, RemoteEngine};
 use crate::transport::Transport;
@@ -206,7 +206,7 @@ impl Inner {
             start: 0,
             cache_scope: CacheScope::SHARED,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-            buffers: mpsc::channel(1).1,
+            buffers: Buffers::default(),
         };
         let theirs = Mutex::new(Vec::new());
         let keep = |kv: VerifiedKv| {

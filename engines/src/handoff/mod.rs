@@ -3,6 +3,7 @@
 //! The decode node pulls: it opens one request to the prefill node and consumes a stream of KV chunks that starts
 //! with the first one computed. KV never passes through the proxy, and dropping the request cancels the prefill.
 
+mod buffers;
 pub mod canary;
 mod http;
 mod link;
@@ -21,6 +22,7 @@ use baton_schemas::{EngineError, Token};
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
+pub use self::buffers::Buffers;
 pub use self::http::{HttpPuller, PullPolicy};
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 
@@ -62,7 +64,7 @@ pub struct PullOrder {
     /// Where the rows of a chunk go in its buffer.
     pub placement: Arc<PlaceRows>,
     /// Buffers of earlier chunks, to be used again.
-    pub buffers: mpsc::Receiver<Vec<u8>>,
+    pub buffers: Buffers,
 }
 
 /// Lays out the buffer that a chunk is received into; see [`Placement`](baton_schemas::kv::Placement).

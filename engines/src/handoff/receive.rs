@@ -53,13 +53,14 @@ impl Inner {
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let (place, mut buffers) = (order.placement, order.buffers);
+        let (place, buffers) = (order.placement, order.buffers);
         let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
         let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
         let mut patience = Patience::new(self.policy.allowance);
         let mut bytes = self.open(url, &request).await?.bytes_stream();
         let mut progress = Progress::default();
+        reader.recycle(buffers.take());
         loop {
             let deadline = patience.deadline().min(Instant::now() + STALL_TIMEOUT);
             let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
@@ -71,9 +72,6 @@ impl Inner {
                 Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
             };
             progress.n_bytes += piece.len() as u64;
-            while let Ok(buffer) = buffers.try_recv() {
-                reader.recycle(buffer);
-            }
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
@@ -85,6 +83,7 @@ impl Inner {
                         let handed_on = Instant::now();
                         take(kv).await;
                         patience.excuse(handed_on.elapsed());
+                        reader.recycle(buffers.take());
                     }
                     Event::End(end) => return Ok(progress.report(&end)),
                     Event::Error(error) => {

@@ -64,8 +64,6 @@ impl Export {
 /// KV that comes from another node.
 pub(super) struct Import {
     pulled: mpsc::Receiver<Pulled>,
-    /// Takes buffers back for the chunks to come.
-    used: mpsc::Sender<Vec<u8>>,
     began: Instant,
     timings: HandoffTimings,
 }
@@ -81,8 +79,8 @@ pub(super) enum Incoming {
 }
 
 impl Import {
-    pub(super) fn new(pulled: mpsc::Receiver<Pulled>, used: mpsc::Sender<Vec<u8>>) -> Self {
-        Import { pulled, used, began: Instant::now(), timings: HandoffTimings::default() }
+    pub(super) fn new(pulled: mpsc::Receiver<Pulled>) -> Self {
+        Import { pulled, began: Instant::now(), timings: HandoffTimings::default() }
     }
 
     /// What has arrived. Never waits.
@@ -99,10 +97,8 @@ impl Import {
         }
     }
 
-    /// Takes note of a chunk that is in the cache now, and gives its buffer back.
-    pub(super) fn took(&mut self, span: &Span, buffer: Vec<u8>, took: Duration) {
-        // One buffer more than the puller can use is one too many.
-        let _ = self.used.try_send(buffer);
+    /// Takes note of a chunk that is in the cache now.
+    pub(super) fn took(&mut self, span: &Span, took: Duration) {
         self.timings.n_tokens += span.p1 - span.p0;
         self.timings.import_ms += millis(took);
         self.timings.total_ms = millis(self.began.elapsed());

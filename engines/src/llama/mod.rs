@@ -6,7 +6,6 @@
 
 pub mod blob;
 mod budget;
-mod buffers;
 mod canary;
 mod cell_order;
 mod constrain;

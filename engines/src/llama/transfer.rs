@@ -15,9 +15,9 @@ use baton_schemas::kv::{Chunk, KvLayout};
 use llama_cpp_2::context::LlamaContext;
 
 use super::blob::{self, BlobError};
-use super::buffers::Buffers;
 use super::placement::ImportBlob;
 use super::state::{self, StateError};
+use crate::handoff::Buffers;
 
 /// Why a chunk was not exported or imported. The slot is as it was before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,6 +71,11 @@ impl KvTransfer {
     /// For a context of the given layout with the sequences `0..n_slots` for slots and the next one for scratch.
     pub(super) fn new(layout: KvLayout, n_slots: u32) -> Self {
         KvTransfer { layout: Arc::new(layout), n_slots, buffers: Buffers::default() }
+    }
+
+    /// Memory of chunks that were moved.
+    pub(super) fn buffers(&self) -> &Buffers {
+        &self.buffers
     }
 
     /// The context's layout.

@@ -14,7 +14,7 @@ use baton_schemas::{SequenceRequest, Token};
 use bytes::Bytes;
 
 use super::{SimConfig, State, millis};
-use crate::handoff::{LocalKv, PullOrder, Pulled};
+use crate::handoff::{Buffers, LocalKv, PullOrder, Pulled};
 
 /// One layer of K and V, half of a token's bytes each.
 fn layout(config: &SimConfig) -> KvLayout {
@@ -72,7 +72,7 @@ impl State {
             start: n_cached as u32,
             cache_scope: request.cache_scope,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-            buffers: tokio::sync::mpsc::channel(1).1,
+            buffers: Buffers::default(),
         };
         let mut pulled = self.puller.as_ref()?.pull(order, Arc::new(|| ()));
         let mut timings = HandoffTimings::default();

@@ -4,7 +4,11 @@ mod backend;
 mod banner;
 #[cfg(feature = "llama")]
 mod bench;
+#[cfg(feature = "llama")]
+mod demo;
 mod node;
+#[cfg(feature = "llama")]
+mod node_process;
 mod pull;
 mod serve;
 mod signals;
@@ -41,9 +45,12 @@ enum Command {
     Node(Box<node::NodeArgs>),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
-    /// Measure an engine beside the plain llama.cpp loop.
+    /// Measure an engine, or the KV handoff between two.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
+    /// Hand a long prompt from one node to another on this machine, and show where the time went.
+    #[cfg(feature = "llama")]
+    Demo(demo::DemoArgs),
 }
 
 /// A failure of a command: one line for the person at the terminal.
@@ -74,6 +81,8 @@ pub fn main() -> ExitCode {
         Command::Pull(args) => run(pull::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
+        #[cfg(feature = "llama")]
+        Command::Demo(args) => run(demo::run(args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -101,7 +101,7 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
                 signals::on_hangup(move || renew(&tls));
             }
             if is_child {
-                tell_parent(&ChildEvent::Ready);
+                tell_parent(&ChildEvent::Ready { address: listener.tcp_address() });
             } else if let Some(address) = listener.tcp_address() {
                 eprintln!("baton node is ready on {address}");
             }

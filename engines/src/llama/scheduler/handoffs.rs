@@ -7,13 +7,12 @@ use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
 use baton_schemas::kv::{Contiguous, Placement, VerifiedKv};
 use baton_schemas::sequence::Delta;
-use tokio::sync::mpsc;
 
 use super::super::kv_flow::{Exported, Import, Incoming};
 use super::super::placement::BlobPlacement;
 use super::super::transfer::KvTransfer;
 use super::Scheduler;
-use crate::handoff::{KvPuller, PULL_WINDOW, PlaceRows, PullOrder};
+use crate::handoff::{KvPuller, PlaceRows, PullOrder};
 
 /// What handing KV over takes. The engine of a model whose KV cannot be handed over has none.
 pub(in super::super) struct Handoffs {
@@ -45,16 +44,15 @@ impl Scheduler<'_> {
         let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
         let Some(handoffs) = &self.handoffs else { return };
         let Some(puller) = &handoffs.puller else { return };
-        let (used, buffers) = mpsc::channel(PULL_WINDOW);
         let order = PullOrder {
             source,
-            buffers,
+            buffers: handoffs.transfer.buffers().clone(),
             tokens: wanted.to_vec(),
             start: n_kept as u32,
             cache_scope: sequence.request.cache_scope,
             placement: Arc::clone(&handoffs.placement),
         };
-        sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake)), used));
+        sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
     /// Takes in at most one chunk for every sequence that waits for KV, so that running streams wait for little.
@@ -91,10 +89,11 @@ impl Scheduler<'_> {
         let blob = placement.and_then(|p| p.seal(chunk.into_buffer())).map_err(|e| e.to_string())?;
         let imported = transfer.import(&mut self.context, slot as u32, n_kv as u32, &blob);
         imported.map_err(|e| e.to_string())?;
+        transfer.buffers().put(blob.into_buffer());
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..span.p1 as usize]);
         if let Some(import) = &mut sequence.import {
-            import.took(&span, blob.into_buffer(), began.elapsed());
+            import.took(&span, began.elapsed());
         }
         Ok(())
     }

@@ -12,8 +12,9 @@ use baton_engines::llama::reference::{Options, Reference};
 use baton_schemas::Token;
 use serde_json::{Value, json};
 
-use super::node::{BenchNode, Timeline};
+use super::node::BenchNode;
 use super::stats::{median, percentile};
+use super::timeline::Timeline;
 use super::{EngineBenchArgs, Failure};
 use crate::cli::pull;
 use crate::models;

@@ -1,8 +1,11 @@
 //! `baton bench`: what an engine does, beside a yardstick measured in the same run.
 
 mod engine;
+mod handoff;
+mod memory;
 mod node;
 mod stats;
+mod timeline;
 
 use std::path::PathBuf;
 
@@ -21,6 +24,8 @@ pub(super) struct BenchArgs {
 enum What {
     /// Prefill, decode, latency and memory of the engine, beside the plain llama.cpp loop.
     Engine(EngineBenchArgs),
+    /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
+    Handoff(handoff::HandoffBenchArgs),
 }
 
 /// Options of `baton bench engine`.
@@ -43,5 +48,6 @@ pub(super) struct EngineBenchArgs {
 pub(super) async fn run(args: BenchArgs) -> Result<(), Failure> {
     match args.what {
         What::Engine(args) => engine::run(args).await,
+        What::Handoff(args) => handoff::run(args).await,
     }
 }

@@ -6,25 +6,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Buffers kept for later: as many as chunks are usually on their way.
+/// Buffers kept for later: as many as chunks are usually on their way. They outlive a handoff, so that the next one
+/// finds them.
 const MAX_KEPT: usize = 4;
 
 /// Where buffers wait for their next use. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+pub struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Buffers {
     /// A buffer that was used before, with what is in it, or an empty one.
-    pub(super) fn take(&self) -> Vec<u8> {
+    pub fn take(&self) -> Vec<u8> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
     /// Shares a buffer. It comes back when the last part of it is dropped.
-    pub(super) fn lend(&self, buffer: Vec<u8>) -> Bytes {
+    pub fn lend(&self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Lent { buffer, home: self.clone() })
     }
 
-    fn put(&self, buffer: Vec<u8>) {
+    /// Keeps a buffer for later, if there are not many already.
+    pub fn put(&self, buffer: Vec<u8>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < MAX_KEPT {
             kept.push(buffer);

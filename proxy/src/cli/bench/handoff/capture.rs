@@ -1,0 +1,69 @@
+//! Real KV in this process: a pull like a decode node's, whose chunks are kept.
+
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_schemas::Token;
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::{Chunk, Codec, Event, Handoff, HandoffId, PrefillTimings, Reader};
+use baton_schemas::node::BASE_PATH;
+use futures::StreamExt;
+
+use super::pair::Bench;
+use crate::cli::Failure;
+
+/// For a prompt that the prefill node has cached, as a rule.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A handoff that was read to its end.
+pub(super) struct Captured {
+    pub(super) handoff: Handoff,
+    pub(super) chunks: Vec<Chunk>,
+    /// Where the prefill node's time went.
+    pub(super) timings: PrefillTimings,
+}
+
+impl Captured {
+    /// Bytes of all rows.
+    pub(super) fn n_bytes(&self) -> usize {
+        self.chunks.iter().map(Chunk::n_bytes).sum()
+    }
+}
+
+/// Pulls the KV of all of `tokens` from the prefill node.
+pub(super) async fn capture(bench: &Bench, tokens: Vec<Token>) -> Result<Captured, Failure> {
+    tokio::time::timeout(DEADLINE, read(bench, tokens)).await.map_err(|_| Failure("a pull takes too long".into()))?
+}
+
+async fn read(bench: &Bench, tokens: Vec<Token>) -> Result<Captured, Failure> {
+    let info = bench.prefill.engine.info().await?;
+    let kv = info.kv.ok_or_else(|| Failure("this model's KV is not handed over".into()))?;
+    let id = HandoffId(rand::random());
+    let request = PrefillRequest {
+        handoff: id,
+        tokens: tokens.clone(),
+        start: 0,
+        codecs: vec![Codec::None as u8],
+        fingerprint: kv.fingerprint,
+        cache_scope: Default::default(),
+    };
+    let handoff = Handoff { id, fingerprint: kv.fingerprint, layout: kv.layout, start: 0, tokens };
+    let mut reader = Reader::new(bench.key.as_bytes(), handoff.clone(), &[Codec::None])?;
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let call = client.post(format!("{}{BASE_PATH}/prefill", bench.prefill.url)).bearer_auth(&bench.key);
+    let mut pieces = call.json(&request).send().await?.error_for_status()?.bytes_stream();
+    let mut chunks = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
+        let mut input = &piece[..];
+        while let Some(event) = reader.read(&mut input)? {
+            match event {
+                Event::Frame(kv) => chunks.push(kv.into_chunk()),
+                Event::End(end) => return Ok(Captured { handoff, chunks, timings: end.timings }),
+                Event::Error(error) => return Err(error.into()),
+                Event::Head(_) | Event::Wait(_) => {}
+            }
+        }
+    }
+    Err(Failure("the prefill node's stream ended early".into()))
+}

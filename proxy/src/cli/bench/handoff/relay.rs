@@ -1,0 +1,144 @@
+//! A link of a chosen rate: a TCP relay in front of a prefill node, which lets the node's bytes through at that rate.
+//!
+//! Its socket buffers are small, so that what is not let through is felt by the sender, as on a real link. What the
+//! decode node sends (a request of a few kilobytes) is not slowed.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::task::{JoinHandle, JoinSet};
+
+/// Bytes of each of the relay's socket buffers, of which the kernel makes twice as many.
+const SOCKET_BUFFER: u32 = 64 << 10;
+
+/// Bytes let through at once.
+const PIECE: usize = 32 << 10;
+
+/// How far a link that was idle or late may catch up: a sleep is only good to a millisecond.
+const BURST: Duration = Duration::from_millis(4);
+
+/// A running relay. Dropping it closes its connections.
+pub(super) struct Relay {
+    /// `http://127.0.0.1:PORT`
+    pub(super) url: String,
+    task: JoinHandle<()>,
+}
+
+impl Relay {
+    /// A link to `target` that carries `rate` bytes per second, all connections together.
+    pub(super) async fn start(target: SocketAddr, rate: f64) -> std::io::Result<Relay> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_send_buffer_size(SOCKET_BUFFER)?;
+        socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        let listener = socket.listen(16)?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let bucket = Arc::new(Bucket { rate, free_at: Mutex::new(Instant::now()) });
+        Ok(Relay { url, task: tokio::spawn(accept(listener, target, bucket)) })
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, target: SocketAddr, bucket: Arc<Bucket>) {
+    let mut connections = JoinSet::new();
+    while let Ok((reader, _)) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
+        // A connection that breaks is the two nodes' affair; they notice.
+        connections.spawn(connect(reader, target, Arc::clone(&bucket)));
+    }
+}
+
+async fn connect(reader: TcpStream, target: SocketAddr, bucket: Arc<Bucket>) -> std::io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    let sender = socket.connect(target).await?;
+    reader.set_nodelay(true)?;
+    sender.set_nodelay(true)?;
+    let (mut from_reader, mut to_reader) = reader.into_split();
+    let (mut from_sender, mut to_sender) = sender.into_split();
+    let shaped = async {
+        let mut piece = vec![0; PIECE];
+        loop {
+            let n_bytes = from_sender.read(&mut piece).await?;
+            if n_bytes == 0 {
+                return to_reader.shutdown().await;
+            }
+            bucket.pass(n_bytes).await;
+            to_reader.write_all(&piece[..n_bytes]).await?;
+        }
+    };
+    // Either end that goes away takes the connection with it: a cancelled pull has to reach the prefill node.
+    tokio::select! {
+        ended = shaped => ended,
+        ended = tokio::io::copy(&mut from_reader, &mut to_sender) => ended.map(drop),
+    }
+}
+
+/// A token bucket: the link is busy for a piece's length divided by its rate.
+struct Bucket {
+    /// Bytes per second.
+    rate: f64,
+    /// When all that was let through so far is on its way.
+    free_at: Mutex<Instant>,
+}
+
+impl Bucket {
+    /// Waits until `n_bytes` may pass.
+    async fn pass(&self, n_bytes: usize) {
+        let due = self.book(Instant::now(), n_bytes);
+        if due > Instant::now() + BURST / 4 {
+            tokio::time::sleep_until(due.into()).await;
+        }
+    }
+
+    /// Books the link for `n_bytes`; when they are through.
+    fn book(&self, now: Instant, n_bytes: usize) -> Instant {
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        *free_at = (*free_at).max(earliest) + Duration::from_secs_f64(n_bytes as f64 / self.rate);
+        *free_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_link_passes_its_rate_and_an_idle_one_a_burst() {
+        let start = Instant::now();
+        let bucket = Bucket { rate: 1e6, free_at: Mutex::new(start) };
+        let through: Vec<Duration> = (0..3).map(|_| bucket.book(start, 10_000) - start).collect();
+        assert_eq!(through, [10, 20, 30].map(Duration::from_millis));
+        // A second of silence is worth no more than the burst.
+        let later = start + Duration::from_secs(1);
+        assert_eq!(bucket.book(later, 10_000) - later, Duration::from_millis(10) - BURST);
+    }
+
+    #[tokio::test]
+    async fn bytes_arrive_whole_and_no_faster_than_the_link() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = listener.local_addr().unwrap();
+        let relay = Relay::start(target, 4e6).await.unwrap();
+        let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
+        let expected = sent.clone();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&sent).await.unwrap();
+        });
+        let began = Instant::now();
+        let mut stream = TcpStream::connect(relay.url.trim_start_matches("http://")).await.unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, expected);
+        let least = Duration::from_millis(250) - BURST;
+        assert!(began.elapsed() >= least - Duration::from_millis(2), "{:?}", began.elapsed());
+    }
+}

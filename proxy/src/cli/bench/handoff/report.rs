@@ -1,0 +1,173 @@
+//! All figures: what the JSON file has, and as tables.
+
+use std::fmt::{Display, Write as _};
+
+use serde::Serialize;
+
+use super::codecs::CodecRow;
+use super::fairness::Fairness;
+use super::footprint::{Footprint, Growth};
+use super::overlap::{Overlap, name};
+use super::streams::Streams;
+use super::wire::Wire;
+
+/// Everything that was measured; `None` for what was left out.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Report {
+    pub(super) model: String,
+    /// Of each node.
+    pub(super) threads: u32,
+    pub(super) overlap: Option<Overlap>,
+    pub(super) fairness: Option<Fairness>,
+    pub(super) wire: Option<Wire>,
+    pub(super) memory: Option<Vec<Footprint>>,
+    pub(super) streams: Option<Streams>,
+    pub(super) codecs: Option<Vec<CodecRow>>,
+}
+
+impl Report {
+    /// For a person.
+    pub(super) fn table(&self) -> String {
+        let sections = [
+            self.overlap.as_ref().map(overlap),
+            self.wire.as_ref().map(wire),
+            self.codecs.as_deref().map(codecs),
+            self.memory.as_deref().map(memory),
+            self.streams.as_ref().map(streams),
+            self.fairness.as_ref().map(fairness),
+        ];
+        let head = format!("{}, {} compute thread(s) a node; medians; times in ms\n", self.model, self.threads);
+        sections.into_iter().flatten().fold(head, |out, section| out + "\n" + &section)
+    }
+}
+
+fn overlap(overlap: &Overlap) -> String {
+    let head = [
+        "overlap",
+        "codec",
+        "link",
+        "rounds",
+        "MB/s",
+        "MB",
+        "prefill",
+        "transfer",
+        "un-hidden",
+        "of prefill",
+        "total",
+        "after it",
+    ];
+    let rows = overlap.rows.iter().map(|row| {
+        vec![
+            format!("{} tokens", row.n_tokens),
+            name(row.codec).to_owned(),
+            row.link.name().to_owned(),
+            row.n_rounds.to_string(),
+            row.rate.map_or_else(dash, |rate| one(rate / 1e6)),
+            one(row.n_bytes / 1e6),
+            one(row.prefill_ms),
+            one(row.transfer_ms),
+            one(row.unhidden_ms),
+            format!("{:.1} %", 100.0 * row.unhidden_share),
+            one(row.total_ms),
+            row.after_ms.map_or_else(dash, one),
+        ]
+    });
+    table(&head, rows)
+        + "after it: what would follow the prefill if nothing were sent during it (the same pull, cached there)\n\n"
+        + &direct(overlap)
+}
+
+fn direct(overlap: &Overlap) -> String {
+    let rows = overlap
+        .direct
+        .iter()
+        .map(|row| vec![format!("{} tokens", row.n_tokens), row.n_rounds.to_string(), one(row.ttft_ms)]);
+    table(&["without a handoff", "rounds", "TTFT"], rows)
+}
+
+fn wire(wire: &Wire) -> String {
+    let Wire { n_tokens, n_bytes, pull, copy, ratio, stages } = wire;
+    let whole = [("cache to cache, digests on", pull), ("plain copy, same bytes and kind of socket", copy)];
+    let rows = whole.into_iter().chain(stages.iter().map(|stage| (stage.name, &stage.gb_s)));
+    let rows = rows.map(|(name, gb_s)| vec![name.to_owned(), format!("{gb_s:.2}")]);
+    let head = format!("wire speed: {n_tokens} tokens, {} MB", one(*n_bytes as f64 / 1e6));
+    table(&[&head, "GB/s"], rows) + &format!("cache to cache is {ratio:.2} of the plain copy\n")
+}
+
+fn codecs(rows: &[CodecRow]) -> String {
+    let rows = rows.iter().map(|row| {
+        let name = name(row.codec).to_owned();
+        vec![name, format!("{:.2}", row.ratio), format!("{:.0}", row.write_mb_s), format!("{:.0}", row.read_mb_s)]
+    });
+    table(&["codec, one core, with digests", "ratio", "write MB/s", "read MB/s"], rows)
+}
+
+fn memory(rows: &[Footprint]) -> String {
+    let added = |growth: &Growth| growth.added().map_or_else(|| "not measured".to_owned(), one);
+    let before = |growth: &Growth| growth.before_mib.map_or_else(|| "not measured".to_owned(), one);
+    let rows = rows.iter().map(|row| {
+        let (prefill, decode) = (&row.prefill, &row.decode);
+        let sizes = [before(prefill), added(prefill), before(decode), added(decode)];
+        [row.what.to_owned(), one(row.kv_mib)].into_iter().chain(sizes).collect()
+    });
+    table(&["memory, MiB", "KV moved", "prefill node", "peak +", "decode node", "peak +"], rows)
+}
+
+fn streams(streams: &Streams) -> String {
+    let Streams { n_streams, n_imported, n_imports, import_total_ms, without, with } = streams;
+    let rows = [("alone", without), ("beside imports", with)]
+        .map(|(what, gaps)| vec![what.to_owned(), one(gaps.p50_ms), one(gaps.p99_ms), one(gaps.max_ms)]);
+    let ratio = with.p99_ms / without.p99_ms;
+    table(&[&format!("ITL of {n_streams} streams"), "p50", "p99", "max"], rows)
+        + &format!(
+            "{n_imports} imports of {n_imported} tokens, {import_total_ms:.1} ms each; the p99 is {ratio:.2} times as long\n"
+        )
+}
+
+fn fairness(fairness: &Fairness) -> String {
+    let Fairness { n_short, n_long, .. } = *fairness;
+    let row = |n: usize, alone: f64, together: f64| vec![format!("{n} tokens"), one(alone), one(together)];
+    let rows = [
+        row(n_short, fairness.short_alone_ms, fairness.short_behind_ms),
+        row(n_long, fairness.long_alone_ms, fairness.long_shared_ms),
+    ];
+    table(&["TTFT on one prefill node", "alone", "the short one 200 ms behind the long one"], rows)
+}
+
+fn one(value: f64) -> String {
+    format!("{value:.1}")
+}
+
+fn dash() -> String {
+    "–".to_owned()
+}
+
+/// Columns as wide as they need, the first one left-aligned.
+fn table(head: &[impl Display], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut lines = vec![head.iter().map(ToString::to_string).collect::<Vec<_>>()];
+    lines.extend(rows);
+    let width = |column: usize| {
+        lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let mut out = String::new();
+    for line in &lines {
+        for (i, (cell, width)) in line.iter().zip(&widths).enumerate() {
+            // Writing to a String cannot fail.
+            let _ = if i == 0 { write!(out, "{cell:<width$}") } else { write!(out, "  {cell:>width$}") };
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let text = table(&["what", "MB/s"], [vec!["a long name".into(), "1.0".into()], vec!["b".into(), "–".into()]]);
+        assert_eq!(text, "what         MB/s\na long name   1.0\nb               –\n");
+    }
+}

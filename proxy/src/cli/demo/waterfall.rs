@@ -1,0 +1,128 @@
+//! Where the time of a request went, as bars over a common time axis.
+
+use std::fmt::Write as _;
+
+use super::ask::{Handoff, Reply};
+
+/// Columns of the bars. With names and figures a line has at most 100.
+const WIDTH: usize = 48;
+
+/// A bar: its name, where it begins and ends in milliseconds, and what is said beside its length.
+struct Bar {
+    name: &'static str,
+    from: f64,
+    to: f64,
+    note: String,
+}
+
+/// The picture of a prompt that was handed over, and of the same prompt on one node.
+pub(super) fn draw(handed: &Reply, direct: &Reply) -> String {
+    let scale = handed.ttft_ms.max(direct.ttft_ms).max(1e-3);
+    let mut out = format!("\n{} prompt tokens\n\nroute: {}\n", handed.n_prompt, handed.route);
+    match &handed.handoff {
+        None => line(
+            &mut out,
+            scale,
+            &Bar { name: "prefill, first token", from: 0.0, to: handed.ttft_ms, note: String::new() },
+        ),
+        Some(handoff) => {
+            if let Some(failure) = &handoff.failure {
+                // Writing to a String cannot fail.
+                let _ = writeln!(out, "the handoff failed ({failure}); node B computed the rest");
+            }
+            for bar in bars(handoff, handed.ttft_ms) {
+                line(&mut out, scale, &bar);
+            }
+        }
+    }
+    let _ = writeln!(out, "\nroute: {}", direct.route);
+    line(&mut out, scale, &Bar { name: "prefill, first token", from: 0.0, to: direct.ttft_ms, note: String::new() });
+    let _ = writeln!(
+        out,
+        "\nfirst token after {:.0} ms with the handoff, {:.0} ms without; whole reply {:.0} and {:.0} ms",
+        handed.ttft_ms, direct.ttft_ms, handed.total_ms, direct.total_ms
+    );
+    out += match handed.text == direct.text {
+        true => "Both replies are the same.\n",
+        false => {
+            "The replies differ in a nearly equal choice: rounding depends on the chunks a prompt is computed in.\n"
+        }
+    };
+    out + "Both nodes run on this machine, equally fast: what a handoff gains on a real pair is node A's faster prefill."
+}
+
+/// The handoff's parts. Node B asks at 0: what the endpoint does before that takes a few milliseconds, and is shown with
+/// the first token's step.
+fn bars(handoff: &Handoff, ttft_ms: f64) -> Vec<Bar> {
+    let Handoff { total_ms, unhidden_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
+    let prefilled = (total_ms - unhidden_ms).max(0.0);
+    let began = (prefilled - prefill_ms).max(0.0);
+    let hidden_from = (total_ms - transfer_ms).clamp(0.0, prefilled);
+    let bytes = format!("{:.1} MB in all", handoff.n_bytes as f64 / 1e6);
+    let bar = |name, from, to, note: &str| Bar { name, from, to, note: note.to_owned() };
+    vec![
+        bar("queue on node A", (began - queue_ms).max(0.0), began, ""),
+        bar("prefill on node A", began, prefilled, ""),
+        bar("transfer, hidden", hidden_from, prefilled, &bytes),
+        bar("transfer, un-hidden", prefilled, total_ms, ""),
+        bar("import on node B", (total_ms - import_ms).max(0.0), total_ms, "sum of chunks"),
+        bar("first token on node B", total_ms, ttft_ms, ""),
+    ]
+}
+
+fn line(out: &mut String, scale: f64, bar: &Bar) {
+    let column = |ms: f64| ((ms / scale * WIDTH as f64).round().max(0.0) as usize).min(WIDTH);
+    let (from, to) = (column(bar.from).min(WIDTH - 1), column(bar.to));
+    // What is too short to be seen still has its place.
+    let filled = if to > from { "█".repeat(to - from) } else { "▏".to_owned() };
+    let rest = WIDTH - from - filled.chars().count();
+    let text = format!(
+        "  {:<22}|{}{filled}{}|{:>9.1} ms  {}",
+        bar.name,
+        " ".repeat(from),
+        " ".repeat(rest),
+        bar.to - bar.from,
+        bar.note
+    );
+    let _ = writeln!(out, "{}", text.trim_end());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(ttft_ms: f64, handoff: Option<Handoff>) -> Reply {
+        Reply { route: "a route".into(), ttft_ms, handoff, n_prompt: 1000, ..Reply::default() }
+    }
+
+    #[test]
+    fn bars_lie_one_after_another_and_lines_are_short() {
+        let handoff = Handoff {
+            n_bytes: 23_000_000,
+            queue_ms: 1.0,
+            prefill_ms: 4_000.0,
+            transfer_ms: 3_000.0,
+            import_ms: 12.0,
+            unhidden_ms: 100.0,
+            total_ms: 4_150.0,
+            failure: None,
+        };
+        let bars = bars(&handoff, 4_200.0);
+        let find = |name| bars.iter().find(|bar| bar.name == name).unwrap();
+        assert_eq!((find("prefill on node A").from, find("prefill on node A").to), (50.0, 4_050.0));
+        assert_eq!((find("transfer, hidden").from, find("transfer, hidden").to), (1_150.0, 4_050.0));
+        assert_eq!((find("transfer, un-hidden").from, find("transfer, un-hidden").to), (4_050.0, 4_150.0));
+        let text = draw(&reply(4_200.0, Some(handoff)), &reply(4_100.0, None));
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+        let drawn = text.lines().filter(|line| line.contains('|'));
+        assert!(drawn.clone().all(|line| line.chars().count() <= 100), "{text}");
+        assert_eq!(drawn.count(), 7, "{text}");
+    }
+
+    #[test]
+    fn impossible_times_draw_nothing_outside() {
+        let handoff = Handoff { unhidden_ms: 1e9, prefill_ms: 1e9, transfer_ms: -5.0, ..Handoff::default() };
+        let text = draw(&reply(0.0, Some(handoff)), &reply(0.0, None));
+        assert!(text.lines().filter(|line| line.contains('|')).all(|line| line.chars().count() <= 100), "{text}");
+    }
+}
