@@ -18,6 +18,7 @@ mod options;
 use serde::Serialize;
 
 pub use chat_request::ChatRequest;
+pub use common::LoadOnly;
 pub use generate_request::GenerateRequest;
 pub use model_request::ModelRequest;
 

@@ -8,6 +8,7 @@ pub mod chat_request;
 pub mod chat_response;
 pub mod completion_request;
 pub mod completion_response;
+pub mod embeddings;
 pub mod error;
 pub mod logprobs;
 pub mod models;
