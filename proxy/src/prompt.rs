@@ -12,7 +12,7 @@ pub async fn prepare(node: &Node, info: &NodeInfo, request: &GenerateRequest) ->
     let tokens = match &request.input {
         Input::Chat(conversation) => node.engine.render(conversation).await?,
         // Who writes the whole prompt writes its control tokens too. A message may not: see the engine's `guard`.
-        Input::Text(text) => tokenize(node, text, true, true).await?,
+        Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
         Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,
         Input::Tokens(tokens) => tokens.clone(),
     };
@@ -22,6 +22,13 @@ pub async fn prepare(node: &Node, info: &NodeInfo, request: &GenerateRequest) ->
         return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx: info.n_ctx }.into());
     }
     Ok(tokens)
+}
+
+/// Whether a text spells the token that begins a prompt, as one from a chat template does. A second one would make the
+/// model answer worse.
+fn begins(text: &str, info: &NodeInfo) -> bool {
+    let bos = &info.facts.bos_token;
+    !bos.is_empty() && text.starts_with(bos.as_str())
 }
 
 /// The prompt upon which a model writes what stands between two texts, in the order that llama.cpp's server and the

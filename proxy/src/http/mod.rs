@@ -51,9 +51,8 @@ pub struct HttpState {
 
 /// All routes with everything around them.
 pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
-    let check_host = config.check_host;
-    let hosts = config.allowed_hosts.clone();
-    listener(api(backend, config), check_host, &hosts)
+    let names = config.clone();
+    listener(api(backend, config), &names)
 }
 
 /// All routes behind the checks of keys and origins, for any number of listeners. They share the callers' scopes in the
@@ -90,8 +89,8 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
 }
 
 /// What one listener adds: which names it answers to, if they are checked, and what every reply has.
-pub fn listener(api: Router, check_host: bool, allowed_hosts: &[String]) -> Router {
-    let hosts = check_host.then(|| Arc::new(host::AllowedHosts::new(allowed_hosts)));
+pub fn listener(api: Router, config: &HttpConfig) -> Router {
+    let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
     let router = api.layer(from_fn_with_state(hosts, host::check));
     let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
     router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(request_id::attach))
