@@ -9,6 +9,7 @@ mod budget;
 mod canary;
 mod cell_order;
 mod constrain;
+mod facts;
 mod kv_flow;
 mod load;
 pub mod placement;
@@ -180,6 +181,7 @@ impl LlamaEngine {
         };
         let name = gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
+        let facts = facts::gather(&config, &gguf, &model, &vocabulary);
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -208,6 +210,7 @@ impl LlamaEngine {
             has_chat_template: template.is_some(),
             role: Role::Both,
             kv: started.kv,
+            facts,
         };
         let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
         Ok(LlamaEngine {
@@ -477,7 +480,7 @@ fn compile_template(
     model: &LlamaModel,
     vocabulary: &Vocabulary,
 ) -> Result<Option<ChatTemplate>, LoadError> {
-    let Some(source) = config.chat_template.as_deref().or_else(|| gguf.chat_template()) else { return Ok(None) };
+    let Some(source) = facts::template_source(config, gguf) else { return Ok(None) };
     let vocab = model.vocab();
     let text = |t: i32| {
         u32::try_from(t).map_or_else(|_| String::new(), |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())

@@ -16,7 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -139,6 +139,7 @@ impl Engine for SimEngine {
             has_chat_template: true,
             role: Role::Both,
             kv: Some(kv::local(config).identity),
+            facts: ModelFacts::default(),
         })
     }
 

@@ -3,6 +3,7 @@
 mod breaker;
 mod calibration;
 mod learning;
+pub mod names;
 mod node;
 mod prefixes;
 pub mod rates;
@@ -79,7 +80,7 @@ impl ServedModel {
     /// While its own name is not known a model answers to any: whoever asks is to come back, and not to be told that
     /// there is no such model.
     fn is_called(&self, name: &str) -> bool {
-        self.name.get().is_none() || self.names().any(|known| known.eq_ignore_ascii_case(name))
+        self.name.get().is_none() || self.names().any(|known| names::are_same(known, name))
     }
 
     /// A decode node that is ready, and what it is. Waits for one that is starting.
@@ -114,9 +115,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The model of that name, whatever its case.
+    /// The model of that name.
     pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, RequestError> {
         let found = self.models.iter().find(|model| model.is_called(name));
         found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
+    }
+
+    /// The model of that name; without a name, the first one.
+    pub fn find_or_first(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, RequestError> {
+        match name {
+            Some(name) => self.find(name),
+            None => self.models.first().ok_or_else(|| unavailable("no model is served", READY_WAIT)),
+        }
     }
 }
