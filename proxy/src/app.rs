@@ -1,5 +1,6 @@
 //! What the HTTP surface calls: the pieces of a running endpoint, joined.
 
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use async_trait::async_trait;
@@ -10,7 +11,9 @@ use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::generate::{self, Caller, Generation};
 use crate::http::{Backend, Health};
+use crate::observe::Observer;
 use crate::pool::{EngineState, Pool};
+use crate::state::{self, EndpointState};
 
 /// A running endpoint.
 pub struct App {
@@ -18,12 +21,14 @@ pub struct App {
     pub admission: Admission,
     /// The models and their engines.
     pub pool: Pool,
+    /// What is noted of requests.
+    pub observer: Arc<Observer>,
 }
 
 #[async_trait]
 impl Backend for App {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
-        generate::generate(&self.admission, &self.pool, request, &caller).await
+        generate::generate(self, request, &caller).await
     }
 
     fn models(&self) -> Vec<ModelCard> {
@@ -32,6 +37,10 @@ impl Backend for App {
             ModelCard::new(name, created)
         };
         self.pool.models.iter().flat_map(|model| model.names().map(|name| card(name, model.since))).collect()
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        state::snapshot(self, with_addresses)
     }
 
     /// The endpoint is well if every model could answer.

@@ -16,6 +16,7 @@ use crate::config::{RawConfig, ServeConfig};
 use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
+use crate::observe::Observer;
 use crate::pool::{self, Node, Pool, ServedModel};
 
 /// The environment variable of `--api-key`.
@@ -115,7 +116,8 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         pool::keep_calibrated(&model);
     }
     let pool = Pool { models: vec![model] };
-    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
+    let observer = Arc::new(Observer::default());
+    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());

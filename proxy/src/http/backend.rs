@@ -6,6 +6,7 @@ use baton_schemas::openai::models::ModelCard;
 
 use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
+use crate::state::EndpointState;
 
 /// What generates.
 #[async_trait]
@@ -16,6 +17,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The models that requests may name.
     fn models(&self) -> Vec<ModelCard>;
+
+    /// The endpoint at this moment; with the nodes' addresses only for who may know them.
+    fn state(&self, with_addresses: bool) -> EndpointState;
 
     /// Whether a request sent now would be answered.
     fn health(&self) -> Health;

@@ -9,12 +9,14 @@ pub mod body;
 pub mod config;
 pub mod cors;
 pub mod errors;
+mod event_stream;
 pub mod health;
 pub mod host;
 pub mod openai;
 pub mod origin;
 pub mod request_id;
 pub mod server;
+pub mod state;
 pub mod steps;
 
 use std::sync::Arc;
@@ -37,6 +39,8 @@ pub struct HttpState {
     pub backend: Arc<dyn Backend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
+    /// Bounds the streams of states.
+    pub watchers: state::Watchers,
 }
 
 /// All routes with everything around them.
@@ -45,13 +49,14 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
     let origins = origin::AllowedOrigins::new(&config.allowed_origins);
     let cors = cors::layer(origins.clone());
-    let state = HttpState { backend, config: Arc::new(config) };
+    let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
     let router = Router::new()
         .route("/", get(welcome))
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::show))
+        .route("/baton/state", get(state::show))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .fallback(unknown_route)
@@ -67,7 +72,8 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 4] = ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "GET /health"];
+const ROUTES: [&str; 5] =
+    ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "GET /baton/state", "GET /health"];
 
 /// For a person who opens the address in a browser, and for tools that only look whether somebody is there.
 async fn welcome() -> String {

@@ -11,7 +11,6 @@ use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::ErrorEnvelope;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use http::{HeaderName, HeaderValue, header};
 use tokio::time::{Instant, timeout_at};
 
 use super::chunks::ChunkWriter;
@@ -20,6 +19,7 @@ use crate::error::RequestError;
 use crate::generate::Event;
 use crate::http::HttpConfig;
 use crate::http::errors::Failure;
+use crate::http::event_stream::sse_headers;
 use crate::http::steps::{Step, Steps};
 
 /// A comment: every SSE parser skips it, and every proxy counts it as traffic.
@@ -40,10 +40,7 @@ pub(super) async fn respond(
     let body = Body::from_stream(events(held, steps, ChunkWriter::new(shape), config.heartbeat, request_id));
     let mut response = body.into_response();
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx buffers what it proxies unless told not to.
-    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    sse_headers(headers);
     insert_route(headers, &route);
     Ok(response)
 }

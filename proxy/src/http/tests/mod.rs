@@ -5,6 +5,7 @@ mod bodies;
 mod chat;
 mod connections;
 mod errors;
+mod state;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +24,7 @@ use super::server::{Shutdown, serve_with};
 use super::{Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
+use crate::state::EndpointState;
 
 /// One thing a fake backend does.
 #[derive(Clone)]
@@ -94,6 +96,10 @@ impl Backend for Fake {
     fn models(&self) -> Vec<ModelCard> {
         assert!(!self.models_panic, "secret panic words");
         vec![ModelCard::new("m", 1), ModelCard::new("org/name:q4", 2), ModelCard::new("wei rd/ü", 3)]
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        EndpointState { version: format!("addresses: {with_addresses}"), ..EndpointState::default() }
     }
 
     fn health(&self) -> Health {
