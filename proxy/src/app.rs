@@ -11,6 +11,7 @@ use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::generate::{self, Caller, Generation};
 use crate::http::{Backend, Health};
+use crate::metrics;
 use crate::observe::Observer;
 use crate::pool::{EngineState, Pool};
 use crate::state::{self, EndpointState};
@@ -41,6 +42,14 @@ impl Backend for App {
 
     fn state(&self, with_addresses: bool) -> EndpointState {
         state::snapshot(self, with_addresses)
+    }
+
+    fn metrics(&self) -> String {
+        metrics::text(&self.observer.metrics, &state::snapshot(self, false))
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.observer.metrics.replied(route, status);
     }
 
     /// The endpoint is well if every model could answer.

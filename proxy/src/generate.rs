@@ -11,6 +11,7 @@ use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
+use prometheus_client::metrics::histogram::Histogram;
 
 use crate::admission::Permit;
 use crate::app::App;
@@ -167,7 +168,7 @@ fn hold(
     request: &GenerateRequest,
 ) -> EventStream {
     let events = (0..).zip(choices).map(|(choice, deltas)| {
-        let clock = Clock::start(n_prompt);
+        let clock = Clock::start(n_prompt, watch.inter_token_latency());
         choice_events(choice, deltas, request.stop.clone(), clock).boxed()
     });
     let mut merged: SelectAll<_> = events.collect();
@@ -244,18 +245,21 @@ struct Clock {
     /// Prompt tokens that were not cached.
     n_computed: u32,
     n_tokens: u32,
+    gaps: Histogram,
 }
 
 impl Clock {
-    fn start(n_prompt: u32) -> Self {
+    fn start(n_prompt: u32, gaps: Histogram) -> Self {
         let (slot, first_token, last_token) = (None, None, None);
-        Clock { accepted: Instant::now(), slot, first_token, last_token, n_computed: n_prompt, n_tokens: 0 }
+        Clock { accepted: Instant::now(), slot, first_token, last_token, n_computed: n_prompt, n_tokens: 0, gaps }
     }
 
     fn token(&mut self) {
         let now = Instant::now();
         self.first_token.get_or_insert(now);
-        self.last_token = Some(now);
+        if let Some(last) = self.last_token.replace(now) {
+            self.gaps.observe(now.saturating_duration_since(last).as_secs_f64());
+        }
         self.n_tokens += 1;
     }
 

@@ -13,6 +13,7 @@ pub mod config;
 pub mod engine_args;
 pub mod error;
 pub mod http;
+pub mod metrics;
 pub mod models;
 pub mod node_watch;
 pub mod observe;

@@ -21,6 +21,12 @@ pub trait Backend: Send + Sync + 'static {
     /// The endpoint at this moment; with the nodes' addresses only for who may know them.
     fn state(&self, with_addresses: bool) -> EndpointState;
 
+    /// What `/metrics` shows, in the format of [`crate::metrics::CONTENT_TYPE`].
+    fn metrics(&self) -> String;
+
+    /// A reply's head was made for this route (its pattern, not the path), with this status.
+    fn replied(&self, route: &str, status: u16);
+
     /// Whether a request sent now would be answered.
     fn health(&self) -> Health;
 }

@@ -12,6 +12,7 @@ pub mod errors;
 mod event_stream;
 pub mod health;
 pub mod host;
+pub mod metrics;
 pub mod openai;
 pub mod origin;
 pub mod request_id;
@@ -49,6 +50,7 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
     let origins = origin::AllowedOrigins::new(&config.allowed_origins);
     let cors = cors::layer(origins.clone());
+    let counted = Arc::clone(&backend);
     let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
     let router = Router::new()
@@ -57,6 +59,7 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::show))
         .route("/baton/state", get(state::show))
+        .route("/metrics", get(metrics::scrape))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .fallback(unknown_route)
@@ -68,12 +71,19 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let router = router.layer(from_fn_with_state(Arc::new(keys), auth::check)).layer(cors);
     let router = router.layer(from_fn_with_state(origins, origin::check));
     let router = router.layer(from_fn_with_state(hosts, host::check));
-    router.layer(CatchPanicLayer::custom(errors::panicked)).layer(from_fn(request_id::attach))
+    let router = router.layer(CatchPanicLayer::custom(errors::panicked));
+    router.layer(from_fn_with_state(counted, metrics::count)).layer(from_fn(request_id::attach))
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 5] =
-    ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "GET /baton/state", "GET /health"];
+const ROUTES: [&str; 6] = [
+    "POST /v1/chat/completions",
+    "GET /v1/models",
+    "GET /v1/models/{id}",
+    "GET /baton/state",
+    "GET /metrics",
+    "GET /health",
+];
 
 /// For a person who opens the address in a browser, and for tools that only look whether somebody is there.
 async fn welcome() -> String {

@@ -9,11 +9,15 @@ mod watch;
 pub use self::journal::{Journal, MAX_RECORDS, Outcome, RouteRecord};
 pub use self::watch::RequestWatch;
 
+use crate::metrics::RequestMetrics;
+
 /// Everything that is noted, of all requests.
 #[derive(Debug, Default)]
 pub struct Observer {
     /// The last routes.
     pub journal: Journal,
+    /// Counts and histograms.
+    pub metrics: RequestMetrics,
 }
 
 #[cfg(test)]

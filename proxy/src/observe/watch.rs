@@ -5,9 +5,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_schemas::handoff::HandoffTimings;
 
+use prometheus_client::metrics::histogram::Histogram;
+
 use super::{Observer, Outcome, RouteRecord};
 use crate::error::RequestError;
 use crate::generate::Event;
+use crate::metrics::{Routed, Summary};
 use crate::plan::Plan;
 
 /// Label of requests for models that are not served: what clients write must not become labels.
@@ -26,6 +29,7 @@ pub struct RequestWatch {
     error: Option<&'static str>,
     n_cached: u32,
     n_completion: u32,
+    slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffTimings>,
 }
@@ -56,6 +60,7 @@ impl RequestWatch {
             error: None,
             n_cached: 0,
             n_completion: 0,
+            slot: None,
             first_token: None,
             handoff: None,
         }
@@ -64,6 +69,11 @@ impl RequestWatch {
     /// It is for this model, by its public name.
     pub fn is_for(&mut self, model: &str) {
         model.clone_into(&mut self.model);
+    }
+
+    /// Where the gaps between its tokens are noted.
+    pub fn inter_token_latency(&self) -> Histogram {
+        self.observer.metrics.inter_token_latency(&self.model)
     }
 
     /// A route was chosen. A later one, where the first could not be taken, replaces it.
@@ -83,8 +93,13 @@ impl RequestWatch {
     /// A step of its reply is about to be sent.
     pub fn event(&mut self, event: &Event) {
         match event {
-            Event::Started { choice: 0, n_cached } => self.n_cached = *n_cached,
-            Event::Started { .. } => {}
+            Event::Started { choice, n_cached } => {
+                self.slot.get_or_insert_with(Instant::now);
+                // The other choices find the prompt that choice 0 computed.
+                if *choice == 0 {
+                    self.n_cached = *n_cached;
+                }
+            }
             Event::Handoff { timings, .. } => self.handoff = Some(*timings),
             Event::Text { .. } => {
                 self.first_token.get_or_insert_with(Instant::now);
@@ -111,6 +126,23 @@ impl RequestWatch {
             (None, _) if self.n_open == 0 => Outcome::Done,
             (None, _) => Outcome::Cancelled,
         }
+    }
+
+    fn routed(&self) -> Option<Routed> {
+        let planned = self.planned.as_ref()?;
+        let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
+        let predicted = planned.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
+        Some(Routed {
+            route: if planned.prefill.is_some() { "handoff" } else { "direct" },
+            reason: planned.reason,
+            n_prompt: planned.n_prompt,
+            n_cached: self.n_cached,
+            n_completion: self.n_completion,
+            queued: since(self.arrived, self.slot),
+            ttft: since(self.arrived, self.first_token),
+            prediction_ratio: since(planned.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
+            handoff: self.handoff,
+        })
     }
 
     fn record(&mut self, outcome: Outcome) -> Option<RouteRecord> {
@@ -140,6 +172,13 @@ impl RequestWatch {
 impl Drop for RequestWatch {
     fn drop(&mut self) {
         let outcome = self.outcome();
+        self.observer.metrics.ended(&Summary {
+            model: &self.model,
+            outcome,
+            error: self.error,
+            routed: self.routed(),
+            e2e: self.arrived.elapsed().as_secs_f64(),
+        });
         if let Some(record) = self.record(outcome) {
             self.observer.journal.push(record);
         }

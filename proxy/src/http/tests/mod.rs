@@ -44,6 +44,7 @@ struct Fake {
     health: Option<Health>,
     models_panic: bool,
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
+    replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
 }
 
@@ -100,6 +101,14 @@ impl Backend for Fake {
 
     fn state(&self, with_addresses: bool) -> EndpointState {
         EndpointState { version: format!("addresses: {with_addresses}"), ..EndpointState::default() }
+    }
+
+    fn metrics(&self) -> String {
+        "# EOF\n".to_owned()
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.replies.lock().unwrap().push((route.to_owned(), status));
     }
 
     fn health(&self) -> Health {

@@ -56,3 +56,19 @@ async fn streams_of_states_are_bounded() {
         tokio::time::sleep(SOON).await;
     }
 }
+
+#[tokio::test]
+async fn metrics_need_a_key_like_everything_else_and_replies_are_counted_by_route() {
+    let config = HttpConfig { api_keys: vec!["one".into()], ..HttpConfig::default() };
+    let server = start_with(hello(), config).await;
+    assert_eq!(server.get("/metrics").await.status, 401);
+    let scraped = reqwest::Client::new().get(server.url("/metrics")).bearer_auth("one").send().await.unwrap();
+    assert!(scraped.headers()["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));
+    for path in ["/v1/models/a", "/v1/models/b", "/secret/path"] {
+        reqwest::Client::new().get(server.url(path)).bearer_auth("one").send().await.unwrap();
+    }
+    let replies = server.fake.replies.lock().unwrap().clone();
+    let expected = [("/metrics", 401), ("/metrics", 200), ("/v1/models/{*id}", 404), ("/v1/models/{*id}", 404)];
+    let expected = expected.into_iter().chain([("other", 404)]).map(|(path, status)| (path.to_owned(), status));
+    assert_eq!(replies, expected.collect::<Vec<_>>());
+}
