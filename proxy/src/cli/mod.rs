@@ -8,6 +8,7 @@ mod node;
 mod pull;
 mod serve;
 mod signals;
+mod status;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -41,6 +42,8 @@ enum Command {
     Node(Box<node::NodeArgs>),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
+    /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
+    Status(status::StatusArgs),
     /// Measure an engine beside the plain llama.cpp loop.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
@@ -72,6 +75,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Status(args) => run(status::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
     };

@@ -20,7 +20,7 @@ use crate::observe::Observer;
 use crate::pool::{self, Node, Pool, ServedModel};
 
 /// The environment variable of `--api-key`.
-const API_KEY_VARIABLE: &str = "BATON_API_KEY";
+pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Args)]
