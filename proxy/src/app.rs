@@ -12,7 +12,10 @@ use crate::error::RequestError;
 use crate::generate::{self, Caller, Generation};
 use crate::http::backend::{Model, ReadyModel};
 use crate::http::{Backend, Health};
+use crate::metrics;
+use crate::observe::Observer;
 use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::state::{self, EndpointState};
 
 /// A running endpoint.
 pub struct App {
@@ -20,6 +23,8 @@ pub struct App {
     pub admission: Admission,
     /// The models and their engines.
     pub pool: Pool,
+    /// What is noted of requests.
+    pub observer: Arc<Observer>,
 }
 
 impl App {
@@ -37,7 +42,7 @@ impl App {
 #[async_trait]
 impl Backend for App {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
-        generate::generate(&self.admission, &self.pool, request, &caller).await
+        generate::generate(self, request, &caller).await
     }
 
     fn models(&self) -> Vec<Model> {
@@ -47,6 +52,18 @@ impl Backend for App {
             info: model.decode.iter().find_map(|node| node.info()),
         };
         self.pool.models.iter().map(model).collect()
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        state::snapshot(self, with_addresses)
+    }
+
+    fn metrics(&self) -> String {
+        metrics::text(&self.observer.metrics, &state::snapshot(self, false))
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.observer.metrics.replied(route, status);
     }
 
     /// The endpoint is well if every model could answer.

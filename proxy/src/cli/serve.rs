@@ -16,11 +16,12 @@ use crate::config::{RawConfig, ServeConfig};
 use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
+use crate::observe::Observer;
 use crate::pool::{self, Node, Pool, ServedModel};
+use crate::transport_args::TransportArgs;
 
 /// The environment variable of `--api-key`.
-const API_KEY_VARIABLE: &str = "BATON_API_KEY";
-use crate::transport_args::TransportArgs;
+pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Args)]
@@ -129,7 +130,8 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         pool::keep_calibrated(&model);
     }
     let pool = Pool { models: vec![model] };
-    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
+    let observer = Arc::new(Observer::default());
+    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());

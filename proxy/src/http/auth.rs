@@ -13,7 +13,7 @@ use subtle::{Choice, ConstantTimeEq};
 use super::dialect::Dialect;
 use super::errors::Failure;
 use super::request_id::RequestId;
-use crate::generate::Caller;
+use crate::generate::{Caller, Standing};
 use crate::plan::policy::{self, POLICIES, Policy};
 
 /// The keys that open the API, as hashes under a key that lives as long as the process.
@@ -66,7 +66,8 @@ pub async fn check(State(keys): State<Arc<Keys>>, mut request: Request, next: Ne
         Ok(policy) => policy,
         Err(refused) => return refused.respond(Dialect::of(request.uri().path())),
     };
-    request.extensions_mut().insert(Caller { cache_scope: scope, request_id, policy });
+    let standing = if keys.allowed.is_empty() { Standing::Anyone } else { Standing::Operator };
+    request.extensions_mut().insert(Caller { cache_scope: scope, request_id, standing, policy });
     next.run(request).await
 }
 

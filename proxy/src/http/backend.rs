@@ -11,6 +11,7 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
 use crate::pool::names;
+use crate::state::EndpointState;
 
 /// What generates. Where a model's name is optional, `None` is the first model.
 #[async_trait]
@@ -21,6 +22,15 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The models that requests may name, and what is known of them now.
     fn models(&self) -> Vec<Model>;
+
+    /// The endpoint at this moment; with the nodes' addresses only for who may know them.
+    fn state(&self, with_addresses: bool) -> EndpointState;
+
+    /// What `/metrics` shows, in the format of [`crate::metrics::CONTENT_TYPE`].
+    fn metrics(&self) -> String;
+
+    /// A reply's head was made for this route (its pattern, not the path), with this status.
+    fn replied(&self, route: &str, status: u16);
 
     /// Whether a request sent now would be answered.
     fn health(&self) -> Health;

@@ -10,15 +10,18 @@ pub mod config;
 pub mod cors;
 pub mod dialect;
 pub mod errors;
+mod event_stream;
 pub mod health;
 pub mod host;
 pub mod llama_server;
+pub mod metrics;
 pub mod ollama;
 pub mod openai;
 pub mod origin;
 pub mod request_id;
 pub mod route_header;
 pub mod server;
+pub mod state;
 pub mod steps;
 
 mod streamed;
@@ -47,6 +50,8 @@ pub struct HttpState {
     pub backend: Arc<dyn Backend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
+    /// Bounds the streams of states.
+    pub watchers: state::Watchers,
 }
 
 /// All routes with everything around them.
@@ -61,7 +66,8 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let keys = auth::Keys::new(&config.api_keys, config.share_prefix_cache);
     let origins = origin::AllowedOrigins::new(&config.allowed_origins);
     let cors = cors::layer(origins.clone());
-    let state = HttpState { backend, config: Arc::new(config) };
+    let counted = Arc::clone(&backend);
+    let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
     let router = Router::new()
         .route("/", get(welcome::welcome))
@@ -75,6 +81,8 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
         .route("/apply-template", post(llama_server::text::apply_template))
         .route("/props", get(llama_server::state::props))
         .route("/slots", get(llama_server::state::list_slots))
+        .route("/baton/state", get(state::show))
+        .route("/metrics", get(metrics::scrape))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .merge(ollama::routes())
@@ -85,7 +93,7 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
     // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
     let router = router.layer(from_fn_with_state(Arc::new(keys), auth::check)).layer(cors);
-    router.layer(from_fn_with_state(origins, origin::check))
+    router.layer(from_fn_with_state(origins, origin::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 
 /// What one listener adds: which names it answers to, if they are checked, and what every reply has.
@@ -97,7 +105,7 @@ pub fn listener(api: Router, config: &HttpConfig) -> Router {
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 18] = [
+const ROUTES: [&str; 20] = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "GET /v1/models",
@@ -114,6 +122,8 @@ const ROUTES: [&str; 18] = [
     "POST /apply-template",
     "GET /props",
     "GET /slots",
+    "GET /baton/state",
+    "GET /metrics",
     "GET /health",
     "GET /",
 ];

@@ -22,6 +22,10 @@ use crate::generate::{Caller, Event};
 #[derive(Debug, Clone, Default)]
 pub struct DrainDeadline(pub CancellationToken);
 
+/// When the server is told to stop: streams that would never end by themselves end then. An extension of each request.
+#[derive(Debug, Clone, Default)]
+pub struct Stopping(pub CancellationToken);
+
 /// What happens to a request, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {

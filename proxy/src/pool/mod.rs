@@ -2,6 +2,7 @@
 
 mod breaker;
 mod calibration;
+mod fallbacks;
 mod learning;
 pub mod names;
 mod node;
@@ -16,7 +17,9 @@ use baton_schemas::node::NodeInfo;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
+pub use self::breaker::{Breaker, BreakerView};
 pub use self::calibration::keep_calibrated;
+pub use self::fallbacks::{Fallback, Fallbacks};
 pub use self::node::{Claim, Node};
 pub use self::routes::Routes;
 use crate::error::RequestError;
@@ -58,6 +61,8 @@ pub struct ServedModel {
     pub policy: &'static dyn Policy,
     /// What was learned about routes.
     pub routes: Routes,
+    /// How often its requests had to go another way than planned.
+    pub fallbacks: Fallbacks,
 }
 
 impl ServedModel {
@@ -69,7 +74,8 @@ impl ServedModel {
         prefill: Vec<Arc<Node>>,
     ) -> ServedModel {
         let routes = Routes::new(prefill.len(), decode.len());
-        ServedModel { name, aliases, since: SystemTime::now(), decode, prefill, policy: POLICIES[0], routes }
+        let (since, fallbacks) = (SystemTime::now(), Fallbacks::default());
+        ServedModel { name, aliases, since, decode, prefill, policy: POLICIES[0], routes, fallbacks }
     }
 
     /// All names, the public one first.

@@ -59,6 +59,11 @@ impl Curve {
         }
     }
 
+    /// What was measured: sizes, which are powers of two, and the rates at about these.
+    pub fn points(&self) -> Vec<(u32, f64)> {
+        (0..).zip(self.buckets).filter(|(_, rate)| *rate > 0.0).map(|(i, rate)| (1 << i, rate)).collect()
+    }
+
     /// Whether anything was measured.
     pub fn is_known(&self) -> bool {
         self.buckets.iter().any(|rate| *rate > 0.0)

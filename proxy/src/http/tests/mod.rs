@@ -8,6 +8,7 @@ mod connections;
 mod errors;
 mod llama_server;
 mod ollama;
+mod state;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,6 +29,7 @@ use super::server::{Shutdown, serve_with};
 use super::{Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
+use crate::state::EndpointState;
 
 /// One thing a fake backend does.
 #[derive(Clone)]
@@ -48,6 +50,7 @@ struct Fake {
     models_panic: bool,
     active_slots: u32,
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
+    replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
 }
 
@@ -126,6 +129,18 @@ impl Backend for Fake {
     async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError> {
         self.ready(model).await?;
         Ok(conversation.messages.iter().map(|message| format!("{}: {}\n", message.role, message.content)).collect())
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        EndpointState { version: format!("addresses: {with_addresses}"), ..EndpointState::default() }
+    }
+
+    fn metrics(&self) -> String {
+        "# EOF\n".to_owned()
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.replies.lock().unwrap().push((route.to_owned(), status));
     }
 
     fn health(&self) -> Health {
