@@ -2,6 +2,7 @@
 
 mod engine;
 mod node;
+mod plan;
 mod stats;
 
 use std::path::PathBuf;
@@ -21,6 +22,19 @@ pub(super) struct BenchArgs {
 enum What {
     /// Prefill, decode, latency and memory of the engine, beside the plain llama.cpp loop.
     Engine(EngineBenchArgs),
+    /// The route planner beside every fixed route, on simulated machines and links.
+    Plan(PlanBenchArgs),
+}
+
+/// Options of `baton bench plan`.
+#[derive(Args)]
+pub(super) struct PlanBenchArgs {
+    /// Also write every figure as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a chart of where handing over pays, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// Options of `baton bench engine`.
@@ -43,5 +57,6 @@ pub(super) struct EngineBenchArgs {
 pub(super) async fn run(args: BenchArgs) -> Result<(), Failure> {
     match args.what {
         What::Engine(args) => engine::run(args).await,
+        What::Plan(args) => plan::run(args).await,
     }
 }
