@@ -17,7 +17,7 @@ use futures::stream::FuturesUnordered;
 
 pub use self::calibration::keep_calibrated;
 pub use self::node::{Claim, Node};
-pub use self::routes::Routes;
+pub use self::routes::{Routes, expected_output};
 use crate::error::RequestError;
 use crate::plan::policy::{POLICIES, Policy};
 
