@@ -151,6 +151,7 @@ impl Peer {
                         n_bytes: n_bytes as u64,
                         queue_ms: report.queue_ms,
                         prefill_ms: report.prefill_ms,
+                        stalled_ms: report.stalled_ms,
                         transfer_ms: first.zip(last).map_or(0.0, |(first, last)| millis(last - first)),
                         prefilled_at: prefilled_at.into_std(),
                     });

@@ -271,6 +271,8 @@ impl Engine for SimEngine {
             let mut p0 = request.start;
             let mut n_computed = 0;
             let mut computed = started;
+            // Up to the last token, and of that after the chunk before.
+            let (mut stalled, mut taken) = (Duration::ZERO, Duration::ZERO);
             while (p0 as usize) < tokens.len() {
                 let n_left = tokens.len() as u32 - p0;
                 let p1 = p0 + (n_left / 2).max(LAST_CHUNK_TOKENS).min(chunk).min(n_left);
@@ -278,13 +280,16 @@ impl Engine for SimEngine {
                 state.prefill(n_new).await;
                 n_computed += n_new as u32;
                 computed = Instant::now();
+                stalled += taken;
                 yield KvEvent::Chunk(kv::chunk(&state.config, tokens, p0..p1));
+                taken = computed.elapsed();
                 p0 = p1;
             }
             lock(&state.cache).insert(request.cache_scope, tokens.clone());
             yield KvEvent::End(PrefillReport {
                 queue_ms: millis(started - accepted),
                 prefill_ms: millis(computed - started),
+                stalled_ms: millis(stalled),
                 n_computed,
                 n_cached: n_cached as u32,
                 export_ms: 0.0,

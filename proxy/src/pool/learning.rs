@@ -20,8 +20,9 @@ impl ServedModel {
         }
         prefill.breaker.succeeded();
         let computed = f64::from(timings.n_computed);
+        let compute_ms = timings.prefill_ms - timings.stalled_ms;
         if computed >= MIN_TOKENS {
-            prefill.learn(|rates| rates.prefill.learn(computed, computed / (timings.prefill_ms / 1e3)));
+            prefill.learn(|rates| rates.prefill.learn(computed, computed / (compute_ms / 1e3)));
         }
         self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
     }

@@ -99,12 +99,13 @@ impl LinkRates {
     /// prefill, and of neither between the two.
     pub fn learn_transfer(&mut self, handoff: &HandoffTimings) {
         let (n_bytes, n_tokens) = (handoff.n_bytes as f64, f64::from(handoff.n_tokens.max(1)));
-        if handoff.transfer_ms > BOUND * handoff.prefill_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
+        let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
+        if handoff.transfer_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
             self.bytes_per_second = ewma(self.bytes_per_second, n_bytes / (handoff.transfer_ms / 1e3));
             return;
         }
         let wire_ms = n_bytes / self.bytes_per_second * 1e3;
-        if handoff.unhidden_ms > 0.0 && BOUND * wire_ms < handoff.prefill_ms {
+        if handoff.unhidden_ms > 0.0 && BOUND * wire_ms < compute_ms {
             let last_chunk_ms = wire_ms * (LAST_CHUNK_TOKENS / n_tokens).min(1.0);
             self.tail_ms = ewma(self.tail_ms, (handoff.unhidden_ms - last_chunk_ms).max(1e-3));
         }
@@ -154,13 +155,14 @@ mod tests {
     #[test]
     fn a_handoff_teaches_what_it_waited_for() {
         let known = LinkRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0 };
-        let learned = |prefill_ms, transfer_ms, unhidden_ms| {
+        let learned = |compute_ms, transfer_ms, unhidden_ms| {
             let mut link = known;
             let (n_tokens, n_bytes) = (1_000, 100_000_000);
             link.learn_transfer(&HandoffTimings {
                 n_tokens,
                 n_bytes,
-                prefill_ms,
+                prefill_ms: compute_ms + 70.0,
+                stalled_ms: 70.0,
                 transfer_ms,
                 unhidden_ms,
                 ..HandoffTimings::default()
