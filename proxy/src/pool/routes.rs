@@ -82,7 +82,7 @@ impl Routes {
             return;
         }
         let mut learned = self.lock();
-        let ratio = actual_ms / predicted_ms;
+        let ratio = (actual_ms + NOISE_MS) / (predicted_ms + NOISE_MS);
         learned.error = ewma(learned.error, ratio.ln().abs().max(1e-6));
         let row = prefill.map_or(0, |p| 1 + p);
         if let Some(correction) = learned.corrections.get_mut(row).and_then(|row| row.get_mut(decode)) {
@@ -109,6 +109,9 @@ fn limit(max_tokens: Option<u32>) -> f64 {
     max_tokens.map_or(f64::from(u32::MAX), |n| f64::from(n.max(1)))
 }
 
+/// An error of some milliseconds is large for a short prompt and says nothing about a long one. Milliseconds.
+const NOISE_MS: f64 = 50.0;
+
 /// Share of an error that is corrected at once. The rest may be noise.
 const LEARNING_RATE: f64 = 0.2;
 
@@ -119,10 +122,10 @@ mod tests {
     #[test]
     fn a_systematic_error_is_gone_within_twenty_requests() {
         let routes = Routes::new(1, 1);
-        // The model says 100 ms for what takes 250.
+        // The model says 1,000 ms for what takes 2,500.
         for _ in 0..20 {
             let correction = routes.view().corrections[1][0];
-            routes.learn_error(Some(0), 0, 100.0 * correction, 250.0);
+            routes.learn_error(Some(0), 0, 1_000.0 * correction, 2_500.0);
         }
         let correction = routes.view().corrections[1][0];
         assert!((correction / 2.5 - 1.0).abs() < 0.02, "{correction}");

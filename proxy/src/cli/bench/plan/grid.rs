@@ -56,6 +56,8 @@ pub(super) struct Cell {
     pub cached: f64,
     pub n_output: u32,
     pub planned: Measured,
+    /// Seconds to the first token.
+    pub predicted_ttft: Option<f64>,
     pub fixed: Vec<Measured>,
 }
 
@@ -147,8 +149,9 @@ async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<Cell>, Failure> {
             let prompt = prompt(&cluster, n_prompt, cached).await?;
             fixed.push(Measured::new(route, cluster.run_fixed(route, prompt, n_output).await?));
         }
+        let predicted_ttft = planned.prediction.map(|prediction| prediction.ttft_ms / 1e3);
         let planned = Measured::new(planned.route, planned.outcome);
-        cells.push(Cell { pair: pair.name, gbps, n_prompt, cached, n_output, planned, fixed });
+        cells.push(Cell { pair: pair.name, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
     }
     Ok(cells)
 }
