@@ -91,11 +91,7 @@ impl KvPuller for SimLink {
             sleep_until(peer.send(PROBE_BYTES.into()).1 + round_trip).await;
             // The link's own figure: the timer is too coarse for a fast one.
             let took = seconds(PROBE_BYTES.into(), bytes_per_second).max(Duration::from_nanos(1));
-            Ok(LinkMeasurement {
-                rtt_ms: millis(round_trip),
-                n_bytes: PROBE_BYTES.into(),
-                seconds: took.as_secs_f64(),
-            })
+            Ok(LinkMeasurement { rtt_ms: millis(round_trip), n_bytes: PROBE_BYTES.into(), seconds: took.as_secs_f64() })
         })
     }
 }

@@ -41,7 +41,7 @@ enum Command {
     Node(Box<node::NodeArgs>),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
-    /// Measure an engine beside the plain llama.cpp loop.
+    /// Measure an engine beside the plain llama.cpp loop, or the planner beside every fixed route.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
 }

@@ -63,7 +63,9 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     let prefill = route.prefill.map(|p| &snapshot.prefill[p]);
     let barred = decode.barred.or_else(|| {
         let prefill = prefill?;
-        prefill.barred.or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"))
+        // A node in both lists has its own KV already. Names are unique.
+        let itself = (prefill.name == decode.name).then_some("same_node");
+        prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"))
     });
     if barred.is_some() {
         return Candidate { route, prediction: None, barred };
@@ -258,6 +260,8 @@ pub(super) mod tests {
         assert_eq!((all[1].prediction, all[1].barred), (None, None));
         snapshot.decode[0].kv_bytes_per_token = None;
         assert_eq!(candidates(&snapshot)[1].barred, Some("kv_not_divisible"));
+        snapshot.prefill[0].name = snapshot.decode[0].name.clone();
+        assert_eq!(candidates(&snapshot)[1].barred, Some("same_node"));
     }
 
     #[test]

@@ -41,7 +41,11 @@ impl ServedModel {
             if route.prefill.is_none() && computed >= MIN_TOKENS {
                 // A prediction adds the first token's step to the prompt: here it comes off.
                 let step_ms = rates.decode.at(n_streams).map_or(0.0, |rate| 1e3 / rate);
-                rates.prefill.learn(computed, computed / ((timings.prompt_ms - step_ms) / 1e3));
+                let compute_ms = timings.prompt_ms - step_ms;
+                // A prompt that takes less than a step measures what is uncertain of the step.
+                if compute_ms > step_ms {
+                    rates.prefill.learn(computed, computed / (compute_ms / 1e3));
+                }
             }
         });
     }

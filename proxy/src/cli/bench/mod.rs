@@ -1,4 +1,4 @@
-//! `baton bench`: what an engine does, beside a yardstick measured in the same run.
+//! `baton bench`: what an engine or the planner does, beside a yardstick measured in the same run.
 
 mod engine;
 mod node;
@@ -23,18 +23,7 @@ enum What {
     /// Prefill, decode, latency and memory of the engine, beside the plain llama.cpp loop.
     Engine(EngineBenchArgs),
     /// The route planner beside every fixed route, on simulated machines and links.
-    Plan(PlanBenchArgs),
-}
-
-/// Options of `baton bench plan`.
-#[derive(Args)]
-pub(super) struct PlanBenchArgs {
-    /// Also write every figure as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also write a chart of where handing over pays, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    Plan(plan::PlanBenchArgs),
 }
 
 /// Options of `baton bench engine`.

@@ -57,9 +57,10 @@ async fn load(policy: &'static dyn Policy, in_flight: u32) -> Result<Line, Failu
     let n_done = AtomicU32::new(0);
     let submit = |_| async {
         while Instant::now() < ends {
-            let graded = models.iter().zip(OUTPUTS).map(|(model, n_output)| {
-                model.run_planned(Some(policy), model.fresh_prompt(PROMPT), n_output)
-            });
+            let graded = models
+                .iter()
+                .zip(OUTPUTS)
+                .map(|(model, n_output)| model.run_planned(Some(policy), model.fresh_prompt(PROMPT), n_output));
             try_join_all(graded).await?;
             // One that ends after the end is counted as far as it is in proportion: not at all or whole.
             n_done.fetch_add(u32::from(Instant::now() <= ends), Ordering::Relaxed);

@@ -178,9 +178,8 @@ pub(super) fn summarize(cells: &[Cell]) -> Vec<Summary> {
     let of = |pair: &'static str| {
         let cells: Vec<&Cell> = cells.iter().filter(|cell| pair == "all" || cell.pair == pair).collect();
         let over = |than: fn(&Cell) -> Option<&Measured>, time: fn(&Measured) -> f64, least: f64| {
-            let shares = cells.iter().filter_map(|cell| {
-                Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least))
-            });
+            let shares =
+                cells.iter().filter_map(|cell| Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least)));
             let shares: Vec<f64> = shares.collect();
             let at = |p| percentile(&shares, p);
             Regret { p50: at(50.0), p95: at(95.0), max: at(100.0) }

@@ -3,37 +3,58 @@
 //! Planning, learning and failover are those of a running endpoint; machines and network are simulated, in a clock that
 //! jumps over waiting. All figures are of the simulation.
 
+mod chart;
 mod cluster;
 mod drift;
 mod grading;
 mod grid;
 mod machines;
 mod published;
+mod report;
 
-use std::time::Instant;
+use std::path::PathBuf;
 
-use super::PlanBenchArgs;
+use clap::Args;
+
+use self::report::Report;
 use crate::cli::Failure;
 
-/// Runs everything and prints it.
-pub(super) async fn run(args: PlanBenchArgs) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
-    tokio::task::spawn_blocking(move || runtime.block_on(measure(args))).await?
+/// Options of `baton bench plan`.
+#[derive(Args)]
+pub(super) struct PlanBenchArgs {
+    /// Also write every figure as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a chart of where handing over pays, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
-#[allow(clippy::print_stdout)]
-async fn measure(args: PlanBenchArgs) -> Result<(), Failure> {
-    let t = Instant::now();
-    println!("{:#?}", published::run().await?);
-    println!("{:?}", t.elapsed());
-    let drift = drift::run().await?;
-    for l in &drift { println!("{l:?}"); }
-    println!("corrected {:?} {:?}", drift::corrected_from(&drift, 0.1), t.elapsed());
-    let cells = grid::run().await?;
-    println!("{:?}", t.elapsed());
-    for s in grid::summarize(&cells) { println!("{s:?}"); }
-    if let Some(path) = args.json { std::fs::write(path, serde_json::to_string(&cells)?)?; }
-    for l in grading::run().await? { println!("{l:?}"); }
-    println!("{:?}", t.elapsed());
+/// Runs everything and prints it as Markdown.
+pub(super) async fn run(args: PlanBenchArgs) -> Result<(), Failure> {
+    // On one thread with a clock of its own, so that hours of load take seconds.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
+    let report = tokio::task::spawn_blocking(move || runtime.block_on(measure())).await??;
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_vec(&report)?)?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, chart::break_even(&report.never_slower))?;
+    }
+    report.print();
     Ok(())
+}
+
+async fn measure() -> Result<Report, Failure> {
+    let cells = grid::run().await?;
+    let drift = drift::run().await?;
+    Ok(Report {
+        note: "simulation",
+        summary: grid::summarize(&cells),
+        never_slower: cells,
+        published: published::run().await?,
+        grading: grading::run().await?,
+        corrected_from: drift::corrected_from(&drift, report::CORRECTED),
+        drift,
+    })
 }
