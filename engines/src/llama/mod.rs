@@ -349,13 +349,15 @@ fn exported(
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
     async_stream::try_stream! {
-        let (mut n_cached, mut export_ms) = (0, 0.0);
+        let (mut n_cached, mut export_ms, mut stalled_ms, mut last_wait_ms) = (0, 0.0, 0.0, 0.0);
         // The scheduler drops the sending half with the sequence, after its last delta.
         while let Some(exported) = chunks.recv().await {
             if let Some(wake) = &wake {
                 wake();
             }
             export_ms += exported.took.as_secs_f64() * 1e3;
+            // The last chunk waits after the prefill.
+            stalled_ms += std::mem::replace(&mut last_wait_ms, exported.waited.as_secs_f64() * 1e3);
             yield KvEvent::Chunk(exported.chunk);
         }
         loop {
@@ -366,6 +368,7 @@ fn exported(
                     yield KvEvent::End(PrefillReport {
                         queue_ms: timings.queue_ms,
                         prefill_ms: timings.prompt_ms,
+                        stalled_ms,
                         n_computed: timings.prompt_n,
                         n_cached,
                         export_ms,

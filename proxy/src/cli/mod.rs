@@ -48,7 +48,7 @@ enum Command {
     Pull(pull::PullArgs),
     /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
-    /// Measure an engine, or the KV handoff between two.
+    /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
     /// Hand a long prompt from one node to another on this machine, and show where the time went.

@@ -176,7 +176,7 @@ impl Resilient {
     fn learn_finished(&self, timings: &Timings) {
         let node = self.plan.decode();
         self.plan.model.learn_stream(self.plan.route, timings, node.load().active_slots);
-        self.plan.model.routes.learn_output(self.request.generated.len() as u32);
+        self.plan.model.routes.learn_output(self.request.max_tokens, self.request.generated.len() as u32);
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }

@@ -42,6 +42,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         stop: Vec::new(),
         top_logprobs: None,
         ignore_eos: true,
+        constraint: None,
     }
 }
 

@@ -21,7 +21,7 @@ pub use self::breaker::{Breaker, BreakerView};
 pub use self::calibration::keep_calibrated;
 pub use self::fallbacks::{Fallback, Fallbacks};
 pub use self::node::{Claim, Node};
-pub use self::routes::Routes;
+pub use self::routes::{Routes, expected_output};
 use crate::error::RequestError;
 use crate::plan::policy::{POLICIES, Policy};
 

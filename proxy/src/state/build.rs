@@ -48,7 +48,7 @@ fn model(model: &ServedModel, with_addresses: bool) -> ModelState {
         links: links.collect(),
         fallbacks: fallbacks.collect(),
         prediction_error: known.error,
-        mean_output_tokens: known.n_output,
+        mean_output_tokens: crate::pool::expected_output(&known.n_output, None),
     }
 }
 
