@@ -30,10 +30,11 @@ pub async fn complete(
         n_choices: generate.n,
         choices_per_prompt: generate.n,
         include_usage,
+        stream,
     };
     let choices = ChatChoices { logprobs: generate.top_logprobs.is_some() };
     let request_id = caller.request_id.clone();
     let steps = steps(state.backend, generate, caller, drain.map(|Extension(drain)| drain).unwrap_or_default());
-    let response = reply(steps, shape, choices, stream, &state.config, request_id.clone()).await;
+    let response = reply(steps, shape, choices, &state.config, request_id.clone()).await;
     response.map_err(|error| Failure::of_request(&error, &request_id))
 }

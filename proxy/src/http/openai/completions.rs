@@ -55,12 +55,13 @@ async fn answer(
         n_choices: n_prompts.saturating_mul(n),
         choices_per_prompt: n,
         include_usage,
+        stream,
     };
     let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
     let request_id = caller.request_id.clone();
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
-    reply(steps, shape, choices, stream, &state.config, request_id).await
+    reply(steps, shape, choices, &state.config, request_id).await
 }
 
 /// The prompt as text.

@@ -35,6 +35,8 @@ struct ReplyShape {
     n_choices: u32,
     choices_per_prompt: u32,
     include_usage: bool,
+    /// As a stream, or as one object.
+    stream: bool,
 }
 
 /// Generates and answers: as one object or as a stream.
@@ -42,11 +44,10 @@ async fn reply<C: Choices>(
     steps: Steps,
     shape: ReplyShape,
     choices: C,
-    stream: bool,
     config: &HttpConfig,
     request_id: String,
 ) -> Result<Response, RequestError> {
-    if stream {
+    if shape.stream {
         return streamed::respond(steps, sse::ChunkWriter::new(shape, choices), config, request_id).await;
     }
     let (route, completion) = collect::collect(steps, shape, choices).await?;

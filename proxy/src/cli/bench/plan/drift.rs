@@ -53,7 +53,7 @@ pub(super) async fn run() -> Result<Vec<Line>, Failure> {
 /// The first request from which on every prediction was at most this far off.
 pub(super) fn corrected_from(lines: &[Line], limit: f64) -> Option<u32> {
     let is_off = |line: &&Line| line.ttft_error.abs() > limit || line.completion_error.abs() > limit;
-    let last_off = lines.iter().filter(is_off).next_back().map_or(0, |line| line.request);
+    let last_off = lines.iter().rfind(is_off).map_or(0, |line| line.request);
     lines.iter().map(|line| line.request).find(|&request| request > last_off)
 }
 
