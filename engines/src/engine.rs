@@ -38,6 +38,8 @@ pub struct PrefillReport {
     pub queue_ms: f64,
     /// From the slot to the last token computed.
     pub prefill_ms: f64,
+    /// Of that, waiting for the reader to take chunks.
+    pub stalled_ms: f64,
     /// Tokens computed for this request.
     pub n_computed: u32,
     /// Tokens whose KV was already here.

@@ -5,6 +5,7 @@
 //! over-allocates on some damaged files, so every count and length is checked here first. Format: `docs/gguf.md` of the
 //! ggml project, versions 2 and 3.
 
+mod file_type;
 mod fingerprint;
 mod header;
 mod kv_shape;

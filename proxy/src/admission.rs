@@ -41,6 +41,11 @@ impl Admission {
         }
     }
 
+    /// Requests served at once at most.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Requests that are being served.
     pub fn n_admitted(&self) -> usize {
         self.limit - self.places.available_permits()

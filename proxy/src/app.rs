@@ -1,16 +1,21 @@
 //! What the HTTP surface calls: the pieces of a running endpoint, joined.
 
-use std::time::UNIX_EPOCH;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use baton_schemas::GenerateRequest;
-use baton_schemas::openai::models::ModelCard;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{NodeInfo, TokenizeRequest};
+use baton_schemas::{GenerateRequest, Token};
 
 use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::generate::{self, Caller, Generation};
+use crate::http::backend::{Model, ReadyModel};
 use crate::http::{Backend, Health};
-use crate::pool::{EngineState, Pool};
+use crate::metrics;
+use crate::observe::Observer;
+use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::state::{self, EndpointState};
 
 /// A running endpoint.
 pub struct App {
@@ -18,20 +23,47 @@ pub struct App {
     pub admission: Admission,
     /// The models and their engines.
     pub pool: Pool,
+    /// What is noted of requests.
+    pub observer: Arc<Observer>,
+}
+
+impl App {
+    /// A model's engine, once it is ready.
+    async fn engine(
+        &self,
+        model: Option<&str>,
+    ) -> Result<(&Arc<ServedModel>, &Arc<Node>, Arc<NodeInfo>), RequestError> {
+        let model = self.pool.find_or_first(model)?;
+        let (node, info) = model.any_ready().await?;
+        Ok((model, node, info))
+    }
 }
 
 #[async_trait]
 impl Backend for App {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
-        generate::generate(&self.admission, &self.pool, request, &caller).await
+        generate::generate(self, request, &caller).await
     }
 
-    fn models(&self) -> Vec<ModelCard> {
-        let card = |name: &str, since: std::time::SystemTime| {
-            let created = since.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-            ModelCard::new(name, created)
+    fn models(&self) -> Vec<Model> {
+        let model = |model: &Arc<ServedModel>| Model {
+            names: model.names().cloned().collect(),
+            since: model.since,
+            info: model.decode.iter().find_map(|node| node.info()),
         };
-        self.pool.models.iter().flat_map(|model| model.names().map(|name| card(name, model.since))).collect()
+        self.pool.models.iter().map(model).collect()
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        state::snapshot(self, with_addresses)
+    }
+
+    fn metrics(&self) -> String {
+        metrics::text(&self.observer.metrics, &state::snapshot(self, false))
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.observer.metrics.replied(route, status);
     }
 
     /// The endpoint is well if every model could answer.
@@ -49,5 +81,35 @@ impl Backend for App {
             }
         }
         Health::Ok
+    }
+
+    async fn ready(&self, model: Option<&str>) -> Result<ReadyModel, RequestError> {
+        let (model, node, info) = self.engine(model).await?;
+        let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
+        Ok(ReadyModel { name, since: model.since, load: node.load(), info })
+    }
+
+    async fn tokenize(&self, model: Option<&str>, text: TokenizeRequest) -> Result<Vec<Token>, RequestError> {
+        let _permit = self.admission.admit()?;
+        let (_, node, _) = self.engine(model).await?;
+        Ok(node.engine.tokenize(&text).await?)
+    }
+
+    async fn detokenize(&self, model: Option<&str>, tokens: Vec<Token>) -> Result<String, RequestError> {
+        let _permit = self.admission.admit()?;
+        let (_, node, info) = self.engine(model).await?;
+        if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
+            let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
+            return Err(RequestError::InvalidField { field: "tokens", problem });
+        }
+        Ok(node.engine.detokenize(&tokens).await?)
+    }
+
+    async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError> {
+        let _permit = self.admission.admit()?;
+        let (_, node, _) = self.engine(model).await?;
+        // Through tokens, so that it is the prompt that a chat gets, to the letter.
+        let tokens = node.engine.render(&conversation).await?;
+        Ok(node.engine.detokenize(&tokens).await?)
     }
 }

@@ -16,6 +16,9 @@ use crate::transport_args::TransportArgs;
 /// Loopback: whoever wants to be reachable from elsewhere says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
+/// Where Ollama's clients look by themselves. Not listened to unless asked: an Ollama may be running there.
+pub const OLLAMA_LISTEN: &str = "127.0.0.1:11434";
+
 /// The embedded default: small enough for any machine, with a licence that lets anyone use it.
 pub const DEFAULT_MODEL: &str = "smollm2";
 
@@ -59,6 +62,8 @@ struct Problem {
 pub struct RawConfig {
     /// `HOST:PORT` of the endpoint.
     pub listen: Option<String>,
+    /// `HOST:PORT` of a second listener, for Ollama's clients.
+    pub ollama_listen: Option<String>,
     /// Requests served at once.
     pub max_requests: Option<usize>,
     /// Keys a client must present one of. None: open.
@@ -102,6 +107,8 @@ pub struct RawModel {
 pub struct ServeConfig {
     /// `HOST:PORT` of the endpoint.
     pub listen: String,
+    /// `HOST:PORT` of a second listener with the same routes, for clients that expect Ollama at its own port.
+    pub ollama_listen: Option<String>,
     /// Requests served at once, at least 1.
     pub max_requests: usize,
     /// Keys a client must present one of; empty: open. None of them is empty.
@@ -156,6 +163,7 @@ impl RawConfig {
         }
         Ok(ServeConfig {
             listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+            ollama_listen: self.ollama_listen,
             max_requests: self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS),
             api_keys: self.api_keys,
             share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
@@ -183,6 +191,10 @@ impl RawConfig {
         };
         if let Some(listen) = self.listen.as_ref().filter(|listen| !is_address(listen)) {
             return problem("listen", "--listen", format!("must be HOST:PORT, e.g. {DEFAULT_LISTEN}, not {listen:?}"));
+        }
+        if let Some(listen) = self.ollama_listen.as_ref().filter(|listen| !is_address(listen)) {
+            let message = format!("must be HOST:PORT, e.g. {OLLAMA_LISTEN}, not {listen:?}");
+            return problem("ollama_listen", "--ollama-listen", message);
         }
         if self.max_requests.is_some_and(|n| !(1..=MAX_MAX_REQUESTS).contains(&n)) {
             return problem("max_requests", "max_requests", format!("must be between 1 and {MAX_MAX_REQUESTS}"));
@@ -271,6 +283,7 @@ mod tests {
         check("listen = \"127.0.0.1:1\"\n\nlisten_on = 3\n", 3, "listen_on");
         check("listen = \"8080\"", 1, "listen");
         check("# é\nlisten = \"h:99999\"", 2, "listen");
+        check("ollama_listen = \"11434\"", 1, "ollama_listen");
         check("\nmax_requests = 0", 2, "max_requests");
         check("\n\napi_keys = [\"\"]", 3, "api_keys");
         check("allowed_origins = [\"chat.example.com\"]", 1, "chat.example.com");
@@ -296,6 +309,7 @@ mod tests {
             assert!(message.starts_with(flag), "{message}");
         };
         check(|raw| raw.listen = Some("8080".into()), "--listen must be HOST:PORT");
+        check(|raw| raw.ollama_listen = Some("x".into()), "--ollama-listen must be HOST:PORT");
         check(|raw| raw.api_keys = vec![String::new()], "--api-key ");
         check(|raw| raw.model.source = Some(String::new()), "--model ");
         check(|raw| raw.model.name = Some(String::new()), "--name ");

@@ -41,3 +41,25 @@ pub enum RequestError {
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
+
+impl RequestError {
+    /// In one word, for counting.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            RequestError::ModelNotFound { .. } => "model_not_found",
+            RequestError::InvalidField { .. } => "invalid_request",
+            RequestError::Overloaded { .. } => "overloaded",
+            RequestError::Unavailable { .. } => "unavailable",
+            RequestError::Engine(error) => match error {
+                EngineError::ContextOverflow { .. } => "context_overflow",
+                EngineError::QueueFull { .. } => "queue_full",
+                EngineError::InvalidRequest { .. } | EngineError::Template { .. } => "invalid_request",
+                EngineError::Unsupported { .. } => "unsupported",
+                EngineError::Unavailable { .. } => "unavailable",
+                EngineError::Unauthorized => "unauthorized",
+                EngineError::Lost { .. } => "engine_lost",
+                EngineError::Internal { .. } => "internal",
+            },
+        }
+    }
+}

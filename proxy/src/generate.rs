@@ -11,13 +11,16 @@ use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
+use prometheus_client::metrics::histogram::Histogram;
 
-use crate::admission::{Admission, Permit};
+use crate::admission::Permit;
+use crate::app::App;
 use crate::error::RequestError;
 use crate::failover::Resilient;
+use crate::observe::RequestWatch;
 use crate::plan::policy::Policy;
 use crate::plan::{self, PlanRequest};
-use crate::pool::{Pool, ServedModel};
+use crate::pool::ServedModel;
 use crate::prompt;
 use crate::stream::ChoiceText;
 
@@ -25,19 +28,35 @@ use crate::stream::ChoiceText;
 ///
 /// Returns once every choice is accepted by an engine. Dropping what it returns, or this future, cancels the request
 /// within one step of its engine.
-pub async fn generate(
-    admission: &Admission,
-    pool: &Pool,
-    request: GenerateRequest,
+pub async fn generate(app: &App, request: GenerateRequest, caller: &Caller) -> Result<Generation, RequestError> {
+    let mut watch = RequestWatch::begin(&app.observer, &caller.request_id, request.n);
+    match accept(app, &request, caller, &mut watch).await {
+        Ok((permit, Accepted { n_prompt, route, choices })) => {
+            tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
+            Ok(Generation { n_prompt, route, events: hold(permit, watch, choices, n_prompt, &request) })
+        }
+        Err(error) => {
+            watch.failed(&error);
+            Err(error)
+        }
+    }
+}
+
+/// Admits a request and finds engines that accept every choice.
+async fn accept(
+    app: &App,
+    request: &GenerateRequest,
     caller: &Caller,
-) -> Result<Generation, RequestError> {
-    let permit = admission.admit()?;
-    let model = pool.find(&request.model)?;
+    watch: &mut RequestWatch,
+) -> Result<(Permit, Accepted), RequestError> {
+    let model = app.pool.find(&request.model)?;
+    watch.is_for(model.name.get().map_or("", String::as_str));
+    let permit = app.admission.admit()?;
     let (mut n_attempts, mut failed) = (0, Vec::new());
-    let Accepted { n_prompt, route, choices } = loop {
+    loop {
         n_attempts += 1;
         let all_failed = failed.len() >= model.decode.len();
-        match start(model, &request, caller, &mut failed).await {
+        match start(model, request, caller, &mut failed, watch).await {
             // Another engine may have room.
             Err(RequestError::Engine(EngineError::QueueFull { .. })) if !all_failed && n_attempts < MAX_ATTEMPTS => {}
             // The engine's process ended, and its restart has not been noticed yet. Nothing was sent to the client.
@@ -45,11 +64,9 @@ pub async fn generate(
                 tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            outcome => break outcome?,
+            outcome => return Ok((permit, outcome?)),
         }
-    };
-    tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
-    Ok(Generation { n_prompt, route, events: hold(permit, choices, n_prompt, &request) })
+    }
 }
 
 /// Attempts to start a request on an engine whose process may just have ended. With the pauses between them they
@@ -70,6 +87,7 @@ async fn start(
     request: &GenerateRequest,
     caller: &Caller,
     failed: &mut Vec<usize>,
+    watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
@@ -83,6 +101,7 @@ async fn start(
     };
     // One plan for all choices: they share the prompt, which is computed once.
     let plan = plan::plan(model, &plan_request)?;
+    watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
     let base = SequenceRequest { kv_source: plan.kv_source(), ..sequence(request, prompt, caller) };
@@ -141,16 +160,26 @@ fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
     }
 }
 
-/// Turns the choices' deltas into events. The permit lives as long as the stream.
-fn hold(permit: Permit, choices: Vec<DeltaStream>, n_prompt: u32, request: &GenerateRequest) -> EventStream {
+/// Turns the choices' deltas into events. The permit and the watch live as long as the stream.
+fn hold(
+    permit: Permit,
+    mut watch: RequestWatch,
+    choices: Vec<DeltaStream>,
+    n_prompt: u32,
+    request: &GenerateRequest,
+) -> EventStream {
     let events = (0..).zip(choices).map(|(choice, deltas)| {
-        let clock = Clock::start(n_prompt);
+        let clock = Clock::start(n_prompt, watch.inter_token_latency());
         choice_events(choice, deltas, request.stop.clone(), clock).boxed()
     });
     let mut merged: SelectAll<_> = events.collect();
     Box::pin(async_stream::stream! {
         let _permit = permit;
         while let Some(event) = merged.next().await {
+            match &event {
+                Ok(event) => watch.event(event),
+                Err(error) => watch.failed(error),
+            }
             let failed = event.is_err();
             yield event;
             if failed {
@@ -217,18 +246,21 @@ struct Clock {
     /// Prompt tokens that were not cached.
     n_computed: u32,
     n_tokens: u32,
+    gaps: Histogram,
 }
 
 impl Clock {
-    fn start(n_prompt: u32) -> Self {
+    fn start(n_prompt: u32, gaps: Histogram) -> Self {
         let (slot, first_token, last_token) = (None, None, None);
-        Clock { accepted: Instant::now(), slot, first_token, last_token, n_computed: n_prompt, n_tokens: 0 }
+        Clock { accepted: Instant::now(), slot, first_token, last_token, n_computed: n_prompt, n_tokens: 0, gaps }
     }
 
     fn token(&mut self) {
         let now = Instant::now();
         self.first_token.get_or_insert(now);
-        self.last_token = Some(now);
+        if let Some(last) = self.last_token.replace(now) {
+            self.gaps.observe(now.saturating_duration_since(last).as_secs_f64());
+        }
         self.n_tokens += 1;
     }
 
@@ -257,8 +289,19 @@ pub struct Caller {
     pub cache_scope: CacheScope,
     /// The id in `x-request-id`, for the log.
     pub request_id: String,
+    /// What the presented key says of who asks.
+    pub standing: Standing,
     /// How this request is to be planned, if not as configured.
     pub policy: Option<&'static dyn Policy>,
+}
+
+/// What the presented key says of who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Nobody has to present a key here.
+    Anyone,
+    /// A key of the endpoint's owner.
+    Operator,
 }
 
 /// An accepted request: what is known before its first token, and the events that follow.

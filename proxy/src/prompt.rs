@@ -11,10 +11,9 @@ use crate::pool::Node;
 pub async fn prepare(node: &Node, info: &NodeInfo, request: &GenerateRequest) -> Result<Vec<Token>, RequestError> {
     let tokens = match &request.input {
         Input::Chat(conversation) => node.engine.render(conversation).await?,
-        Input::Text(text) => {
-            let plain = TokenizeRequest { text: text.clone(), add_special: true, parse_special: false };
-            node.engine.tokenize(&plain).await?
-        }
+        // Who writes the whole prompt writes its control tokens too. A message may not: see the engine's `guard`.
+        Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
+        Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,
         Input::Tokens(tokens) => tokens.clone(),
     };
     // Room for one new token, unless the client wants none.
@@ -23,4 +22,31 @@ pub async fn prepare(node: &Node, info: &NodeInfo, request: &GenerateRequest) ->
         return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx: info.n_ctx }.into());
     }
     Ok(tokens)
+}
+
+/// Whether a text spells the token that begins a prompt, as one from a chat template does. A second one would make the
+/// model answer worse.
+fn begins(text: &str, info: &NodeInfo) -> bool {
+    let bos = &info.facts.bos_token;
+    !bos.is_empty() && text.starts_with(bos.as_str())
+}
+
+/// The prompt upon which a model writes what stands between two texts, in the order that llama.cpp's server and the
+/// makers of these models use: prefix, suffix, middle.
+async fn infill(node: &Node, info: &NodeInfo, prefix: &str, suffix: &str) -> Result<Vec<Token>, RequestError> {
+    let Some(control) = info.facts.infill else {
+        return Err(RequestError::InvalidField {
+            field: "suffix",
+            problem: "this model does not support insert: it has no tokens for it".to_owned(),
+        });
+    };
+    // Only the three tokens below are control tokens.
+    let before = tokenize(node, prefix, false, false).await?;
+    let after = tokenize(node, suffix, false, false).await?;
+    Ok([&[control.prefix], &before[..], &[control.suffix], &after[..], &[control.middle]].concat())
+}
+
+async fn tokenize(node: &Node, text: &str, add_special: bool, parse_special: bool) -> Result<Vec<Token>, RequestError> {
+    let request = TokenizeRequest { text: text.to_owned(), add_special, parse_special };
+    Ok(node.engine.tokenize(&request).await?)
 }

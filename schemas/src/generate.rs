@@ -37,8 +37,15 @@ pub struct GenerateRequest {
 pub enum Input {
     /// A conversation, rendered by the model's own chat template.
     Chat(Conversation),
-    /// Plain text, tokenized as it is.
+    /// A whole prompt as text: control tokens that it spells are control tokens.
     Text(String),
+    /// What stands between two texts, for models that were trained for it.
+    Infill {
+        /// The text before.
+        prefix: String,
+        /// The text after.
+        suffix: String,
+    },
     /// Exact tokens.
     Tokens(Vec<Token>),
 }

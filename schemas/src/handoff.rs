@@ -104,6 +104,8 @@ pub struct HandoffTimings {
     pub queue_ms: f64,
     /// From its slot to the last token computed, by the prefill node's clock.
     pub prefill_ms: f64,
+    /// Of that, waiting because the decode node or the link to it took chunks no faster.
+    pub stalled_ms: f64,
     /// From the first byte of the first chunk to the last byte of the last one.
     pub transfer_ms: f64,
     /// Time the engine's own thread spent taking the chunks in.

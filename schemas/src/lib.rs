@@ -10,8 +10,11 @@ pub mod error;
 pub mod generate;
 pub mod handoff;
 pub mod kv;
+pub mod llama_server;
 pub mod node;
+pub mod ollama;
 pub mod openai;
+pub mod request;
 pub mod sequence;
 
 pub use error::EngineError;

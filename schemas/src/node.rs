@@ -64,6 +64,42 @@ pub struct NodeInfo {
     /// What its KV is, if it can be handed over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvIdentity>,
+    /// What is told to clients who ask about the model.
+    #[serde(default)]
+    pub facts: ModelFacts,
+}
+
+/// What clients ask about a model and serving it does not need, but for the tokens of infilling.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelFacts {
+    /// Parameters; 0 if not known.
+    pub n_params: u64,
+    /// The model file, in bytes; 0 if there is none.
+    pub file_bytes: u64,
+    /// llama.cpp's name of the file's quantization, e.g. `Q4_K_M`; empty if not known.
+    pub quantization: String,
+    /// The Jinja source in use; empty without one.
+    pub chat_template: String,
+    /// The spelling of the token that begins a prompt; empty without one.
+    pub bos_token: String,
+    /// The spelling of the token that ends a text; empty without one.
+    pub eos_token: String,
+    /// How the model is asked for the text between two others, if it was trained for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub infill: Option<InfillTokens>,
+}
+
+/// The control tokens of an infilling prompt: `prefix` A `suffix` B `middle`, upon which the model writes what stands
+/// between A and B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InfillTokens {
+    /// Before the text that comes first.
+    pub prefix: Token,
+    /// Before the text that comes last.
+    pub suffix: Token,
+    /// Before what is to be written.
+    pub middle: Token,
 }
 
 /// What a node does for others.

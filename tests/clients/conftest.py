@@ -13,7 +13,8 @@ MODEL = "smollm2"
 @pytest.fixture(scope="session")
 def banner():
     """What the server printed when it was ready."""
-    command = [os.environ["BATON"], "serve", "--listen", "127.0.0.1:0", "--model", MODEL, "--threads", "1"]
+    command = [os.environ["BATON"], "serve", "--listen", "127.0.0.1:0", "--ollama-listen", "127.0.0.1:0"]
+    command += ["--model", MODEL, "--threads", "1"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         lines = []
@@ -34,6 +35,11 @@ def banner():
 @pytest.fixture(scope="session")
 def base_url(banner):
     return banner.split(" at ")[1].split()[0]
+
+
+@pytest.fixture(scope="session")
+def ollama_url(banner):
+    return banner.split("OLLAMA_HOST=")[1].split()[0]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_the_printed_curl_line_works_when_pasted(banner):
 
 
 def test_the_printed_python_lines_work_when_pasted(banner):
-    snippet = textwrap.dedent(banner[banner.index("  from openai"):banner.index("Stop with")])
+    snippet = textwrap.dedent(banner[banner.index("  from openai"):banner.index("  # Ollama's")])
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(snippet, {})

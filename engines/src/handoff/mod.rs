@@ -94,6 +94,8 @@ pub struct PullReport {
     pub queue_ms: f64,
     /// From its slot to the last token computed, ms.
     pub prefill_ms: f64,
+    /// Of that, waiting for this side to take chunks, ms.
+    pub stalled_ms: f64,
     /// From the first byte of the first chunk to the last byte of the last, ms.
     pub transfer_ms: f64,
     /// When the prefill node had computed the last token, on this machine's clock.

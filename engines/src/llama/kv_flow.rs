@@ -16,18 +16,21 @@ pub(super) struct Export {
     next: u32,
     /// One past the last position wanted.
     end: u32,
+    /// Since when a computed chunk has waited for room.
+    waits_since: Option<Instant>,
 }
 
-/// A chunk, and the time copying it out took.
+/// A chunk, with the time copying it out took and the time it had to wait for before that.
 pub(super) struct Exported {
     pub(super) chunk: Chunk,
     pub(super) took: Duration,
+    pub(super) waited: Duration,
 }
 
 impl Export {
     /// Sends the positions `[start, end)` to `chunks`.
     pub(super) fn new(chunks: mpsc::Sender<Exported>, start: u32, end: u32) -> Self {
-        Export { chunks, next: start, end }
+        Export { chunks, next: start, end, waits_since: None }
     }
 
     /// Whether positions below `n_kv` still have to be sent. Until they are, the sequence computes no further: a
@@ -36,11 +39,18 @@ impl Export {
         self.next < self.reach(n_kv)
     }
 
-    /// The next chunk that can be sent now: at most `max` positions, all computed.
-    pub(super) fn next_range(&self, n_kv: usize, max: usize) -> Option<Range<u32>> {
+    /// The next chunk that can be sent now, at most `max` positions, all computed; and how long it waited for room.
+    pub(super) fn next_range(&mut self, n_kv: usize, max: usize) -> Option<(Range<u32>, Duration)> {
         let reach = self.reach(n_kv);
-        let room = self.chunks.capacity() > 0;
-        (room && self.next < reach).then(|| self.next..reach.min(self.next.saturating_add(max as u32)))
+        if self.next >= reach {
+            return None;
+        }
+        if self.chunks.capacity() == 0 {
+            self.waits_since.get_or_insert_with(Instant::now);
+            return None;
+        }
+        let waited = self.waits_since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        Some((self.next..reach.min(self.next.saturating_add(max as u32)), waited))
     }
 
     /// Sends a chunk there was room for.
@@ -119,6 +129,7 @@ impl Import {
                     n_bytes: report.n_bytes,
                     queue_ms: report.queue_ms,
                     prefill_ms: report.prefill_ms,
+                    stalled_ms: report.stalled_ms,
                     transfer_ms: report.transfer_ms,
                     unhidden_ms: millis(imported.saturating_duration_since(report.prefilled_at)),
                     ..self.timings

@@ -9,6 +9,7 @@ mod budget;
 mod canary;
 mod cell_order;
 mod constrain;
+mod facts;
 mod kv_flow;
 mod load;
 pub mod placement;
@@ -180,6 +181,7 @@ impl LlamaEngine {
         };
         let name = gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
+        let facts = facts::gather(&config, &gguf, &model, &vocabulary);
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -208,6 +210,7 @@ impl LlamaEngine {
             has_chat_template: template.is_some(),
             role: Role::Both,
             kv: started.kv,
+            facts,
         };
         let constraints = Arc::new(Compiler::new(Arc::clone(&vocabulary)));
         Ok(LlamaEngine {
@@ -346,13 +349,15 @@ fn exported(
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
     async_stream::try_stream! {
-        let (mut n_cached, mut export_ms) = (0, 0.0);
+        let (mut n_cached, mut export_ms, mut stalled_ms, mut last_wait_ms) = (0, 0.0, 0.0, 0.0);
         // The scheduler drops the sending half with the sequence, after its last delta.
         while let Some(exported) = chunks.recv().await {
             if let Some(wake) = &wake {
                 wake();
             }
             export_ms += exported.took.as_secs_f64() * 1e3;
+            // The last chunk waits after the prefill.
+            stalled_ms += std::mem::replace(&mut last_wait_ms, exported.waited.as_secs_f64() * 1e3);
             yield KvEvent::Chunk(exported.chunk);
         }
         loop {
@@ -363,6 +368,7 @@ fn exported(
                     yield KvEvent::End(PrefillReport {
                         queue_ms: timings.queue_ms,
                         prefill_ms: timings.prompt_ms,
+                        stalled_ms,
                         n_computed: timings.prompt_n,
                         n_cached,
                         export_ms,
@@ -477,7 +483,7 @@ fn compile_template(
     model: &LlamaModel,
     vocabulary: &Vocabulary,
 ) -> Result<Option<ChatTemplate>, LoadError> {
-    let Some(source) = config.chat_template.as_deref().or_else(|| gguf.chat_template()) else { return Ok(None) };
+    let Some(source) = facts::template_source(config, gguf) else { return Ok(None) };
     let vocab = model.vocab();
     let text = |t: i32| {
         u32::try_from(t).map_or_else(|_| String::new(), |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())

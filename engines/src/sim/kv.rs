@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
 use baton_schemas::kv::{
@@ -12,31 +11,40 @@ use baton_schemas::kv::{
 use baton_schemas::node::KvIdentity;
 use baton_schemas::{SequenceRequest, Token};
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::{SimConfig, State, millis};
 use crate::handoff::{Buffers, LocalKv, PullOrder, Pulled};
 
 /// One layer of K and V, half of a token's bytes each.
-fn layout(config: &SimConfig) -> KvLayout {
-    let rows = Rows { dtype: Dtype::F16, n_values: (config.kv_bytes_per_token / 4).max(1) };
+fn layout(bytes_per_token: u32) -> KvLayout {
+    let rows = Rows { dtype: Dtype::F16, n_values: (bytes_per_token / 4).max(1) };
     let layers = vec![LayerShape { k: rows, v: Some(rows) }];
     KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] }
 }
 
+/// The layout of what chunks carry.
+fn carried(config: &SimConfig) -> KvLayout {
+    layout(config.kv_bytes_carried.unwrap_or(config.kv_bytes_per_token))
+}
+
 /// What a simulator with this configuration tells others of its KV. The model's name stands for its weights.
-pub(super) fn local(config: &SimConfig) -> LocalKv {
+pub(super) fn identity(config: &SimConfig) -> KvIdentity {
     let vocabulary = *blake3::hash(b"baton simulator").as_bytes();
     let weights = *blake3::hash(config.model.as_bytes()).as_bytes();
-    let canary: Vec<Token> = (0..16).collect();
-    LocalKv {
-        canary: chunk(config, &canary, 0..16),
-        identity: KvIdentity { fingerprint: Fingerprint { vocabulary, weights }, layout: layout(config), canary },
-    }
+    let fingerprint = Fingerprint { vocabulary, weights };
+    KvIdentity { fingerprint, layout: layout(config.kv_bytes_per_token), canary: (0..16).collect() }
+}
+
+/// What its puller compares with.
+pub(super) fn local(config: &SimConfig) -> LocalKv {
+    let identity = KvIdentity { layout: carried(config), ..identity(config) };
+    LocalKv { canary: chunk(config, &identity.canary, 0..16), identity }
 }
 
 /// KV of `positions`.
 pub(super) fn chunk(config: &SimConfig, tokens: &[Token], positions: Range<u32>) -> Chunk {
-    let layout = layout(config);
+    let layout = carried(config);
     let rows = &layout.sections[0].layers[0].k;
     let mut bytes = Vec::with_capacity(positions.len() * rows.bytes());
     for position in positions.clone() {
@@ -93,8 +101,9 @@ impl State {
                     timings.n_bytes = report.n_bytes;
                     timings.queue_ms = report.queue_ms;
                     timings.prefill_ms = report.prefill_ms;
+                    timings.stalled_ms = report.stalled_ms;
                     timings.transfer_ms = report.transfer_ms;
-                    timings.unhidden_ms = millis(Instant::now().saturating_duration_since(report.prefilled_at));
+                    timings.unhidden_ms = millis(Instant::now().saturating_duration_since(report.prefilled_at.into()));
                     break;
                 }
                 Some(Pulled::Failed(failure)) => {

@@ -7,16 +7,18 @@
 
 mod cache;
 mod kv;
+pub mod link;
+mod loopback;
 mod text;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -39,14 +41,20 @@ pub struct SimConfig {
     pub n_ctx: u32,
     /// Prompt tokens per second, shared by all prefilling sequences.
     pub prefill_tps: f64,
-    /// Tokens per second of one stream.
+    /// Tokens per second of one stream alone.
     pub decode_tps: f64,
+    /// By what share each further stream makes a decode step longer: its KV has to be read too, the weights once.
+    pub decode_sharing_cost: f64,
     /// Sequences that may wait for a slot.
     pub max_queued: u32,
-    /// Prompt tokens computed between two looks at whether the reader is still there, and handed over in one chunk.
+    /// Prompt tokens computed between two looks at whether the reader is still there, and handed over in one chunk;
+    /// toward the end of a handoff fewer, as real engines do it.
     pub chunk_tokens: u32,
     /// KV bytes of one token, for handoffs; rounded to whole values of 2 bytes.
     pub kv_bytes_per_token: u32,
+    /// Carry only this many of them, on a [simulated link](link) that takes the time of all: gigabytes that nobody
+    /// looks at need not be written. Real links refuse the difference.
+    pub kv_bytes_carried: Option<u32>,
 }
 
 impl Default for SimConfig {
@@ -58,9 +66,11 @@ impl Default for SimConfig {
             n_ctx: 16_384,
             prefill_tps: 5_000.0,
             decode_tps: 100.0,
+            decode_sharing_cost: 0.0,
             max_queued: 256,
             chunk_tokens: 256,
             kv_bytes_per_token: 256,
+            kv_bytes_carried: None,
         }
     }
 }
@@ -78,7 +88,12 @@ struct State {
     prefill_free_at: Mutex<Instant>,
     cache: Mutex<PrefixCache>,
     puller: Option<Arc<dyn KvPuller>>,
+    /// Bits of the factor on both rates.
+    speed: AtomicU64,
 }
+
+/// Positions of a handoff's last chunk: small, since nothing hides its way over the wire.
+const LAST_CHUNK_TOKENS: u32 = 64;
 
 impl SimEngine {
     /// An engine with these speeds, which computes every prompt itself. Rates that are not positive count as instant.
@@ -96,11 +111,18 @@ impl SimEngine {
             cache: Mutex::new(PrefixCache::new(n_slots)),
             config,
             puller,
+            speed: AtomicU64::new(1f64.to_bits()),
         };
         if let Some(puller) = &state.puller {
             puller.introduce(kv::local(&state.config));
         }
         SimEngine { state: Arc::new(state) }
+    }
+
+    /// Makes the machine faster or slower than configured from now on, as heat or another program would. What it tells
+    /// of its rates stays.
+    pub fn set_speed(&self, factor: f64) {
+        self.state.speed.store(factor.to_bits(), Ordering::Relaxed);
     }
 
     fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
@@ -138,7 +160,8 @@ impl Engine for SimEngine {
             memory: Memory::default(),
             has_chat_template: true,
             role: Role::Both,
-            kv: Some(kv::local(config).identity),
+            kv: Some(kv::identity(config)),
+            facts: ModelFacts::default(),
         })
     }
 
@@ -200,7 +223,6 @@ impl Engine for SimEngine {
                 lock(&state.cache).insert(request.cache_scope, tokens.clone());
             }
 
-            let step = seconds(1.0, state.config.decode_tps);
             let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
             let mut first_token = None;
             let mut due = Instant::now();
@@ -210,7 +232,7 @@ impl Engine for SimEngine {
                     break FinishReason::Length;
                 }
                 // Paced by due times and not by sleeps: an overslept step is made up for.
-                due += step;
+                due += state.step();
                 tokio::time::sleep_until(due).await;
                 first_token.get_or_insert_with(Instant::now);
                 let Some(id) = speaker.next(tokens.len()) else { break FinishReason::Stop };
@@ -236,7 +258,7 @@ impl Engine for SimEngine {
     }
 
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
-        handoff::check(&request, &kv::local(&self.state.config).identity, self.state.config.n_ctx)?;
+        handoff::check(&request, &kv::identity(&self.state.config), self.state.config.n_ctx)?;
         let state = Arc::clone(&self.state);
         let place = QueuePlace::take(Arc::clone(&state))?;
         let events = async_stream::try_stream! {
@@ -253,19 +275,25 @@ impl Engine for SimEngine {
             let mut p0 = request.start;
             let mut n_computed = 0;
             let mut computed = started;
+            // Up to the last token, and of that after the chunk before.
+            let (mut stalled, mut taken) = (Duration::ZERO, Duration::ZERO);
             while (p0 as usize) < tokens.len() {
-                let p1 = p0.saturating_add(chunk).min(tokens.len() as u32);
+                let n_left = tokens.len() as u32 - p0;
+                let p1 = p0 + (n_left / 2).max(LAST_CHUNK_TOKENS).min(chunk).min(n_left);
                 let n_new = (p1 as usize).saturating_sub(n_cached.max(p0 as usize));
                 state.prefill(n_new).await;
                 n_computed += n_new as u32;
                 computed = Instant::now();
+                stalled += taken;
                 yield KvEvent::Chunk(kv::chunk(&state.config, tokens, p0..p1));
+                taken = computed.elapsed();
                 p0 = p1;
             }
             lock(&state.cache).insert(request.cache_scope, tokens.clone());
             yield KvEvent::End(PrefillReport {
                 queue_ms: millis(started - accepted),
                 prefill_ms: millis(computed - started),
+                stalled_ms: millis(stalled),
                 n_computed,
                 n_cached: n_cached as u32,
                 export_ms: 0.0,
@@ -279,14 +307,25 @@ impl State {
     /// Prompt tokens asked for and not computed yet.
     fn backlog(&self) -> u32 {
         let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
-        (left.as_secs_f64() * self.config.prefill_tps) as u32
+        (left.as_secs_f64() * self.config.prefill_tps * self.speed()) as u32
+    }
+
+    fn speed(&self) -> f64 {
+        f64::from_bits(self.speed.load(Ordering::Relaxed))
+    }
+
+    /// One decode step of each stream, with as many as there are.
+    fn step(&self) -> Duration {
+        let n_streams = self.config.n_slots.max(1) as usize - self.slots.available_permits();
+        let others = n_streams.saturating_sub(1) as f64;
+        seconds(1.0 + self.config.decode_sharing_cost * others, self.config.decode_tps * self.speed())
     }
 
     /// Waits until `n` prompt tokens are computed, after those that others asked for before.
     async fn prefill(&self, n: usize) {
         let done_at = {
             let mut free_at = lock(&self.prefill_free_at);
-            *free_at = (*free_at).max(Instant::now()) + seconds(n as f64, self.config.prefill_tps);
+            *free_at = (*free_at).max(Instant::now()) + seconds(n as f64, self.config.prefill_tps * self.speed());
             *free_at
         };
         tokio::time::sleep_until(done_at).await;

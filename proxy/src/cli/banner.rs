@@ -2,12 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The ready message for a server at `address`, which other machines reach at `lan`.
-pub(super) fn banner(address: SocketAddr, lan: Option<IpAddr>, model: &str, needs_key: bool) -> String {
+/// The ready message for a server at `address`, which other machines reach at `lan`, and Ollama's clients at `ollama`.
+pub(super) fn banner(
+    address: SocketAddr,
+    lan: Option<IpAddr>,
+    ollama: Option<SocketAddr>,
+    model: &str,
+    needs_key: bool,
+) -> String {
     let base = format!("http://{}", reachable(address));
     let elsewhere = lan.map_or_else(String::new, |lan| {
         format!("\nFrom other machines: http://{}/v1", SocketAddr::new(lan, address.port()))
     });
+    let ollama = ollama.map_or_else(|| base.clone(), |address| format!("http://{}", reachable(address)));
     let (key, header) = match needs_key {
         true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
         false => ("none", ""),
@@ -24,6 +31,8 @@ Baton serves {model} at {base}/v1{elsewhere}
   for chunk in client.chat.completions.create(model="{model}", stream=True,
           messages=[{{"role": "user", "content": "Why is the sky blue?"}}]):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+  # Ollama's clients, with: export OLLAMA_HOST={ollama}
 
 Stop with Ctrl-C."#
     )
@@ -45,11 +54,13 @@ mod tests {
 
     #[test]
     fn the_lines_name_the_address_the_model_and_the_key() {
-        let text = banner("0.0.0.0:8080".parse().unwrap(), "192.168.1.5".parse().ok(), "M", true);
+        let text = banner("0.0.0.0:8080".parse().unwrap(), "192.168.1.5".parse().ok(), None, "M", true);
         assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
         assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
         assert!(text.contains("From other machines: http://192.168.1.5:8080/v1"), "{text}");
-        let text = banner("127.0.0.1:1".parse().unwrap(), None, "M", false);
+        assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
+        let text = banner("127.0.0.1:1".parse().unwrap(), None, "127.0.0.1:11434".parse().ok(), "M", false);
+        assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");
         assert!(!text.contains("Authorization") && !text.contains("other machines"), "{text}");
     }
 }

@@ -12,6 +12,7 @@ mod node_process;
 mod pull;
 mod serve;
 mod signals;
+mod status;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -45,7 +46,9 @@ enum Command {
     Node(Box<node::NodeArgs>),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
-    /// Measure an engine, or the KV handoff between two.
+    /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
+    Status(status::StatusArgs),
+    /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
     /// Hand a long prompt from one node to another on this machine, and show where the time went.
@@ -79,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Status(args) => run(status::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
         #[cfg(feature = "llama")]

@@ -16,11 +16,12 @@ use crate::config::{RawConfig, ServeConfig};
 use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
+use crate::observe::Observer;
 use crate::pool::{self, Node, Pool, ServedModel};
+use crate::transport_args::TransportArgs;
 
 /// The environment variable of `--api-key`.
-const API_KEY_VARIABLE: &str = "BATON_API_KEY";
-use crate::transport_args::TransportArgs;
+pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Options of `baton serve`. A flag wins over the configuration file.
 #[derive(Args)]
@@ -34,6 +35,9 @@ pub(super) struct ServeArgs {
     /// The address of the endpoint [default: 127.0.0.1:8080]
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// A second address with the same routes, for clients that expect Ollama at its own port: 127.0.0.1:11434
+    #[arg(long, value_name = "HOST:PORT")]
+    ollama_listen: Option<String>,
     /// The model's public name [default: from the model]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -71,6 +75,7 @@ impl ServeArgs {
         }
         let mut raw = self.config.as_deref().map_or_else(|| Ok(RawConfig::default()), RawConfig::read)?;
         raw.listen = self.listen.or(raw.listen);
+        raw.ollama_listen = self.ollama_listen.or(raw.ollama_listen);
         raw.model.source = self.model.or(raw.model.source);
         raw.model.name = self.name.or(raw.model.name);
         if !self.api_keys.is_empty() {
@@ -103,9 +108,12 @@ const PREFILL_ANSWER: Duration = Duration::from_secs(2);
 /// Serves until it is told to stop.
 pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     let (config, node) = args.into_config()?;
-    // The port first: the commonest mistake is told at once, and not after a model was loaded.
-    let listener = bind(&config.listen).await?;
-    let address = listener.local_addr()?;
+    // The ports first: the commonest mistake is told at once, and not after a model was loaded.
+    let mut listeners = vec![bind(&config.listen, "--listen").await?];
+    if let Some(address) = &config.ollama_listen {
+        listeners.push(bind(address, "--ollama-listen").await?);
+    }
+    let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let transport = config.transport.transport()?;
     let prefill = backend::prefill_nodes(&config.prefill, &transport)?;
     let backend = match node {
@@ -122,13 +130,23 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         pool::keep_calibrated(&model);
     }
     let pool = Pool { models: vec![model] };
-    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool });
+    let observer = Arc::new(Observer::default());
+    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());
-    let router =
-        http::router(Arc::clone(&app) as Arc<dyn http::Backend>, http_config(&config, address.ip().is_loopback()));
-    let server = tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE));
+    let http_config = http_config(&config);
+    let api = http::api(Arc::clone(&app) as Arc<dyn http::Backend>, http_config.clone());
+    let servers: Vec<_> = listeners
+        .into_iter()
+        .zip(&addresses)
+        .map(|(listener, address)| {
+            // A listener that others can reach answers under any name.
+            let names = http::HttpConfig { check_host: address.ip().is_loopback(), ..http_config.clone() };
+            let router = http::listener(api.clone(), &names);
+            tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
+        })
+        .collect();
 
     let started = tokio::select! {
         started = backend.first_start => Some(started),
@@ -137,7 +155,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     match started {
         Some(Ok(info)) => {
             hear_from_prefill_nodes(&app).await;
-            announce(&app, &info, address, !config.api_keys.is_empty());
+            announce(&app, &info, &addresses, !config.api_keys.is_empty());
         }
         Some(Err(error)) => {
             shutdown.begin.cancel();
@@ -145,7 +163,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         }
         None => {}
     }
-    server.await??;
+    for server in servers {
+        server.await??;
+    }
     if let Some(supervised) = backend.supervised {
         supervised.stop.cancel();
         supervised.tracker.wait().await;
@@ -164,15 +184,15 @@ async fn hear_from_prefill_nodes(app: &App) {
 
 /// Tells the person who started this what is there, and what is unwise about it.
 #[allow(clippy::print_stdout, reason = "the ready message is for the person who started this")]
-fn announce(app: &App, info: &NodeInfo, address: SocketAddr, needs_key: bool) {
-    let Some(model) = app.pool.models.first() else { return };
+fn announce(app: &App, info: &NodeInfo, addresses: &[SocketAddr], needs_key: bool) {
+    let (Some(model), Some(&address)) = (app.pool.models.first(), addresses.first()) else { return };
     let name = model.name.get_or_init(|| info.model.clone());
     if !info.has_chat_template {
         tracing::warn!("{name} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
-    println!("{}", banner::banner(address, lan, name, needs_key));
-    if !address.ip().is_loopback() && !needs_key {
+    println!("{}", banner::banner(address, lan, addresses.get(1).copied(), name, needs_key));
+    for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
         tracing::warn!(
             "whoever can reach {address} can use this server: it asks for no key. Set api_keys, or --api-key"
         );
@@ -192,24 +212,23 @@ fn lan_address(listening: SocketAddr) -> Option<IpAddr> {
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-async fn bind(address: &str) -> Result<TcpListener, Failure> {
+async fn bind(address: &str, flag: &str) -> Result<TcpListener, Failure> {
     TcpListener::bind(address).await.map_err(|e| {
         Failure(match e.kind() {
             std::io::ErrorKind::AddrInUse => {
-                format!("{address} is in use by another program. Stop it, or choose another address with --listen.")
+                format!("{address} is in use by another program. Stop it, or choose another address with {flag}.")
             }
             _ => format!("cannot listen on {address}: {e}"),
         })
     })
 }
 
-fn http_config(config: &ServeConfig, on_loopback: bool) -> http::HttpConfig {
+fn http_config(config: &ServeConfig) -> http::HttpConfig {
     http::HttpConfig {
         api_keys: config.api_keys.clone(),
         share_prefix_cache: config.share_prefix_cache,
         allowed_origins: config.allowed_origins.clone(),
         allowed_hosts: config.allowed_hosts.clone(),
-        check_host: on_loopback,
         ..http::HttpConfig::default()
     }
 }

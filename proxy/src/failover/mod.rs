@@ -100,6 +100,7 @@ impl Resilient {
         let node = self.plan.decode();
         node.breaker.failed("decode_lost");
         node.forget();
+        self.plan.model.fallbacks.count("decode_lost");
         let n_generated = self.request.generated.len();
         tracing::warn!(node = node.name, %error, n_generated, "a decode node was lost: the stream is taken up elsewhere");
     }
@@ -164,6 +165,9 @@ impl Resilient {
 
     fn learn_handoff(&self, timings: &HandoffTimings) {
         self.plan.model.learn_handoff(self.plan.route, timings);
+        if let Some(failure) = timings.failure {
+            self.plan.model.fallbacks.count(failure.as_str());
+        }
         if let Some(prefill) = self.plan.prefill().filter(|_| timings.failure.is_none()) {
             prefill.remember(self.request.cache_scope, &self.request.prompt);
         }
@@ -172,7 +176,7 @@ impl Resilient {
     fn learn_finished(&self, timings: &Timings) {
         let node = self.plan.decode();
         self.plan.model.learn_stream(self.plan.route, timings, node.load().active_slots);
-        self.plan.model.routes.learn_output(self.request.generated.len() as u32);
+        self.plan.model.routes.learn_output(self.request.max_tokens, self.request.generated.len() as u32);
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use baton_schemas::sequence::CacheScope;
 use http::{HeaderMap, Method, StatusCode, header};
 use subtle::{Choice, ConstantTimeEq};
 
+use super::dialect::Dialect;
 use super::errors::Failure;
 use super::request_id::RequestId;
-use crate::generate::Caller;
+use crate::generate::{Caller, Standing};
 use crate::plan::policy::{self, POLICIES, Policy};
 
 /// The keys that open the API, as hashes under a key that lives as long as the process.
@@ -58,14 +59,15 @@ pub async fn check(State(keys): State<Arc<Keys>>, mut request: Request, next: Ne
     let scope = match keys.scope(request.headers()) {
         Some(scope) => scope,
         None if is_public(&request) => CacheScope::SHARED,
-        None => return refused().into_response(),
+        None => return refused().respond(Dialect::of(request.uri().path())),
     };
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
     let policy = match wanted_policy(request.headers()) {
         Ok(policy) => policy,
-        Err(refused) => return refused.into_response(),
+        Err(refused) => return refused.respond(Dialect::of(request.uri().path())),
     };
-    request.extensions_mut().insert(Caller { cache_scope: scope, request_id, policy });
+    let standing = if keys.allowed.is_empty() { Standing::Anyone } else { Standing::Operator };
+    request.extensions_mut().insert(Caller { cache_scope: scope, request_id, standing, policy });
     next.run(request).await
 }
 

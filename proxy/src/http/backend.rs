@@ -1,24 +1,89 @@
 //! What the HTTP surface needs from the rest of the proxy, small enough to be faked in a test.
 
+use std::sync::Arc;
+use std::time::SystemTime;
+
 use async_trait::async_trait;
-use baton_schemas::GenerateRequest;
-use baton_schemas::openai::models::ModelCard;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
+use crate::pool::names;
+use crate::state::EndpointState;
 
-/// What generates.
+/// What generates. Where a model's name is optional, `None` is the first model.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
     /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
     /// that leaves frees its slot.
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError>;
 
-    /// The models that requests may name.
-    fn models(&self) -> Vec<ModelCard>;
+    /// The models that requests may name, and what is known of them now.
+    fn models(&self) -> Vec<Model>;
+
+    /// The endpoint at this moment; with the nodes' addresses only for who may know them.
+    fn state(&self, with_addresses: bool) -> EndpointState;
+
+    /// What `/metrics` shows, in the format of [`crate::metrics::CONTENT_TYPE`].
+    fn metrics(&self) -> String;
+
+    /// A reply's head was made for this route (its pattern, not the path), with this status.
+    fn replied(&self, route: &str, status: u16);
 
     /// Whether a request sent now would be answered.
     fn health(&self) -> Health;
+
+    /// What a model's engine is. Waits for one that is starting.
+    async fn ready(&self, model: Option<&str>) -> Result<ReadyModel, RequestError>;
+
+    /// A text's tokens.
+    async fn tokenize(&self, model: Option<&str>, text: TokenizeRequest) -> Result<Vec<Token>, RequestError>;
+
+    /// The text of tokens, control tokens included.
+    async fn detokenize(&self, model: Option<&str>, tokens: Vec<Token>) -> Result<String, RequestError>;
+
+    /// A conversation as a model's chat template writes it.
+    async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError>;
+}
+
+/// A model that requests may name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// All names, the public one first. Empty while a remote node has not said what it runs.
+    pub names: Vec<String>,
+    /// When it was put into service.
+    pub since: SystemTime,
+    /// Missing while no engine is ready.
+    pub info: Option<Arc<NodeInfo>>,
+}
+
+/// A model that can be asked now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReadyModel {
+    /// Its public name.
+    pub name: String,
+    /// When it was put into service.
+    pub since: SystemTime,
+    /// What runs it.
+    pub info: Arc<NodeInfo>,
+    /// What that is doing.
+    pub load: NodeLoad,
+}
+
+/// The model of that name.
+pub fn find(models: Vec<Model>, name: &str) -> Result<Model, RequestError> {
+    let found = models.into_iter().find(|model| model.names.iter().any(|known| names::are_same(known, name)));
+    found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
+}
+
+/// Why an embedding is refused: there is no such model, or it is none for that.
+pub fn no_embeddings(models: Vec<Model>, name: &str) -> RequestError {
+    match find(models, name) {
+        Ok(_) => EngineError::Unsupported { feature: "embeddings: its model generates text".to_owned() }.into(),
+        Err(error) => error,
+    }
 }
 
 /// Whether the endpoint can answer. Reasons are shown to anybody: no paths, no addresses.

@@ -15,7 +15,7 @@ const MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);
 /// Headers of ours that a page's script may read.
 const EXPOSED: [HeaderName; 5] = [
     super::request_id::X_REQUEST_ID,
-    super::openai::X_BATON_ROUTE,
+    super::route_header::X_BATON_ROUTE,
     header::RETRY_AFTER,
     HeaderName::from_static("retry-after-ms"),
     HeaderName::from_static("x-should-retry"),

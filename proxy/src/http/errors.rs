@@ -8,9 +8,11 @@ use std::time::Duration;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
+use baton_schemas::ollama::ErrorReply;
 use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
+use super::dialect::Dialect;
 use super::steps::panic_message;
 use crate::error::RequestError;
 
@@ -146,14 +148,24 @@ impl From<InvalidRequest> for Failure {
 }
 
 /// The reply of a handler that panicked.
-pub fn panicked(panic: Box<dyn Any + Send>) -> Response {
+pub fn panicked(panic: Box<dyn Any + Send>, dialect: Dialect) -> Response {
     tracing::error!(message = panic_message(&*panic), "a handler panicked");
-    Failure::internal().into_response()
+    Failure::internal().respond(dialect)
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(ErrorEnvelope { error: self.error })).into_response();
+        self.respond(Dialect::OpenAi)
+    }
+}
+
+impl Failure {
+    /// The reply in a dialect's envelope.
+    pub fn respond(self, dialect: Dialect) -> Response {
+        let mut response = match dialect {
+            Dialect::OpenAi => (self.status, Json(ErrorEnvelope { error: self.error })).into_response(),
+            Dialect::Ollama => (self.status, Json(ErrorReply { error: self.error.message })).into_response(),
+        };
         let headers = response.headers_mut();
         match self.retry {
             Retry::Unsaid => {}

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
 use http::{StatusCode, Version, header};
 
+use super::dialect::Dialect;
 use super::errors::Failure;
 
 /// Names that nobody can register: they never resolve by a stranger's DNS.
@@ -53,15 +54,16 @@ pub fn check_configured(name: &str) -> Result<(), String> {
 /// Answers 400 to a request that does not say which host it is for, and 403 to one for another host than these; `None`
 /// stands for any host.
 pub async fn check(State(hosts): State<Option<Arc<AllowedHosts>>>, request: Request, next: Next) -> Response {
+    let dialect = Dialect::of(request.uri().path());
     let named = match named(&request) {
         Ok(named) => named,
-        Err(problem) => return unclear(problem).into_response(),
+        Err(problem) => return unclear(problem).respond(dialect),
     };
     match (hosts, named) {
         // Only HTTP/1.0, which no browser speaks, may come without a name.
         (None, _) | (_, None) => next.run(request).await,
         (Some(hosts), Some(authority)) if hosts.allows(authority.host()) => next.run(request).await,
-        _ => refused().into_response(),
+        _ => refused().respond(dialect),
     }
 }
 

@@ -8,25 +8,38 @@ pub mod backend;
 pub mod body;
 pub mod config;
 pub mod cors;
+pub mod dialect;
 pub mod errors;
+mod event_stream;
 pub mod health;
 pub mod host;
+pub mod llama_server;
+pub mod metrics;
+pub mod ollama;
 pub mod openai;
 pub mod origin;
 pub mod request_id;
+pub mod route_header;
 pub mod server;
+pub mod state;
 pub mod steps;
+
+mod streamed;
+mod tally;
+mod welcome;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::Response;
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use backend::{Backend, Health};
 pub use config::HttpConfig;
+use dialect::Dialect;
 pub use errors::Failure;
 pub use server::serve;
 
@@ -37,23 +50,42 @@ pub struct HttpState {
     pub backend: Arc<dyn Backend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
+    /// Bounds the streams of states.
+    pub watchers: state::Watchers,
 }
 
 /// All routes with everything around them.
 pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
+    let names = config.clone();
+    listener(api(backend, config), &names)
+}
+
+/// All routes behind the checks of keys and origins, for any number of listeners. They share the callers' scopes in the
+/// prefix cache.
+pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     let keys = auth::Keys::new(&config.api_keys, config.share_prefix_cache);
-    let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
     let origins = origin::AllowedOrigins::new(&config.allowed_origins);
     let cors = cors::layer(origins.clone());
-    let state = HttpState { backend, config: Arc::new(config) };
+    let counted = Arc::clone(&backend);
+    let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
     let router = Router::new()
-        .route("/", get(welcome))
+        .route("/", get(welcome::welcome))
         .route("/v1/chat/completions", post(openai::chat::complete))
+        .route("/v1/completions", post(openai::completions::complete))
+        .route("/v1/embeddings", post(openai::embeddings::embed))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::show))
+        .route("/tokenize", post(llama_server::text::tokenize))
+        .route("/detokenize", post(llama_server::text::detokenize))
+        .route("/apply-template", post(llama_server::text::apply_template))
+        .route("/props", get(llama_server::state::props))
+        .route("/slots", get(llama_server::state::list_slots))
+        .route("/baton/state", get(state::show))
+        .route("/metrics", get(metrics::scrape))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
+        .merge(ollama::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(state);
@@ -61,25 +93,47 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
     // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
     let router = router.layer(from_fn_with_state(Arc::new(keys), auth::check)).layer(cors);
-    let router = router.layer(from_fn_with_state(origins, origin::check));
-    let router = router.layer(from_fn_with_state(hosts, host::check));
-    router.layer(CatchPanicLayer::custom(errors::panicked)).layer(from_fn(request_id::attach))
+    router.layer(from_fn_with_state(origins, origin::check)).layer(from_fn_with_state(counted, metrics::count))
+}
+
+/// What one listener adds: which names it answers to, if they are checked, and what every reply has.
+pub fn listener(api: Router, config: &HttpConfig) -> Router {
+    let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
+    let router = api.layer(from_fn_with_state(hosts, host::check));
+    let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
+    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(request_id::attach))
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 4] = ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "GET /health"];
+const ROUTES: [&str; 20] = [
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "GET /v1/models",
+    "GET /v1/models/{id}",
+    "POST /api/chat",
+    "POST /api/generate",
+    "GET /api/tags",
+    "GET /api/ps",
+    "POST /api/show",
+    "POST /api/pull",
+    "GET /api/version",
+    "POST /tokenize",
+    "POST /detokenize",
+    "POST /apply-template",
+    "GET /props",
+    "GET /slots",
+    "GET /baton/state",
+    "GET /metrics",
+    "GET /health",
+    "GET /",
+];
 
-/// For a person who opens the address in a browser, and for tools that only look whether somebody is there.
-async fn welcome() -> String {
-    format!("Baton is running. Its API is OpenAI's:\n\n  {}\n", ROUTES.join("\n  "))
+async fn unknown_route(method: Method, uri: Uri) -> Response {
+    Failure::unknown_route(&method, uri.path(), &ROUTES).respond(Dialect::of(uri.path()))
 }
 
-async fn unknown_route(method: Method, uri: Uri) -> Failure {
-    Failure::unknown_route(&method, uri.path(), &ROUTES)
-}
-
-async fn wrong_method(method: Method, uri: Uri) -> Failure {
-    Failure::wrong_method(&method, uri.path())
+async fn wrong_method(method: Method, uri: Uri) -> Response {
+    Failure::wrong_method(&method, uri.path()).respond(Dialect::of(uri.path()))
 }
 
 #[cfg(test)]

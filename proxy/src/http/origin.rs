@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{HeaderValue, StatusCode, Uri, header};
 
+use super::dialect::Dialect;
 use super::errors::Failure;
 
 /// Schemes of desktop shells; no web page can have them.
@@ -58,7 +59,7 @@ pub async fn check(State(allowed): State<AllowedOrigins>, request: Request, next
     if origins.iter().all(|origin| allowed.allows(origin)) {
         next.run(request).await
     } else {
-        refused().into_response()
+        refused().respond(Dialect::of(request.uri().path()))
     }
 }
 

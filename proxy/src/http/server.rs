@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::steps::DrainDeadline;
+use super::steps::{DrainDeadline, Stopping};
 
 /// Open connections at most; the next one waits in the kernel's backlog. Each costs a file descriptor, and the usual
 /// limit of a process is 1,024 of them: this leaves half for engines and files.
@@ -75,7 +75,13 @@ pub(super) async fn serve_with(
     drain_deadline: Duration,
 ) -> io::Result<()> {
     let drained = DrainDeadline::default();
-    let server = Arc::new(Server { builder: builder(head_deadline), router, head_deadline, drain: drained.clone() });
+    let server = Arc::new(Server {
+        builder: builder(head_deadline),
+        router,
+        head_deadline,
+        drain: drained.clone(),
+        stopping: Stopping(shutdown.begin.clone()),
+    });
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
@@ -144,6 +150,7 @@ struct Server {
     router: Router,
     head_deadline: Duration,
     drain: DrainDeadline,
+    stopping: Stopping,
 }
 
 impl Server {
@@ -157,6 +164,7 @@ impl Server {
             spoken.store(true, Ordering::Relaxed);
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(self.drain.clone());
+            request.extensions_mut().insert(self.stopping.clone());
             self.router.clone().oneshot(request)
         });
         let connection = self.builder.serve_connection(TokioIo::new(stream), service);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_schemas::{EngineError, GenerateRequest};
+use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,10 @@ use crate::generate::{Caller, Event};
 /// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
 pub struct DrainDeadline(pub CancellationToken);
+
+/// When the server is told to stop: streams that would never end by themselves end then. An extension of each request.
+#[derive(Debug, Clone, Default)]
+pub struct Stopping(pub CancellationToken);
 
 /// What happens to a request, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +62,32 @@ pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller
     // The layer that catches handlers' panics does not see a body's. Uncaught, one would close the connection under a
     // stream, and all a client could tell is that something is missing.
     Box::pin(AssertUnwindSafe(steps).catch_unwind().map(|step| step.unwrap_or_else(|panic| Err(panicked(&*panic)))))
+}
+
+/// Several requests as one reply: choice `i` of the k-th is choice `k · n_each + i`. The first error ends it, and drops
+/// the others with it.
+pub fn side_by_side(requests: Vec<Steps>, n_each: u32) -> Steps {
+    let renumbered = (0..).zip(requests).map(|(k, steps)| {
+        let first = n_each.saturating_mul(k);
+        steps.map(move |step| step.map(|step| renumber(step, first))).boxed()
+    });
+    let mut merged: SelectAll<_> = renumbered.collect();
+    Box::pin(async_stream::try_stream! {
+        while let Some(step) = merged.next().await {
+            yield step?;
+        }
+    })
+}
+
+fn renumber(mut step: Step, first: u32) -> Step {
+    if let Step::Event(event) = &mut step {
+        let (Event::Started { choice, .. }
+        | Event::Handoff { choice, .. }
+        | Event::Text { choice, .. }
+        | Event::Finished { choice, .. }) = event;
+        *choice = choice.saturating_add(first);
+    }
+    step
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> RequestError {

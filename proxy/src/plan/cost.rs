@@ -1,13 +1,14 @@
 //! What a route would take: the model that every prediction comes from.
 //!
-//! Direct: `queue + uncached ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill, wire) + tail + step`,
-//! where the tail is what stays un-hidden: the last chunk's wire time and its export, check and import. Completion adds
-//! a step for each further token. Rates are the measured ones at this length and this many streams.
+//! Direct: `queue + uncached ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's wire,
+//! first chunk's prefill + wire) + tail + step`: whichever of the two is slower runs beside the other but for the
+//! other's first or last chunk, and the tail is the last chunk's export, check and import. Completion adds a step for
+//! each further token. Rates are the measured ones at this length and this many streams.
 
 use serde::Serialize;
 
 use super::snapshot::{NodeView, RequestSize, Snapshot};
-use crate::pool::rates::{LAST_CHUNK_TOKENS, LinkRates};
+use crate::pool::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, LinkRates};
 
 /// A way to serve a request: indices into the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,7 +63,9 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     let prefill = route.prefill.map(|p| &snapshot.prefill[p]);
     let barred = decode.barred.or_else(|| {
         let prefill = prefill?;
-        prefill.barred.or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"))
+        // A node in both lists has its own KV already. Names are unique.
+        let itself = (prefill.name == decode.name).then_some("same_node");
+        prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"))
     });
     if barred.is_some() {
         return Candidate { route, prediction: None, barred };
@@ -96,15 +99,19 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     if link.bytes_per_second <= 0.0 {
         return None;
     }
-    let (compute, queue) = prefill_seconds(prefill, missing(request, prefill))?;
-    let moved = missing(request, decode);
+    let (moved, computed) = (missing(request, decode), missing(request, prefill));
+    let (compute, queue) = prefill_seconds(prefill, computed)?;
     let per_token = kv_bytes / link.bytes_per_second;
     let wire = moved * per_token;
-    let tail = moved.min(LAST_CHUNK_TOKENS) * per_token + link.tail_ms / 1e3;
+    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token;
+    // What the prefill node has cached it sends at once.
+    let first_chunk = match computed < moved {
+        true => 0.0,
+        false => (moved / 2.0).clamp(LAST_CHUNK_TOKENS, FIRST_CHUNK_TOKENS).min(moved) / computed.max(1.0) * compute,
+    };
     let step = step_seconds(decode)?;
     let queue = queue + slot_wait(request, decode, step);
-    let behind = (wire - compute).max(0.0);
-    let unhidden = behind.max(tail);
+    let unhidden = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
     let ttft = link.rtt_ms / 1e3 + queue + compute + unhidden + step;
     Some(prediction(request, Parts { queue, prefill: compute, wire, unhidden, step, ttft }))
 }
@@ -253,6 +260,8 @@ pub(super) mod tests {
         assert_eq!((all[1].prediction, all[1].barred), (None, None));
         snapshot.decode[0].kv_bytes_per_token = None;
         assert_eq!(candidates(&snapshot)[1].barred, Some("kv_not_divisible"));
+        snapshot.prefill[0].name = snapshot.decode[0].name.clone();
+        assert_eq!(candidates(&snapshot)[1].barred, Some("same_node"));
     }
 
     #[test]

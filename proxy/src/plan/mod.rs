@@ -19,7 +19,7 @@ use self::cost::{Candidate, Prediction, Route, candidates};
 use self::policy::Policy;
 use self::snapshot::{NodeView, RequestSize, Snapshot};
 use crate::error::RequestError;
-use crate::pool::{Claim, Node, ServedModel};
+use crate::pool::{Claim, Node, ServedModel, expected_output};
 
 /// A decision with its reason.
 pub struct Plan {
@@ -101,7 +101,6 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
 
 fn snapshot(model: &ServedModel, request: &PlanRequest<'_>) -> Snapshot {
     let routes = model.routes.view();
-    let limit = request.max_tokens.map_or(f64::INFINITY, |n| f64::from(n.max(1)));
     let mut decode: Vec<NodeView> = (model.decode.iter().enumerate())
         .map(|(i, node)| {
             let view = node.view(request.scope, request.tokens);
@@ -127,7 +126,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>) -> Snapshot {
     Snapshot {
         request: RequestSize {
             n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
-            n_output: routes.n_output.min(limit),
+            n_output: expected_output(&routes.n_output, request.max_tokens),
         },
         prefill: prefill.collect(),
         decode,

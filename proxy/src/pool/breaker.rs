@@ -30,6 +30,19 @@ struct State {
     last_reason: Option<&'static str>,
 }
 
+/// A breaker at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BreakerView {
+    /// Requests are kept away, but for one now and then.
+    pub is_open: bool,
+    /// Failures since the last success.
+    pub n_in_a_row: u32,
+    /// Why it failed last.
+    pub last_reason: Option<&'static str>,
+    /// Failures by reason since the start.
+    pub counts: BTreeMap<&'static str, u64>,
+}
+
 impl Breaker {
     /// Whether a request may be sent now. Asking takes the half-open state's one place: ask only to send.
     pub fn try_pass(&self) -> bool {
@@ -63,6 +76,17 @@ impl Breaker {
         state.closed_until = Some(Instant::now() + pause);
         state.last_reason = Some(reason);
         *state.counts.entry(reason).or_default() += 1;
+    }
+
+    /// Everything an operator is shown of it.
+    pub fn view(&self) -> BreakerView {
+        let state = self.lock();
+        BreakerView {
+            is_open: state.closed_until.is_some(),
+            n_in_a_row: state.n_in_a_row,
+            last_reason: state.last_reason,
+            counts: state.counts.clone(),
+        }
     }
 
     /// Failures by reason since the start.

@@ -2,7 +2,9 @@
 
 mod breaker;
 mod calibration;
+mod fallbacks;
 mod learning;
+pub mod names;
 mod node;
 mod prefixes;
 pub mod rates;
@@ -15,9 +17,11 @@ use baton_schemas::node::NodeInfo;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
+pub use self::breaker::{Breaker, BreakerView};
 pub use self::calibration::keep_calibrated;
+pub use self::fallbacks::{Fallback, Fallbacks};
 pub use self::node::{Claim, Node};
-pub use self::routes::Routes;
+pub use self::routes::{Routes, expected_output};
 use crate::error::RequestError;
 use crate::plan::policy::{POLICIES, Policy};
 
@@ -57,6 +61,8 @@ pub struct ServedModel {
     pub policy: &'static dyn Policy,
     /// What was learned about routes.
     pub routes: Routes,
+    /// How often its requests had to go another way than planned.
+    pub fallbacks: Fallbacks,
 }
 
 impl ServedModel {
@@ -68,7 +74,8 @@ impl ServedModel {
         prefill: Vec<Arc<Node>>,
     ) -> ServedModel {
         let routes = Routes::new(prefill.len(), decode.len());
-        ServedModel { name, aliases, since: SystemTime::now(), decode, prefill, policy: POLICIES[0], routes }
+        let (since, fallbacks) = (SystemTime::now(), Fallbacks::default());
+        ServedModel { name, aliases, since, decode, prefill, policy: POLICIES[0], routes, fallbacks }
     }
 
     /// All names, the public one first.
@@ -79,7 +86,7 @@ impl ServedModel {
     /// While its own name is not known a model answers to any: whoever asks is to come back, and not to be told that
     /// there is no such model.
     fn is_called(&self, name: &str) -> bool {
-        self.name.get().is_none() || self.names().any(|known| known.eq_ignore_ascii_case(name))
+        self.name.get().is_none() || self.names().any(|known| names::are_same(known, name))
     }
 
     /// A decode node that is ready, and what it is. Waits for one that is starting.
@@ -114,9 +121,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The model of that name, whatever its case.
+    /// The model of that name.
     pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, RequestError> {
         let found = self.models.iter().find(|model| model.is_called(name));
         found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
+    }
+
+    /// The model of that name; without a name, the first one.
+    pub fn find_or_first(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, RequestError> {
+        match name {
+            Some(name) => self.find(name),
+            None => self.models.first().ok_or_else(|| unavailable("no model is served", READY_WAIT)),
+        }
     }
 }

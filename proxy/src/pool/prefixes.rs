@@ -8,11 +8,12 @@ use std::collections::{HashMap, VecDeque};
 use baton_schemas::Token;
 use baton_schemas::sequence::CacheScope;
 
-/// Tokens of one step of a prefix. Shorter steps would know more exactly how much is shared, and cost more.
-const BLOCK: usize = 32;
+/// Tokens of one step of a prefix. Short, because a step too few costs a slow machine milliseconds per token, which
+/// decides a short request's route; a step costs a hash.
+const BLOCK: usize = 8;
 
 /// Blocks remembered for a node: half a million tokens.
-const MAX_BLOCKS: usize = 16_384;
+const MAX_BLOCKS: usize = 65_536;
 
 /// Prefixes that a node probably holds.
 #[derive(Debug, Default)]
@@ -80,7 +81,7 @@ mod tests {
         assert_eq!(prefixes.cached(CacheScope(1), &tokens), 0, "another caller's prompt is no business of this one");
         let mut other = tokens.clone();
         other[40] = 999;
-        assert_eq!(prefixes.cached(CacheScope::SHARED, &other), 32);
+        assert_eq!(prefixes.cached(CacheScope::SHARED, &other), 40);
         prefixes.clear();
         assert_eq!(prefixes.cached(CacheScope::SHARED, &tokens), 0);
     }

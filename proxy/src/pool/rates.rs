@@ -59,6 +59,11 @@ impl Curve {
         }
     }
 
+    /// What was measured: sizes, which are powers of two, and the rates at about these.
+    pub fn points(&self) -> Vec<(u32, f64)> {
+        (0..).zip(self.buckets).filter(|(_, rate)| *rate > 0.0).map(|(i, rate)| (1 << i, rate)).collect()
+    }
+
     /// Whether anything was measured.
     pub fn is_known(&self) -> bool {
         self.buckets.iter().any(|rate| *rate > 0.0)
@@ -95,16 +100,19 @@ pub struct LinkRates {
 }
 
 impl LinkRates {
-    /// Learns from a handoff what it shows. Where the transfer waited for the prefill it says nothing of the link.
+    /// Learns from a handoff what it shows: of the link if the prefill waited for it, of the tail if it waited for the
+    /// prefill, and of neither between the two.
     pub fn learn_transfer(&mut self, handoff: &HandoffTimings) {
-        let transfer_bound = handoff.transfer_ms > 1.2 * handoff.prefill_ms && handoff.n_bytes >= MIN_MEASURED_BYTES;
-        if transfer_bound {
-            let rate = handoff.n_bytes as f64 / (handoff.transfer_ms / 1e3);
-            self.bytes_per_second = ewma(self.bytes_per_second, rate);
-        } else if handoff.unhidden_ms > 0.0 && self.bytes_per_second > 0.0 {
-            let per_token = handoff.n_bytes as f64 / f64::from(handoff.n_tokens.max(1));
-            let wire_ms = LAST_CHUNK_TOKENS.min(f64::from(handoff.n_tokens)) * per_token / self.bytes_per_second * 1e3;
-            self.tail_ms = ewma(self.tail_ms, (handoff.unhidden_ms - wire_ms).max(1e-3));
+        let (n_bytes, n_tokens) = (handoff.n_bytes as f64, f64::from(handoff.n_tokens.max(1)));
+        let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
+        if handoff.transfer_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
+            self.bytes_per_second = ewma(self.bytes_per_second, n_bytes / (handoff.transfer_ms / 1e3));
+            return;
+        }
+        let wire_ms = n_bytes / self.bytes_per_second * 1e3;
+        if handoff.unhidden_ms > 0.0 && BOUND * wire_ms < compute_ms {
+            let last_chunk_ms = wire_ms * (LAST_CHUNK_TOKENS / n_tokens).min(1.0);
+            self.tail_ms = ewma(self.tail_ms, (handoff.unhidden_ms - last_chunk_ms).max(1e-3));
         }
     }
 
@@ -117,11 +125,17 @@ impl LinkRates {
     }
 }
 
+/// By how much one of prefill and transfer has to take longer to be what the other waited for.
+const BOUND: f64 = 1.2;
+
 /// Fewer measure latency and not the rate.
 const MIN_MEASURED_BYTES: u64 = 1 << 20;
 
 /// The last chunk of a handoff, in tokens; see the engine's taper.
 pub const LAST_CHUNK_TOKENS: f64 = 64.0;
+
+/// The first one, if the prompt is long: an engine's physical batch.
+pub const FIRST_CHUNK_TOKENS: f64 = 512.0;
 
 #[cfg(test)]
 mod tests {
@@ -141,6 +155,33 @@ mod tests {
             curve.learn(nonsense.0, nonsense.1);
         }
         assert_eq!(curve.at(8.0), Some(1_000.0));
+    }
+
+    #[test]
+    fn a_handoff_teaches_what_it_waited_for() {
+        let known = LinkRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0 };
+        let learned = |compute_ms, transfer_ms, unhidden_ms| {
+            let mut link = known;
+            let (n_tokens, n_bytes) = (1_000, 100_000_000);
+            link.learn_transfer(&HandoffTimings {
+                n_tokens,
+                n_bytes,
+                prefill_ms: compute_ms + 70.0,
+                stalled_ms: 70.0,
+                transfer_ms,
+                unhidden_ms,
+                ..HandoffTimings::default()
+            });
+            (link.bytes_per_second, link.tail_ms)
+        };
+        let (rate, tail) = learned(100.0, 200.0, 150.0);
+        assert!(rate < 1e9 && tail == 2.0, "the link was slower than the prefill");
+        let (rate, tail) = learned(500.0, 490.0, 16.4);
+        assert!(rate == 1e9 && (tail - 4.4).abs() < 0.1, "{tail}: 6.4 ms are the last chunk's way");
+        assert_eq!(learned(105.0, 110.0, 50.0), (1e9, 2.0), "neither clearly waited");
+        let mut unknown = LinkRates::default();
+        unknown.learn_transfer(&HandoffTimings { n_tokens: 10, unhidden_ms: 5.0, ..HandoffTimings::default() });
+        assert_eq!(unknown, LinkRates::default());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::rates::{LinkRates, ewma};
+use super::rates::{Curve, LinkRates, ewma};
 
 /// Output length expected before any reply was seen.
 const FIRST_GUESS_TOKENS: f64 = 256.0;
@@ -22,7 +22,8 @@ pub struct Routes {
 struct Learned {
     links: Vec<Vec<LinkRates>>,
     corrections: Vec<Vec<f64>>,
-    n_output: f64,
+    /// Tokens of a reply, by the most that its client would take.
+    n_output: Curve,
     /// Mean of |ln(actual ÷ predicted)| of the time to first token, over the last predictions.
     error: f64,
 }
@@ -34,8 +35,8 @@ pub struct RoutesView {
     pub links: Vec<Vec<LinkRates>>,
     /// See [`Snapshot`](crate::plan::snapshot::Snapshot).
     pub corrections: Vec<Vec<f64>>,
-    /// Tokens a reply has on average.
-    pub n_output: f64,
+    /// Tokens of a reply, by the most that its client would take; see [`expected_output`].
+    pub n_output: Curve,
     /// Mean absolute error of predicted times to first token, as a factor's logarithm.
     pub error: f64,
 }
@@ -46,7 +47,7 @@ impl Routes {
         let learned = Learned {
             links: vec![vec![LinkRates::default(); n_decode]; n_prefill],
             corrections: vec![vec![1.0; n_decode]; n_prefill + 1],
-            n_output: FIRST_GUESS_TOKENS,
+            n_output: Curve::default(),
             error: 0.0,
         };
         Routes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
@@ -70,10 +71,9 @@ impl Routes {
         }
     }
 
-    /// A reply had this many tokens.
-    pub fn learn_output(&self, n_tokens: u32) {
-        let mut learned = self.lock();
-        learned.n_output = ewma(learned.n_output, f64::from(n_tokens.max(1)));
+    /// A reply had this many tokens, of at most `max_tokens`.
+    pub fn learn_output(&self, max_tokens: Option<u32>, n_tokens: u32) {
+        self.lock().n_output.learn(limit(max_tokens), f64::from(n_tokens.max(1)));
     }
 
     /// A request's first token came after `actual_ms`, where `predicted_ms` was predicted with all corrections.
@@ -82,7 +82,7 @@ impl Routes {
             return;
         }
         let mut learned = self.lock();
-        let ratio = actual_ms / predicted_ms;
+        let ratio = (actual_ms + NOISE_MS) / (predicted_ms + NOISE_MS);
         learned.error = ewma(learned.error, ratio.ln().abs().max(1e-6));
         let row = prefill.map_or(0, |p| 1 + p);
         if let Some(correction) = learned.corrections.get_mut(row).and_then(|row| row.get_mut(decode)) {
@@ -97,6 +97,21 @@ impl Routes {
     }
 }
 
+/// Tokens that a reply of at most `max_tokens` will probably have, going by those before it. Clients that want a label
+/// and clients that want an essay set different limits, so replies under a similar limit tell the most.
+pub fn expected_output(seen: &Curve, max_tokens: Option<u32>) -> f64 {
+    let limit = limit(max_tokens);
+    seen.at(limit).unwrap_or(FIRST_GUESS_TOKENS).min(limit)
+}
+
+fn limit(max_tokens: Option<u32>) -> f64 {
+    // Without a limit: beyond every real one.
+    max_tokens.map_or(f64::from(u32::MAX), |n| f64::from(n.max(1)))
+}
+
+/// An error of some milliseconds is large for a short prompt and says nothing about a long one. Milliseconds.
+const NOISE_MS: f64 = 50.0;
+
 /// Share of an error that is corrected at once. The rest may be noise.
 const LEARNING_RATE: f64 = 0.2;
 
@@ -107,14 +122,26 @@ mod tests {
     #[test]
     fn a_systematic_error_is_gone_within_twenty_requests() {
         let routes = Routes::new(1, 1);
-        // The model says 100 ms for what takes 250.
+        // The model says 1,000 ms for what takes 2,500.
         for _ in 0..20 {
             let correction = routes.view().corrections[1][0];
-            routes.learn_error(Some(0), 0, 100.0 * correction, 250.0);
+            routes.learn_error(Some(0), 0, 1_000.0 * correction, 2_500.0);
         }
         let correction = routes.view().corrections[1][0];
         assert!((correction / 2.5 - 1.0).abs() < 0.02, "{correction}");
         assert_eq!(routes.view().corrections[0][0], 1.0, "other routes are not touched");
+    }
+
+    #[test]
+    fn a_reply_is_expected_to_be_as_long_as_others_under_its_limit() {
+        let routes = Routes::new(0, 1);
+        let expected = |max_tokens| expected_output(&routes.view().n_output, max_tokens);
+        assert_eq!((expected(None), expected(Some(16))), (FIRST_GUESS_TOKENS, 16.0));
+        for (max_tokens, n_tokens) in [(Some(1_000), 700), (Some(16), 2), (None, 300)] {
+            routes.learn_output(max_tokens, n_tokens);
+        }
+        assert_eq!((expected(Some(16)), expected(Some(1_000)), expected(None)), (2.0, 700.0, 300.0));
+        assert!((2.0..700.0).contains(&expected(Some(128))), "between them");
     }
 
     #[test]

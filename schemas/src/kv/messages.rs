@@ -83,8 +83,10 @@ pub struct End {
 pub struct PrefillTimings {
     /// Waiting for a slot.
     pub queue_ms: f64,
-    /// Computing, exports not counted.
+    /// From the slot to the last token computed.
     pub prefill_ms: f64,
+    /// Of that, waiting for the reader to take frames.
+    pub stalled_ms: f64,
     /// Copying KV out of the engine.
     pub export_ms: f64,
     /// Encoding and hashing frames.
@@ -98,7 +100,7 @@ pub struct PrefillTimings {
 impl PrefillTimings {
     /// Whether the numbers are possible for a prompt of `n_tokens`.
     pub fn are_possible(&self, n_tokens: u32) -> bool {
-        let times = [self.queue_ms, self.prefill_ms, self.export_ms, self.encode_ms];
+        let times = [self.queue_ms, self.prefill_ms, self.stalled_ms, self.export_ms, self.encode_ms];
         times.iter().all(|ms| (0.0..=MAX_MS).contains(ms)) && self.n_computed <= n_tokens && self.n_cached <= n_tokens
     }
 }

@@ -6,22 +6,16 @@
 
 use std::ops::RangeInclusive;
 
-use serde_json::Value;
-
-use super::error::InvalidRequest;
-use super::fields::{Fields, wrong_type};
-use super::{json, messages, not_yet, response_format, sampling, template_args};
-use crate::generate::{Conversation, GenerateRequest, Input};
+use super::{messages, not_yet, response_format, template_args};
+use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
+use crate::request::fields::Fields;
+use crate::request::{InvalidRequest, json, sampling, stop};
 
 /// Each choice takes a slot of its own, or waits for one: more than this from one request would keep everybody else
 /// out of the engine. OpenAI allows 128 on far larger machines.
-const N_CHOICES: RangeInclusive<i64> = 1..=16;
-/// Each stop string is searched for in every step. OpenAI allows 4, llama-server's users send more.
-const MAX_STOPS: usize = 16;
-/// Text that could begin a stop string is held back, so a longer one only delays the stream.
-const MAX_STOP_BYTES: usize = 1024;
+pub(super) const N_CHOICES: RangeInclusive<i64> = 1..=16;
 /// OpenAI's limit; each alternative costs bytes on every token.
-const TOP_LOGPROBS: RangeInclusive<i64> = 0..=20;
+pub(super) const TOP_LOGPROBS: RangeInclusive<i64> = 0..=20;
 
 /// A chat completion as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,19 +34,15 @@ impl ChatRequest {
         let object = json::read_object(body)?;
         let root = Fields::root(&object);
         not_yet::refuse(root)?;
-        let conversation = Conversation {
-            messages: messages::parse(root)?,
-            tools: Vec::new(),
-            template_args: template_args::parse(root)?,
-        };
+        let conversation = conversation(root)?;
         Ok(ChatRequest {
             generate: GenerateRequest {
-                model: model(root)?,
+                model: root.model()?,
                 input: Input::Chat(conversation),
                 n: root.integer("n", N_CHOICES)?.map_or(1, |n| n as u32),
                 max_tokens: max_tokens(root)?,
-                stop: stop(root)?,
-                sampling: sampling::parse(root, drawn_seed)?,
+                stop: stop::parse(root)?,
+                sampling: sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?,
                 top_logprobs: top_logprobs(root)?,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
                 constraint: response_format::parse(root)?,
@@ -63,9 +53,9 @@ impl ChatRequest {
     }
 }
 
-fn model(root: Fields<'_>) -> Result<String, InvalidRequest> {
-    let model = root.string("model")?.filter(|model| !model.is_empty());
-    model.map(str::to_owned).ok_or_else(|| InvalidRequest::at("model", "is missing; /v1/models lists the models"))
+/// What the chat template gets. llama-server's `/apply-template` has the same fields.
+pub(crate) fn conversation(root: Fields<'_>) -> Result<Conversation, InvalidRequest> {
+    Ok(Conversation { messages: messages::parse(root)?, tools: Vec::new(), template_args: template_args::parse(root)? })
 }
 
 /// `max_completion_tokens` wins over the older `max_tokens`; both are checked.
@@ -75,31 +65,6 @@ fn max_tokens(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
     let newer = root.integer("max_completion_tokens", range)?;
     // -1 is llama.cpp's 'until the context ends'.
     Ok(newer.or(older).and_then(|n| u32::try_from(n).ok()))
-}
-
-fn stop(root: Fields<'_>) -> Result<Vec<String>, InvalidRequest> {
-    let stops = match root.get("stop") {
-        None => return Ok(Vec::new()),
-        Some(one @ Value::String(_)) => std::slice::from_ref(one),
-        Some(Value::Array(many)) => many,
-        Some(other) => return Err(wrong_type("stop", "a string or an array of strings", other)),
-    };
-    if stops.len() > MAX_STOPS {
-        let problem = format!("must have at most {MAX_STOPS} entries, but has {}", stops.len());
-        return Err(InvalidRequest::at("stop", problem));
-    }
-    stops.iter().map(one_stop).collect()
-}
-
-fn one_stop(value: &Value) -> Result<String, InvalidRequest> {
-    match value {
-        Value::String(text) if text.is_empty() => Err(InvalidRequest::at("stop", "must not have an empty string")),
-        Value::String(text) if text.len() > MAX_STOP_BYTES => {
-            Err(InvalidRequest::at("stop", format_args!("must not be longer than {MAX_STOP_BYTES} bytes")))
-        }
-        Value::String(text) => Ok(text.clone()),
-        other => Err(wrong_type("stop", "a string or an array of strings", other)),
-    }
 }
 
 fn top_logprobs(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
@@ -112,7 +77,7 @@ fn top_logprobs(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
     Ok(wanted.then_some(top as u32))
 }
 
-fn include_usage(root: Fields<'_>) -> Result<bool, InvalidRequest> {
+pub(super) fn include_usage(root: Fields<'_>) -> Result<bool, InvalidRequest> {
     let Some(options) = root.get("stream_options") else { return Ok(false) };
     Ok(Fields::at(options, "stream_options")?.boolean("include_usage")?.unwrap_or(false))
 }

@@ -12,9 +12,9 @@ use crate::sequence::FinishReason;
 /// What all parts of one reply have in common.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ReplyHead {
-    /// `chatcmpl-…`.
+    /// `chatcmpl-…`, or `cmpl-…` for a plain completion.
     pub id: String,
-    /// `chat.completion` or `chat.completion.chunk`.
+    /// `chat.completion`, `chat.completion.chunk` or `text_completion`.
     pub object: &'static str,
     /// Unix seconds, an integer.
     pub created: u64,
@@ -29,16 +29,24 @@ impl ReplyHead {
     pub const COMPLETION: &'static str = "chat.completion";
     /// `object` of a chunk.
     pub const CHUNK: &'static str = "chat.completion.chunk";
+    /// `object` of a plain completion, whole or in chunks.
+    pub const TEXT: &'static str = "text_completion";
 }
 
-/// A whole reply.
+/// A whole reply to a chat.
+pub type ChatCompletion = Completion<Choice>;
+
+/// One event of a chat's stream.
+pub type ChatChunk<'a> = Chunk<'a, ChunkChoice>;
+
+/// A whole reply with choices of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ChatCompletion {
+pub struct Completion<C> {
     /// The common part.
     #[serde(flatten)]
     pub head: ReplyHead,
     /// By index.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<C>,
     /// Token counts.
     pub usage: Usage,
     /// llama-server's.
@@ -76,14 +84,14 @@ impl ReplyMessage {
     }
 }
 
-/// One event of a stream.
+/// One event of a stream with choices of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ChatChunk<'a> {
+pub struct Chunk<'a, C> {
     /// The common part, the same in every chunk.
     #[serde(flatten)]
     pub head: &'a ReplyHead,
     /// One choice, or none in the usage chunk. Never missing.
-    pub choices: Vec<ChunkChoice>,
+    pub choices: Vec<C>,
     /// Only with `include_usage`: null in all chunks but the last, as OpenAI has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,

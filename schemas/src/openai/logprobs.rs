@@ -62,7 +62,7 @@ impl TopLogprob {
     }
 }
 
-fn finite(logprob: f32) -> f32 {
+pub(super) fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { IMPOSSIBLE }
 }
 

@@ -3,34 +3,22 @@
 
 use serde_json::{Map, Value, json};
 
-use super::error::InvalidRequest;
-use super::fields::{Fields, wrong_type};
 use crate::generate::Message;
+use crate::request::fields::{Fields, wrong_type};
+use crate::request::{InvalidRequest, history};
 
-/// Reads the history. Its system messages become one leading message, since most templates accept only that.
+/// Reads the history.
 pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
     let messages = root
         .array("messages")?
         .filter(|messages| !messages.is_empty())
         .ok_or_else(|| InvalidRequest::at("messages", "must be an array of at least one message"))?;
 
-    let mut system: Option<Vec<String>> = None;
-    let mut history = Vec::with_capacity(messages.len() + 1);
-    for (idx, value) in messages.iter().enumerate() {
+    let messages = messages.iter().enumerate().map(|(idx, value)| {
         let path = format!("messages[{idx}]");
-        let message = message(Fields::at(value, &path)?)?;
-        if message.role == "system" {
-            system.get_or_insert_default().push(message.content);
-        } else {
-            history.push(message);
-        }
-    }
-    if let Some(mut texts) = system {
-        texts.retain(|text| !text.is_empty());
-        let content = texts.join("\n\n");
-        history.insert(0, Message { role: "system".to_owned(), content, ..Message::default() });
-    }
-    Ok(history)
+        message(Fields::at(value, &path)?)
+    });
+    Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
 }
 
 fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {

@@ -6,18 +6,22 @@
 
 pub mod chat_request;
 pub mod chat_response;
+pub mod completion_request;
+pub mod completion_response;
+pub mod embeddings;
 pub mod error;
 pub mod logprobs;
 pub mod models;
 pub mod usage;
 
-mod fields;
-mod json;
 mod messages;
 mod not_yet;
 mod response_format;
-mod sampling;
 mod template_args;
 
 pub use chat_request::ChatRequest;
-pub use error::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
+pub(crate) use chat_request::conversation;
+pub use completion_request::CompletionRequest;
+pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
+
+pub use crate::request::InvalidRequest;

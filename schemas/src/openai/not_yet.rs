@@ -3,15 +3,22 @@
 
 use serde_json::Value;
 
-use super::error::InvalidRequest;
-use super::fields::Fields;
+use crate::request::fields::Fields;
+use crate::request::{InvalidRequest, off};
 
 /// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
 pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
     refuse_tools(root)?;
     refuse_formats(root)?;
     refuse_constraints(root)?;
+    off::refuse(root, &[("echo", "Echoing the prompt", 0.0)])?;
     refuse_media(root)
+}
+
+/// The same for a completion, which has no conversation to ask tools or media for.
+pub(super) fn refuse_in_completion(root: Fields<'_>) -> Result<(), InvalidRequest> {
+    refuse_formats(root)?;
+    refuse_constraints(root)
 }
 
 /// Tool calling: `tools` go into `Conversation::tools`, calls come out of the text stream.
@@ -45,8 +52,8 @@ fn refuse_formats(root: Fields<'_>) -> Result<(), InvalidRequest> {
 /// vLLM's older names for structured output.
 const GUIDED: [&str; 5] = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding"];
 
-/// Fields of other servers that change which tokens may come, what each does, and the number that asks for nothing.
-const CONSTRAINTS: [(&str, &str, f64); 16] = [
+/// Fields of other servers that change which tokens may come.
+const CONSTRAINTS: [off::Constraint; 15] = [
     ("best_of", "Choosing among several drafts", 1.0),
     ("use_beam_search", "Beam search", 0.0),
     ("min_tokens", "A least number of tokens", 0.0),
@@ -61,33 +68,16 @@ const CONSTRAINTS: [(&str, &str, f64); 16] = [
     ("xtc_probability", "XTC sampling", 0.0),
     ("dynatemp_range", "Dynamic temperature", 0.0),
     ("top_n_sigma", "Top-n-sigma sampling", -1.0),
-    ("echo", "Echoing the prompt", 0.0),
     ("continue_final_message", "Continuing the last message", 0.0),
 ];
 
 fn refuse_constraints(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    for (field, what, off) in CONSTRAINTS {
-        if root.get(field).is_some_and(|value| !asks_for_nothing(value, off)) {
-            return Err(InvalidRequest::unsupported(field, what));
-        }
-    }
+    off::refuse(root, &CONSTRAINTS)?;
     match root.boolean("add_generation_prompt")? {
         Some(false) => {
             Err(InvalidRequest::unsupported("add_generation_prompt", "A prompt without the reply's opening"))
         }
         Some(true) | None => Ok(()),
-    }
-}
-
-/// Front ends send every field they know, most of them switched off.
-fn asks_for_nothing(value: &Value, off: f64) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(on) => !on,
-        Value::Number(number) => number.as_f64() == Some(off),
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! `response_format`.
 
-use super::error::InvalidRequest;
-use super::fields::Fields;
 use crate::constraint::{Constraint, check_schema};
+use crate::request::InvalidRequest;
+use crate::request::fields::Fields;
 
 /// What the reply has to be; `None` for text.
 pub(super) fn parse(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::error::InvalidRequest;
-use super::fields::Fields;
+use crate::request::InvalidRequest;
+use crate::request::fields::Fields;
 
 /// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
 const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];

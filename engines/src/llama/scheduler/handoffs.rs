@@ -129,10 +129,10 @@ impl Scheduler<'_> {
             let n_kv = self.slots[slot].kv.len();
             let Some(sequence) = &mut self.running[slot] else { continue };
             let Some(export) = &mut sequence.export else { continue };
-            let Some(positions) = export.next_range(n_kv, self.limits.budget.n_ubatch) else { continue };
+            let Some((positions, waited)) = export.next_range(n_kv, self.limits.budget.n_ubatch) else { continue };
             let began = Instant::now();
             match transfer.export(&mut self.context, slot as u32, positions, export.end()) {
-                Ok(chunk) => export.send(Exported { chunk, took: began.elapsed() }),
+                Ok(chunk) => export.send(Exported { chunk, took: began.elapsed(), waited }),
                 Err(error) => {
                     tracing::error!(slot, %error, "computed KV could not be exported");
                     sequence.send(Err(EngineError::internal(error)));

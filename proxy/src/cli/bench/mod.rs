@@ -1,9 +1,10 @@
-//! `baton bench`: what an engine does, beside a yardstick measured in the same run.
+//! `baton bench`: what an engine or the planner does, beside a yardstick measured in the same run.
 
 mod engine;
 mod handoff;
 mod memory;
 mod node;
+mod plan;
 mod stats;
 mod timeline;
 
@@ -26,6 +27,8 @@ enum What {
     Engine(EngineBenchArgs),
     /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
     Handoff(handoff::HandoffBenchArgs),
+    /// The route planner beside every fixed route, on simulated machines and links.
+    Plan(plan::PlanBenchArgs),
 }
 
 /// Options of `baton bench engine`.
@@ -49,5 +52,6 @@ pub(super) async fn run(args: BenchArgs) -> Result<(), Failure> {
     match args.what {
         What::Engine(args) => engine::run(args).await,
         What::Handoff(args) => handoff::run(args).await,
+        What::Plan(args) => plan::run(args).await,
     }
 }

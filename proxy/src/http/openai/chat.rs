@@ -1,24 +1,19 @@
 //! `POST /v1/chat/completions`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use axum::Extension;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use baton_schemas::openai::ChatRequest;
 use baton_schemas::openai::chat_response::ReplyHead;
 
-use super::{ReplyShape, collect, insert_route, sse};
-use crate::error::RequestError;
+use super::chat_choices::ChatChoices;
+use super::{ReplyShape, head, reply};
 use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::steps::{DrainDeadline, steps};
 use crate::http::{Failure, HttpState};
 
-/// Which build answered: a change of it tells a client that equal seeds may no longer give equal text.
-const SYSTEM_FINGERPRINT: &str = concat!("baton-", env!("CARGO_PKG_VERSION"));
-
-/// Reads, generates, answers: as one object or as a stream.
+/// Reads, generates, answers.
 ///
 /// When the client leaves, the server drops this future or the reply's body, and with it everything the request holds.
 pub async fn complete(
@@ -31,31 +26,14 @@ pub async fn complete(
     // Not held while the answer is made: 32 slow streams would keep 32 bodies.
     drop(body);
     let shape = ReplyShape {
-        head: head(stream, generate.model.clone()),
-        n: generate.n,
-        logprobs: generate.top_logprobs.is_some(),
+        head: head("chatcmpl", if stream { ReplyHead::CHUNK } else { ReplyHead::COMPLETION }, generate.model.clone()),
+        n_choices: generate.n,
+        choices_per_prompt: generate.n,
         include_usage,
     };
+    let choices = ChatChoices { logprobs: generate.top_logprobs.is_some() };
     let request_id = caller.request_id.clone();
     let steps = steps(state.backend, generate, caller, drain.map(|Extension(drain)| drain).unwrap_or_default());
-    let response = if stream {
-        sse::respond(steps, shape, &state.config, request_id.clone()).await
-    } else {
-        collect::collect(steps, shape).await.map(|(route, completion)| {
-            let mut response = Json(completion).into_response();
-            insert_route(response.headers_mut(), &route);
-            response
-        })
-    };
-    response.map_err(|error: RequestError| Failure::of_request(&error, &request_id))
-}
-
-fn head(stream: bool, model: String) -> ReplyHead {
-    ReplyHead {
-        id: format!("chatcmpl-{}", uuid::Uuid::new_v4().simple()),
-        object: if stream { ReplyHead::CHUNK } else { ReplyHead::COMPLETION },
-        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        model,
-        system_fingerprint: SYSTEM_FINGERPRINT.to_owned(),
-    }
+    let response = reply(steps, shape, choices, stream, &state.config, request_id.clone()).await;
+    response.map_err(|error| Failure::of_request(&error, &request_id))
 }

@@ -1,20 +1,24 @@
 //! A whole reply out of a request's steps.
 
 use baton_schemas::EngineError;
-use baton_schemas::openai::chat_response::{ChatCompletion, Choice, ReplyMessage, finish_reason};
-use baton_schemas::openai::logprobs::ChoiceLogprobs;
+use baton_schemas::openai::chat_response::Completion;
 use futures::StreamExt;
 
-use super::ReplyShape;
-use super::tally::Tally;
+use super::choices::Choices;
+use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
 use crate::generate::Event;
 use crate::http::steps::{Step, Steps};
+use crate::http::tally::Tally;
 
 /// Waits for all of a request; returns its route beside the reply. Dropping the future cancels the request.
-pub(super) async fn collect(mut steps: Steps, shape: ReplyShape) -> Result<(String, ChatCompletion), RequestError> {
-    let mut choices: Vec<Choice> = (0..shape.n).map(|index| unfinished(index, shape.logprobs)).collect();
-    let mut tally = Tally::default();
+pub(super) async fn collect<C: Choices>(
+    mut steps: Steps,
+    shape: ReplyShape,
+    mut shapes: C,
+) -> Result<(String, Completion<C::Whole>), RequestError> {
+    let mut choices: Vec<C::Whole> = (0..shape.n_choices).map(|index| shapes.unfinished(index)).collect();
+    let mut tally = Tally::new(shape.choices_per_prompt);
     let mut chosen_route = String::new();
     while let Some(step) = steps.next().await {
         let step = step?;
@@ -23,32 +27,17 @@ pub(super) async fn collect(mut steps: Steps, shape: ReplyShape) -> Result<(Stri
             Step::Accepted { route, .. } => chosen_route = route,
             Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
-                let choice = at(&mut choices, choice)?;
-                choice.message.content.push_str(&text);
-                if let (Some(all), Some(new)) = (&mut choice.logprobs, shape.logprobs_of(&tokens)) {
-                    all.content.extend(new.content);
-                }
+                shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }
             // Steps end only after every choice has been here.
-            Step::Event(Event::Finished { choice, reason, .. }) => {
-                at(&mut choices, choice)?.finish_reason = finish_reason(reason);
-            }
+            Step::Event(Event::Finished { choice, reason, .. }) => shapes.end(at(&mut choices, choice)?, reason),
         }
     }
-    let completion = ChatCompletion { head: shape.head, choices, usage: tally.usage(), timings: tally.timings() };
+    let completion = Completion { head: shape.head, choices, usage: usage(&tally), timings: timings(&tally) };
     Ok((chosen_route, completion))
 }
 
-fn unfinished(index: u32, logprobs: bool) -> Choice {
-    Choice {
-        index,
-        message: ReplyMessage::new(String::new()),
-        logprobs: logprobs.then(ChoiceLogprobs::default),
-        finish_reason: "",
-    }
-}
-
-fn at(choices: &mut [Choice], index: u32) -> Result<&mut Choice, RequestError> {
+fn at<T>(choices: &mut [T], index: u32) -> Result<&mut T, RequestError> {
     let choice = choices.get_mut(index as usize);
     choice.ok_or_else(|| {
         EngineError::internal(format_args!("an event of choice {index}, which was not asked for")).into()

@@ -1,41 +1,75 @@
 //! OpenAI's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::openai`.
 
 pub mod chat;
+pub mod completions;
+pub mod embeddings;
 pub mod models;
 
-mod chunks;
+mod chat_choices;
+mod choices;
 mod collect;
 mod sse;
-mod tally;
+mod text_choices;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::chat_response::ReplyHead;
-use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use baton_schemas::openai::usage::{TimingsReport, Usage};
 
-use crate::generate::TokenLogprobs;
+use self::choices::Choices;
+use super::HttpConfig;
+use super::route_header::insert_route;
+use super::steps::Steps;
+use super::streamed;
+use super::tally::Tally;
+use crate::error::RequestError;
 
-/// Where a request ran and why.
-pub const X_BATON_ROUTE: HeaderName = HeaderName::from_static("x-baton-route");
+/// Which build answered: a change of it tells a client that equal seeds may no longer give equal text.
+pub(super) const SYSTEM_FINGERPRINT: &str = concat!("baton-", env!("CARGO_PKG_VERSION"));
 
-/// What of a request its reply depends on.
+/// What of a request its reply depends on, whatever its choices look like.
 struct ReplyShape {
     head: ReplyHead,
-    n: u32,
-    logprobs: bool,
+    n_choices: u32,
+    choices_per_prompt: u32,
     include_usage: bool,
 }
 
-impl ReplyShape {
-    /// The `logprobs` of these tokens, null unless asked for.
-    fn logprobs_of(&self, tokens: &[TokenLogprobs]) -> Option<ChoiceLogprobs> {
-        let content = || tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
-        self.logprobs.then(|| ChoiceLogprobs { content: content(), refusal: None })
+/// Generates and answers: as one object or as a stream.
+async fn reply<C: Choices>(
+    steps: Steps,
+    shape: ReplyShape,
+    choices: C,
+    stream: bool,
+    config: &HttpConfig,
+    request_id: String,
+) -> Result<Response, RequestError> {
+    if stream {
+        return streamed::respond(steps, sse::ChunkWriter::new(shape, choices), config, request_id).await;
+    }
+    let (route, completion) = collect::collect(steps, shape, choices).await?;
+    let mut response = Json(completion).into_response();
+    insert_route(response.headers_mut(), &route);
+    Ok(response)
+}
+
+/// The common part of a new reply.
+fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
+    ReplyHead {
+        id: format!("{id_prefix}-{}", uuid::Uuid::new_v4().simple()),
+        object,
+        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        model,
+        system_fingerprint: SYSTEM_FINGERPRINT.to_owned(),
     }
 }
 
-/// Says where a request ran. A route that cannot stand in a header is left out: the reply matters more.
-fn insert_route(headers: &mut HeaderMap, route: &str) {
-    if let Ok(value) = HeaderValue::from_str(route) {
-        headers.insert(X_BATON_ROUTE, value);
-    }
+fn usage(tally: &Tally) -> Usage {
+    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion)
+}
+
+fn timings(tally: &Tally) -> TimingsReport {
+    TimingsReport::new(tally.n_cached, &tally.timings, tally.handoff)
 }

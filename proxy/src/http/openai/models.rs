@@ -1,5 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
+use std::time::UNIX_EPOCH;
+
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -7,11 +9,13 @@ use baton_schemas::openai::models::{ModelCard, ModelList};
 
 use crate::error::RequestError;
 use crate::generate::Caller;
+use crate::http::backend::Model;
 use crate::http::{Failure, HttpState};
+use crate::pool::names;
 
 /// All models.
 pub async fn list(State(state): State<HttpState>) -> Json<ModelList> {
-    Json(ModelList::new(state.backend.models()))
+    Json(ModelList::new(state.backend.models().iter().flat_map(cards).collect()))
 }
 
 /// One model. Its id is the rest of the path: ids contain `/`, percent-encoded or not.
@@ -23,6 +27,13 @@ pub async fn show(
     // A path whose percent-encoding is not UTF-8 names no model.
     let id = id.map(|Path(id)| id).unwrap_or_default();
     // Whatever its case, as in a request.
-    let card = state.backend.models().into_iter().find(|card| card.id.eq_ignore_ascii_case(&id));
+    let models = state.backend.models();
+    let card = models.iter().flat_map(cards).find(|card| names::are_same(&card.id, &id));
     card.map(Json).ok_or_else(|| Failure::of_request(&RequestError::ModelNotFound { model: id }, &caller.request_id))
+}
+
+/// A card for each of a model's names.
+fn cards(model: &Model) -> Vec<ModelCard> {
+    let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    model.names.iter().map(|name| ModelCard::new(name, created)).collect()
 }

@@ -1,102 +1,196 @@
-//! A request's steps as server-sent events.
-//!
-//! The head is held until there is something to say, so that an early failure keeps its status, but not for so long
-//! that the client gives up. From then on silence is broken by comments, and a failure is an event.
+//! Steps → the text of chunk events, in the order that clients rely on: every choice's opening first, by index (an SDK
+//! helper indexes its list by it), then text, one end a choice, the usage if asked for, `[DONE]`.
 
-use std::convert::Infallible;
-use std::time::Duration;
-
-use axum::body::Body;
-use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::ErrorEnvelope;
-use bytes::Bytes;
-use futures::{Stream, StreamExt};
-use http::{HeaderName, HeaderValue, header};
-use tokio::time::{Instant, timeout_at};
+use baton_schemas::openai::chat_response::Chunk;
+use baton_schemas::openai::usage::{TimingsReport, Usage};
+use serde::Serialize;
 
-use super::chunks::ChunkWriter;
-use super::{ReplyShape, insert_route};
-use crate::error::RequestError;
+use super::choices::Choices;
+use super::{ReplyShape, timings, usage};
 use crate::generate::Event;
-use crate::http::HttpConfig;
-use crate::http::errors::Failure;
-use crate::http::steps::{Step, Steps};
+use crate::http::Failure;
+use crate::http::steps::Step;
+use crate::http::streamed::StreamWriter;
+use crate::http::tally::Tally;
 
-/// A comment: every SSE parser skips it, and every proxy counts it as traffic.
-const HEARTBEAT: Bytes = Bytes::from_static(b":\n\n");
-
-/// Answers with a stream, or with an error if the request fails before its head is due.
-pub(super) async fn respond(
-    mut steps: Steps,
+/// Writes one stream.
+pub(super) struct ChunkWriter<C> {
     shape: ReplyShape,
-    config: &HttpConfig,
-    request_id: String,
-) -> Result<Response, RequestError> {
-    let held = hold(&mut steps, config.head_hold).await?;
-    let route = match held.first() {
-        Some(Step::Accepted { route, .. }) => route.clone(),
-        _ => String::new(),
-    };
-    let body = Body::from_stream(events(held, steps, ChunkWriter::new(shape), config.heartbeat, request_id));
-    let mut response = body.into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx buffers what it proxies unless told not to.
-    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    insert_route(headers, &route);
-    Ok(response)
+    choices: C,
+    tally: Tally,
+    is_open: bool,
+    n_unfinished: u32,
 }
 
-/// The steps up to the first result, or those that came in time. A failure among them is the whole answer.
-async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, RequestError> {
-    let deadline = Instant::now() + patience;
-    let mut held = Vec::new();
-    // Elapsing loses nothing: the step that did not come in time stays in the stream.
-    while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
-        held.push(step?);
-        if matches!(held.last(), Some(Step::Event(Event::Text { .. } | Event::Finished { .. }))) {
-            break;
-        }
+impl<C: Choices> ChunkWriter<C> {
+    pub(super) fn new(shape: ReplyShape, choices: C) -> Self {
+        let (tally, n_unfinished) = (Tally::new(shape.choices_per_prompt), shape.n_choices);
+        ChunkWriter { shape, choices, tally, is_open: false, n_unfinished }
     }
-    Ok(held)
-}
 
-/// The body. Dropping it drops the steps, which cancels the request.
-fn events(
-    held: Vec<Step>,
-    mut steps: Steps,
-    mut writer: ChunkWriter,
-    heartbeat: Duration,
-    request_id: String,
-) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    async_stream::stream! {
-        let opening: String = held.iter().map(|step| writer.write(step)).collect();
-        // A head without a first event is held back by some proxies; a comment gets it through.
-        yield Ok(if opening.is_empty() { HEARTBEAT } else { opening.into() });
-        let mut last_sent = Instant::now();
-        loop {
-            let events = match timeout_at(last_sent + heartbeat, steps.next()).await {
-                Err(_silent) => HEARTBEAT,
-                Ok(Some(Ok(step))) => writer.write(&step).into(),
-                Ok(Some(Err(error))) => {
-                    // No [DONE]: whoever only looks for that must not take this for a success.
-                    yield Ok(failed(&error, &request_id));
-                    break;
+    fn write_openings(&mut self, out: &mut String) {
+        if !std::mem::replace(&mut self.is_open, true) {
+            for index in 0..self.shape.n_choices {
+                if let Some(opening) = self.choices.opening(index) {
+                    self.write_choice(out, opening, None);
                 }
-                Ok(None) => {
-                    yield Ok(writer.finish().into());
-                    break;
-                }
-            };
-            if !events.is_empty() {
-                yield Ok(events);
-                last_sent = Instant::now();
             }
         }
     }
+
+    fn write_choice(&self, out: &mut String, choice: C::Delta, timings: Option<TimingsReport>) {
+        *out += &self.chunk(vec![choice], None, timings);
+    }
+
+    fn chunk(&self, choices: Vec<C::Delta>, usage: Option<Usage>, timings: Option<TimingsReport>) -> String {
+        let usage = self.shape.include_usage.then_some(usage);
+        event(&Chunk { head: &self.shape.head, choices, usage, timings })
+    }
 }
 
-fn failed(error: &RequestError, request_id: &str) -> Bytes {
-    super::chunks::event(&ErrorEnvelope { error: Failure::of_request(error, request_id).error }).into()
+impl<C: Choices> StreamWriter for ChunkWriter<C> {
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+
+    fn write(&mut self, step: &Step) -> String {
+        self.tally.record(step);
+        let mut out = String::new();
+        match step {
+            Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+            Step::Event(Event::Text { choice, text, tokens }) => {
+                self.write_openings(&mut out);
+                if !text.is_empty() || !tokens.is_empty() {
+                    let delta = self.choices.delta(*choice, text, tokens);
+                    self.write_choice(&mut out, delta, None);
+                }
+            }
+            Step::Event(Event::Finished { choice, reason, .. }) => {
+                self.write_openings(&mut out);
+                self.n_unfinished = self.n_unfinished.saturating_sub(1);
+                let is_last_chunk = self.n_unfinished == 0 && !self.shape.include_usage;
+                let timings = is_last_chunk.then(|| timings(&self.tally));
+                self.write_choice(&mut out, self.choices.finish(*choice, *reason), timings);
+            }
+        }
+        out
+    }
+
+    fn finish(&mut self) -> String {
+        let mut out = String::new();
+        if self.shape.include_usage {
+            out += &self.chunk(Vec::new(), Some(usage(&self.tally)), Some(timings(&self.tally)));
+        }
+        out + "data: [DONE]\n\n"
+    }
+
+    /// No `[DONE]`: whoever only looks for that must not take this for a success.
+    fn fail(&mut self, failure: Failure) -> String {
+        event(&ErrorEnvelope { error: failure.error })
+    }
+
+    /// A comment, which every SSE parser skips.
+    fn heartbeat(&self) -> String {
+        ":\n\n".to_owned()
+    }
+}
+
+/// One event with this JSON. It has no line break of its own, since JSON escapes them.
+fn event(data: &impl Serialize) -> String {
+    let json = serde_json::to_string(data).expect("plain structs with string keys always serialize");
+    format!("data: {json}\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::FinishReason;
+    use baton_schemas::openai::chat_response::ReplyHead;
+    use baton_schemas::sequence::Timings;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::http::openai::chat_choices::ChatChoices;
+    use crate::http::openai::text_choices::TextChoices;
+
+    fn text(choice: u32, text: &str) -> Step {
+        Step::Event(Event::Text { choice, text: text.into(), tokens: vec![] })
+    }
+
+    fn finished(choice: u32) -> Step {
+        let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
+        Step::Event(Event::Finished { choice, reason: FinishReason::Stop, n_completion: 3, timings })
+    }
+
+    /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.
+    fn check(n: u32, include_usage: bool, steps: &[Step], expected: &str) {
+        let head = ReplyHead {
+            id: "chatcmpl-1".into(),
+            object: ReplyHead::CHUNK,
+            created: 1,
+            model: "m".into(),
+            system_fingerprint: "f".into(),
+        };
+        let shape = ReplyShape { head, n_choices: n, choices_per_prompt: n, include_usage };
+        let mut writer = ChunkWriter::new(shape, ChatChoices { logprobs: false });
+        let mut stream: String = steps.iter().map(|step| writer.write(step)).collect();
+        stream += &writer.finish();
+        let events: Vec<String> = stream.split_terminator("\n\n").map(summary).collect();
+        assert_eq!(events.join(" "), expected);
+    }
+
+    fn summary(event: &str) -> String {
+        let Ok(chunk) = serde_json::from_str::<Value>(&event["data: ".len()..]) else { return event[6..].into() };
+        let Some(choice) = chunk["choices"].get(0) else {
+            let usage = &chunk["usage"];
+            return format!(
+                "usage:{}+{} timings:{}",
+                usage["prompt_tokens"], usage["completion_tokens"], chunk["timings"]["predicted_n"]
+            );
+        };
+        let (index, delta) = (&choice["index"], &choice["delta"]);
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            let timings = if chunk["timings"].is_object() { "+timings" } else { "" };
+            return format!("{index}={reason}{timings}");
+        }
+        match delta["role"].as_str() {
+            Some(role) => format!("{index}:{role}"),
+            None => format!("{index}+{}", delta["content"].as_str().unwrap()),
+        }
+    }
+
+    #[test]
+    fn roles_come_first_by_index_then_text_then_ends() {
+        let accepted = || Step::Accepted { n_prompt: 5, route: "direct".into() };
+        let started = |choice| Step::Event(Event::Started { choice, n_cached: 1 });
+        check(
+            1,
+            false,
+            &[accepted(), started(0), text(0, "a"), text(0, "b"), finished(0)],
+            "0:assistant 0+a 0+b 0=stop+timings [DONE]",
+        );
+        check(1, false, &[accepted(), started(0), finished(0)], "0:assistant 0=stop+timings [DONE]");
+        check(
+            2,
+            true,
+            &[accepted(), started(1), text(1, "x"), started(0), finished(1), text(0, ""), text(0, "y"), finished(0)],
+            "0:assistant 1:assistant 1+x 1=stop 0+y 0=stop usage:5+6 timings:6 [DONE]",
+        );
+    }
+
+    #[test]
+    fn a_plain_completion_has_no_roles_and_may_echo_its_prompts() {
+        let texts = |echoes: Vec<String>| {
+            let head = super::super::head("cmpl", ReplyHead::TEXT, "m".into());
+            let shape = ReplyShape { head, n_choices: 2, choices_per_prompt: 1, include_usage: false };
+            let mut writer = ChunkWriter::new(shape, TextChoices::new(2, 1, false, echoes));
+            let steps = [text(1, "b"), text(0, "a"), finished(0), finished(1)];
+            let stream: String = steps.iter().map(|step| writer.write(step)).collect();
+            let chunks = stream.split_terminator("\n\n").map(|event| {
+                let choice = serde_json::from_str::<Value>(&event["data: ".len()..]).unwrap()["choices"][0].clone();
+                format!("{}{}", choice["index"], choice["finish_reason"].as_str().or(choice["text"].as_str()).unwrap())
+            });
+            chunks.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(texts(vec![]), "1b 0a 0stop 1stop");
+        assert_eq!(texts(vec!["P".into(), "Q".into()]), "0P 1Q 1b 0a 0stop 1stop");
+    }
 }

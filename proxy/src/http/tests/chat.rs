@@ -151,7 +151,7 @@ async fn models_are_found_by_any_spelling_of_their_id() {
     let server = start(hello()).await;
     let list = server.get("/v1/models").await.json();
     assert_eq!(list["object"], "list");
-    assert_eq!(list["data"][1], json!({"id": "org/name:q4", "object": "model", "created": 2, "owned_by": "baton"}));
+    assert_eq!(list["data"][2], json!({"id": "org/name:q4", "object": "model", "created": 2, "owned_by": "baton"}));
     for path in ["org/name:q4", "org%2Fname%3Aq4", "org%2fname:q4", "ORG/Name:Q4"] {
         assert_eq!(server.get(&format!("/v1/models/{path}")).await.json()["id"], "org/name:q4", "{path}");
     }

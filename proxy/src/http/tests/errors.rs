@@ -99,9 +99,10 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
         let error = server.get(path).await.failed(404, "not_found_error", None);
         assert!(error["message"].as_str().unwrap().contains("POST /v1/chat/completions"), "{error}");
     }
-    let front =
-        start_with(hello(), HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() }).await.get("/").await;
-    assert!(front.status == 200 && front.text.starts_with("Baton is running"), "{}", front.text);
+    let closed = start_with(hello(), HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() }).await;
+    assert_eq!(closed.get("/").await.text, "Ollama is running");
+    let browser = reqwest::Client::new().get(closed.url("/")).header("accept", "text/html,*/*");
+    assert!(Reply::of(browser.send().await.unwrap()).await.text.starts_with("Baton is running"));
     let reply = server.get("/v1/chat/completions").await;
     reply.failed(405, "invalid_request_error", None);
     assert_eq!(reply.header("allow"), "POST");

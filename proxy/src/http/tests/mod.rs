@@ -3,26 +3,33 @@
 mod access;
 mod bodies;
 mod chat;
+mod completions;
 mod connections;
 mod errors;
+mod llama_server;
+mod ollama;
+mod state;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use baton_schemas::openai::models::ModelCard;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
-use baton_schemas::{FinishReason, GenerateRequest};
+use baton_schemas::{FinishReason, GenerateRequest, Token};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::backend::{self, Model, ReadyModel};
 use super::server::{Shutdown, serve_with};
 use super::{Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
+use crate::state::EndpointState;
 
 /// One thing a fake backend does.
 #[derive(Clone)]
@@ -41,7 +48,9 @@ struct Fake {
     after: Vec<Act>,
     health: Option<Health>,
     models_panic: bool,
+    active_slots: u32,
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
+    replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
 }
 
@@ -91,14 +100,70 @@ impl Backend for Fake {
         Ok(Generation { n_prompt: 5, route: "direct test".into(), events })
     }
 
-    fn models(&self) -> Vec<ModelCard> {
+    fn models(&self) -> Vec<Model> {
         assert!(!self.models_panic, "secret panic words");
-        vec![ModelCard::new("m", 1), ModelCard::new("org/name:q4", 2), ModelCard::new("wei rd/ü", 3)]
+        let since = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let model = |name: &str, at| Model { names: vec![name.into()], since: since(at), info: Some(info()) };
+        let loading = Model { info: None, ..model("wei rd/ü", 3) };
+        vec![Model { names: vec!["m".into(), "alias".into()], ..model("m", 1) }, model("org/name:q4", 2), loading]
+    }
+
+    async fn ready(&self, model: Option<&str>) -> Result<ReadyModel, RequestError> {
+        let model = backend::find(self.models(), model.unwrap_or("m"))?;
+        let info = model.info.ok_or(RequestError::Unavailable { reason: "loading".into(), retry_after: SOON })?;
+        let load = NodeLoad { active_slots: self.active_slots, ..NodeLoad::default() };
+        Ok(ReadyModel { name: model.names[0].clone(), since: model.since, info, load })
+    }
+
+    async fn tokenize(&self, model: Option<&str>, text: TokenizeRequest) -> Result<Vec<Token>, RequestError> {
+        self.ready(model).await?;
+        let special = [text.add_special, text.parse_special].map(Token::from);
+        Ok(text.text.bytes().map(Token::from).chain(special).collect())
+    }
+
+    async fn detokenize(&self, model: Option<&str>, tokens: Vec<Token>) -> Result<String, RequestError> {
+        self.ready(model).await?;
+        Ok(tokens.iter().map(|token| format!("<{token}>")).collect())
+    }
+
+    async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError> {
+        self.ready(model).await?;
+        Ok(conversation.messages.iter().map(|message| format!("{}: {}\n", message.role, message.content)).collect())
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        EndpointState { version: format!("addresses: {with_addresses}"), ..EndpointState::default() }
+    }
+
+    fn metrics(&self) -> String {
+        "# EOF\n".to_owned()
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.replies.lock().unwrap().push((route.to_owned(), status));
     }
 
     fn health(&self) -> Health {
         self.health.clone().unwrap_or(Health::Ok)
     }
+}
+
+/// What runs the fake's models.
+fn info() -> Arc<NodeInfo> {
+    Arc::new(NodeInfo {
+        model: "Fake".into(),
+        engine: "sim".into(),
+        architecture: "llama".into(),
+        n_ctx: 64,
+        n_ctx_train: 128,
+        n_vocab: 300,
+        n_slots: 2,
+        memory: Memory { model: 100, kv: 20 },
+        has_chat_template: true,
+        role: Role::Both,
+        kv: None,
+        facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
+    })
 }
 
 /// A backend that emits these events.
@@ -191,6 +256,11 @@ impl Server {
         Reply::of(self.post().json(&chat_body(fields)).send().await.unwrap()).await
     }
 
+    /// Posts JSON to a path.
+    async fn post_to(&self, path: &str, body: Value) -> Reply {
+        Reply::of(reqwest::Client::new().post(self.url(path)).json(&body).send().await.unwrap()).await
+    }
+
     async fn get(&self, path: &str) -> Reply {
         Reply::of(reqwest::get(self.url(path)).await.unwrap()).await
     }
@@ -269,6 +339,21 @@ impl Reply {
         assert_eq!((error["type"].as_str(), error["code"].as_str()), (Some(kind), code), "{error}");
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
         error
+    }
+
+    /// Checks status and envelope of a failure in Ollama's dialect; returns the message.
+    fn failed_as_ollama(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", self.text);
+        assert_eq!(self.header("content-type"), "application/json");
+        let body = self.json();
+        assert_eq!(body.as_object().unwrap().len(), 1, "{body}");
+        body["error"].as_str().unwrap_or_else(|| panic!("no message: {body}")).to_owned()
+    }
+
+    /// The stream's lines.
+    fn lines(&self) -> Vec<Value> {
+        assert!(self.text.ends_with('\n'), "{:?}", self.text);
+        self.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// The stream's `data:` payloads, and `:` for each comment.

@@ -7,8 +7,9 @@ use crate::plan::snapshot::Snapshot;
 /// Completions this close count as equal, and the first token decides.
 const TIE: f64 = 0.01;
 
-/// A handoff has to be better than direct generation by this much: predictions err, and a handoff that does not pay is
-/// worse than none.
+/// A handoff has to complete earlier than direct generation by this share of the latter's time to first token:
+/// predictions err, and a handoff that does not pay is worse than none. Not a share of the completion: a long reply
+/// takes its time on either route, and would hide a first token that comes in half the time.
 const MARGIN: f64 = 0.02;
 
 /// See the module.
@@ -33,7 +34,8 @@ impl Policy for Fastest {
             let reason = if unknown { "rates_unknown" } else { why_direct(candidates) };
             return Some(Choice { candidate: direct, reason });
         };
-        let pays = completion(handed_over) < completion(directly) * (1.0 - MARGIN);
+        let margin = MARGIN * ttft(directly);
+        let pays = completion(handed_over) + margin < completion(directly);
         Some(match pays {
             true => Choice { candidate: handoff, reason: "faster" },
             false => Choice { candidate: direct, reason: "not_worth_it" },
@@ -41,10 +43,13 @@ impl Policy for Fastest {
     }
 }
 
+fn ttft(candidate: &Candidate) -> f64 {
+    candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.ttft_ms)
+}
+
 fn order(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     let (first, second) = (completion(a), completion(b));
     if (first - second).abs() <= TIE * first.min(second) {
-        let ttft = |c: &Candidate| c.prediction.map_or(f64::INFINITY, |p| p.ttft_ms);
         return ttft(a).total_cmp(&ttft(b));
     }
     first.total_cmp(&second)

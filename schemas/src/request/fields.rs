@@ -5,23 +5,23 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::error::InvalidRequest;
+use super::invalid::InvalidRequest;
 
 /// An object and where it stands in the body, so that an error can name the field.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     object: &'a Map<String, Value>,
     path: &'a str,
 }
 
 impl<'a> Fields<'a> {
     /// The body itself.
-    pub(super) fn root(object: &'a Map<String, Value>) -> Self {
+    pub(crate) fn root(object: &'a Map<String, Value>) -> Self {
         Fields { object, path: "" }
     }
 
     /// An object inside the body, at `path`.
-    pub(super) fn at(value: &'a Value, path: &'a str) -> Result<Self, InvalidRequest> {
+    pub(crate) fn at(value: &'a Value, path: &'a str) -> Result<Self, InvalidRequest> {
         match value {
             Value::Object(object) => Ok(Fields { object, path }),
             other => Err(wrong_type(path, "an object", other)),
@@ -29,38 +29,44 @@ impl<'a> Fields<'a> {
     }
 
     /// The full name of a field, for `param`.
-    pub(super) fn name(&self, field: &str) -> String {
+    pub(crate) fn name(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
     /// A value that is there and not null.
-    pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, field: &str) -> Option<&'a Value> {
         self.object.get(field).filter(|value| !value.is_null())
     }
 
     /// Whether a key is there, null or not.
-    pub(super) fn has_key(&self, field: &str) -> bool {
+    pub(crate) fn has_key(&self, field: &str) -> bool {
         self.object.contains_key(field)
     }
 
-    pub(super) fn boolean(&self, field: &str) -> Result<Option<bool>, InvalidRequest> {
+    /// The model's name, which every dialect has under `model`.
+    pub(crate) fn model(&self) -> Result<String, InvalidRequest> {
+        let model = self.string("model")?.filter(|model| !model.is_empty());
+        model.map(str::to_owned).ok_or_else(|| InvalidRequest::at("model", "is missing; /v1/models lists the models"))
+    }
+
+    pub(crate) fn boolean(&self, field: &str) -> Result<Option<bool>, InvalidRequest> {
         self.typed(field, "true or false", Value::as_bool)
     }
 
-    pub(super) fn string(&self, field: &str) -> Result<Option<&'a str>, InvalidRequest> {
+    pub(crate) fn string(&self, field: &str) -> Result<Option<&'a str>, InvalidRequest> {
         self.typed(field, "a string", |value| value.as_str())
     }
 
-    pub(super) fn array(&self, field: &str) -> Result<Option<&'a [Value]>, InvalidRequest> {
+    pub(crate) fn array(&self, field: &str) -> Result<Option<&'a [Value]>, InvalidRequest> {
         self.typed(field, "an array", |value| value.as_array().map(Vec::as_slice))
     }
 
-    pub(super) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, InvalidRequest> {
+    pub(crate) fn object(&self, field: &str) -> Result<Option<&'a Map<String, Value>>, InvalidRequest> {
         self.typed(field, "an object", |value| value.as_object())
     }
 
     /// A number in a range. Narrowed to f32, which is what samplers compute in; the range keeps it finite.
-    pub(super) fn number(&self, field: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, InvalidRequest> {
+    pub(crate) fn number(&self, field: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, InvalidRequest> {
         let Some(wide) = self.typed(field, "a number", Value::as_f64)? else { return Ok(None) };
         in_range(wide as f32, &range).map(Some).ok_or_else(|| {
             let (low, high) = range.into_inner();
@@ -69,7 +75,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer in a range. `5.0` is one: languages without integers write it so.
-    pub(super) fn integer(&self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, InvalidRequest> {
+    pub(crate) fn integer(&self, field: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, InvalidRequest> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let Value::Number(number) = value else { return Err(wrong_type(&self.name(field), "an integer", value)) };
         let integer = whole(value).and_then(|integer| i64::try_from(integer).ok());
@@ -81,7 +87,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer of at most 64 bits, signed or not.
-    pub(super) fn wide_integer(&self, field: &str) -> Result<Option<i128>, InvalidRequest> {
+    pub(crate) fn wide_integer(&self, field: &str) -> Result<Option<i128>, InvalidRequest> {
         let Some(value) = self.get(field) else { return Ok(None) };
         whole(value)
             .map(Some)
@@ -100,12 +106,12 @@ impl<'a> Fields<'a> {
 }
 
 /// A field of the wrong type.
-pub(super) fn wrong_type(param: &str, expected: &str, value: &Value) -> InvalidRequest {
+pub(crate) fn wrong_type(param: &str, expected: &str, value: &Value) -> InvalidRequest {
     InvalidRequest::at(param, format_args!("must be {expected}, but is {}", kind(value)))
 }
 
 /// What a value is, with its article, for messages.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -117,7 +123,7 @@ pub(super) fn kind(value: &Value) -> &'static str {
 }
 
 /// A number inside a range.
-pub(super) fn in_range(value: f32, range: &RangeInclusive<f32>) -> Option<f32> {
+pub(crate) fn in_range(value: f32, range: &RangeInclusive<f32>) -> Option<f32> {
     range.contains(&value).then_some(value)
 }
 

@@ -8,10 +8,10 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use super::error::InvalidRequest;
+use super::invalid::InvalidRequest;
 
 /// Reads one JSON object and nothing after it.
-pub(super) fn read_object(body: &[u8]) -> Result<Map<String, Value>, InvalidRequest> {
+pub(crate) fn read_object(body: &[u8]) -> Result<Map<String, Value>, InvalidRequest> {
     // PowerShell and some editors write a byte-order mark in front of a file that `curl -d @file` then sends.
     let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);
     if body.trim_ascii().is_empty() {

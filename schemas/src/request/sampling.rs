@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::error::InvalidRequest;
 use super::fields::{Fields, in_range, kind};
+use super::invalid::InvalidRequest;
 use crate::generate::Sampling;
 use crate::sequence::Token;
 
@@ -14,9 +14,10 @@ const MIN_REPEAT_PENALTY: f32 = 0.1;
 /// Above this every repeated token is impossible already.
 const MAX_REPEAT_PENALTY: f32 = 10.0;
 
-/// Reads the sampling fields; a missing one keeps its default. `drawn_seed` stands in where the client set no seed.
-pub(super) fn parse(fields: Fields<'_>, drawn_seed: u64) -> Result<Sampling, InvalidRequest> {
-    let mut sampling = Sampling { seed: seed(fields)?.unwrap_or(drawn_seed), ..Sampling::default() };
+/// Reads the sampling fields; a missing one keeps what it has in `defaults`, with a seed that was drawn.
+pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<Sampling, InvalidRequest> {
+    let mut sampling = defaults;
+    set(&mut sampling.seed, seed(fields)?);
     set(&mut sampling.temperature, fields.number("temperature", 0.0..=2.0)?);
     // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
     set(&mut sampling.top_p, fields.number("top_p", 0.0..=1.0)?);
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     fn parsed(body: Value) -> Result<Sampling, InvalidRequest> {
-        parse(Fields::root(body.as_object().unwrap()), 99)
+        parse(Fields::root(body.as_object().unwrap()), Sampling { seed: 99, ..Sampling::default() })
     }
 
     fn check(body: Value, expected: Sampling) {

@@ -1,0 +1,38 @@
+//! What is told to clients who ask about the model.
+
+use baton_schemas::Token;
+use baton_schemas::node::{InfillTokens, ModelFacts};
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+
+use super::LlamaConfig;
+use super::vocabulary::Vocabulary;
+use crate::gguf::Gguf;
+
+/// Gathers them from the file and from llama.cpp.
+pub(super) fn gather(config: &LlamaConfig, gguf: &Gguf, model: &LlamaModel, vocabulary: &Vocabulary) -> ModelFacts {
+    let vocab = model.vocab();
+    // llama.cpp writes −1 for a token that the vocabulary lacks.
+    let id = |token: LlamaToken| Token::try_from(token.0).ok();
+    let text = |token: LlamaToken| {
+        id(token).map_or_else(String::new, |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
+    };
+    let infill = || {
+        let (prefix, suffix, middle) = (id(vocab.fim_pre())?, id(vocab.fim_suf())?, id(vocab.fim_mid())?);
+        Some(InfillTokens { prefix, suffix, middle })
+    };
+    ModelFacts {
+        n_params: model.n_params(),
+        file_bytes: gguf.file_bytes,
+        quantization: gguf.quantization().unwrap_or_default().to_owned(),
+        chat_template: template_source(config, gguf).unwrap_or_default().to_owned(),
+        bos_token: text(vocab.bos()),
+        eos_token: text(vocab.eos()),
+        infill: infill(),
+    }
+}
+
+/// The operator's template, else the model's own.
+pub(super) fn template_source<'a>(config: &'a LlamaConfig, gguf: &'a Gguf) -> Option<&'a str> {
+    config.chat_template.as_deref().or_else(|| gguf.chat_template())
+}

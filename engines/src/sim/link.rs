@@ -1,0 +1,264 @@
+//! A simulated network: pulls between engines of one process, paced by a rate and a round trip.
+//!
+//! Chunks are written, verified and read as they would be between two machines. Only the time is made up: that of the
+//! KV the model would have, whatever the chunks carry. In tokio's paused time hours of it take seconds.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use baton_schemas::EngineError;
+use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::loopback::Loopback;
+use super::{SimEngine, millis, seconds};
+use crate::engine::{CHUNK_WINDOW, Engine, KvEvent, KvStream};
+use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled};
+
+/// Bytes that measure a link.
+const PROBE_BYTES: u32 = 8 << 20;
+
+/// How fast a link is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkSpeed {
+    /// Payload bytes per second. Not positive: as fast as can be.
+    pub bytes_per_second: f64,
+    /// A small message there and back.
+    pub round_trip: Duration,
+}
+
+/// A decode engine's way to prefill engines. Its pulls share each link, chunk by chunk.
+pub struct SimLink {
+    peers: HashMap<String, Arc<Peer>>,
+    local: OnceLock<LocalKv>,
+}
+
+struct Peer {
+    engine: Arc<SimEngine>,
+    speed: LinkSpeed,
+    /// When the last byte that was given to the link is through.
+    free_at: Mutex<Instant>,
+}
+
+impl SimLink {
+    /// Links to engines under the addresses that [`KvSource`]s name them by.
+    pub fn new(peers: impl IntoIterator<Item = (String, Arc<SimEngine>, LinkSpeed)>) -> SimLink {
+        let peer = |(url, engine, speed)| {
+            let free_at = Mutex::new(Instant::now());
+            (url, Arc::new(Peer { engine, speed, free_at }))
+        };
+        SimLink { peers: peers.into_iter().map(peer).collect(), local: OnceLock::new() }
+    }
+}
+
+impl KvPuller for SimLink {
+    fn introduce(&self, local: LocalKv) {
+        if self.local.set(local).is_err() {
+            tracing::error!("a link serves one engine");
+        }
+    }
+
+    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<Pulled> {
+        let (sender, receiver) = mpsc::channel(PULL_WINDOW);
+        let (peer, local) = (self.peers.get(&order.source.url).cloned(), self.local.get().cloned());
+        tokio::spawn(async move {
+            let pull = async {
+                let peer = peer.ok_or(HandoffFailure::PrefillDown)?;
+                let local = local.ok_or(HandoffFailure::FingerprintMismatch)?;
+                peer.pull(&local, order, &sender, &*notify).await
+            };
+            let outcome = tokio::select! {
+                outcome = pull => outcome,
+                () = sender.closed() => return,
+            };
+            // A reader that left needs no last word.
+            let _ = sender.send(outcome.map_or_else(Pulled::Failed, Pulled::End)).await;
+            notify();
+        });
+        receiver
+    }
+
+    fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
+        let peer = self.peers.get(&source.url).cloned();
+        Box::pin(async move {
+            let peer = peer.ok_or(HandoffFailure::PrefillDown)?;
+            let LinkSpeed { bytes_per_second, round_trip } = peer.speed;
+            sleep_until(peer.send(PROBE_BYTES.into()).1 + round_trip).await;
+            // The link's own figure: the timer is too coarse for a fast one.
+            let took = seconds(PROBE_BYTES.into(), bytes_per_second).max(Duration::from_nanos(1));
+            Ok(LinkMeasurement { rtt_ms: millis(round_trip), n_bytes: PROBE_BYTES.into(), seconds: took.as_secs_f64() })
+        })
+    }
+}
+
+/// A chunk on the link: when its first and its last byte arrive.
+struct InFlight {
+    first_byte_at: Instant,
+    arrives_at: Instant,
+    event: Result<KvEvent, EngineError>,
+}
+
+impl Peer {
+    /// Gives bytes to the link; returns when the first and the last of them leave it.
+    fn send(&self, n_bytes: f64) -> (Instant, Instant) {
+        let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = (*free_at).max(Instant::now());
+        *free_at = begins + seconds(n_bytes, self.speed.bytes_per_second);
+        (begins, *free_at)
+    }
+
+    async fn pull(
+        self: Arc<Self>,
+        local: &LocalKv,
+        order: PullOrder,
+        sender: &mpsc::Sender<Pulled>,
+        notify: &(dyn Fn() + Send + Sync),
+    ) -> Result<PullReport, HandoffFailure> {
+        let one_way = self.speed.round_trip / 2;
+        let bytes_per_token = self.bytes_per_token().await?;
+        let (request, mut loopback) = Loopback::begin(local, order)?;
+        sleep(one_way).await;
+        let events = self.engine.prefill(request).await.map_err(|error| failure_of(&error))?;
+        let head_at = Instant::now() + one_way;
+        let (link, mut arriving) = mpsc::channel(CHUNK_WINDOW);
+        let _engine = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).forward(events, bytes_per_token, link)));
+        let (mut n_bytes, mut first, mut last) = (0.0, None, None);
+        while let Some(InFlight { first_byte_at, arrives_at, event }) = arriving.recv().await {
+            sleep_until(arrives_at).await;
+            match event.map_err(|error| failure_of(&error))? {
+                KvEvent::Chunk(chunk) => {
+                    n_bytes += f64::from(chunk.n_positions()) * bytes_per_token;
+                    first.get_or_insert(first_byte_at);
+                    last = Some(arrives_at);
+                    if sender.send(Pulled::Chunk(loopback.pass(&chunk)?)).await.is_ok() {
+                        notify();
+                    }
+                }
+                KvEvent::End(report) => {
+                    let prefilled_at = head_at + Duration::from_secs_f64((report.queue_ms + report.prefill_ms) / 1e3);
+                    return Ok(PullReport {
+                        n_cached: report.n_cached,
+                        n_computed: report.n_computed,
+                        n_bytes: n_bytes as u64,
+                        queue_ms: report.queue_ms,
+                        prefill_ms: report.prefill_ms,
+                        stalled_ms: report.stalled_ms,
+                        transfer_ms: first.zip(last).map_or(0.0, |(first, last)| millis(last - first)),
+                        prefilled_at: prefilled_at.into_std(),
+                    });
+                }
+            }
+        }
+        Err(HandoffFailure::PrefillLost)
+    }
+
+    /// What the model's KV weighs, whatever its chunks carry here.
+    async fn bytes_per_token(&self) -> Result<f64, HandoffFailure> {
+        let info = self.engine.info().await.map_err(|error| failure_of(&error))?;
+        Ok(info.kv.map_or(0.0, |kv| kv.layout.bytes_per_position() as f64))
+    }
+
+    /// Puts chunks on the link as they are computed, so that the next one is computed while this one is on its way.
+    async fn forward(self: Arc<Self>, mut events: KvStream, bytes_per_token: f64, link: mpsc::Sender<InFlight>) {
+        let one_way = self.speed.round_trip / 2;
+        while let Some(event) = events.next().await {
+            let n_bytes = match &event {
+                Ok(KvEvent::Chunk(chunk)) => f64::from(chunk.n_positions()) * bytes_per_token,
+                _ => 0.0,
+            };
+            let (first, last) = self.send(n_bytes);
+            let in_flight = InFlight { first_byte_at: first + one_way, arrives_at: last + one_way, event };
+            if link.send(in_flight).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn failure_of(error: &EngineError) -> HandoffFailure {
+    match error {
+        EngineError::QueueFull { .. } => HandoffFailure::PrefillBusy,
+        _ => HandoffFailure::PrefillRefused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::SequenceRequest;
+    use baton_schemas::handoff::HandoffTimings;
+    use baton_schemas::sequence::Delta;
+
+    use super::super::SimConfig;
+    use super::*;
+
+    /// A prompt of 8,192 tokens from a machine that prefills 5,570 tokens/s; its KV is 1 GiB. Returns the seconds to
+    /// the first token, and the decode node's account.
+    async fn handoff(bytes_per_second: f64, kv_bytes_carried: Option<u32>) -> (f64, HandoffTimings) {
+        let config = SimConfig {
+            prefill_tps: 5_570.0,
+            decode_tps: 50.0,
+            kv_bytes_per_token: 131_072,
+            kv_bytes_carried,
+            ..SimConfig::default()
+        };
+        let prefill = Arc::new(SimEngine::new(config.clone()));
+        let speed = LinkSpeed { bytes_per_second, round_trip: Duration::from_millis(2) };
+        let link = SimLink::new([("sim://spark".to_owned(), prefill, speed)]);
+        let decode = SimEngine::with_puller(SimConfig { prefill_tps: 1_000.0, ..config }, Some(Arc::new(link)));
+        let request = SequenceRequest {
+            prompt: (0..8_192).map(|i| i % 251).collect(),
+            max_tokens: Some(2),
+            ignore_eos: true,
+            kv_source: Some(KvSource { url: "sim://spark".into(), codecs: Vec::new() }),
+            ..SequenceRequest::default()
+        };
+        let began = Instant::now();
+        let (mut timings, mut first) = (None, None);
+        let mut deltas = decode.generate(request).await.unwrap();
+        while let Some(delta) = deltas.next().await {
+            match delta.unwrap() {
+                Delta::Handoff(handoff) => timings = Some(handoff),
+                Delta::Token(_) => {
+                    first.get_or_insert(began.elapsed());
+                }
+                Delta::Started { .. } | Delta::Finished { .. } => {}
+            }
+        }
+        (first.unwrap().as_secs_f64(), timings.unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wire_hides_behind_the_prefill_or_the_prefill_behind_the_wire() {
+        let (ttft, fast) = handoff(1.25e9, Some(8)).await;
+        // 1.47 s of prefill, 7 ms for the last chunk, a round trip, and a decode step.
+        assert!((1.48..1.51).contains(&ttft), "{ttft}");
+        assert_eq!((fast.n_tokens, fast.n_bytes, fast.failure), (8_191, 8_191 * 131_072, None));
+        assert!(fast.unhidden_ms < 20.0, "{fast:?}");
+        let (ttft, slow) = handoff(0.125e9, Some(8)).await;
+        assert!((8.5..8.7).contains(&ttft), "1 GiB takes 8.6 s, not {ttft}");
+        assert!((slow.transfer_ms - slow.n_bytes as f64 / 0.125e9 * 1e3).abs() < 50.0, "{slow:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_chunks_carry_does_not_matter() {
+        let (light, heavy) = (handoff(2.5e9, Some(8)).await, handoff(2.5e9, Some(1_024)).await);
+        assert!((light.0 - heavy.0).abs() < 2e-3 && light.1.n_bytes == heavy.1.n_bytes, "{light:?} {heavy:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_is_measured_as_what_it_is() {
+        let speed = LinkSpeed { bytes_per_second: 12.5e9, round_trip: Duration::from_micros(300) };
+        let engine = Arc::new(SimEngine::new(SimConfig::default()));
+        let link = SimLink::new([("sim://a".to_owned(), engine, speed)]);
+        let source = |url: &str| KvSource { url: url.into(), codecs: Vec::new() };
+        let measured = link.measure_link(&source("sim://a")).await.unwrap();
+        assert!((measured.n_bytes as f64 / measured.seconds / 12.5e9 - 1.0).abs() < 1e-3, "{measured:?}");
+        assert_eq!(measured.rtt_ms, 0.3);
+        assert_eq!(link.measure_link(&source("sim://b")).await, Err(HandoffFailure::PrefillDown));
+    }
+}

@@ -1,0 +1,68 @@
+//! Machines as far as published figures go, running Llama-3.1-8B in FP16.
+//!
+//! Prefill rates are those published for this model. A decode step reads all weights and the sequence's KV once, so
+//! its rate is usable bandwidth ÷ bytes read; [`USABLE`] is the one free constant. For the DGX Spark the measured
+//! bandwidth counts, for Apple's machines there is only the nominal one.
+
+/// Weights: 8.03 billion parameters of 2 bytes.
+const WEIGHT_BYTES: f64 = 8.03e9 * 2.0;
+
+/// KV of one token: 32 layers, K and V, 8 heads of 128 values of 2 bytes.
+pub(super) const KV_BYTES_PER_TOKEN: u32 = 32 * 2 * 8 * 128 * 2;
+
+/// Share of the bandwidth that a decode step gets. Published decode times give 0.79 for the M3 Ultra and 0.82 for the
+/// DGX Spark.
+const USABLE: f64 = 0.8;
+
+/// A machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Machine {
+    /// As tables show it.
+    pub name: &'static str,
+    /// Prompt tokens per second.
+    pub prefill_tps: f64,
+    /// Memory bandwidth, bytes per second.
+    pub bandwidth: f64,
+}
+
+/// 5,570 tokens/s published; 231–234 GB/s measured.
+pub(super) const DGX_SPARK: Machine = Machine { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
+
+/// 1,470 tokens/s and 819 GB/s published.
+pub(super) const M3_ULTRA: Machine = Machine { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
+
+/// 546 GB/s published. Its prefill rate is an assumption: half of the M3 Ultra's, as it has half the GPU cores.
+pub(super) const M4_MAX: Machine = Machine { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
+
+impl Machine {
+    /// Tokens per second of one stream alone, with this much context.
+    pub(super) fn decode_tps(&self, n_context: u32) -> f64 {
+        USABLE * self.bandwidth / (WEIGHT_BYTES + kv_bytes(n_context))
+    }
+}
+
+/// By what share one more stream makes a decode step longer: its KV beside what one stream reads.
+pub(super) fn sharing_cost(n_context: u32) -> f64 {
+    kv_bytes(n_context) / (WEIGHT_BYTES + kv_bytes(n_context))
+}
+
+fn kv_bytes(n_context: u32) -> f64 {
+    f64::from(n_context) * f64::from(KV_BYTES_PER_TOKEN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_rates_follow_from_bandwidths() {
+        let check = |machine: Machine, expected: f64| {
+            let rate = machine.decode_tps(8_192);
+            assert!((rate / expected - 1.0).abs() < 0.01, "{}: {rate}", machine.name);
+        };
+        check(DGX_SPARK, 10.86);
+        check(M3_ULTRA, 38.24);
+        check(M4_MAX, 25.49);
+        assert!((0.06..0.07).contains(&sharing_cost(8_192)));
+    }
+}

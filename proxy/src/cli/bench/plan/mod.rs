@@ -1,0 +1,60 @@
+//! `baton bench plan`: the planner beside every fixed route, on simulated machines.
+//!
+//! Planning, learning and failover are those of a running endpoint; machines and network are simulated, in a clock that
+//! jumps over waiting. All figures are of the simulation.
+
+mod chart;
+mod cluster;
+mod drift;
+mod grading;
+mod grid;
+mod machines;
+mod published;
+mod report;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use self::report::Report;
+use crate::cli::Failure;
+
+/// Options of `baton bench plan`.
+#[derive(Args)]
+pub(super) struct PlanBenchArgs {
+    /// Also write every figure as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a chart of where handing over pays, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Runs everything and prints it as Markdown.
+pub(super) async fn run(args: PlanBenchArgs) -> Result<(), Failure> {
+    // On one thread with a clock of its own, so that hours of load take seconds.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
+    let report = tokio::task::spawn_blocking(move || runtime.block_on(measure())).await??;
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_vec(&report)?)?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, chart::break_even(&report.never_slower))?;
+    }
+    report.print();
+    Ok(())
+}
+
+async fn measure() -> Result<Report, Failure> {
+    let cells = grid::run().await?;
+    let drift = drift::run().await?;
+    Ok(Report {
+        note: "simulation",
+        summary: grid::summarize(&cells),
+        never_slower: cells,
+        published: published::run().await?,
+        grading: grading::run().await?,
+        corrected_from: drift::corrected_from(&drift, report::CORRECTED),
+        drift,
+    })
+}

@@ -1,0 +1,75 @@
+//! The figures as tables.
+
+use serde::Serialize;
+
+use super::grid::{Cell, Regret, Summary};
+use super::{drift, grading, published};
+
+/// Largest error of a prediction that counts as corrected.
+pub(super) const CORRECTED: f64 = 0.1;
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub note: &'static str,
+    pub summary: Vec<Summary>,
+    pub published: Vec<published::Line>,
+    pub grading: Vec<grading::Line>,
+    /// The first request of `drift` from which on predictions were right.
+    pub corrected_from: Option<u32>,
+    pub drift: Vec<drift::Line>,
+    pub never_slower: Vec<Cell>,
+}
+
+impl Report {
+    /// Prints Markdown.
+    #[allow(clippy::print_stdout, reason = "the result of a command")]
+    pub(super) fn print(&self) {
+        println!("All figures are of a simulation: real planning and learning, simulated machines and links.\n");
+        println!("Planned routes beside the best fixed route in hindsight (p50 / p95 / max):\n");
+        println!(
+            "| machines | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
+        );
+        println!("|---|---|---|---|---|---|---|");
+        for line in &self.summary {
+            let Summary { pair, n, n_handoffs, ttft, completion, ttft_over_direct, completion_over_direct } = line;
+            let [a, b, c, d] = [ttft, completion, ttft_over_direct, completion_over_direct].map(regret);
+            println!("| {pair} | {n} | {n_handoffs} | {a} | {b} | {c} | {d} |");
+        }
+        println!("\n8,192-token prompt, 32 tokens of reply, 10 Gb/s:\n");
+        println!("| machines | published | simulated | difference | TTFT | planned |\n|---|---|---|---|---|---|");
+        for published::Line { machines, published, ttft, completion, is_planned } in &self.published {
+            let difference = percent(completion / published - 1.0);
+            let planned = if *is_planned { "yes" } else { "" };
+            println!("| {machines} | {published:.2} s | {completion:.2} s | {difference} | {ttft:.2} s | {planned} |");
+        }
+        println!("\nGrading, two DGX Sparks and two M3 Ultras, two models:\n");
+        println!("| policy | submissions in flight | per hour | seconds each |\n|---|---|---|---|");
+        for grading::Line { policy, in_flight, per_hour, mean_seconds } in &self.grading {
+            println!("| {policy} | {in_flight} | {per_hour:.0} | {mean_seconds:.1} |");
+        }
+        println!("\nMachines at {} of the speed that calibration saw (actual ÷ predicted − 1):\n", drift::SPEED);
+        println!("| request | TTFT | completion |\n|---|---|---|");
+        for drift::Line { request, ttft_error, completion_error } in &self.drift {
+            if [1, 2, 3, 5, 8, 12, 16, 20, 40].contains(request) {
+                println!("| {request} | {} | {} |", percent(*ttft_error), percent(*completion_error));
+            }
+        }
+        match self.corrected_from {
+            Some(request) => {
+                println!("\nEvery prediction from request {request} on was within {}.", percent(CORRECTED))
+            }
+            None => println!("\nPredictions were not corrected."),
+        }
+    }
+}
+
+fn regret(regret: &Regret) -> String {
+    let Regret { p50, p95, max } = *regret;
+    format!("{} / {} / {}", percent(p50), percent(p95), percent(max))
+}
+
+fn percent(share: f64) -> String {
+    // No "-0.0 %".
+    format!("{:.1} %", (share * 1_000.0).round() / 10.0 + 0.0)
+}

@@ -1,0 +1,93 @@
+//! `baton status`: what a running endpoint is doing, in a terminal or as JSON.
+
+mod table;
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Failure;
+use crate::config::DEFAULT_LISTEN;
+use crate::state::EndpointState;
+
+/// Options of `baton status`.
+#[derive(Args)]
+pub(super) struct StatusArgs {
+    /// Address of the endpoint
+    #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
+    endpoint: String,
+    /// An operator's key, if the endpoint needs one
+    #[arg(long = "api-key", value_name = "KEY", env = super::serve::API_KEY_VARIABLE, hide_env_values = true)]
+    api_key: Option<String>,
+    /// Print the state as JSON
+    #[arg(long)]
+    json: bool,
+    /// Print it again every second, until Ctrl-C
+    #[arg(long, short)]
+    watch: bool,
+}
+
+/// Longer than a busy endpoint takes to answer, shorter than a person waits.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// A state is some kilobytes a model; what is longer is no state.
+const MAX_STATE_BYTES: usize = 16 << 20;
+
+/// Moves the cursor home and clears what is below: the next table is painted over the last one.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Prints the state, once or again and again. Fails if the endpoint cannot be reached or refuses.
+pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
+    let client = reqwest::Client::builder().timeout(DEADLINE).no_proxy().build()?;
+    let paint_over = args.watch && !args.json && std::io::stdout().is_terminal();
+    loop {
+        let state = fetch(&client, &args).await?;
+        let text = if args.json { serde_json::to_string(&state)? + "\n" } else { table::render(&state) };
+        let clear = if paint_over { CLEAR } else { "" };
+        let mut out = std::io::stdout().lock();
+        // Whoever reads this through `head` has read enough when the pipe closes.
+        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
+            return Ok(());
+        }
+        drop(out);
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+async fn fetch(client: &reqwest::Client, args: &StatusArgs) -> Result<EndpointState, Failure> {
+    let scheme = if args.endpoint.contains("://") { "" } else { "http://" };
+    let base = format!("{scheme}{}", args.endpoint.trim_end_matches('/'));
+    let mut request = client.get(format!("{base}/baton/state"));
+    if let Some(key) = &args.api_key {
+        request = request.bearer_auth(key);
+    }
+    let unreachable = |error: reqwest::Error| Failure(format!("no endpoint answers at {base}: {}", root_cause(&error)));
+    let mut response = request.send().await.map_err(unreachable)?;
+    match response.status().as_u16() {
+        200 => {}
+        401 => return Err(Failure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY"))),
+        403 => return Err(Failure(format!("{base} shows its state to operators' keys alone"))),
+        status => return Err(Failure(format!("{base} is not a Baton endpoint: it answered {status}"))),
+    }
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
+        if body.len() + chunk.len() > MAX_STATE_BYTES {
+            return Err(Failure(format!("{base} is not a Baton endpoint: its state is too long")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    serde_json::from_slice(&body).map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))
+}
+
+/// The innermost cause: what the system says, without the layers around it.
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,224 @@
+//! A state as tables of text.
+
+use std::fmt::Write;
+
+use crate::state::{EndpointState, LinkState, ModelState, NodeState, RatePoint};
+
+/// Routes that are shown.
+const N_ROUTES: usize = 10;
+
+/// The whole state, in lines that end with a newline.
+pub(super) fn render(state: &EndpointState) -> String {
+    let requests = &state.requests;
+    let mut out = format!(
+        "baton {}: {} of {} requests running, {} waiting\n",
+        state.version, requests.admitted, requests.limit, requests.waiting
+    );
+    for model in &state.models {
+        let name = if model.name.is_empty() { "(not known yet)" } else { &model.name };
+        let _ = write!(out, "\nMODEL {}  policy {}", clean(name), model.policy);
+        if model.prediction_error > 0.0 {
+            let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
+        }
+        out.push('\n');
+        out += &nodes(model);
+        if !model.links.is_empty() {
+            out += &links(model);
+        }
+        if !model.fallbacks.is_empty() {
+            out += &fallbacks(model, state.at_ms);
+        }
+    }
+    if !state.routes.is_empty() {
+        out.push('\n');
+        out += &routes(state);
+    }
+    out
+}
+
+fn nodes(model: &ModelState) -> String {
+    let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
+    let row = |node: &NodeState| {
+        let breaker = match (&node.breaker.last_reason, node.breaker.is_open) {
+            (Some(reason), true) => format!("open: {reason}"),
+            (_, true) => "open".to_owned(),
+            (Some(reason), false) => format!("closed, was {reason}"),
+            (None, false) => "closed".to_owned(),
+        };
+        let life = match &node.reason {
+            Some(reason) => format!("{}: {reason}", node.life.as_str()),
+            None => node.life.as_str().to_owned(),
+        };
+        vec![
+            node.name.clone(),
+            node.task.as_str().to_owned(),
+            life,
+            format!("{}/{}", node.active_slots, node.slots),
+            node.queued.to_string(),
+            rate(node.prefill_rates.last()),
+            rate(node.decode_rates.first()),
+            breaker,
+        ]
+    };
+    table(&head, model.nodes.iter().map(row))
+}
+
+fn links(model: &ModelState) -> String {
+    let row = |link: &LinkState| {
+        let measured = |known: bool, text: String| if known { text } else { "-".to_owned() };
+        vec![
+            format!("{} > {}", link.prefill, link.decode),
+            measured(link.bytes_per_second > 0.0, format!("{:.1} MB/s", link.bytes_per_second / 1e6)),
+            measured(link.rtt_ms > 0.0, format!("{:.2} ms", link.rtt_ms)),
+            measured(link.tail_ms > 0.0, format!("{:.1} ms", link.tail_ms)),
+        ]
+    };
+    table(&["LINK", "RATE", "ROUND TRIP", "TAIL"], model.links.iter().map(row))
+}
+
+fn fallbacks(model: &ModelState, now_ms: u64) -> String {
+    let row = |(reason, fallback): (&String, &crate::state::FallbackState)| {
+        vec![reason.clone(), fallback.count.to_string(), ago(now_ms, fallback.last_ms)]
+    };
+    table(&["FALLBACK", "COUNT", "LAST"], model.fallbacks.iter().map(row))
+}
+
+fn routes(state: &EndpointState) -> String {
+    let head = ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "TTFT MS", "PREDICTED", "ENDED"];
+    let rows = state.routes.iter().take(N_ROUTES).map(|route| {
+        let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
+        let path = match &route.prefill {
+            Some(prefill) => format!("{prefill} > {}", route.decode),
+            None => route.decode.clone(),
+        };
+        let failure = route.handoff.and_then(|handoff| handoff.failure).map(|failure| failure.as_str());
+        let ended = match failure {
+            Some(failure) => format!("{}, fell back: {failure}", route.outcome.as_str()),
+            None => route.outcome.as_str().to_owned(),
+        };
+        vec![
+            ago(state.at_ms, route.at_ms),
+            route.model.clone(),
+            path,
+            route.reason.clone(),
+            route.n_prompt.to_string(),
+            route.n_cached.to_string(),
+            route.n_completion.to_string(),
+            ms(route.ttft_ms),
+            ms(route.predicted_ttft_ms),
+            ended,
+        ]
+    });
+    table(&head, rows)
+}
+
+fn rate(point: Option<&RatePoint>) -> String {
+    point.map_or_else(|| "-".to_owned(), |point| format!("{:.0}", point.tokens_per_second))
+}
+
+/// How long before `now_ms` something was.
+fn ago(now_ms: u64, then_ms: u64) -> String {
+    match now_ms.saturating_sub(then_ms) / 1_000 {
+        s @ 0..60 => format!("{s} s ago"),
+        s @ 60..3_600 => format!("{} min ago", s / 60),
+        s => format!("{} h ago", s / 3_600),
+    }
+}
+
+/// Columns as wide as their widest cell, two spaces between.
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let head = head.iter().map(|&cell| cell.to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head)
+        .chain(rows)
+        .map(|row: Vec<String>| row.iter().map(|cell| clean(cell)).collect())
+        .collect();
+    let n_columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..n_columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
+        "  ".to_owned() + cells.collect::<Vec<_>>().join("  ").trim_end() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+/// What a terminal would act on must not come from another machine.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::{Outcome, RouteRecord};
+    use crate::state::{BreakerState, FallbackState, Life, RequestsState, Task};
+
+    #[test]
+    fn nodes_links_routes_and_fallbacks_are_shown() {
+        let node = |name: &str, task| NodeState {
+            name: name.into(),
+            task,
+            life: Life::Ready,
+            active_slots: 1,
+            slots: 4,
+            decode_rates: vec![RatePoint { size: 1, tokens_per_second: 78.4 }],
+            ..NodeState::default()
+        };
+        let spark = NodeState {
+            breaker: BreakerState {
+                is_open: true,
+                last_reason: Some("prefill_down".into()),
+                ..BreakerState::default()
+            },
+            ..node("prefill-1", Task::Prefill)
+        };
+        let model = ModelState {
+            name: "m\x1b[2J".into(),
+            policy: "fastest".into(),
+            nodes: vec![node("local", Task::Decode), spark],
+            links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
+            fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
+            prediction_error: 0.1,
+            ..ModelState::default()
+        };
+        let route = RouteRecord {
+            at_ms: 175_000,
+            request_id: "r".into(),
+            model: "m".into(),
+            decode: "local".into(),
+            prefill: Some("prefill-1".into()),
+            policy: "fastest".into(),
+            reason: "faster".into(),
+            n_prompt: 8_192,
+            n_cached: 0,
+            n_completion: 32,
+            before_plan_ms: 1.0,
+            predicted_ttft_ms: Some(1_500.0),
+            predicted_direct_ttft_ms: Some(5_600.0),
+            ttft_ms: Some(1_600.0),
+            e2e_ms: 2_000.0,
+            handoff: None,
+            outcome: Outcome::Done,
+        };
+        let state = EndpointState {
+            version: "0.1.0".into(),
+            at_ms: 180_000,
+            requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
+            models: vec![model],
+            routes: vec![route],
+        };
+        let text = render(&state);
+        for part in [
+            "1 of 8 requests running, 2 waiting",
+            "predictions off by 11 %",
+            "local      decode   ready  1/4    0       -          78        closed",
+            "open: prefill_down",
+            "prefill-1 > local  -     -           -",
+            "prefill_down  3      2 min ago",
+            "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",
+        ] {
+            assert!(text.contains(part), "{part:?} in\n{text}");
+        }
+        assert!(!text.contains('\x1b'), "control characters of others reach the terminal");
+    }
+}

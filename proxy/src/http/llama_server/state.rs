@@ -1,0 +1,52 @@
+//! `GET /props` and `GET /slots`, both of the model in `?model=`, else of the first one.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::{Extension, Json};
+use baton_schemas::llama_server::{Props, Slot, slots};
+use serde::Deserialize;
+
+use crate::error::RequestError;
+use crate::generate::Caller;
+use crate::http::openai::SYSTEM_FINGERPRINT;
+use crate::http::{Failure, HttpState};
+
+/// What stands behind the path. Anything else there is ignored, and so is what cannot be read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Wanted {
+    model: Option<String>,
+    /// 503 if no slot is free: a load balancer's question. Any value asks it.
+    fail_on_no_slot: Option<String>,
+}
+
+/// What a model is.
+pub async fn props(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<Props>, Failure> {
+    let wanted = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
+    let model = state.backend.ready(wanted.model.as_deref()).await;
+    let model = model.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
+    Ok(Json(Props::new(&model.name, &model.info, SYSTEM_FINGERPRINT)))
+}
+
+/// What it is doing.
+pub async fn list_slots(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    wanted: Result<Query<Wanted>, QueryRejection>,
+) -> Result<Json<Vec<Slot>>, Failure> {
+    let Wanted { model, fail_on_no_slot } = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
+    let failed = |error: RequestError| Failure::of_request(&error, &caller.request_id);
+    let model = state.backend.ready(model.as_deref()).await.map_err(failed)?;
+    let slots = slots(&model.info, &model.load);
+    if fail_on_no_slot.is_some() && slots.iter().all(|slot| slot.is_processing) {
+        return Err(failed(RequestError::Overloaded {
+            limit: slots.len(),
+            retry_after: std::time::Duration::from_secs(1),
+        }));
+    }
+    Ok(Json(slots))
+}

@@ -1,0 +1,47 @@
+//! `POST /tokenize`, `/detokenize` and `/apply-template`.
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use baton_schemas::llama_server::{
+    ApplyTemplate, ApplyTemplateReply, Detokenize, DetokenizeReply, Tokenize, TokenizeReply,
+};
+
+use crate::generate::Caller;
+use crate::http::body::JsonBody;
+use crate::http::{Failure, HttpState};
+
+/// A text's tokens.
+pub async fn tokenize(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<TokenizeReply>, Failure> {
+    let Tokenize { model, text } = Tokenize::parse(&body)?;
+    let tokens = state.backend.tokenize(model.as_deref(), text).await;
+    tokens.map(|tokens| Json(TokenizeReply { tokens })).map_err(|error| Failure::of_request(&error, &caller.request_id))
+}
+
+/// The text of tokens.
+pub async fn detokenize(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<DetokenizeReply>, Failure> {
+    let Detokenize { model, tokens } = Detokenize::parse(&body)?;
+    let text = state.backend.detokenize(model.as_deref(), tokens).await;
+    text.map(|content| Json(DetokenizeReply { content }))
+        .map_err(|error| Failure::of_request(&error, &caller.request_id))
+}
+
+/// A conversation as the model's template writes it.
+pub async fn apply_template(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<ApplyTemplateReply>, Failure> {
+    let ApplyTemplate { model, conversation } = ApplyTemplate::parse(&body)?;
+    let prompt = state.backend.render(model.as_deref(), conversation).await;
+    prompt
+        .map(|prompt| Json(ApplyTemplateReply { prompt }))
+        .map_err(|error| Failure::of_request(&error, &caller.request_id))
+}

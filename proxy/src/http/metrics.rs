@@ -1,0 +1,32 @@
+//! `GET /metrics`, and the count of replies. Who may scrape is who may see the state.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header;
+
+use super::errors::Failure;
+use super::state::may_observe;
+use super::{Backend, HttpState};
+use crate::generate::Caller;
+use crate::metrics::CONTENT_TYPE;
+
+/// Answers a scrape.
+pub async fn scrape(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+) -> Result<impl IntoResponse, Failure> {
+    may_observe(&caller)?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], state.backend.metrics()))
+}
+
+/// Counts every reply by its route's pattern: what clients write into a path must not become labels.
+pub async fn count(State(backend): State<Arc<dyn Backend>>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    backend.replied(route.as_ref().map_or("other", MatchedPath::as_str), response.status().as_u16());
+    response
+}

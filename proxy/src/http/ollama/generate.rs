@@ -1,0 +1,113 @@
+//! `POST /api/chat` and `POST /api/generate`.
+
+use std::time::Instant;
+
+use axum::Extension;
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::FinishReason;
+use baton_schemas::GenerateRequest as Generate;
+use baton_schemas::ollama::LoadOnly;
+use baton_schemas::ollama::chat_request::ChatRequest;
+use baton_schemas::ollama::generate_request::GenerateRequest;
+use baton_schemas::ollama::reply::End;
+use futures::StreamExt;
+
+use super::failure::OllamaFailure;
+use super::ndjson::LineWriter;
+use super::reply::{ReplyShape, Route};
+use crate::error::RequestError;
+use crate::generate::{Caller, Event};
+use crate::http::body::JsonBody;
+use crate::http::route_header::insert_route;
+use crate::http::steps::{DrainDeadline, Step, Steps, steps};
+use crate::http::tally::Tally;
+use crate::http::{Failure, HttpState, streamed};
+
+type Body = Result<JsonBody, Failure>;
+type Drain = Option<Extension<DrainDeadline>>;
+
+/// A conversation's next message.
+pub(super) async fn chat(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Drain,
+    body: Body,
+) -> Result<Response, OllamaFailure> {
+    let since = Instant::now();
+    let ChatRequest { generate, load_only, stream } = ChatRequest::parse(&body?.0, rand::random())?;
+    let shape = ReplyShape { route: Route::Chat, model: generate.model.clone(), since };
+    answer(state, caller, drain, Wish { generate, load_only, stream }, shape).await
+}
+
+/// A prompt's continuation.
+pub(super) async fn generate(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Drain,
+    body: Body,
+) -> Result<Response, OllamaFailure> {
+    let since = Instant::now();
+    let GenerateRequest { generate, load_only, stream } = GenerateRequest::parse(&body?.0, rand::random())?;
+    let shape = ReplyShape { route: Route::Generate, model: generate.model.clone(), since };
+    answer(state, caller, drain, Wish { generate, load_only, stream }, shape).await
+}
+
+/// What both routes' requests come down to.
+struct Wish {
+    generate: Generate,
+    load_only: Option<LoadOnly>,
+    stream: bool,
+}
+
+async fn answer(
+    state: HttpState,
+    caller: Caller,
+    drain: Drain,
+    Wish { generate, load_only, stream }: Wish,
+    shape: ReplyShape,
+) -> Result<Response, OllamaFailure> {
+    let request_id = caller.request_id.clone();
+    let response = if let Some(wish) = load_only {
+        loaded(&state, shape, wish).await
+    } else {
+        let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+        let steps = steps(state.backend, generate, caller, drain);
+        if stream {
+            streamed::respond(steps, LineWriter::new(shape), &state.config, request_id.clone()).await
+        } else {
+            whole(steps, shape).await
+        }
+    };
+    response.map_err(|error| OllamaFailure::of_request(&error, &request_id))
+}
+
+/// Answers once the model could answer. Unloading is agreed to and not done: the model stays for the next request.
+async fn loaded(state: &HttpState, shape: ReplyShape, wish: LoadOnly) -> Result<Response, RequestError> {
+    state.backend.ready(Some(&shape.model)).await?;
+    Ok(Json(shape.last(String::new(), &[], End::loaded(wish))).into_response())
+}
+
+/// Waits for all of a request. Dropping the future cancels it.
+async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestError> {
+    let (mut all, mut all_tokens, mut chosen_route) = (String::new(), Vec::new(), String::new());
+    let (mut tally, mut end) = (Tally::new(1), FinishReason::Stop);
+    while let Some(step) = steps.next().await {
+        let step = step?;
+        tally.record(&step);
+        match step {
+            Step::Accepted { route, .. } => chosen_route = route,
+            Step::Event(Event::Text { text, tokens, .. }) => {
+                all.push_str(&text);
+                all_tokens.extend(tokens);
+            }
+            // Steps end only after this.
+            Step::Event(Event::Finished { reason, .. }) => end = reason,
+            Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+        }
+    }
+    let mut response = Json(shape.last(all, &all_tokens, shape.end(end, &tally))).into_response();
+    insert_route(response.headers_mut(), &chosen_route);
+    Ok(response)
+}

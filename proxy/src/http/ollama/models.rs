@@ -1,0 +1,52 @@
+//! `/api/tags`, `/api/ps`, `/api/show` and `/api/version`.
+
+use std::time::SystemTime;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use baton_schemas::ollama::model::{Model, ModelList, Show};
+use baton_schemas::ollama::{ModelRequest, VERSION};
+use serde_json::{Value, json};
+
+use super::failure::OllamaFailure;
+use crate::generate::Caller;
+use crate::http::body::JsonBody;
+use crate::http::{Failure, HttpState};
+
+/// All models, each under each of its names.
+pub(super) async fn tags(State(state): State<HttpState>) -> Json<ModelList> {
+    let models = state.backend.models();
+    let listed = models.iter().flat_map(|model| {
+        model.names.iter().map(|name| Model::listed(name, rfc3339(model.since), model.info.as_deref()))
+    });
+    Json(ModelList { models: listed.collect() })
+}
+
+/// Those that could answer now, under their public names.
+pub(super) async fn running(State(state): State<HttpState>) -> Json<ModelList> {
+    let models = state.backend.models();
+    let running = models.iter().filter_map(|model| Some(Model::running(model.names.first()?, model.info.as_deref()?)));
+    Json(ModelList { models: running.collect() })
+}
+
+/// All that is known of one.
+pub(super) async fn show(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    body: Result<JsonBody, Failure>,
+) -> Result<Json<Show>, OllamaFailure> {
+    let request = ModelRequest::parse(&body?.0)?;
+    let model = state.backend.ready(Some(&request.model)).await;
+    let model = model.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
+    Ok(Json(Show::new(rfc3339(model.since), &model.info)))
+}
+
+/// The version of the API, not of this program.
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({ "version": VERSION }))
+}
+
+/// In UTC; 1970 for a time that no calendar has.
+fn rfc3339(time: SystemTime) -> String {
+    jiff::Timestamp::try_from(time).unwrap_or_default().to_string()
+}

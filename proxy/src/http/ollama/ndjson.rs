@@ -1,0 +1,62 @@
+//! Steps → lines of JSON: text, and one last line that says how it ended.
+
+use baton_schemas::FinishReason;
+use serde::Serialize;
+
+use super::failure;
+use super::reply::ReplyShape;
+use crate::generate::Event;
+use crate::http::Failure;
+use crate::http::steps::Step;
+use crate::http::streamed::StreamWriter;
+use crate::http::tally::Tally;
+
+/// Writes one stream.
+pub(super) struct LineWriter {
+    shape: ReplyShape,
+    tally: Tally,
+    reason: Option<FinishReason>,
+}
+
+impl LineWriter {
+    pub(super) fn new(shape: ReplyShape) -> Self {
+        LineWriter { shape, tally: Tally::new(1), reason: None }
+    }
+}
+
+impl StreamWriter for LineWriter {
+    const CONTENT_TYPE: &'static str = "application/x-ndjson";
+
+    fn write(&mut self, step: &Step) -> String {
+        self.tally.record(step);
+        match step {
+            Step::Event(Event::Text { text, tokens, .. }) => line(&self.shape.line(text.clone(), tokens)),
+            Step::Event(Event::Finished { reason, .. }) => {
+                self.reason = Some(*reason);
+                String::new()
+            }
+            Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => String::new(),
+        }
+    }
+
+    /// The line with `done: true`. Without a reason there was no end, and so there is no such line.
+    fn finish(&mut self) -> String {
+        let Some(reason) = self.reason else { return String::new() };
+        line(&self.shape.last(String::new(), &[], self.shape.end(reason, &self.tally)))
+    }
+
+    fn fail(&mut self, failure: Failure) -> String {
+        line(&failure::line(failure))
+    }
+
+    /// An empty delta: clients parse every line, and some fail on an empty one.
+    fn heartbeat(&self) -> String {
+        line(&self.shape.line(String::new(), &[]))
+    }
+}
+
+/// One line with this JSON. It has no line break of its own, since JSON escapes them.
+pub(super) fn line(data: &impl Serialize) -> String {
+    let json = serde_json::to_string(data).expect("plain structs with string keys always serialize");
+    format!("{json}\n")
+}

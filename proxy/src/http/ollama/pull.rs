@@ -1,0 +1,31 @@
+//! `POST /api/pull`: a model that is there needs no pulling, and no other can be pulled.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use baton_schemas::ollama::ModelRequest;
+use http::{HeaderValue, header};
+use serde_json::json;
+
+use super::failure::OllamaFailure;
+use super::ndjson::line;
+use crate::generate::Caller;
+use crate::http::body::JsonBody;
+use crate::http::{Failure, HttpState, backend};
+
+/// Ollama's words for a download that had nothing to do. 404 for another model: the operator chooses what is served.
+pub(super) async fn pull(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    body: Result<JsonBody, Failure>,
+) -> Result<Response, OllamaFailure> {
+    let request = ModelRequest::parse(&body?.0)?;
+    backend::find(state.backend.models(), &request.model)
+        .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
+    let success = json!({"status": "success"});
+    if !request.stream {
+        return Ok(Json(success).into_response());
+    }
+    let lines = line(&json!({"status": "pulling manifest"})) + &line(&success);
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], lines).into_response())
+}

@@ -1,0 +1,55 @@
+//! The choices of a chat: messages of the assistant.
+
+use baton_schemas::FinishReason;
+use baton_schemas::openai::chat_response::{Choice, ChunkChoice, ReplyMessage, finish_reason};
+use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
+
+use super::choices::Choices;
+use crate::generate::TokenLogprobs;
+
+/// See the module.
+pub(super) struct ChatChoices {
+    /// Whether log-probabilities were asked for.
+    pub(super) logprobs: bool,
+}
+
+impl ChatChoices {
+    /// The `logprobs` of these tokens, null unless asked for.
+    fn logprobs_of(&self, tokens: &[TokenLogprobs]) -> Option<ChoiceLogprobs> {
+        let content = || tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
+        self.logprobs.then(|| ChoiceLogprobs { content: content(), refusal: None })
+    }
+}
+
+impl Choices for ChatChoices {
+    type Whole = Choice;
+    type Delta = ChunkChoice;
+
+    fn unfinished(&self, index: u32) -> Choice {
+        let logprobs = self.logprobs.then(ChoiceLogprobs::default);
+        Choice { index, message: ReplyMessage::new(String::new()), logprobs, finish_reason: "" }
+    }
+
+    fn append(&mut self, whole: &mut Choice, text: &str, tokens: &[TokenLogprobs]) {
+        whole.message.content.push_str(text);
+        if let (Some(all), Some(new)) = (&mut whole.logprobs, self.logprobs_of(tokens)) {
+            all.content.extend(new.content);
+        }
+    }
+
+    fn end(&self, whole: &mut Choice, reason: FinishReason) {
+        whole.finish_reason = finish_reason(reason);
+    }
+
+    fn opening(&mut self, index: u32) -> Option<ChunkChoice> {
+        Some(ChunkChoice::role(index))
+    }
+
+    fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> ChunkChoice {
+        ChunkChoice::content(index, text.to_owned(), self.logprobs_of(tokens))
+    }
+
+    fn finish(&self, index: u32, reason: FinishReason) -> ChunkChoice {
+        ChunkChoice::finish(index, reason)
+    }
+}

@@ -1,0 +1,74 @@
+//! `POST /v1/completions`: bare texts continued, several at once if the client likes.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use baton_schemas::GenerateRequest;
+use baton_schemas::generate::Input;
+use baton_schemas::openai::CompletionRequest;
+use baton_schemas::openai::chat_response::ReplyHead;
+
+use super::text_choices::TextChoices;
+use super::{ReplyShape, head, reply};
+use crate::error::RequestError;
+use crate::generate::Caller;
+use crate::http::body::JsonBody;
+use crate::http::steps::{DrainDeadline, side_by_side, steps};
+use crate::http::{Backend, Failure, HttpState};
+
+/// Reads, generates, answers. Each prompt is admitted as a request of its own.
+pub async fn complete(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Option<Extension<DrainDeadline>>,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Failure> {
+    let request = CompletionRequest::parse(&body, rand::random())?;
+    drop(body);
+    let request_id = caller.request_id.clone();
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    let response = answer(state, request, caller, drain).await;
+    response.map_err(|error| Failure::of_request(&error, &request_id))
+}
+
+async fn answer(
+    state: HttpState,
+    request: CompletionRequest,
+    caller: Caller,
+    drain: DrainDeadline,
+) -> Result<Response, RequestError> {
+    let CompletionRequest { prompts, echo, stream, include_usage } = request;
+    let mut echoes = Vec::new();
+    if echo {
+        for prompt in &prompts {
+            echoes.push(echoed(&*state.backend, prompt).await?);
+        }
+    }
+    // Parsing gives at least one prompt, and all the same number of choices.
+    let (n, model) = prompts.first().map_or((1, String::new()), |first| (first.n, first.model.clone()));
+    let logprobs = prompts.iter().any(|prompt| prompt.top_logprobs.is_some());
+    let n_prompts = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
+    let shape = ReplyShape {
+        head: head("cmpl", ReplyHead::TEXT, model),
+        n_choices: n_prompts.saturating_mul(n),
+        choices_per_prompt: n,
+        include_usage,
+    };
+    let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
+    let request_id = caller.request_id.clone();
+    let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
+    let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
+    reply(steps, shape, choices, stream, &state.config, request_id).await
+}
+
+/// The prompt as text.
+async fn echoed(backend: &dyn Backend, request: &GenerateRequest) -> Result<String, RequestError> {
+    match &request.input {
+        Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.clone()),
+        Input::Tokens(tokens) => backend.detokenize(Some(&request.model), tokens.clone()).await,
+        // This route has no conversations.
+        Input::Chat(_) => Ok(String::new()),
+    }
+}

@@ -1,0 +1,74 @@
+//! The choices of a plain completion: texts, each behind its prompt if that is to be echoed.
+
+use baton_schemas::FinishReason;
+use baton_schemas::openai::chat_response::finish_reason;
+use baton_schemas::openai::completion_response::{TextChoice, TextLogprobs};
+
+use super::choices::Choices;
+use crate::generate::TokenLogprobs;
+
+/// See the module.
+pub(super) struct TextChoices {
+    logprobs: bool,
+    /// By prompt; empty without `echo`.
+    echoes: Vec<String>,
+    choices_per_prompt: u32,
+    /// Where the next token of each choice begins, in characters.
+    offsets: Vec<u32>,
+}
+
+impl TextChoices {
+    /// `n` choices of each of `n_prompts` prompts. `echoes` has a text for each prompt, or none.
+    pub(super) fn new(n_prompts: u32, n: u32, logprobs: bool, echoes: Vec<String>) -> Self {
+        let offsets = vec![0; n_prompts.saturating_mul(n) as usize];
+        TextChoices { logprobs, echoes, choices_per_prompt: n.max(1), offsets }
+    }
+
+    fn echo(&self, index: u32) -> Option<&String> {
+        self.echoes.get((index / self.choices_per_prompt) as usize)
+    }
+
+    /// The `logprobs` of a choice's next tokens, null unless asked for.
+    fn logprobs_of(&mut self, index: u32, tokens: &[TokenLogprobs]) -> Option<TextLogprobs> {
+        let offset = self.offsets.get_mut(index as usize).filter(|_| self.logprobs)?;
+        let mut logprobs = TextLogprobs::default();
+        for token in tokens {
+            *offset = logprobs.push(&token.bytes, &token.logprobs, *offset);
+        }
+        Some(logprobs)
+    }
+}
+
+impl Choices for TextChoices {
+    type Whole = TextChoice;
+    type Delta = TextChoice;
+
+    fn unfinished(&self, index: u32) -> TextChoice {
+        let echo = self.echo(index).cloned().unwrap_or_default();
+        TextChoice::text(index, echo, self.logprobs.then(TextLogprobs::default))
+    }
+
+    fn append(&mut self, whole: &mut TextChoice, text: &str, tokens: &[TokenLogprobs]) {
+        whole.text.push_str(text);
+        if let (Some(all), Some(new)) = (&mut whole.logprobs, self.logprobs_of(whole.index, tokens)) {
+            all.extend(new);
+        }
+    }
+
+    fn end(&self, whole: &mut TextChoice, reason: FinishReason) {
+        whole.finish_reason = Some(finish_reason(reason));
+    }
+
+    fn opening(&mut self, index: u32) -> Option<TextChoice> {
+        self.echo(index).map(|echo| TextChoice::text(index, echo.clone(), None))
+    }
+
+    fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> TextChoice {
+        let logprobs = self.logprobs_of(index, tokens);
+        TextChoice::text(index, text.to_owned(), logprobs)
+    }
+
+    fn finish(&self, index: u32, reason: FinishReason) -> TextChoice {
+        TextChoice::finish(index, reason)
+    }
+}

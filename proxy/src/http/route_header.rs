@@ -1,0 +1,13 @@
+//! `x-baton-route`: where a request ran and why.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// The header's name.
+pub const X_BATON_ROUTE: HeaderName = HeaderName::from_static("x-baton-route");
+
+/// Says where a request ran. A route that cannot stand in a header is left out: the reply matters more.
+pub(super) fn insert_route(headers: &mut HeaderMap, route: &str) {
+    if let Ok(value) = HeaderValue::from_str(route) {
+        headers.insert(X_BATON_ROUTE, value);
+    }
+}

@@ -1,0 +1,93 @@
+//! `GET /baton/state`: the endpoint's [`EndpointState`] as JSON, or as an event stream with one state a second.
+//!
+//! Where a key is needed it must be an operator's: timings and cache hits of others' requests tell about their prompts.
+//! Addresses of nodes are shown only to who presented such a key. Coming from loopback is not enough, since behind a
+//! reverse proxy on this machine everybody does.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use baton_schemas::openai::{ErrorBody, ErrorKind};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use tokio::sync::Semaphore;
+
+use super::errors::{Failure, Retry};
+use super::event_stream::sse_headers;
+use super::steps::Stopping;
+use super::{Backend, HttpState};
+use crate::generate::{Caller, Standing};
+
+/// Event streams at once: some dashboards and terminals. Each holds a connection for as long as it likes.
+const MAX_WATCHERS: usize = 32;
+
+/// Between two states of a stream.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Places for event streams.
+#[derive(Debug, Clone)]
+pub struct Watchers(Arc<Semaphore>);
+
+impl Default for Watchers {
+    fn default() -> Self {
+        Watchers(Arc::new(Semaphore::new(MAX_WATCHERS)))
+    }
+}
+
+/// Answers with a state, or with a stream of them if the query has `stream=1` or `Accept` names event streams.
+pub async fn show(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    stopping: Option<Extension<Stopping>>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Failure> {
+    let with_addresses = may_observe(&caller)?;
+    if !wants_stream(&uri, &headers) {
+        return Ok(Json(state.backend.state(with_addresses)).into_response());
+    }
+    let Ok(place) = Arc::clone(&state.watchers.0).try_acquire_owned() else {
+        let message = format!("{MAX_WATCHERS} streams of states are open already.");
+        let error = ErrorBody::new(ErrorKind::Unavailable, message).code("too_many_watchers");
+        let retry = Retry::After(INTERVAL);
+        return Err(Failure { retry, ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) });
+    };
+    let stopping = stopping.map(|Extension(stopping)| stopping).unwrap_or_default();
+    let events = async_stream::stream! {
+        let _place = place;
+        loop {
+            yield Ok::<Bytes, Infallible>(event(&*state.backend, with_addresses));
+            // It would otherwise keep the server from stopping until the drain deadline.
+            if stopping.0.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
+                break;
+            }
+        }
+    };
+    let mut response = Body::from_stream(events).into_response();
+    sse_headers(response.headers_mut());
+    Ok(response)
+}
+
+/// Whether this caller may see the endpoint at work, and if so whether with addresses.
+pub(super) fn may_observe(caller: &Caller) -> Result<bool, Failure> {
+    match caller.standing {
+        Standing::Anyone => Ok(false),
+        Standing::Operator => Ok(true),
+    }
+}
+
+fn wants_stream(uri: &Uri, headers: &HeaderMap) -> bool {
+    let by_query = uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "stream=1"));
+    let is_events = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/event-stream"));
+    by_query || headers.get_all(header::ACCEPT).iter().any(is_events)
+}
+
+fn event(backend: &dyn Backend, with_addresses: bool) -> Bytes {
+    let json = serde_json::to_string(&backend.state(with_addresses)).unwrap_or_default();
+    format!("data: {json}\n\n").into()
+}

@@ -1,0 +1,109 @@
+//! A request's steps as a streamed reply, in whatever form a dialect writes them.
+//!
+//! The head is held until there is something to say, so that an early failure keeps its status, but not for so long
+//! that the client gives up. From then on silence is broken by heartbeats, and a failure is a last event.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::{HeaderName, HeaderValue, header};
+use tokio::time::{Instant, timeout_at};
+
+use super::HttpConfig;
+use super::errors::Failure;
+use super::route_header::insert_route;
+use super::steps::{Step, Steps};
+use crate::error::RequestError;
+use crate::generate::Event;
+
+/// Writes a dialect's stream.
+pub(super) trait StreamWriter: Send + 'static {
+    /// The reply's `Content-Type`.
+    const CONTENT_TYPE: &'static str;
+
+    /// What a step becomes; often one event, sometimes nothing.
+    fn write(&mut self, step: &Step) -> String;
+
+    /// What follows the last step of a success.
+    fn finish(&mut self) -> String;
+
+    /// The end of a stream that failed. It must not look like a success.
+    fn fail(&mut self, failure: Failure) -> String;
+
+    /// What every reader of the stream skips, and every proxy counts as traffic.
+    fn heartbeat(&self) -> String;
+}
+
+/// Answers with a stream, or with an error if the request fails before its head is due.
+pub(super) async fn respond<W: StreamWriter>(
+    mut steps: Steps,
+    writer: W,
+    config: &HttpConfig,
+    request_id: String,
+) -> Result<Response, RequestError> {
+    let held = hold(&mut steps, config.head_hold).await?;
+    let route = match held.first() {
+        Some(Step::Accepted { route, .. }) => route.clone(),
+        _ => String::new(),
+    };
+    let mut response = Body::from_stream(events(held, steps, writer, config.heartbeat, request_id)).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(W::CONTENT_TYPE));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx buffers what it proxies unless told not to.
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    insert_route(headers, &route);
+    Ok(response)
+}
+
+/// The steps up to the first result, or those that came in time. A failure among them is the whole answer.
+async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, RequestError> {
+    let deadline = Instant::now() + patience;
+    let mut held = Vec::new();
+    // Elapsing loses nothing: the step that did not come in time stays in the stream.
+    while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
+        held.push(step?);
+        if matches!(held.last(), Some(Step::Event(Event::Text { .. } | Event::Finished { .. }))) {
+            break;
+        }
+    }
+    Ok(held)
+}
+
+/// The body. Dropping it drops the steps, which cancels the request.
+fn events(
+    held: Vec<Step>,
+    mut steps: Steps,
+    mut writer: impl StreamWriter,
+    heartbeat: Duration,
+    request_id: String,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    async_stream::stream! {
+        let opening: String = held.iter().map(|step| writer.write(step)).collect();
+        // A head without a first event is held back by some proxies; a heartbeat gets it through.
+        yield Ok(if opening.is_empty() { writer.heartbeat() } else { opening }.into());
+        let mut last_sent = Instant::now();
+        loop {
+            let events = match timeout_at(last_sent + heartbeat, steps.next()).await {
+                Err(_silent) => writer.heartbeat(),
+                Ok(Some(Ok(step))) => writer.write(&step),
+                Ok(Some(Err(error))) => {
+                    yield Ok(writer.fail(Failure::of_request(&error, &request_id)).into());
+                    break;
+                }
+                Ok(None) => {
+                    yield Ok(writer.finish().into());
+                    break;
+                }
+            };
+            if !events.is_empty() {
+                yield Ok(events.into());
+                last_sent = Instant::now();
+            }
+        }
+    }
+}

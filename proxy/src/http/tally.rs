@@ -1,0 +1,68 @@
+//! Adds up what a reply reports at its end.
+
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::Timings;
+
+use super::steps::Step;
+use crate::generate::Event;
+
+/// Counts and times over all choices of a reply.
+#[derive(Debug, Clone)]
+pub(super) struct Tally {
+    /// Tokens in the prompts.
+    pub(super) n_prompt: u32,
+    /// Those whose KV was there.
+    pub(super) n_cached: u32,
+    /// Tokens generated.
+    pub(super) n_completion: u32,
+    /// Where the time went.
+    pub(super) timings: Timings,
+    /// What came of having a prompt computed elsewhere.
+    pub(super) handoff: Option<HandoffTimings>,
+    choices_per_prompt: u32,
+}
+
+impl Tally {
+    /// Of a reply whose prompts have this many choices each.
+    pub(super) fn new(choices_per_prompt: u32) -> Self {
+        let (n_prompt, n_cached, n_completion) = (0, 0, 0);
+        let choices_per_prompt = choices_per_prompt.max(1);
+        Tally { n_prompt, n_cached, n_completion, timings: Timings::default(), handoff: None, choices_per_prompt }
+    }
+
+    /// Takes a step into account.
+    pub(super) fn record(&mut self, step: &Step) {
+        match step {
+            Step::Accepted { n_prompt, .. } => self.n_prompt = self.n_prompt.saturating_add(*n_prompt),
+            // The other choices find the prompt that the first one computed: theirs says nothing about the cache
+            // before.
+            Step::Event(Event::Started { choice, n_cached }) if self.is_first(*choice) => {
+                self.n_cached = self.n_cached.saturating_add(*n_cached);
+            }
+            // Choices share the prompt, so only one of them has it fetched.
+            Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
+            Step::Event(Event::Started { .. } | Event::Text { .. }) => {}
+            Step::Event(Event::Finished { choice, n_completion, timings, .. }) => {
+                self.n_completion = self.n_completion.saturating_add(*n_completion);
+                self.add(*choice, timings);
+            }
+        }
+    }
+
+    fn is_first(&self, choice: u32) -> bool {
+        choice.is_multiple_of(self.choices_per_prompt)
+    }
+
+    /// A prompt is its first choice's. Choices and prompts go side by side: their tokens add up, their time is the
+    /// longest one's.
+    fn add(&mut self, choice: u32, timings: &Timings) {
+        let total = &mut self.timings;
+        if choice.is_multiple_of(self.choices_per_prompt) {
+            total.queue_ms = total.queue_ms.max(timings.queue_ms);
+            total.prompt_n = total.prompt_n.saturating_add(timings.prompt_n);
+            total.prompt_ms = total.prompt_ms.max(timings.prompt_ms);
+        }
+        total.predicted_n = total.predicted_n.saturating_add(timings.predicted_n);
+        total.predicted_ms = total.predicted_ms.max(timings.predicted_ms);
+    }
+}

@@ -1,0 +1,74 @@
+use futures::StreamExt;
+
+use super::*;
+
+async fn ask(server: &Server, query: &str, headers: &[(&str, &str)]) -> reqwest::Response {
+    let mut request = reqwest::Client::new().get(server.url(&format!("/baton/state{query}")));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.send().await.unwrap()
+}
+
+#[tokio::test]
+async fn the_state_is_shown_and_addresses_only_for_a_key() {
+    let open = start(hello()).await;
+    let state = Reply::of(ask(&open, "", &[]).await).await;
+    assert_eq!((state.status, state.json()["version"].as_str()), (200, Some("addresses: false")));
+
+    let config = HttpConfig { api_keys: vec!["one".into()], ..HttpConfig::default() };
+    let closed = start_with(hello(), config).await;
+    Reply::of(ask(&closed, "", &[]).await).await.failed(401, "authentication_error", Some("invalid_api_key"));
+    let state = Reply::of(ask(&closed, "", &[("x-api-key", "one")]).await).await;
+    assert_eq!(state.json()["version"], "addresses: true");
+}
+
+#[tokio::test]
+async fn the_state_is_streamed_until_the_server_stops() {
+    let server = start(hello()).await;
+    for (query, headers) in [("?stream=1", &[][..]), ("", &[("accept", "text/event-stream")])] {
+        let mut response = ask(&server, query, headers).await;
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let event = response.chunk().await.unwrap().unwrap();
+        let json = event.strip_prefix(b"data: ").unwrap();
+        assert!(serde_json::from_slice::<EndpointState>(json).is_ok());
+    }
+    let response = ask(&server, "?stream=1", &[]).await;
+    server.shutdown.begin.cancel();
+    let rest = tokio::time::timeout(Duration::from_secs(5), response.bytes_stream().collect::<Vec<_>>()).await;
+    assert!(rest.is_ok(), "a stream of states held up the server's end");
+}
+
+#[tokio::test]
+async fn streams_of_states_are_bounded() {
+    let server = start(hello()).await;
+    let mut open = Vec::new();
+    for _ in 0..32 {
+        open.push(ask(&server, "?stream=1", &[]).await);
+    }
+    let refused = Reply::of(ask(&server, "?stream=1", &[]).await).await;
+    refused.failed(503, "unavailable_error", Some("too_many_watchers"));
+    drop(open);
+    let mut n_refused = 0;
+    while ask(&server, "?stream=1", &[]).await.status() != 200 {
+        n_refused += 1;
+        assert!(n_refused < 500, "places are given back");
+        tokio::time::sleep(SOON).await;
+    }
+}
+
+#[tokio::test]
+async fn metrics_need_a_key_like_everything_else_and_replies_are_counted_by_route() {
+    let config = HttpConfig { api_keys: vec!["one".into()], ..HttpConfig::default() };
+    let server = start_with(hello(), config).await;
+    assert_eq!(server.get("/metrics").await.status, 401);
+    let scraped = reqwest::Client::new().get(server.url("/metrics")).bearer_auth("one").send().await.unwrap();
+    assert!(scraped.headers()["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));
+    for path in ["/v1/models/a", "/v1/models/b", "/secret/path"] {
+        reqwest::Client::new().get(server.url(path)).bearer_auth("one").send().await.unwrap();
+    }
+    let replies = server.fake.replies.lock().unwrap().clone();
+    let expected = [("/metrics", 401), ("/metrics", 200), ("/v1/models/{*id}", 404), ("/v1/models/{*id}", 404)];
+    let expected = expected.into_iter().chain([("other", 404)]).map(|(path, status)| (path.to_owned(), status));
+    assert_eq!(replies, expected.collect::<Vec<_>>());
+}

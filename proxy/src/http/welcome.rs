@@ -1,0 +1,17 @@
+//! `GET /`: for a person who opens the address in a browser, and for tools that look whether somebody is there.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, header};
+
+use super::ROUTES;
+
+/// Ollama's words, which its clients compare. A browser gets a list of what there is.
+pub(super) async fn welcome(headers: HeaderMap) -> Response {
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    if accepts.contains("text/html") {
+        format!("Baton is running. It speaks OpenAI's API, and Ollama's:\n\n  {}\n", ROUTES.join("\n  "))
+            .into_response()
+    } else {
+        "Ollama is running".into_response()
+    }
+}

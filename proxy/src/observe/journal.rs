@@ -1,0 +1,129 @@
+//! The last routes: what was predicted and what happened.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use baton_schemas::handoff::HandoffTimings;
+use serde::{Deserialize, Serialize};
+
+/// Routes that are remembered: some screens of a terminal, some kilobytes of memory.
+pub const MAX_RECORDS: usize = 64;
+
+/// How a request that had a route ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Every choice finished.
+    Done,
+    /// The client left.
+    Cancelled,
+    /// It ended with an error.
+    Failed,
+    /// It was refused before it had a route.
+    Refused,
+}
+
+impl Outcome {
+    /// As it is counted and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Done => "done",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+            Outcome::Refused => "refused",
+        }
+    }
+}
+
+/// One request's route. Times in milliseconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RouteRecord {
+    /// When the request came, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// As in `x-request-id`.
+    pub request_id: String,
+    /// The model's public name.
+    pub model: String,
+    /// The node that generates.
+    pub decode: String,
+    /// The node that computes the prompt, if that is another.
+    pub prefill: Option<String>,
+    /// Which policy decided.
+    pub policy: String,
+    /// Why, in one word.
+    pub reason: String,
+    /// Tokens of the prompt.
+    pub n_prompt: u32,
+    /// Those of them that were cached.
+    pub n_cached: u32,
+    /// Tokens generated, over all choices.
+    pub n_completion: u32,
+    /// From arrival to the plan: admission, rendering, tokenizing.
+    pub before_plan_ms: f64,
+    /// From the plan to the first token, as it was predicted.
+    pub predicted_ttft_ms: Option<f64>,
+    /// What direct generation should have taken.
+    pub predicted_direct_ttft_ms: Option<f64>,
+    /// From the plan to the first token, as it was.
+    pub ttft_ms: Option<f64>,
+    /// From arrival to the end.
+    pub e2e_ms: f64,
+    /// What came of the handoff.
+    pub handoff: Option<HandoffTimings>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Journal(Mutex<VecDeque<RouteRecord>>);
+
+impl Journal {
+    /// Remembers a route, and forgets the oldest one if there are too many.
+    pub fn push(&self, record: RouteRecord) {
+        let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if records.len() >= MAX_RECORDS {
+            records.pop_front();
+        }
+        records.push_back(record);
+    }
+
+    /// The remembered routes, the newest first.
+    pub fn latest(&self) -> Vec<RouteRecord> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_routes_are_kept_newest_first() {
+        let journal = Journal::default();
+        let record = |at_ms| RouteRecord {
+            at_ms,
+            request_id: "r".into(),
+            model: "m".into(),
+            decode: "local".into(),
+            prefill: None,
+            policy: "fastest".into(),
+            reason: "only_route".into(),
+            n_prompt: 1,
+            n_cached: 0,
+            n_completion: 1,
+            before_plan_ms: 0.0,
+            predicted_ttft_ms: None,
+            predicted_direct_ttft_ms: None,
+            ttft_ms: None,
+            e2e_ms: 1.0,
+            handoff: None,
+            outcome: Outcome::Done,
+        };
+        for at_ms in 0..100 {
+            journal.push(record(at_ms));
+        }
+        let kept: Vec<u64> = journal.latest().iter().map(|record| record.at_ms).collect();
+        assert_eq!(kept, (100 - MAX_RECORDS as u64..100).rev().collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,24 @@
+//! What is noted of requests as they pass: how they went, never what they said.
+//!
+//! [`RequestWatch`] travels with a request from its arrival to the end of its stream, like its permit, and tells the
+//! [`Observer`] once it is dropped.
+
+mod journal;
+mod watch;
+
+pub use self::journal::{Journal, MAX_RECORDS, Outcome, RouteRecord};
+pub use self::watch::RequestWatch;
+
+use crate::metrics::RequestMetrics;
+
+/// Everything that is noted, of all requests.
+#[derive(Debug, Default)]
+pub struct Observer {
+    /// The last routes.
+    pub journal: Journal,
+    /// Counts and histograms.
+    pub metrics: RequestMetrics,
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,92 @@
+//! What is noted of requests that run on the simulator.
+
+use std::sync::{Arc, OnceLock};
+
+use baton_engines::Engine;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::GenerateRequest;
+use baton_schemas::generate::{Input, Sampling};
+use baton_schemas::sequence::CacheScope;
+use futures::StreamExt;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::*;
+use crate::admission::Admission;
+use crate::app::App;
+use crate::generate::{Caller, Standing, generate};
+use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::state::{self, EndpointState, Life};
+
+pub(crate) async fn app() -> App {
+    let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
+    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(sim.info().await.unwrap())));
+    // The node's life never changes in these tests.
+    std::mem::forget(sender);
+    let node = Node::new("local".into(), Some("http://10.0.0.7:9000".into()), Arc::new(sim), state);
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec!["alias".into()], vec![node], Vec::new());
+    App {
+        admission: Admission::new(4),
+        pool: Pool { models: vec![Arc::new(model)] },
+        observer: Arc::new(Observer::default()),
+    }
+}
+
+pub(crate) fn request(model: &str) -> GenerateRequest {
+    GenerateRequest {
+        model: model.into(),
+        input: Input::Text("a secret prompt".into()),
+        n: 1,
+        sampling: Sampling::default(),
+        max_tokens: Some(8),
+        stop: Vec::new(),
+        top_logprobs: None,
+        ignore_eos: true,
+        constraint: None,
+    }
+}
+
+pub(crate) fn caller() -> Caller {
+    Caller { cache_scope: CacheScope::SHARED, request_id: "req_1".into(), standing: Standing::Anyone, policy: None }
+}
+
+#[tokio::test]
+async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() {
+    let app = app().await;
+    let mut done = generate(&app, request("alias"), &caller()).await.unwrap();
+    assert_eq!(state::snapshot(&app, false).requests.admitted, 1);
+    while let Some(event) = done.events.next().await {
+        event.unwrap();
+    }
+    drop(done);
+    let mut left = generate(&app, request("m"), &caller()).await.unwrap();
+    left.events.next().await.unwrap().unwrap();
+    drop(left);
+    assert!(generate(&app, request("nothing"), &caller()).await.is_err());
+
+    let state = state::snapshot(&app, false);
+    assert_eq!(state.requests.admitted, 0);
+    let [cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
+    assert_eq!((cancelled.outcome, done.outcome), (Outcome::Cancelled, Outcome::Done));
+    assert_eq!((done.model.as_str(), done.decode.as_str(), done.reason.as_str()), ("m", "local", "only_route"));
+    assert_eq!((done.n_completion, done.request_id.as_str()), (8, "req_1"));
+    assert!(done.n_prompt > 0 && done.ttft_ms.unwrap() > 0.0 && done.e2e_ms >= done.ttft_ms.unwrap());
+
+    let node = &state.models[0].nodes[0];
+    assert_eq!((node.life, node.slots, node.engine.as_str()), (Life::Ready, 4, "sim"));
+    assert!(!node.decode_rates.is_empty(), "learned from the request");
+}
+
+#[tokio::test]
+async fn the_snapshot_survives_json_and_holds_neither_prompts_nor_unasked_addresses() {
+    let app = app().await;
+    let mut reply = generate(&app, request("m"), &caller()).await.unwrap();
+    while reply.events.next().await.is_some() {}
+    drop(reply);
+    let hidden = serde_json::to_string(&state::snapshot(&app, false)).unwrap();
+    assert!(!hidden.contains("secret") && !hidden.contains("10.0.0.7"), "{hidden}");
+    let shown = state::snapshot(&app, true);
+    let json = serde_json::to_value(&shown).unwrap();
+    assert_eq!(json["models"][0]["nodes"][0]["address"], json!("http://10.0.0.7:9000"));
+    assert_eq!(serde_json::from_value::<EndpointState>(json).unwrap(), shown);
+}

@@ -1,0 +1,190 @@
+//! One request, watched from its arrival to its end.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use baton_schemas::handoff::HandoffTimings;
+
+use prometheus_client::metrics::histogram::Histogram;
+
+use super::{Observer, Outcome, RouteRecord};
+use crate::error::RequestError;
+use crate::generate::Event;
+use crate::metrics::{Routed, Summary};
+use crate::plan::Plan;
+
+/// Label of requests for models that are not served: what clients write must not become labels.
+const UNKNOWN_MODEL: &str = "unknown";
+
+/// Travels with a request. Dropping it is its end: without [`RequestWatch::failed`] and with choices still open, the
+/// client has left.
+pub struct RequestWatch {
+    observer: Arc<Observer>,
+    at: SystemTime,
+    arrived: Instant,
+    request_id: String,
+    model: String,
+    planned: Option<Planned>,
+    n_open: u32,
+    error: Option<&'static str>,
+    n_cached: u32,
+    n_completion: u32,
+    slot: Option<Instant>,
+    first_token: Option<Instant>,
+    handoff: Option<HandoffTimings>,
+}
+
+/// What was known when the route was chosen.
+struct Planned {
+    at: Instant,
+    n_prompt: u32,
+    decode: String,
+    prefill: Option<String>,
+    policy: &'static str,
+    reason: &'static str,
+    predicted_ttft_ms: Option<f64>,
+    direct_ttft_ms: Option<f64>,
+}
+
+impl RequestWatch {
+    /// A request with so many choices has arrived.
+    pub fn begin(observer: &Arc<Observer>, request_id: &str, n_choices: u32) -> RequestWatch {
+        RequestWatch {
+            observer: Arc::clone(observer),
+            at: SystemTime::now(),
+            arrived: Instant::now(),
+            request_id: request_id.to_owned(),
+            model: UNKNOWN_MODEL.to_owned(),
+            planned: None,
+            n_open: n_choices,
+            error: None,
+            n_cached: 0,
+            n_completion: 0,
+            slot: None,
+            first_token: None,
+            handoff: None,
+        }
+    }
+
+    /// It is for this model, by its public name.
+    pub fn is_for(&mut self, model: &str) {
+        model.clone_into(&mut self.model);
+    }
+
+    /// Where the gaps between its tokens are noted.
+    pub fn inter_token_latency(&self) -> Histogram {
+        self.observer.metrics.inter_token_latency(&self.model)
+    }
+
+    /// A route was chosen. A later one, where the first could not be taken, replaces it.
+    pub fn planned(&mut self, plan: &Plan, n_prompt: u32) {
+        self.planned = Some(Planned {
+            at: Instant::now(),
+            n_prompt,
+            decode: plan.decode().name.clone(),
+            prefill: plan.prefill().map(|node| node.name.clone()),
+            policy: plan.policy,
+            reason: plan.reason,
+            predicted_ttft_ms: plan.prediction.map(|prediction| prediction.ttft_ms),
+            direct_ttft_ms: plan.direct_ttft_ms,
+        });
+    }
+
+    /// A step of its reply is about to be sent.
+    pub fn event(&mut self, event: &Event) {
+        match event {
+            Event::Started { choice, n_cached } => {
+                self.slot.get_or_insert_with(Instant::now);
+                // The other choices find the prompt that choice 0 computed.
+                if *choice == 0 {
+                    self.n_cached = *n_cached;
+                }
+            }
+            Event::Handoff { timings, .. } => self.handoff = Some(*timings),
+            Event::Text { .. } => {
+                self.first_token.get_or_insert_with(Instant::now);
+            }
+            Event::Finished { n_completion, .. } => {
+                if *n_completion > 0 {
+                    self.first_token.get_or_insert_with(Instant::now);
+                }
+                self.n_completion = self.n_completion.saturating_add(*n_completion);
+                self.n_open = self.n_open.saturating_sub(1);
+            }
+        }
+    }
+
+    /// It ends with an error.
+    pub fn failed(&mut self, error: &RequestError) {
+        self.error = Some(error.kind());
+    }
+
+    fn outcome(&self) -> Outcome {
+        match (&self.error, &self.planned) {
+            (Some(_), None) => Outcome::Refused,
+            (Some(_), Some(_)) => Outcome::Failed,
+            (None, _) if self.n_open == 0 => Outcome::Done,
+            (None, _) => Outcome::Cancelled,
+        }
+    }
+
+    fn routed(&self) -> Option<Routed> {
+        let planned = self.planned.as_ref()?;
+        let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
+        let predicted = planned.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
+        Some(Routed {
+            route: if planned.prefill.is_some() { "handoff" } else { "direct" },
+            reason: planned.reason,
+            n_prompt: planned.n_prompt,
+            n_cached: self.n_cached,
+            n_completion: self.n_completion,
+            queued: since(self.arrived, self.slot),
+            ttft: since(self.arrived, self.first_token),
+            prediction_ratio: since(planned.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
+            handoff: self.handoff,
+        })
+    }
+
+    fn record(&mut self, outcome: Outcome) -> Option<RouteRecord> {
+        let planned = self.planned.take()?;
+        Some(RouteRecord {
+            at_ms: self.at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
+            request_id: std::mem::take(&mut self.request_id),
+            model: self.model.clone(),
+            decode: planned.decode,
+            prefill: planned.prefill,
+            policy: planned.policy.to_owned(),
+            reason: planned.reason.to_owned(),
+            n_prompt: planned.n_prompt,
+            n_cached: self.n_cached,
+            n_completion: self.n_completion,
+            before_plan_ms: millis(self.arrived, planned.at),
+            predicted_ttft_ms: planned.predicted_ttft_ms,
+            predicted_direct_ttft_ms: planned.direct_ttft_ms,
+            ttft_ms: self.first_token.map(|first| millis(planned.at, first)),
+            e2e_ms: millis(self.arrived, Instant::now()),
+            handoff: self.handoff,
+            outcome,
+        })
+    }
+}
+
+impl Drop for RequestWatch {
+    fn drop(&mut self) {
+        let outcome = self.outcome();
+        self.observer.metrics.ended(&Summary {
+            model: &self.model,
+            outcome,
+            error: self.error,
+            routed: self.routed(),
+            e2e: self.arrived.elapsed().as_secs_f64(),
+        });
+        if let Some(record) = self.record(outcome) {
+            self.observer.journal.push(record);
+        }
+    }
+}
+
+fn millis(from: Instant, to: Instant) -> f64 {
+    to.saturating_duration_since(from).as_secs_f64() * 1e3
+}

@@ -1,0 +1,192 @@
+//! The endpoint at one moment: one typed snapshot that everything which shows it is made from, the JSON and the event
+//! stream of `/baton/state`, the gauges of `/metrics` and the tables of `baton status`.
+//!
+//! It holds no text of any prompt or reply, and addresses of nodes only where they are asked for.
+
+mod build;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::build::snapshot;
+use crate::observe::RouteRecord;
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EndpointState {
+    /// Of the program.
+    pub version: String,
+    /// When this was, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// The door.
+    pub requests: RequestsState,
+    /// In the order of the configuration.
+    pub models: Vec<ModelState>,
+    /// The last routes, the newest first.
+    pub routes: Vec<RouteRecord>,
+}
+
+/// Requests in the house.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RequestsState {
+    /// Being served.
+    pub admitted: u64,
+    /// Served at once at most.
+    pub limit: u64,
+    /// Waiting to be served.
+    pub waiting: u64,
+}
+
+/// A served model.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelState {
+    /// Its public name; empty until a node has said what it runs.
+    pub name: String,
+    /// Other names that find it.
+    pub aliases: Vec<String>,
+    /// How its requests are planned.
+    pub policy: String,
+    /// Decode nodes first.
+    pub nodes: Vec<NodeState>,
+    /// From every prefill node to every decode node.
+    pub links: Vec<LinkState>,
+    /// How often requests had to go another way than planned, by reason.
+    pub fallbacks: BTreeMap<String, FallbackState>,
+    /// Mean of |ln(actual ÷ predicted)| of the time to first token; 0.1 is about 10 %. 0 until there was one.
+    pub prediction_error: f64,
+    /// Tokens that a reply has on average.
+    pub mean_output_tokens: f64,
+}
+
+/// What a node does for this endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// Generates.
+    #[default]
+    Decode,
+    /// Computes prompts for decode nodes.
+    Prefill,
+}
+
+impl Task {
+    /// As it is shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Task::Decode => "decode",
+            Task::Prefill => "prefill",
+        }
+    }
+}
+
+/// Where a node is in its life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Life {
+    /// It has not answered yet.
+    #[default]
+    Starting,
+    /// Requests can be sent.
+    Ready,
+    /// It cannot be used.
+    Failed,
+}
+
+impl Life {
+    /// As it is shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Life::Starting => "starting",
+            Life::Ready => "ready",
+            Life::Failed => "failed",
+        }
+    }
+}
+
+/// A node. Its own figures are zero until it has answered.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeState {
+    /// As in `x-baton-route`.
+    pub name: String,
+    /// What it does here.
+    pub task: Task,
+    /// Where it is in its life.
+    pub life: Life,
+    /// Why it failed, in words that are safe to show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Where other nodes reach it; only for operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// `llama` or `sim`.
+    pub engine: String,
+    /// The model by the node's own name for it.
+    pub model: String,
+    /// Tokens one sequence may hold.
+    pub n_ctx: u32,
+    /// Sequences decoded together.
+    pub slots: u32,
+    /// Slots with a running sequence.
+    pub active_slots: u32,
+    /// Sequences that wait for a slot.
+    pub queued: u32,
+    /// Prompt tokens accepted and not computed yet.
+    pub prefill_backlog_tokens: u32,
+    /// KV cells that no running sequence holds.
+    pub free_kv_cells: u32,
+    /// Weights and KV cache, bytes.
+    pub memory_bytes: u64,
+    /// What keeps requests away from it.
+    pub breaker: BreakerState,
+    /// Prompt tokens per second, measured at about these prompt lengths.
+    pub prefill_rates: Vec<RatePoint>,
+    /// Tokens per second of one stream, measured with about so many streams.
+    pub decode_rates: Vec<RatePoint>,
+}
+
+/// A point of a measured curve.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RatePoint {
+    /// Tokens of the prompt, or streams that share a step: a power of two.
+    pub size: u32,
+    /// Tokens per second.
+    pub tokens_per_second: f64,
+}
+
+/// A node's breaker.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BreakerState {
+    /// Requests are kept away, but for one now and then.
+    pub is_open: bool,
+    /// Failures since the last success.
+    pub failures_in_a_row: u32,
+    /// Why it failed last.
+    pub last_reason: Option<String>,
+    /// Failures by reason since the start.
+    pub failures: BTreeMap<String, u64>,
+}
+
+/// The way from a prefill node to a decode node. Figures are 0 until measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkState {
+    /// Where KV comes from.
+    pub prefill: String,
+    /// Where it goes.
+    pub decode: String,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+    /// Round trip, milliseconds.
+    pub rtt_ms: f64,
+    /// What a handoff's end takes beyond its last chunk's wire time, milliseconds.
+    pub tail_ms: f64,
+}
+
+/// How often a reason made requests go another way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FallbackState {
+    /// Since the start.
+    pub count: u64,
+    /// The last time, milliseconds since the Unix epoch.
+    pub last_ms: u64,
+}

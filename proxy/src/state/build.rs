@@ -1,0 +1,100 @@
+//! The snapshot, out of what is running.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::{
+    BreakerState, EndpointState, FallbackState, Life, LinkState, ModelState, NodeState, RatePoint, RequestsState, Task,
+};
+use crate::app::App;
+use crate::pool::rates::Curve;
+use crate::pool::{BreakerView, EngineState, Node, ServedModel};
+
+/// The endpoint now; with the nodes' addresses only for who may know them.
+pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
+    EndpointState {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        at_ms: unix_ms(SystemTime::now()),
+        requests: RequestsState {
+            admitted: app.admission.n_admitted() as u64,
+            limit: app.admission.limit() as u64,
+            waiting: 0,
+        },
+        models: app.pool.models.iter().map(|served| model(served, with_addresses)).collect(),
+        routes: app.observer.journal.latest(),
+    }
+}
+
+fn model(model: &ServedModel, with_addresses: bool) -> ModelState {
+    let decode = model.decode.iter().map(|n| node(n, Task::Decode, with_addresses));
+    let prefill = model.prefill.iter().map(|n| node(n, Task::Prefill, with_addresses));
+    let known = model.routes.view();
+    let links = model.prefill.iter().zip(&known.links).flat_map(|(from, row)| {
+        model.decode.iter().zip(row).map(|(to, link)| LinkState {
+            prefill: from.name.clone(),
+            decode: to.name.clone(),
+            bytes_per_second: link.bytes_per_second,
+            rtt_ms: link.rtt_ms,
+            tail_ms: link.tail_ms,
+        })
+    });
+    let fallbacks = model.fallbacks.view().into_iter().map(|(reason, fallback)| {
+        (reason.to_owned(), FallbackState { count: fallback.count, last_ms: unix_ms(fallback.last) })
+    });
+    ModelState {
+        name: model.name.get().cloned().unwrap_or_default(),
+        aliases: model.aliases.clone(),
+        policy: model.policy.name().to_owned(),
+        nodes: decode.chain(prefill).collect(),
+        links: links.collect(),
+        fallbacks: fallbacks.collect(),
+        prediction_error: known.error,
+        mean_output_tokens: crate::pool::expected_output(&known.n_output, None),
+    }
+}
+
+fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
+    let (life, info, reason) = match &*node.state.borrow() {
+        EngineState::Starting => (Life::Starting, None, None),
+        EngineState::Ready(info) => (Life::Ready, Some(info.clone()), None),
+        EngineState::Failed { reason, .. } => (Life::Failed, None, Some(reason.clone())),
+    };
+    let (load, rates, BreakerView { is_open, n_in_a_row, last_reason, counts }) =
+        (node.load(), node.rates(), node.breaker.view());
+    let of_info = info.map(|info| NodeState {
+        engine: info.engine.clone(),
+        model: info.model.clone(),
+        n_ctx: info.n_ctx,
+        slots: info.n_slots,
+        memory_bytes: info.memory.model.saturating_add(info.memory.kv),
+        ..NodeState::default()
+    });
+    NodeState {
+        name: node.name.clone(),
+        task,
+        life,
+        reason,
+        address: node.url.clone().filter(|_| with_address),
+        active_slots: load.active_slots,
+        queued: load.queued,
+        prefill_backlog_tokens: load.prefill_backlog,
+        free_kv_cells: load.free_cells,
+        breaker: BreakerState {
+            is_open,
+            failures_in_a_row: n_in_a_row,
+            last_reason: last_reason.map(str::to_owned),
+            failures: counts.into_iter().map(|(reason, n)| (reason.to_owned(), n)).collect(),
+        },
+        prefill_rates: points(&rates.prefill),
+        decode_rates: points(&rates.decode),
+        ..of_info.unwrap_or_default()
+    }
+}
+
+fn points(curve: &Curve) -> Vec<RatePoint> {
+    let point = |(size, tokens_per_second)| RatePoint { size, tokens_per_second };
+    curve.points().into_iter().map(point).collect()
+}
+
+fn unix_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

@@ -1,0 +1,35 @@
+//! The JSON of llama-server's own routes, as far as clients use them beside OpenAI's: `/tokenize`, `/detokenize`,
+//! `/apply-template`, `/props` and `/slots`. Shapes: its `tools/server/README.md`.
+//!
+//! A llama-server has one model. Where there are several, a request may name one under `model`.
+
+mod props;
+mod requests;
+
+pub use props::{Props, Slot, slots};
+pub use requests::{ApplyTemplate, Detokenize, Tokenize};
+
+use serde::Serialize;
+
+use crate::sequence::Token;
+
+/// The reply to `POST /tokenize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TokenizeReply {
+    /// The tokens.
+    pub tokens: Vec<Token>,
+}
+
+/// The reply to `POST /detokenize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DetokenizeReply {
+    /// The text, U+FFFD where the tokens' bytes are not UTF-8.
+    pub content: String,
+}
+
+/// The reply to `POST /apply-template`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ApplyTemplateReply {
+    /// The rendered conversation.
+    pub prompt: String,
+}

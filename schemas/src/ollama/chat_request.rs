@@ -1,0 +1,116 @@
+//! `POST /api/chat`: a body → one [`GenerateRequest`], or a wish to load the model.
+
+use super::common::{self, LoadOnly};
+use super::{messages, not_yet};
+use crate::generate::{Conversation, GenerateRequest, Input};
+use crate::request::fields::Fields;
+use crate::request::{InvalidRequest, json};
+
+/// A chat as the client asked for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChatRequest {
+    /// What to generate.
+    pub generate: GenerateRequest,
+    /// Set if there is no message: then nothing is generated.
+    pub load_only: Option<LoadOnly>,
+    /// As lines of JSON.
+    pub stream: bool,
+}
+
+impl ChatRequest {
+    /// Reads a body. `drawn_seed` is used where the client sent none.
+    pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
+        let object = json::read_object(body)?;
+        let root = Fields::root(&object);
+        let messages = messages::parse(root)?;
+        let load_only = if messages.is_empty() { Some(LoadOnly::of(root)?) } else { None };
+        not_yet::refuse(root, &root.model()?)?;
+        let conversation = Conversation { messages, tools: Vec::new(), template_args: common::template_args(root) };
+        let generate = common::generate(root, Input::Chat(conversation), drawn_seed)?;
+        Ok(ChatRequest { generate, load_only, stream: common::stream(root)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(body: &Value) -> Result<ChatRequest, InvalidRequest> {
+        ChatRequest::parse(body.to_string().as_bytes(), 7)
+    }
+
+    fn check(messages: Value, expected: Value) {
+        let request = parsed(&json!({"model": "m", "messages": messages})).unwrap();
+        let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };
+        assert_eq!(serde_json::to_value(conversation.messages).unwrap(), expected);
+    }
+
+    fn refused(body: Value, param: &str) {
+        assert_eq!(parsed(&body).unwrap_err().param.as_deref(), Some(param), "{body}");
+    }
+
+    #[test]
+    fn messages_become_what_templates_read() {
+        check(
+            json!([{"role": "user", "content": "hi"}, {"role": "system", "content": "be brief"}]),
+            json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]),
+        );
+        check(
+            json!([
+                {"role": "assistant", "thinking": "hm", "tool_calls": [
+                    {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}, {"function": {"name": "g"}}]},
+                {"role": "tool", "content": "4", "tool_name": "f", "tool_call_id": "c", "images": null}]),
+            json!([
+                {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+                    {"type": "function", "function": {"name": "g", "arguments": {}}}]},
+                {"role": "tool", "content": "4", "tool_call_id": "c", "name": "f"}]),
+        );
+    }
+
+    #[test]
+    fn a_chat_streams_unless_it_is_told_not_to() {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        let request = parsed(&body).unwrap();
+        assert!(request.stream && request.load_only.is_none());
+        assert_eq!((request.generate.model.as_str(), request.generate.sampling.seed), ("m", 7));
+        assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (None, None));
+        let whole = parsed(&json!({"model": "m", "messages": [{"role": "user"}], "stream": false, "think": false,
+            "logprobs": true, "top_logprobs": 3, "options": {"num_predict": 3}}))
+        .unwrap();
+        assert!(!whole.stream);
+        assert_eq!((whole.generate.max_tokens, whole.generate.top_logprobs), (Some(3), Some(3)));
+        let Input::Chat(conversation) = whole.generate.input else { panic!("not a chat") };
+        assert_eq!(conversation.template_args["enable_thinking"], false);
+    }
+
+    #[test]
+    fn without_messages_the_model_is_loaded_or_unloaded() {
+        let load = |body: Value| parsed(&body).unwrap().load_only;
+        assert_eq!(load(json!({"model": "m"})), Some(LoadOnly::Load));
+        assert_eq!(load(json!({"model": "m", "messages": [], "keep_alive": 0})), Some(LoadOnly::Unload));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let user = |extra: Value| {
+            let mut message = json!({"role": "user", "content": "hi"});
+            message.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            json!({"model": "m", "messages": [message]})
+        };
+        refused(json!({"messages": []}), "model");
+        refused(json!({"model": "m", "messages": "hi"}), "messages");
+        refused(json!({"model": "m", "messages": ["hi"]}), "messages[0]");
+        refused(json!({"model": "m", "messages": [{"content": "hi"}]}), "messages[0].role");
+        refused(user(json!({"role": "robot"})), "messages[0].role");
+        refused(user(json!({"content": ["hi"]})), "messages[0].content");
+        refused(user(json!({"images": ["aGk="]})), "messages[0].images");
+        refused(user(json!({"tool_calls": [{}]})), "messages[0].tool_calls[0].function");
+        let call = json!([{"function": {"name": "f", "arguments": "{}"}}]);
+        refused(user(json!({ "tool_calls": call })), "messages[0].tool_calls[0].function.arguments");
+        refused(json!({"model": "m", "stream": "yes"}), "stream");
+        refused(json!({"model": "m", "top_logprobs": 21}), "top_logprobs");
+    }
+}

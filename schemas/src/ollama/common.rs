@@ -1,0 +1,112 @@
+//! What `/api/chat` and `/api/generate` have in common.
+
+use serde_json::{Map, Value};
+
+use super::format;
+use super::options::{self, Options};
+use crate::generate::{GenerateRequest, Input};
+use crate::request::InvalidRequest;
+use crate::request::fields::{Fields, wrong_type};
+
+/// As many as OpenAI's dialect gives.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// Whether a request only asks for its model to be loaded or unloaded, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadOnly {
+    /// Nothing to answer: the model is to be ready.
+    Load,
+    /// `keep_alive` is 0: the model may go.
+    Unload,
+}
+
+impl LoadOnly {
+    /// A request without anything to answer.
+    pub(super) fn of(root: Fields<'_>) -> Result<Self, InvalidRequest> {
+        Ok(if keeps_nothing(root)? { LoadOnly::Unload } else { LoadOnly::Load })
+    }
+
+    /// Ollama's `done_reason`.
+    pub fn done_reason(self) -> &'static str {
+        match self {
+            LoadOnly::Load => "load",
+            LoadOnly::Unload => "unload",
+        }
+    }
+}
+
+/// The request that a dialect's body becomes, with `input` as what to continue.
+pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Result<GenerateRequest, InvalidRequest> {
+    let Options { max_tokens, stop, sampling } = options::parse(root, drawn_seed)?;
+    let top_logprobs = root.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.unwrap_or(0);
+    let wants_logprobs = root.boolean("logprobs")?.unwrap_or(false);
+    Ok(GenerateRequest {
+        model: root.model()?,
+        input,
+        n: 1,
+        max_tokens,
+        stop,
+        sampling,
+        top_logprobs: wants_logprobs.then_some(top_logprobs as u32),
+        ignore_eos: false,
+        constraint: format::parse(root)?,
+    })
+}
+
+/// Ollama streams unless it is told not to.
+pub(super) fn stream(root: Fields<'_>) -> Result<bool, InvalidRequest> {
+    Ok(root.boolean("stream")?.unwrap_or(true))
+}
+
+/// `think: false` reaches the templates that know the switch; there is nothing to switch off in others.
+pub(super) fn template_args(root: Fields<'_>) -> Map<String, Value> {
+    let mut args = Map::new();
+    if root.get("think") == Some(&Value::Bool(false)) {
+        args.insert("enable_thinking".to_owned(), false.into());
+    }
+    args
+}
+
+/// Whether `keep_alive` is zero. It has no other effect: a model stays for as long as the server runs.
+fn keeps_nothing(root: Fields<'_>) -> Result<bool, InvalidRequest> {
+    match root.get("keep_alive") {
+        None => Ok(false),
+        Some(Value::Number(seconds)) => Ok(seconds.as_f64() == Some(0.0)),
+        Some(Value::String(duration)) => Ok(is_zero(duration)),
+        Some(other) => Err(wrong_type("keep_alive", "a number of seconds or a duration like \"5m\"", other)),
+    }
+}
+
+/// Whether a Go duration (`0`, `0s`, `0m0s`) is zero.
+fn is_zero(duration: &str) -> bool {
+    let digits = || duration.chars().filter(char::is_ascii_digit);
+    digits().next().is_some() && digits().all(|digit| digit == '0')
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(keep_alive: Value, expected: Option<LoadOnly>) {
+        let body = json!({ "keep_alive": keep_alive });
+        assert_eq!(LoadOnly::of(Fields::root(body.as_object().unwrap())).ok(), expected, "{body}");
+    }
+
+    #[test]
+    fn only_a_keep_alive_of_zero_unloads() {
+        check(json!(null), Some(LoadOnly::Load));
+        check(json!("5m"), Some(LoadOnly::Load));
+        check(json!(-1), Some(LoadOnly::Load));
+        check(json!("-1"), Some(LoadOnly::Load));
+        check(json!("10s"), Some(LoadOnly::Load));
+        check(json!("0.5s"), Some(LoadOnly::Load));
+        check(json!(""), Some(LoadOnly::Load));
+        check(json!(0), Some(LoadOnly::Unload));
+        check(json!(0.0), Some(LoadOnly::Unload));
+        check(json!("0"), Some(LoadOnly::Unload));
+        check(json!("0m0s"), Some(LoadOnly::Unload));
+        check(json!([]), None);
+    }
+}

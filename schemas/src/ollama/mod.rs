@@ -1,0 +1,35 @@
+//! Ollama's JSON: what its clients send to `/api`, and what they expect back.
+//!
+//! Shapes and names are those of Ollama's `docs/api.md` and its `api/types.go`. Unknown fields and options are ignored,
+//! as Ollama does; what would change the answer and cannot be honoured yet is refused in `not_yet.rs`. Everything here
+//! is a pure function of bytes; the proxy's `http::ollama` gives it sockets.
+
+pub mod chat_request;
+pub mod generate_request;
+pub mod model;
+pub mod model_request;
+pub mod reply;
+
+mod common;
+mod format;
+mod messages;
+mod not_yet;
+mod options;
+
+use serde::Serialize;
+
+pub use chat_request::ChatRequest;
+pub use common::LoadOnly;
+pub use generate_request::GenerateRequest;
+pub use model_request::ModelRequest;
+
+/// The version of Ollama whose API this is: plain `x.y.z`, since clients parse each part as an integer, and new enough
+/// for those that insist on one.
+pub const VERSION: &str = "0.14.2";
+
+/// `{"error": "…"}`: a whole reply, or the last line of a stream that failed after its head.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ErrorReply {
+    /// What happened.
+    pub error: String,
+}

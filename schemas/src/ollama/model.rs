@@ -1,0 +1,239 @@
+//! What Ollama's routes say about models: `/api/tags`, `/api/ps` and `/api/show`.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::node::NodeInfo;
+
+/// A model is never unloaded while the server runs. Ollama's own date for that lies as far ahead.
+const NEVER: &str = "2318-01-01T00:00:00Z";
+
+/// The reply to `GET /api/tags` and `GET /api/ps`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelList {
+    /// All of them.
+    pub models: Vec<Model>,
+}
+
+/// A model in a list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Model {
+    /// With its tag.
+    pub name: String,
+    /// The same.
+    pub model: String,
+    /// RFC 3339; only in `/api/tags`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modified_at: Option<String>,
+    /// Bytes: of the file in `/api/tags`, of memory in `/api/ps`.
+    pub size: u64,
+    /// Names the weights, in hex. Empty where they are not known.
+    pub digest: String,
+    /// What kind of model it is.
+    pub details: Details,
+    /// Only in `/api/ps`.
+    #[serde(flatten)]
+    pub running: Option<Running>,
+}
+
+/// What `/api/ps` adds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Running {
+    /// RFC 3339.
+    pub expires_at: &'static str,
+    /// Tokens one sequence may hold.
+    pub context_length: u32,
+}
+
+/// What kind of model it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Details {
+    /// Always empty.
+    pub parent_model: &'static str,
+    /// Always `gguf`.
+    pub format: &'static str,
+    /// llama.cpp's architecture name.
+    pub family: String,
+    /// The same.
+    pub families: Vec<String>,
+    /// For people, e.g. `8.0B`.
+    pub parameter_size: String,
+    /// E.g. `Q4_K_M`; empty if the file does not say.
+    pub quantization_level: String,
+}
+
+/// The reply to `POST /api/show`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Show {
+    /// Only a comment: there is no model file to build it from.
+    pub modelfile: String,
+    /// The model's chat template: Jinja, where Ollama has Go's language.
+    pub template: String,
+    /// What kind of model it is.
+    pub details: Details,
+    /// With the keys of the file's metadata.
+    pub model_info: Map<String, Value>,
+    /// `completion`, and what else it can do.
+    pub capabilities: Vec<&'static str>,
+    /// RFC 3339.
+    pub modified_at: String,
+}
+
+/// A name with its tag. Clients compare what they find in a list with what they ask for, and some add the tag.
+pub fn tagged(name: &str) -> String {
+    let has_tag = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
+    if has_tag { name.to_owned() } else { format!("{name}:latest") }
+}
+
+impl Model {
+    /// A model in `/api/tags`; `info` is missing while it loads.
+    pub fn listed(name: &str, modified_at: String, info: Option<&NodeInfo>) -> Self {
+        Model {
+            modified_at: Some(modified_at),
+            size: info.map_or(0, |info| info.facts.file_bytes),
+            ..model(name, info)
+        }
+    }
+
+    /// A model in `/api/ps`. How much of it is in a GPU's memory is not known, so Ollama's `size_vram` is left out.
+    pub fn running(name: &str, info: &NodeInfo) -> Self {
+        let running = Running { expires_at: NEVER, context_length: info.n_ctx };
+        let size = info.memory.model.saturating_add(info.memory.kv);
+        Model { size, running: Some(running), ..model(name, Some(info)) }
+    }
+}
+
+fn model(name: &str, info: Option<&NodeInfo>) -> Model {
+    let weights = info.and_then(|info| info.kv.as_ref()).map(|kv| hex::encode(kv.fingerprint.weights));
+    let name = tagged(name);
+    Model {
+        model: name.clone(),
+        name,
+        modified_at: None,
+        size: 0,
+        digest: weights.unwrap_or_default(),
+        details: info.map_or_else(Details::default, Details::of),
+        running: None,
+    }
+}
+
+impl Details {
+    fn of(info: &NodeInfo) -> Self {
+        Details {
+            parent_model: "",
+            format: "gguf",
+            family: info.architecture.clone(),
+            families: vec![info.architecture.clone()],
+            parameter_size: human_number(info.facts.n_params),
+            quantization_level: info.facts.quantization.clone(),
+        }
+    }
+}
+
+impl Show {
+    /// All that is known of a model.
+    pub fn new(modified_at: String, info: &NodeInfo) -> Self {
+        let architecture = &info.architecture;
+        let model_info = json!({
+            "general.architecture": architecture,
+            "general.basename": info.model,
+            "general.parameter_count": info.facts.n_params,
+            (format!("{architecture}.context_length")): info.n_ctx_train,
+            (format!("{architecture}.vocab_size")): info.n_vocab,
+        });
+        let insert = info.facts.infill.is_some().then_some("insert");
+        Show {
+            modelfile: "# This model is served from a GGUF file, without a Modelfile.".to_owned(),
+            template: info.facts.chat_template.clone(),
+            details: Details::of(info),
+            model_info: model_info.as_object().cloned().unwrap_or_default(),
+            capabilities: ["completion"].into_iter().chain(insert).collect(),
+            modified_at,
+        }
+    }
+}
+
+/// As Ollama's `format.HumanNumber`: `134.52M`, `8.0B`, `7B` for exactly 7·10⁹.
+fn human_number(n: u64) -> String {
+    const MILLION: u64 = 1_000_000;
+    const BILLION: u64 = 1_000 * MILLION;
+    match n {
+        0 => String::new(),
+        n if n >= BILLION && n.is_multiple_of(BILLION) => format!("{}B", n / BILLION),
+        n if n >= BILLION => format!("{:.1}B", n as f64 / BILLION as f64),
+        n if n >= MILLION && n.is_multiple_of(MILLION) => format!("{}M", n / MILLION),
+        n if n >= MILLION => format!("{:.2}M", n as f64 / MILLION as f64),
+        n => n.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{InfillTokens, Memory, ModelFacts, Role};
+
+    fn info() -> NodeInfo {
+        NodeInfo {
+            model: "SmolLM2".into(),
+            engine: "llama".into(),
+            architecture: "llama".into(),
+            n_ctx: 4096,
+            n_ctx_train: 8192,
+            n_vocab: 49152,
+            n_slots: 4,
+            memory: Memory { model: 90, kv: 10 },
+            has_chat_template: true,
+            role: Role::Both,
+            kv: None,
+            facts: ModelFacts {
+                n_params: 134_515_008,
+                file_bytes: 98_362_432,
+                quantization: "Q4_1".into(),
+                chat_template: "{{ x }}".into(),
+                ..ModelFacts::default()
+            },
+        }
+    }
+
+    fn check(value: impl Serialize, expected: &str) {
+        assert_eq!(serde_json::to_string_pretty(&value).unwrap() + "\n", expected);
+    }
+
+    #[test]
+    fn lists_and_show_have_ollamas_shape() {
+        let since = || "2026-01-02T03:04:05Z".to_owned();
+        let tags = ModelList { models: vec![Model::listed("smollm2", since(), Some(&info()))] };
+        check(tags, include_str!("golden/tags.json"));
+        check(ModelList { models: vec![Model::running("smollm2", &info())] }, include_str!("golden/ps.json"));
+        check(Show::new(since(), &info()), include_str!("golden/show.json"));
+        let loading = Model::listed("org/m:q4", since(), None);
+        assert_eq!((loading.name.as_str(), loading.size), ("org/m:q4", 0));
+    }
+
+    #[test]
+    fn a_model_that_can_infill_says_so() {
+        let infill = Some(InfillTokens { prefix: 1, suffix: 2, middle: 3 });
+        let info = NodeInfo { facts: ModelFacts { infill, ..info().facts }, ..info() };
+        assert_eq!(Show::new(String::new(), &info).capabilities, ["completion", "insert"]);
+    }
+
+    #[test]
+    fn names_get_the_tag_they_lack() {
+        let check = |name: &str, expected: &str| assert_eq!(tagged(name), expected);
+        check("m", "m:latest");
+        check("m:q4", "m:q4");
+        check("org/m", "org/m:latest");
+        check("host:80/m", "host:80/m:latest");
+    }
+
+    #[test]
+    fn numbers_are_short_as_ollamas() {
+        let check = |n: u64, expected: &str| assert_eq!(human_number(n), expected);
+        check(0, "");
+        check(999_999, "999999");
+        check(134_515_008, "134.52M");
+        check(270_000_000, "270M");
+        check(8_030_261_248, "8.0B");
+        check(7_000_000_000, "7B");
+    }
+}

@@ -1,0 +1,101 @@
+//! `options`: what Ollama's model files call parameters.
+
+use serde_json::Value;
+
+use crate::generate::Sampling;
+use crate::request::fields::Fields;
+use crate::request::{InvalidRequest, off, sampling, stop};
+
+/// `options`, as far as they have an effect.
+pub(super) struct Options {
+    pub(super) max_tokens: Option<u32>,
+    pub(super) stop: Vec<String>,
+    pub(super) sampling: Sampling,
+}
+
+/// Samplers of older versions of Ollama. Those that are switched off pass.
+const GONE: [off::Constraint; 3] =
+    [("mirostat", "Mirostat", 0.0), ("typical_p", "Typical sampling", 1.0), ("tfs_z", "Tail-free sampling", 1.0)];
+
+/// Ollama's defaults: `DefaultOptions` in its `api/types.go`.
+fn defaults(seed: u64) -> Sampling {
+    Sampling { top_k: 40, top_p: 0.9, min_p: 0.0, temperature: 0.8, repeat_penalty: 1.1, seed, ..Sampling::default() }
+}
+
+/// Reads `options`. `drawn_seed` is used where the client sent none.
+///
+/// `num_ctx` is checked and has no effect: the context's size is fixed when a model is loaded, and a prompt that does
+/// not fit is refused, where Ollama would cut its beginning off without a word. Options that only concern how Ollama
+/// loads a model (`num_gpu`, `num_thread`, …) are ignored.
+pub(super) fn parse(root: Fields<'_>, drawn_seed: u64) -> Result<Options, InvalidRequest> {
+    let empty = Value::Object(serde_json::Map::new());
+    let options = Fields::at(root.get("options").unwrap_or(&empty), "options")?;
+    off::refuse(options, &GONE)?;
+    options.integer("num_ctx", 0..=i64::from(u32::MAX))?;
+    // 0 and negative numbers all mean 'until the context ends'.
+    let num_predict = options.integer("num_predict", i64::from(i32::MIN)..=i64::from(u32::MAX))?;
+    Ok(Options {
+        max_tokens: num_predict.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
+        stop: stop::parse(options)?,
+        sampling: sampling::parse(options, defaults(drawn_seed))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parsed(options: Value) -> Result<Options, InvalidRequest> {
+        parse(Fields::root(json!({ "options": options }).as_object().unwrap()), 99)
+    }
+
+    fn check(options: Value, change: impl FnOnce(&mut Options)) {
+        let mut expected = Options { max_tokens: None, stop: vec![], sampling: defaults(99) };
+        change(&mut expected);
+        let got = parsed(options.clone()).unwrap();
+        assert_eq!((got.max_tokens, got.stop), (expected.max_tokens, expected.stop), "{options}");
+        assert_eq!(got.sampling, expected.sampling, "{options}");
+    }
+
+    fn refused(options: Value, param: &str) {
+        assert_eq!(parsed(options.clone()).err().and_then(|e| e.param).as_deref(), Some(param), "{options}");
+    }
+
+    #[test]
+    fn options_reach_the_request() {
+        check(json!(null), |_| {});
+        check(json!({"num_ctx": 8192, "num_gpu": 99, "made_up": "x"}), |_| {});
+        check(json!({"num_predict": 7}), |o| o.max_tokens = Some(7));
+        check(json!({"num_predict": -1}), |_| {});
+        check(json!({"num_predict": -2}), |_| {});
+        check(json!({"num_predict": 0}), |_| {});
+        check(json!({"stop": ["a", "b"]}), |o| o.stop = vec!["a".into(), "b".into()]);
+        check(json!({"stop": "a"}), |o| o.stop = vec!["a".into()]);
+        check(json!({"seed": 5, "temperature": 0}), |o| (o.sampling.seed, o.sampling.temperature) = (5, 0.0));
+        check(json!({"top_k": 3, "top_p": 0.5}), |o| (o.sampling.top_k, o.sampling.top_p) = (3, 0.5));
+        check(json!({"min_p": 0.25, "repeat_last_n": -1}), |o| {
+            (o.sampling.min_p, o.sampling.repeat_last_n) = (0.25, -1);
+        });
+        check(json!({"repeat_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": -1}), |o| {
+            let s = &mut o.sampling;
+            (s.repeat_penalty, s.presence_penalty, s.frequency_penalty) = (1.5, 1.0, -1.0);
+        });
+        check(json!({"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}), |_| {});
+    }
+
+    #[test]
+    fn what_is_out_of_range_or_mistyped_is_named() {
+        refused(json!([]), "options");
+        refused(json!({"num_ctx": -1}), "options.num_ctx");
+        refused(json!({"num_ctx": "8k"}), "options.num_ctx");
+        refused(json!({"num_predict": 1.5}), "options.num_predict");
+        refused(json!({"num_predict": 1e12}), "options.num_predict");
+        refused(json!({"temperature": -1}), "options.temperature");
+        refused(json!({"top_p": 2}), "options.top_p");
+        refused(json!({"stop": [""]}), "options.stop");
+        refused(json!({"mirostat": 2}), "options.mirostat");
+        refused(json!({"typical_p": 0.5}), "options.typical_p");
+    }
+}

@@ -1,0 +1,152 @@
+//! The replies of `/api/chat` and `/api/generate`: lines of a stream, of which the last, or only one, has `done: true`.
+
+use serde::Serialize;
+
+use super::common::LoadOnly;
+use crate::openai::logprobs::TokenLogprob;
+use crate::sequence::{FinishReason, Timings};
+
+/// One line, or a whole reply.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Line<'a> {
+    /// The model, as the client wrote it.
+    pub model: &'a str,
+    /// RFC 3339.
+    pub created_at: String,
+    /// What is new; in a whole reply, everything.
+    #[serde(flatten)]
+    pub text: Text,
+    /// Of the tokens in this line, if asked for. The shape is OpenAI's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprob>,
+    /// Whether this is the last line. A stream without such a line has failed.
+    pub done: bool,
+    /// What the last line says.
+    #[serde(flatten)]
+    pub end: Option<End>,
+}
+
+/// The text of a line, under the name that its route has for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Text {
+    /// Of `/api/chat`.
+    Message {
+        /// Always `assistant`.
+        role: &'static str,
+        /// May be empty.
+        content: String,
+    },
+    /// Of `/api/generate`.
+    Response(String),
+}
+
+impl Text {
+    /// The text of a chat.
+    pub fn message(content: String) -> Self {
+        Text::Message { role: "assistant", content }
+    }
+}
+
+/// Why a reply ended, and where its time went.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct End {
+    /// `stop`, `length`, `load` or `unload`.
+    pub done_reason: &'static str,
+    /// Absent where nothing was generated.
+    #[serde(flatten)]
+    pub metrics: Option<Metrics>,
+}
+
+impl End {
+    /// The end of a generation.
+    pub fn generated(reason: FinishReason, metrics: Metrics) -> Self {
+        let done_reason = match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        };
+        End { done_reason, metrics: Some(metrics) }
+    }
+
+    /// The answer to a request without anything to answer.
+    pub fn loaded(wish: LoadOnly) -> Self {
+        End { done_reason: wish.done_reason(), metrics: None }
+    }
+}
+
+/// Counts, and durations in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Metrics {
+    /// From the request's arrival to its end.
+    pub total_duration: u64,
+    /// Before the prompt was begun with. A model is loaded already, so that is waiting for a slot.
+    pub load_duration: u64,
+    /// Tokens in the prompt, the cached ones included.
+    pub prompt_eval_count: u32,
+    /// Computing those that were not cached.
+    pub prompt_eval_duration: u64,
+    /// Tokens generated.
+    pub eval_count: u32,
+    /// From the first of them to the last.
+    pub eval_duration: u64,
+}
+
+impl Metrics {
+    /// The metrics of a reply whose whole life was `total_ms`.
+    pub fn new(total_ms: f64, n_prompt: u32, n_completion: u32, timings: &Timings) -> Self {
+        Metrics {
+            total_duration: nanoseconds(total_ms),
+            load_duration: nanoseconds(timings.queue_ms),
+            prompt_eval_count: n_prompt,
+            prompt_eval_duration: nanoseconds(timings.prompt_ms),
+            eval_count: n_completion,
+            eval_duration: nanoseconds(timings.predicted_ms),
+        }
+    }
+}
+
+/// Saturates; what is negative or no number is 0.
+fn nanoseconds(ms: f64) -> u64 {
+    (ms * 1e6).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ollama::ErrorReply;
+    use crate::sequence::Logprobs;
+
+    fn line(text: Text) -> Line<'static> {
+        let created_at = "2026-01-02T03:04:05.678901Z".to_owned();
+        Line { model: "m", created_at, text, logprobs: vec![], done: false, end: None }
+    }
+
+    #[test]
+    fn streams_have_ollamas_shape_and_order() {
+        let timings = Timings { queue_ms: 0.5, prompt_n: 2, prompt_ms: 4.0, predicted_n: 2, predicted_ms: 5.25 };
+        let end = |reason| Some(End::generated(reason, Metrics::new(12.5, 3, 2, &timings)));
+        let chat = |text: &str| line(Text::message(text.into()));
+        let plain = |text: &str| line(Text::Response(text.into()));
+        let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] })];
+        let lines = [
+            chat("Hi"),
+            Line { logprobs, ..chat(" \u{1F600}\n") },
+            Line { done: true, end: end(FinishReason::Stop), ..chat("") },
+            plain("Hi"),
+            Line { done: true, end: end(FinishReason::Length), ..plain("") },
+            Line { done: true, end: Some(End::loaded(LoadOnly::Load)), ..chat("") },
+            Line { done: true, end: Some(End::loaded(LoadOnly::Unload)), ..plain("") },
+        ];
+        let mut transcript: String = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
+        transcript += &serde_json::to_string(&ErrorReply { error: "The engine stopped.".into() }).unwrap();
+        assert_eq!(transcript + "\n", include_str!("golden/lines.ndjson"));
+    }
+
+    #[test]
+    fn a_duration_is_never_nonsense() {
+        assert_eq!(nanoseconds(1.5), 1_500_000);
+        assert_eq!(nanoseconds(-1.0), 0);
+        assert_eq!(nanoseconds(f64::NAN), 0);
+        assert_eq!(nanoseconds(f64::INFINITY), u64::MAX);
+    }
+}

@@ -1,0 +1,127 @@
+//! The reply to `POST /v1/completions`: one object, or a stream of chunks of the same shape.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::chat_response::finish_reason;
+use super::logprobs::finite;
+use crate::sequence::{FinishReason, Logprobs};
+
+/// One completion, or a step of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TextChoice {
+    /// All of the text, or what is new.
+    pub text: String,
+    /// From 0; the choices of the first prompt come first.
+    pub index: u32,
+    /// If asked for.
+    pub logprobs: Option<TextLogprobs>,
+    /// Null until the choice has ended.
+    pub finish_reason: Option<&'static str>,
+}
+
+impl TextChoice {
+    /// Text that something follows.
+    pub fn text(index: u32, text: String, logprobs: Option<TextLogprobs>) -> Self {
+        TextChoice { text, index, logprobs, finish_reason: None }
+    }
+
+    /// A choice's last chunk.
+    pub fn finish(index: u32, reason: FinishReason) -> Self {
+        let finish_reason = Some(finish_reason(reason));
+        TextChoice { text: String::new(), index, logprobs: None, finish_reason }
+    }
+}
+
+/// The older shape of log-probabilities: lists of equal length, one entry a token.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TextLogprobs {
+    /// Texts, U+FFFD where a character spans tokens.
+    pub tokens: Vec<String>,
+    /// Natural logarithms.
+    pub token_logprobs: Vec<f32>,
+    /// The most likely tokens at each place and their log-probabilities.
+    pub top_logprobs: Vec<Map<String, Value>>,
+    /// Where each token begins in the choice's text, in characters.
+    pub text_offset: Vec<u32>,
+}
+
+impl TextLogprobs {
+    /// Adds a token with these bytes, which begins at `offset` characters; returns where the next one begins.
+    pub fn push(&mut self, bytes: &[u8], logprobs: &Logprobs, offset: u32) -> u32 {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        self.tokens.push(text(bytes));
+        self.token_logprobs.push(finite(logprobs.chosen));
+        let top = logprobs.top.iter().map(|other| (text(&other.bytes), finite(other.logprob).into()));
+        self.top_logprobs.push(top.collect());
+        self.text_offset.push(offset);
+        // A character begins with every byte that does not continue one.
+        let n_begun = bytes.iter().filter(|&byte| byte & 0xC0 != 0x80).count();
+        offset.saturating_add(u32::try_from(n_begun).unwrap_or(u32::MAX))
+    }
+
+    /// Appends those of later tokens.
+    pub fn extend(&mut self, later: TextLogprobs) {
+        self.tokens.extend(later.tokens);
+        self.token_logprobs.extend(later.token_logprobs);
+        self.top_logprobs.extend(later.top_logprobs);
+        self.text_offset.extend(later.text_offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::chat_response::{Chunk, Completion, ReplyHead};
+    use crate::openai::usage::{TimingsReport, Usage};
+    use crate::sequence::Alternative;
+
+    fn head() -> ReplyHead {
+        ReplyHead {
+            id: "cmpl-1".into(),
+            object: ReplyHead::TEXT,
+            created: 1_700_000_000,
+            model: "m".into(),
+            system_fingerprint: "baton-0".into(),
+        }
+    }
+
+    #[test]
+    fn a_whole_reply_has_openais_shape_and_order() {
+        let top = vec![Alternative { id: 1, bytes: b"Yo".to_vec(), logprob: -0.25 }];
+        let mut logprobs = TextLogprobs::default();
+        let offset = logprobs.push("é".as_bytes(), &Logprobs { chosen: -0.5, top }, 4);
+        logprobs.push(b"!", &Logprobs { chosen: f32::NEG_INFINITY, top: vec![] }, offset);
+        let choice = TextChoice { finish_reason: Some("stop"), ..TextChoice::text(0, "é!".into(), Some(logprobs)) };
+        let usage = Usage::new(3, 1, 2);
+        let reply = Completion { head: head(), choices: vec![choice], usage, timings: TimingsReport::default() };
+        assert_eq!(serde_json::to_string_pretty(&reply).unwrap() + "\n", include_str!("golden/text_completion.json"));
+    }
+
+    #[test]
+    fn a_stream_has_openais_shape_and_order() {
+        let head = head();
+        let chunk = |choice: TextChoice| Chunk { head: &head, choices: vec![choice], usage: None, timings: None };
+        let chunks = [
+            chunk(TextChoice::text(1, "Hi\n".into(), None)),
+            chunk(TextChoice::finish(1, FinishReason::Length)),
+            Chunk {
+                choices: vec![],
+                usage: Some(Some(Usage::new(3, 1, 2))),
+                ..chunk(TextChoice::finish(0, FinishReason::Stop))
+            },
+        ];
+        let lines = chunks.iter().map(|chunk| format!("data: {}\n\n", serde_json::to_string(chunk).unwrap()));
+        assert_eq!(lines.collect::<String>(), include_str!("golden/text_chunks.sse"));
+    }
+
+    #[test]
+    fn offsets_count_characters_even_where_tokens_split_them() {
+        let mut logprobs = TextLogprobs::default();
+        let mut offset = 0;
+        for bytes in ["a".as_bytes(), &[0xF0, 0x9F], &[0x98, 0x80], b"b"] {
+            offset = logprobs.push(bytes, &Logprobs { chosen: 0.0, top: vec![] }, offset);
+        }
+        assert_eq!((logprobs.text_offset, offset), (vec![0, 1, 2, 2], 3));
+    }
+}
