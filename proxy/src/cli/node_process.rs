@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_schemas::node::{ChildEvent, KEY_VARIABLE};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
 
@@ -48,7 +48,13 @@ impl NodeProcess {
 pub(super) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
-    command.env(KEY_VARIABLE, key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    // A child presents a key to other nodes only if it is given one for them; these share theirs.
+    command
+        .env(KEY_VARIABLE, key)
+        .env(PULL_KEY_VARIABLE, key)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true);
     Ok(command)
 }
 

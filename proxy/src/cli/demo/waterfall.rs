@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::ask::{Handoff, Reply};
 
 /// Columns of the bars. With names and figures a line has at most 100.
-const WIDTH: usize = 48;
+const WIDTH: usize = 42;
 
 /// A bar: its name, where it begins and ends in milliseconds, and what is said beside its length.
 struct Bar {

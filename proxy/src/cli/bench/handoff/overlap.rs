@@ -218,6 +218,5 @@ pub(super) fn name(codec: Codec) -> &'static str {
     }
 }
 
-/// Time for the rounds of one prompt length: a long one then has a single round on a small machine, and the whole
-/// benchmark stays below 8 minutes.
+/// Time for the rounds of one prompt length: a long one then has a single round on a small machine.
 pub(super) const TIME_PER_LENGTH: Duration = Duration::from_secs(60);
