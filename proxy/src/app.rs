@@ -10,6 +10,7 @@ use crate::admission::Admission;
 use crate::error::RequestError;
 use crate::generate::{self, Caller, Generation};
 use crate::http::{Backend, Health};
+use crate::plan::explanation::Explanation;
 use crate::pool::{EngineState, Pool};
 
 /// A running endpoint.
@@ -24,6 +25,10 @@ pub struct App {
 impl Backend for App {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
         generate::generate(&self.admission, &self.pool, request, &caller).await
+    }
+
+    async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
+        generate::explain(&self.admission, &self.pool, &request, caller).await
     }
 
     fn models(&self) -> Vec<ModelCard> {

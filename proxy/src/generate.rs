@@ -15,6 +15,7 @@ use futures::{Stream, StreamExt};
 use crate::admission::{Admission, Permit};
 use crate::error::RequestError;
 use crate::failover::Resilient;
+use crate::plan::explanation::Explanation;
 use crate::plan::policy::Policy;
 use crate::plan::{self, PlanRequest};
 use crate::pool::{Pool, ServedModel};
@@ -52,6 +53,37 @@ pub async fn generate(
     Ok(Generation { n_prompt, route, events: hold(permit, choices, n_prompt, &request) })
 }
 
+/// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
+pub async fn explain(
+    admission: &Admission,
+    pool: &Pool,
+    request: &GenerateRequest,
+    caller: &Caller,
+) -> Result<Explanation, RequestError> {
+    let _permit = admission.admit()?;
+    let model = pool.find(&request.model)?;
+    let (node, info) = model.any_ready().await?;
+    check_biases(request, &info)?;
+    let prompt = prompt::prepare(node, &info, request).await?;
+    let explained = plan::explain(model, &plan_request(&prompt, request, caller, &[]));
+    Ok(Explanation::new(request.model.clone(), &explained))
+}
+
+fn plan_request<'a>(
+    prompt: &'a [Token],
+    request: &GenerateRequest,
+    caller: &Caller,
+    failed: &'a [usize],
+) -> PlanRequest<'a> {
+    PlanRequest {
+        tokens: prompt,
+        scope: caller.cache_scope,
+        max_tokens: request.max_tokens,
+        policy: caller.policy,
+        exclude: failed,
+    }
+}
+
 /// Attempts to start a request on an engine whose process may just have ended. With the pauses between them they
 /// outlast the time in which the supervisor notices that.
 const MAX_ATTEMPTS: u32 = 5;
@@ -74,15 +106,8 @@ async fn start(
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request).await?;
-    let plan_request = PlanRequest {
-        tokens: &prompt,
-        scope: caller.cache_scope,
-        max_tokens: request.max_tokens,
-        policy: caller.policy,
-        exclude: failed,
-    };
     // One plan for all choices: they share the prompt, which is computed once.
-    let plan = plan::plan(model, &plan_request)?;
+    let plan = plan::plan(model, &plan_request(&prompt, request, caller, failed))?;
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
     let base = SequenceRequest { kv_source: plan.kv_source(), ..sequence(request, prompt, caller) };

@@ -5,6 +5,7 @@ mod banner;
 #[cfg(feature = "llama")]
 mod bench;
 mod node;
+mod plan;
 mod pull;
 mod serve;
 mod signals;
@@ -39,6 +40,8 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Run one engine behind the node protocol, for a Baton on this or another machine.
     Node(Box<node::NodeArgs>),
+    /// Ask a running endpoint what it would do with a request, and why.
+    Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
     /// Measure an engine beside the plain llama.cpp loop, or the planner beside every fixed route.
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
+        Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),

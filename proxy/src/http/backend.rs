@@ -6,6 +6,7 @@ use baton_schemas::openai::models::ModelCard;
 
 use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
+use crate::plan::explanation::Explanation;
 
 /// What generates.
 #[async_trait]
@@ -13,6 +14,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
     /// that leaves frees its slot.
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError>;
+
+    /// What would be done with a request now, and why. Generates nothing.
+    async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError>;
 
     /// The models that requests may name.
     fn models(&self) -> Vec<ModelCard>;

@@ -13,6 +13,7 @@ pub mod health;
 pub mod host;
 pub mod openai;
 pub mod origin;
+pub mod plan;
 pub mod request_id;
 pub mod server;
 pub mod steps;
@@ -52,6 +53,7 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::show))
+        .route("/baton/plan", post(plan::explain))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .fallback(unknown_route)
@@ -67,7 +69,8 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 4] = ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "GET /health"];
+const ROUTES: [&str; 5] =
+    ["POST /v1/chat/completions", "GET /v1/models", "GET /v1/models/{id}", "POST /baton/plan", "GET /health"];
 
 /// For a person who opens the address in a browser, and for tools that only look whether somebody is there.
 async fn welcome() -> String {
