@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test check build thin setup fmt bench clients help
+.PHONY: run demo test check build thin setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -52,6 +52,9 @@ clients: build ## The tests with real clients alone
 
 bench: build ## The engine beside the plain llama.cpp loop
 	target/release/baton bench engine $(ARGS)
+
+plan: build ## The planner on simulated machines; the figures of docs/planning.md
+	target/release/baton bench plan $(ARGS)
 
 fmt: ## Format the code
 	cargo fmt --all

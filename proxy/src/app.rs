@@ -14,6 +14,7 @@ use crate::http::backend::{Model, ReadyModel};
 use crate::http::{Backend, Health};
 use crate::metrics;
 use crate::observe::Observer;
+use crate::plan::explanation::Explanation;
 use crate::pool::{EngineState, Node, Pool, ServedModel};
 use crate::state::{self, EndpointState};
 
@@ -43,6 +44,10 @@ impl App {
 impl Backend for App {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
         generate::generate(self, request, &caller).await
+    }
+
+    async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
+        generate::explain(self, &request, caller).await
     }
 
     fn models(&self) -> Vec<Model> {

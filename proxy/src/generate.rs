@@ -18,6 +18,7 @@ use crate::app::App;
 use crate::error::RequestError;
 use crate::failover::Resilient;
 use crate::observe::RequestWatch;
+use crate::plan::explanation::Explanation;
 use crate::plan::policy::Policy;
 use crate::plan::{self, PlanRequest};
 use crate::pool::ServedModel;
@@ -69,6 +70,32 @@ async fn accept(
     }
 }
 
+/// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
+pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
+    let _permit = app.admission.admit()?;
+    let model = app.pool.find(&request.model)?;
+    let (node, info) = model.any_ready().await?;
+    check_biases(request, &info)?;
+    let prompt = prompt::prepare(node, &info, request).await?;
+    let explained = plan::explain(model, &plan_request(&prompt, request, caller, &[]));
+    Ok(Explanation::new(request.model.clone(), &explained))
+}
+
+fn plan_request<'a>(
+    prompt: &'a [Token],
+    request: &GenerateRequest,
+    caller: &Caller,
+    failed: &'a [usize],
+) -> PlanRequest<'a> {
+    PlanRequest {
+        tokens: prompt,
+        scope: caller.cache_scope,
+        max_tokens: request.max_tokens,
+        policy: caller.policy,
+        exclude: failed,
+    }
+}
+
 /// Attempts to start a request on an engine whose process may just have ended. With the pauses between them they
 /// outlast the time in which the supervisor notices that.
 const MAX_ATTEMPTS: u32 = 5;
@@ -92,15 +119,8 @@ async fn start(
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request).await?;
-    let plan_request = PlanRequest {
-        tokens: &prompt,
-        scope: caller.cache_scope,
-        max_tokens: request.max_tokens,
-        policy: caller.policy,
-        exclude: failed,
-    };
     // One plan for all choices: they share the prompt, which is computed once.
-    let plan = plan::plan(model, &plan_request)?;
+    let plan = plan::plan(model, &plan_request(&prompt, request, caller, failed))?;
     watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());

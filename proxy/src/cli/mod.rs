@@ -9,6 +9,7 @@ mod demo;
 mod node;
 #[cfg(feature = "llama")]
 mod node_process;
+mod plan;
 mod pull;
 mod serve;
 mod signals;
@@ -44,6 +45,8 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Run one engine behind the node protocol, for a Baton on this or another machine.
     Node(Box<node::NodeArgs>),
+    /// Ask a running endpoint what it would do with a request, and why.
+    Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
     /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
@@ -81,6 +84,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
+        Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
         Command::Status(args) => run(status::run(args)),
         #[cfg(feature = "llama")]

@@ -10,6 +10,7 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
+use crate::plan::explanation::Explanation;
 use crate::pool::names;
 use crate::state::EndpointState;
 
@@ -19,6 +20,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
     /// that leaves frees its slot.
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError>;
+
+    /// What would be done with a request now, and why. Generates nothing.
+    async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError>;
 
     /// The models that requests may name, and what is known of them now.
     fn models(&self) -> Vec<Model>;

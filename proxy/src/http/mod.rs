@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod ollama;
 pub mod openai;
 pub mod origin;
+pub mod plan;
 pub mod request_id;
 pub mod route_header;
 pub mod server;
@@ -83,6 +84,7 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
         .route("/slots", get(llama_server::state::list_slots))
         .route("/baton/state", get(state::show))
         .route("/metrics", get(metrics::scrape))
+        .route("/baton/plan", post(plan::explain))
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .merge(ollama::routes())
@@ -105,7 +107,7 @@ pub fn listener(api: Router, config: &HttpConfig) -> Router {
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 20] = [
+const ROUTES: [&str; 21] = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "GET /v1/models",
@@ -122,6 +124,7 @@ const ROUTES: [&str; 20] = [
     "POST /apply-template",
     "GET /props",
     "GET /slots",
+    "POST /baton/plan",
     "GET /baton/state",
     "GET /metrics",
     "GET /health",

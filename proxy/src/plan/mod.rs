@@ -4,6 +4,7 @@
 //! that is pure; here it meets the pool.
 
 pub mod cost;
+pub mod explanation;
 pub mod policy;
 pub mod snapshot;
 
@@ -65,10 +66,14 @@ pub struct Explained {
     pub choice: Option<policy::Choice>,
 }
 
-/// Looks at the pool and chooses, without taking anything.
+/// Looks at the pool and chooses, without taking anything: what [`plan`] would do now.
 pub fn explain(model: &ServedModel, request: &PlanRequest<'_>) -> Explained {
+    choose(model, request, model.routes.turn())
+}
+
+fn choose(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Explained {
     let policy = request.policy.unwrap_or(model.policy);
-    let snapshot = snapshot(model, request);
+    let snapshot = snapshot(model, request, turn);
     let candidates = candidates(&snapshot);
     let choice = policy.choose(&snapshot, &candidates);
     Explained { snapshot, candidates, policy: policy.name(), choice }
@@ -76,7 +81,7 @@ pub fn explain(model: &ServedModel, request: &PlanRequest<'_>) -> Explained {
 
 /// Plans a request. Errors: no decode node can be sent requests.
 pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan, RequestError> {
-    let Explained { snapshot, candidates, policy, choice } = explain(model, request);
+    let Explained { snapshot, candidates, policy, choice } = choose(model, request, model.routes.next_turn());
     let Some(choice) = choice else {
         let reason = "no engine that serves this model can be reached".to_owned();
         return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
@@ -99,7 +104,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     })
 }
 
-fn snapshot(model: &ServedModel, request: &PlanRequest<'_>) -> Snapshot {
+fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
     let routes = model.routes.view();
     let mut decode: Vec<NodeView> = (model.decode.iter().enumerate())
         .map(|(i, node)| {
@@ -132,7 +137,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>) -> Snapshot {
         decode,
         links: routes.links,
         corrections: routes.corrections,
-        turn: model.routes.next_turn(),
+        turn,
     }
 }
 

@@ -59,6 +59,11 @@ impl Routes {
         RoutesView { links, corrections, n_output, error }
     }
 
+    /// The number that the next request will have.
+    pub fn turn(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
     /// The next request's number.
     pub fn next_turn(&self) -> u64 {
         self.turns.fetch_add(1, Ordering::Relaxed)

@@ -29,6 +29,7 @@ use super::server::{Shutdown, serve_with};
 use super::{Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
+use crate::plan::explanation::Explanation;
 use crate::state::EndpointState;
 
 /// One thing a fake backend does.
@@ -98,6 +99,10 @@ impl Backend for Fake {
             }
         });
         Ok(Generation { n_prompt: 5, route: "direct test".into(), events })
+    }
+
+    async fn explain(&self, request: GenerateRequest, _: &Caller) -> Result<Explanation, RequestError> {
+        Err(RequestError::ModelNotFound { model: request.model })
     }
 
     fn models(&self) -> Vec<Model> {

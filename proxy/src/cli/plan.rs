@@ -1,0 +1,152 @@
+//! `baton plan`: what a running endpoint would do with a request, as a table.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use reqwest::header::CONTENT_TYPE;
+
+use super::Failure;
+use crate::plan::cost::Prediction;
+use crate::plan::explanation::{Explanation, RouteExplanation};
+
+/// Rendering a long prompt on a busy node takes seconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A request's body at most; endpoints refuse larger ones by default.
+const MAX_BODY_BYTES: u64 = 64 << 20;
+
+/// Options of `baton plan`.
+#[derive(Args)]
+pub(super) struct PlanArgs {
+    /// A chat request in JSON, as for /v1/chat/completions [default: standard input]
+    file: Option<PathBuf>,
+    /// The endpoint
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
+    url: String,
+    /// The endpoint's key, if it wants one
+    #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Plan by this policy instead of the configured one
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Print the reply as it came
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks and prints.
+#[allow(clippy::print_stdout, reason = "the result of a command")]
+pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
+    let body = read(args.file.as_deref())?;
+    let url = format!("{}/baton/plan", args.url.trim_end_matches('/'));
+    let client = reqwest::Client::builder().timeout(TIMEOUT).build()?;
+    let mut call = client.post(&url).header(CONTENT_TYPE, "application/json").body(body);
+    if let Some(key) = args.api_key {
+        call = call.bearer_auth(key);
+    }
+    if let Some(policy) = args.policy {
+        call = call.header("x-baton-policy", policy);
+    }
+    let reply = call.send().await?;
+    let (status, text) = (reply.status(), reply.text().await?);
+    if !status.is_success() {
+        let envelope: Option<serde_json::Value> = serde_json::from_str(&text).ok();
+        let message = envelope.as_ref().and_then(|e| e["error"]["message"].as_str()).unwrap_or("no explanation");
+        return Err(Failure(format!("{url} answered {status}: {message}")));
+    }
+    match args.json {
+        true => println!("{text}"),
+        false => print!("{}", table(&serde_json::from_str(&text)?)),
+    }
+    Ok(())
+}
+
+fn read(file: Option<&std::path::Path>) -> Result<Vec<u8>, Failure> {
+    let mut body = Vec::new();
+    let source: Box<dyn Read> = match file {
+        Some(path) => {
+            let open = std::fs::File::open(path);
+            Box::new(open.map_err(|error| Failure(format!("cannot read {}: {error}", path.display())))?)
+        }
+        None => Box::new(std::io::stdin()),
+    };
+    source.take(MAX_BODY_BYTES + 1).read_to_end(&mut body)?;
+    if body.len() as u64 > MAX_BODY_BYTES {
+        return Err(Failure(format!("the request is larger than {MAX_BODY_BYTES} bytes")));
+    }
+    Ok(body)
+}
+
+const HEADER: &str = "  route                              cached   queue  prefill     wire  unhidden     step     TTFT     \
+                      complete\n";
+
+fn table(plan: &Explanation) -> String {
+    let Explanation { model, policy, reason, n_prompt, expected_output, routes } = plan;
+    let why = reason.as_deref().unwrap_or("no route can be taken");
+    let mut lines = format!(
+        "{model}: {n_prompt} prompt tokens, about {expected_output:.0} of reply; policy {policy}: {why}\n\
+         Milliseconds:\n{HEADER}"
+    );
+    for route in routes {
+        lines.push_str(&line(route));
+    }
+    lines
+}
+
+fn line(route: &RouteExplanation) -> String {
+    let RouteExplanation { decode, prefill, chosen, cached_on_decode, cached_on_prefill, prediction, barred } = route;
+    let mark = if *chosen { '*' } else { ' ' };
+    let name = prefill.as_ref().map_or_else(|| decode.clone(), |prefill| format!("{prefill} → {decode}"));
+    let cached =
+        cached_on_prefill.map_or_else(|| cached_on_decode.to_string(), |there| format!("{there}→{cached_on_decode}"));
+    let times = match (prediction, barred) {
+        (_, Some(reason)) => format!("   {reason}"),
+        (None, None) => "   rates not known yet".to_owned(),
+        (Some(p), None) => {
+            let Prediction { queue_ms, prefill_ms, wire_ms, unhidden_ms, step_ms, ttft_ms, completion_ms } = p;
+            format!(
+                "{queue_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {unhidden_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
+                 {completion_ms:12.0}"
+            )
+        }
+    };
+    format!("{mark} {name:<32} {cached:>8}{times}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_route_is_marked_and_a_barred_one_says_why() {
+        let route = |prefill: Option<&str>, chosen, prediction, barred: Option<&str>| RouteExplanation {
+            decode: "mac".into(),
+            prefill: prefill.map(str::to_owned),
+            chosen,
+            cached_on_decode: 8,
+            cached_on_prefill: prefill.map(|_| 64),
+            prediction,
+            barred: barred.map(str::to_owned),
+        };
+        let prediction = Prediction { ttft_ms: 61.4, completion_ms: 200.0, ..Prediction::default() };
+        let plan = Explanation {
+            model: "m".into(),
+            policy: "fastest".into(),
+            reason: Some("faster".into()),
+            n_prompt: 100,
+            expected_output: 12.0,
+            routes: vec![
+                route(None, false, None, None),
+                route(Some("spark"), true, Some(prediction), None),
+                route(Some("old"), false, None, Some("prefill_down")),
+            ],
+        };
+        let table = table(&plan);
+        let lines: Vec<&str> = table.lines().skip(3).collect();
+        assert!(lines[0].starts_with("  mac ") && lines[0].ends_with("rates not known yet"), "{table}");
+        assert!(lines[1].starts_with("* spark → mac") && lines[1].contains(" 61 ") && lines[1].contains("64→8"));
+        assert!(lines[2].ends_with("prefill_down"), "{table}");
+    }
+}

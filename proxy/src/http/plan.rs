@@ -1,0 +1,21 @@
+//! `POST /baton/plan`: what would be done with a chat request now, and why. Nothing is generated.
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use baton_schemas::openai::ChatRequest;
+
+use super::body::JsonBody;
+use super::{Failure, HttpState};
+use crate::generate::Caller;
+use crate::plan::explanation::Explanation;
+
+/// Takes the body of `/v1/chat/completions`.
+pub async fn explain(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Explanation>, Failure> {
+    let ChatRequest { generate, .. } = ChatRequest::parse(&body, rand::random())?;
+    let explained = state.backend.explain(generate, &caller).await;
+    explained.map(Json).map_err(|error| Failure::of_request(&error, &caller.request_id))
+}
