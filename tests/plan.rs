@@ -1,5 +1,7 @@
 //! Dry runs: `POST /baton/plan` and `baton plan`, over real sockets, around the simulated engine.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
 mod harness;
 
 use std::io::Write;
