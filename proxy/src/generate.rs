@@ -56,10 +56,10 @@ async fn accept(
     let (mut n_attempts, mut failed) = (0, Vec::new());
     loop {
         n_attempts += 1;
-        let all_failed = failed.len() >= model.decode.len();
         match start(model, request, caller, &mut failed, watch).await {
             // Another engine may have room.
-            Err(RequestError::Engine(EngineError::QueueFull { .. })) if !all_failed && n_attempts < MAX_ATTEMPTS => {}
+            Err(RequestError::Engine(EngineError::QueueFull { .. }))
+                if (0..model.decode.len()).any(|node| !failed.contains(&node)) && n_attempts < MAX_ATTEMPTS => {}
             // The engine's process ended, and its restart has not been noticed yet. Nothing was sent to the client.
             Err(RequestError::Engine(error)) if error.is_lost_engine() && n_attempts < MAX_ATTEMPTS => {
                 tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
@@ -118,7 +118,11 @@ async fn start(
 ) -> Result<Accepted, RequestError> {
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
-    let prompt = prompt::prepare(node, &info, request).await?;
+    let prompt = prompt::prepare(node, &info, request).await.inspect_err(|error| {
+        if matches!(error, RequestError::Engine(error) if error.is_lost_engine()) {
+            node.breaker.failed("decode_lost");
+        }
+    })?;
     // One plan for all choices: they share the prompt, which is computed once.
     let plan = plan::plan(model, &plan_request(&prompt, request, caller, failed))?;
     watch.planned(&plan, prompt.len() as u32);

@@ -10,9 +10,6 @@ use crate::sequence::{CacheScope, Token};
 pub struct KvSource {
     /// Base address of the prefill node, `http://host:port` or `https://host:port`.
     pub url: String,
-    /// Codecs the decode node may ask for, best first; empty: it chooses by the link's measured rate.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub codecs: Vec<String>,
 }
 
 /// What a decode node asks of a prefill node: the KV of positions `[start, tokens.len())`.

@@ -4,7 +4,8 @@
 //! alike. The values can: equal weights on different kernels differ by about 1e-4 of the values' norm, kernels for
 //! 4-bit weights by 0.03 to 0.05, and another RoPE order by 1.4.
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, SectionRows};
+use bytes::Bytes;
 use half::{bf16, f16};
 
 /// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Infinite if the chunks do not
@@ -21,11 +22,29 @@ pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
 
 /// The same for rows that came in several chunks, one after another.
 pub(super) fn distance_of_parts(layout: &KvLayout, ours: &Chunk, parts: &[Chunk]) -> f64 {
-    match parts {
-        [whole] => distance(layout, ours, whole),
-        // The canary is shorter than any chunk.
-        _ => f64::INFINITY,
+    joined(parts).map_or(f64::INFINITY, |theirs| distance(layout, ours, &theirs))
+}
+
+/// Chunks that follow one another as one. `None` if they do not, or if one lacks rows.
+fn joined(parts: &[Chunk]) -> Option<Chunk> {
+    let (first, last) = (parts.first()?, parts.last()?);
+    let follow = parts.windows(2).all(|pair| pair[0].p1 == pair[1].p0);
+    let whole = parts.iter().all(|part| part.sections.iter().all(|section| section.start == part.p0));
+    let n_sections = first.sections.len();
+    if !follow || !whole || parts.iter().any(|part| part.sections.len() != n_sections) {
+        return None;
     }
+    let sections = (0..n_sections).map(|s| {
+        let layers = (0..first.sections[s].layers.len()).map(|l| {
+            let of = |rows: fn(&LayerRows) -> &Bytes| -> Option<Bytes> {
+                let parts = parts.iter().map(|part| part.sections[s].layers.get(l).map(|layer| &rows(layer)[..]));
+                Some(parts.collect::<Option<Vec<&[u8]>>>()?.concat().into())
+            };
+            Some(LayerRows { k: of(|layer| &layer.k)?, v: of(|layer| &layer.v)? })
+        });
+        Some(SectionRows { start: first.p0, layers: layers.collect::<Option<_>>()? })
+    });
+    Some(Chunk { p0: first.p0, p1: last.p1, sections: sections.collect::<Option<_>>()? })
 }
 
 fn relative_l2(dtype: Dtype, ours: &[u8], theirs: &[u8]) -> f64 {
@@ -56,8 +75,7 @@ fn values(dtype: Dtype, rows: &[u8]) -> impl Iterator<Item = f64> + '_ {
 
 #[cfg(test)]
 mod tests {
-    use baton_schemas::kv::{LayerRows, LayerShape, RopePairing, Rows, Section, SectionRows};
-    use bytes::Bytes;
+    use baton_schemas::kv::{LayerShape, RopePairing, Rows, Section};
 
     use super::*;
 
@@ -78,6 +96,13 @@ mod tests {
         assert!(distance(&layout, &ours, &close) < 1e-3);
         let (_, reordered) = chunk(&[1.0, 3.0, -2.0, -4.0]);
         assert!(distance(&layout, &ours, &reordered) > 1.0);
+        // In parts, as a busy node or one with small batches sends it.
+        let second = Chunk { p0: 1, p1: 2, ..ours.clone() };
+        let second = Chunk { sections: vec![SectionRows { start: 1, ..ours.sections[0].clone() }], ..second };
+        let both = joined(&[ours.clone(), second.clone()]).unwrap();
+        assert_eq!(distance_of_parts(&layout, &both, &[ours.clone(), second.clone()]), 0.0);
+        assert_eq!(distance_of_parts(&layout, &both, &[second, ours.clone()]), f64::INFINITY, "out of order");
+        assert_eq!(distance_of_parts(&layout, &both, &[]), f64::INFINITY);
         let (_, other_size) = chunk(&[1.0]);
         assert_eq!(distance(&layout, &ours, &other_size), f64::INFINITY);
     }

@@ -201,7 +201,7 @@ impl Inner {
     /// Has the peer prefill the canary's tokens, and compares.
     async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
         let order = PullOrder {
-            source: KvSource { url: url.to_owned(), codecs: Vec::new() },
+            source: KvSource { url: url.to_owned() },
             tokens: local.identity.canary.clone(),
             start: 0,
             cache_scope: CacheScope::SHARED,

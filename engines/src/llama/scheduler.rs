@@ -198,7 +198,9 @@ impl<'m> Scheduler<'m> {
         self.slots[slot].target.clear();
         self.slots[slot].last_used = self.clock;
         let sequence = self.running[slot].take();
-        if sequence.as_ref().is_some_and(|s| s.request.ephemeral) {
+        let was_importing = sequence.as_ref().is_some_and(|s| s.import.is_some());
+        let is_broken = was_importing && !self.window_is_whole(slot);
+        if is_broken || sequence.as_ref().is_some_and(|s| s.request.ephemeral) {
             self.cut(slot, 0);
         }
         sequence

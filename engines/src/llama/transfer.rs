@@ -144,6 +144,11 @@ impl KvTransfer {
         Ok(())
     }
 
+    /// Whether some layers look back at a window only.
+    pub fn has_window(&self) -> bool {
+        self.layout.sections.iter().any(|section| section.window.is_some())
+    }
+
     /// Whether position `n_present`, the next one, can be computed in a slot: whether a sliding-window cache holds all
     /// that it looks back at.
     pub fn can_continue(&self, ctx: &LlamaContext<'_>, slot: u32, n_present: u32) -> bool {

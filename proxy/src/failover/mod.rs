@@ -30,13 +30,16 @@ pub struct Resilient {
     deltas: DeltaStream,
     claims: Vec<Claim>,
     planned: Instant,
+    /// Tokens one sequence may hold.
+    n_ctx: usize,
 }
 
 impl Resilient {
     /// A sequence that `plan`'s decode node has accepted.
     pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream) -> Resilient {
         let claims = plan.claim();
-        Resilient { plan, request, deltas, claims, planned: Instant::now() }
+        let n_ctx = plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize);
+        Resilient { plan, request, deltas, claims, planned: Instant::now(), n_ctx }
     }
 
     /// The sequence's deltas: those of a single engine, whoever they come from. Dropping the stream cancels.
@@ -92,7 +95,10 @@ impl Resilient {
     }
 
     fn is_complete(&self) -> bool {
-        self.request.max_tokens.is_some_and(|n| self.request.generated.len() >= n as usize)
+        let n_generated = self.request.generated.len();
+        let n_tokens = self.request.prompt.len() + n_generated;
+        // A node that is gone is still known for what it was.
+        self.request.max_tokens.is_some_and(|n| n_generated >= n as usize) || n_tokens >= self.n_ctx
     }
 
     /// The decode node is gone, or as good as gone.

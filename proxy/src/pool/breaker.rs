@@ -15,8 +15,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// A node that is back is used again within this.
 const MAX_PAUSE: Duration = Duration::from_secs(4);
 
-/// How long the outcome of the one request that was let through is waited for.
-const TRIAL_TIME: Duration = Duration::from_secs(30);
+/// How long the outcome of the one request that was let through is waited for. Short, because a request can pass without
+/// any: its client left, or everything was cached.
+const TRIAL_TIME: Duration = MAX_PAUSE;
 
 /// One node's breaker.
 #[derive(Debug, Default)]

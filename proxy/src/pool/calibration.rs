@@ -88,7 +88,9 @@ fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Instant>) -> Vec<Unknown
                 continue;
             }
             found.push(Unknown::Link(p, d));
-            if !prefill.rates().prefill.is_known() || links[p][d].tail_ms <= 0.0 {
+            // A tail that one handoff does not show, on a slow link, more of them do not either.
+            let tried = due.contains_key(&Unknown::Prefill(p, d));
+            if !prefill.rates().prefill.is_known() || (links[p][d].tail_ms <= 0.0 && !tried) {
                 found.push(Unknown::Prefill(p, d));
             }
         }

@@ -152,7 +152,7 @@ impl Node {
 
     /// What a decode node is told, to pull KV from this one.
     pub fn kv_source(&self) -> Option<KvSource> {
-        Some(KvSource { url: self.url.clone()?, codecs: Vec::new() })
+        Some(KvSource { url: self.url.clone()? })
     }
 
     /// Takes measurements into account.

@@ -98,6 +98,15 @@ impl Scheduler<'_> {
         Ok(())
     }
 
+    /// Whether a slot has what its next token looks back at. An import may leave out what only its end does not need: the
+    /// slot of one that is under way, or was broken off, can lack a part of a sliding window, and llama.cpp would compute
+    /// on without it.
+    pub(super) fn window_is_whole(&self, slot: usize) -> bool {
+        let Some(handoffs) = self.handoffs.as_ref().filter(|h| h.transfer.has_window()) else { return true };
+        let n_kv = self.slots[slot].kv.len();
+        n_kv == 0 || handoffs.transfer.can_continue(&self.context, slot as u32, n_kv as u32)
+    }
+
     fn fail_import(&mut self, slot: usize) {
         let import = self.running[slot].as_mut().and_then(|s| s.import.as_mut());
         if let Some(timings) = import.map(|import| import.fail(HandoffFailure::ImportFailed)) {
@@ -114,9 +123,7 @@ impl Scheduler<'_> {
             tracing::warn!(slot, failure = failure.as_str(), n_tokens = timings.n_tokens, "the rest is computed here");
         }
         // A pull that broke off may have left out what a sliding window looks back at from here.
-        let n_kv = self.slots[slot].kv.len();
-        let Some(handoffs) = &self.handoffs else { return };
-        if n_kv > 0 && !handoffs.transfer.can_continue(&self.context, slot as u32, n_kv as u32) {
+        if !self.window_is_whole(slot) {
             self.cut(slot, 0);
         }
     }

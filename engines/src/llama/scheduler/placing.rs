@@ -77,6 +77,9 @@ impl Scheduler<'_> {
             // Only whole: the state is that of the last token.
             return if n == self.slots[slot].kv.len() { n } else { 0 };
         }
+        if n > 0 && !self.window_is_whole(slot) {
+            return 0;
+        }
         // A sliding window forgets: the next token attends to the window before it, which must still be there. The
         // memory itself is asked, since not every file with a window says how long it is.
         let oldest = usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0);
