@@ -68,13 +68,13 @@ fn plain_http_beyond_this_machine_needs_a_word_of_permission() {
             assert!(message.contains(cure), "{message}");
         }
     }
-    let serve = ["serve", "--listen", "127.0.0.1:0", "--engine", "sim"];
+    let serve = ["serve", "--listen", "127.0.0.1:0"];
     for (args, url) in [
-        (["--prefill", "192.0.2.1:9000"], "http://192.0.2.1:9000"),
-        (["--prefill", "http://spark.example:9000"], "http://spark.example:9000"),
-        (["--node", "http://192.0.2.1:9000"], "http://192.0.2.1:9000"),
+        (&["--engine", "sim", "--prefill", "192.0.2.1:9000"][..], "http://192.0.2.1:9000"),
+        (&["--engine", "sim", "--prefill", "http://spark.example:9000"], "http://spark.example:9000"),
+        (&["--node", "http://192.0.2.1:9000"], "http://192.0.2.1:9000"),
     ] {
-        let message = refusal(&[&serve[..], &args[..]].concat());
+        let message = refusal(&[&serve[..], args].concat());
         assert!(message.contains(url) && message.contains("--allow-plain-http"), "{message}");
         assert!(message.contains("https://"), "{message}");
     }
@@ -112,7 +112,7 @@ async fn kv_is_handed_over_inside_tls() {
     let made = Certificate::write(&folder);
     let node = made.node();
     let url = node.url.replace("http://", "https://");
-    let slow_here = ["--engine", "sim", "--sim-prefill-tps", "500"];
+    let slow_here = ["--engine", "sim", "--sim-prefill-tps", "500", "--policy", "always_handoff", "--no-calibration"];
     let server = Server::with(&[&slow_here[..], &["--prefill", &url, "--tls-ca", made.cert()]].concat());
     let body = json!({
         "model": "sim", "max_tokens": 4,

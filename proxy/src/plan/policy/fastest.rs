@@ -12,6 +12,9 @@ const TIE: f64 = 0.01;
 /// takes its time on either route, and would hide a first token that comes in half the time.
 const MARGIN: f64 = 0.02;
 
+/// And by this much, in milliseconds: less is within what a prediction of a few milliseconds can err by.
+const MIN_GAIN_MS: f64 = 5.0;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Fastest;
@@ -34,7 +37,7 @@ impl Policy for Fastest {
             let reason = if unknown { "rates_unknown" } else { why_direct(candidates) };
             return Some(Choice { candidate: direct, reason });
         };
-        let margin = MARGIN * ttft(directly);
+        let margin = (MARGIN * ttft(directly)).max(MIN_GAIN_MS);
         let pays = completion(handed_over) + margin < completion(directly);
         Some(match pays {
             true => Choice { candidate: handoff, reason: "faster" },
