@@ -1,7 +1,9 @@
-//! Why a node cannot be reached, in words for its operator: the cause that tells something, without the URL.
+//! Why a node cannot be reached, in words for its operator: the cause that tells something; with the URL where TLS fails.
 
 use std::error::Error;
 use std::io;
+
+use crate::transport::explain_tls;
 
 /// Names the cause of a failed call.
 pub(super) fn describe(error: &reqwest::Error) -> String {
@@ -16,12 +18,12 @@ pub(super) fn describe(error: &reqwest::Error) -> String {
     let is_https = error.url().is_some_and(|url| url.scheme() == "https");
     if kinds.contains(&io::ErrorKind::ConnectionRefused) {
         "the connection was refused: nothing listens there".into()
-    } else if is_https && error.is_connect() && kinds.contains(&io::ErrorKind::InvalidData) {
-        format!("TLS failed: {innermost}")
+    } else if let Some(tls) = explain_tls(error) {
+        tls
     } else if is_https && error.is_connect() && kinds.contains(&io::ErrorKind::UnexpectedEof) {
         "TLS failed: the other side hung up; does it speak plain http?".into()
     } else if causes().filter_map(|cause| cause.downcast_ref::<hyper::Error>()).any(hyper::Error::is_parse) {
-        "what answers there does not speak plain http; does it want https?".into()
+        "what answers there does not speak plain http; a node with TLS is reached at https://".into()
     } else {
         innermost
     }
@@ -54,12 +56,12 @@ mod tests {
         server.abort();
         let said = describe(&error);
         assert!(said.starts_with(expected), "{scheme} {answer:?}: {said}");
-        assert!(!said.contains("127.0.0.1"), "{said}");
+        assert!(said.starts_with("TLS with") || !said.contains("127.0.0.1"), "{said}");
     }
 
     #[tokio::test]
     async fn each_trouble_has_its_own_words() {
-        check("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", "TLS failed: ").await;
+        check("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", "TLS with ").await;
         check("https", b"", "TLS failed: the other side hung up").await;
         check("http", b"\x15\x03\x01\x00\x02\x02\x46", "what answers there does not speak plain http").await;
         let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();

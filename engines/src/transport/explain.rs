@@ -7,9 +7,8 @@ use rustls::CertificateError;
 
 /// The whole chain of causes in one line, with the cure where TLS is at fault. May name the URL: not for clients.
 pub(crate) fn explain(error: &reqwest::Error) -> String {
-    if let Some(tls) = causes(error).find_map(tls_error) {
-        let url = error.url().map_or("a node", |url| url.as_str());
-        return format!("TLS with {url} failed: {}", cure(tls));
+    if let Some(tls) = explain_tls(error) {
+        return tls;
     }
     let mut line = error.to_string();
     for cause in causes(error).skip(1) {
@@ -20,6 +19,13 @@ pub(crate) fn explain(error: &reqwest::Error) -> String {
         }
     }
     line
+}
+
+/// The same for a failure of TLS alone.
+pub(crate) fn explain_tls(error: &reqwest::Error) -> Option<String> {
+    let tls = causes(error).find_map(tls_error)?;
+    let url = error.url().map_or("a node", |url| url.as_str());
+    Some(format!("TLS with {url} failed: {}", cure(tls)))
 }
 
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

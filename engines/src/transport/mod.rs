@@ -13,7 +13,7 @@ use std::time::Duration;
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, ClientBuilder, Url};
 
-pub(crate) use self::explain::explain;
+pub(crate) use self::explain::{explain, explain_tls};
 pub use self::pem::TlsError;
 pub(crate) use self::pem::{certificates, private_key, unusable};
 

@@ -115,7 +115,7 @@ fn what_is_wrong_is_named() {
     refused(json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");
     refused(json!({"temperature": 3}), "temperature");
     refused(json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools");
-    refused(json!({"response_format": {"type": "json_object"}}), "response_format");
+    refused(json!({"response_format": {"type": "xml"}}), "response_format");
 }
 
 #[test]

@@ -120,8 +120,6 @@ mod tests {
         check(json!({"functions": [{}]}), Some("functions"));
         check(json!({"tool_choice": "required"}), Some("tool_choice"));
         check(json!({"tool_choice": {"type": "function"}}), Some("tool_choice"));
-        check(json!({"response_format": {"type": "json_object"}}), Some("response_format"));
-        check(json!({"response_format": {}}), Some("response_format"));
         check(json!({"grammar": "root ::= x"}), Some("grammar"));
         check(json!({"json_schema": {}}), Some("json_schema"));
         for field in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex"] {

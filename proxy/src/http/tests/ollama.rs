@@ -96,7 +96,7 @@ async fn failures_are_one_string_with_their_status() {
     let server = start(hello()).await;
     let refused = |fields: Value| server.post_to("/api/chat", with(user(), fields));
     assert_eq!(refused(json!({"think": true})).await.failed_as_ollama(400), "\"m:latest\" does not support thinking");
-    assert!(refused(json!({"format": "json"})).await.failed_as_ollama(400).contains("Structured output"));
+    assert!(refused(json!({"format": "xml"})).await.failed_as_ollama(400).contains("format"));
     assert!(refused(json!({"tools": [{}]})).await.failed_as_ollama(400).contains("Tool calling"));
     assert!(refused(json!({"options": {"top_p": 7}})).await.failed_as_ollama(400).contains("options.top_p"));
     server.post_to("/api/chat", json!("not an object")).await.failed_as_ollama(400);
