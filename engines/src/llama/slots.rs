@@ -3,6 +3,8 @@
 //! Pure bookkeeping over token lists: it mirrors what llama.cpp's unified KV cache holds and decides; the scheduler
 //! carries the decisions out. A slot's index is its llama.cpp sequence id.
 
+use std::cmp::Reverse;
+
 use baton_schemas::Token;
 use baton_schemas::sequence::CacheScope;
 
@@ -21,6 +23,9 @@ pub(super) struct Slot {
     pub(super) target: Vec<Token>,
     /// When this slot was last given or released; the smallest is evicted first.
     pub(super) last_used: u64,
+    /// When its last sequence started. Among equal caches the earliest wins: then the choices of a repeated request go
+    /// where they were, whichever of them ended first, and llama.cpp rounds as it did.
+    pub(super) started: u64,
 }
 
 /// How a newcomer gets its slot.
@@ -61,7 +66,7 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory
     let same_scope = || slots.iter().enumerate().filter(|(_, s)| s.scope == scope);
     let best = same_scope()
         .map(|(i, s)| (i, (memory.usable)(i, common_prefix(&s.kv, wanted))))
-        .max_by_key(|&(i, n)| (n, !slots[i].busy, slots[i].last_used))
+        .max_by_key(|&(i, n)| (n, !slots[i].busy, Reverse(slots[i].started)))
         .filter(|&(_, n)| n > 0);
     let n_best = best.map_or(0, |(_, n)| n);
 
