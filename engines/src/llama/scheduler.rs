@@ -159,7 +159,10 @@ impl<'m> Scheduler<'m> {
 
     fn take(&mut self, message: Message) {
         if let Message::Job(job) = message {
-            self.waiting.push_back(Sequence::new(*job, &self.vocabulary));
+            self.clock += 1;
+            let mut sequence = Sequence::new(*job, &self.vocabulary);
+            sequence.number = self.clock;
+            self.waiting.push_back(sequence);
         }
     }
 
@@ -174,6 +177,7 @@ impl<'m> Scheduler<'m> {
             let (n_here, overdue) = siblings.fold((0, false), |(n, any), (_, late)| (n + 1, any || *late));
             if n_here >= group.size || overdue {
                 sequence.request.group = None;
+                sequence.number = self.clock;
             }
         }
     }

@@ -39,6 +39,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<Token>,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
+    /// Its request's place in the order of arrival, the same for all choices.
+    pub(super) number: u64,
     /// When it first got a slot.
     pub(super) started: Option<Instant>,
     /// When the KV of everything but the last token was there.
@@ -68,6 +70,7 @@ impl Sequence {
             tokens,
             sampler,
             accepted: job.accepted,
+            number: 0,
             started: None,
             prefilled: None,
             first_token: None,

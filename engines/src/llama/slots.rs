@@ -23,8 +23,10 @@ pub(super) struct Slot {
     pub(super) target: Vec<Token>,
     /// When this slot was last given or released; the smallest is evicted first.
     pub(super) last_used: u64,
-    /// When its last sequence started. Among equal caches the earliest wins: then the choices of a repeated request go
-    /// where they were, whichever of them ended first, and llama.cpp rounds as it did.
+    /// Its last sequence's request: later ones are larger, and the choices of one have the same.
+    pub(super) request: u64,
+    /// When its last sequence started. Among equal caches the latest request's wins, and of its choices the one that
+    /// started first: a repeated request goes where it was, choice by choice, and llama.cpp rounds as it did.
     pub(super) started: u64,
 }
 
@@ -66,7 +68,7 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory
     let same_scope = || slots.iter().enumerate().filter(|(_, s)| s.scope == scope);
     let best = same_scope()
         .map(|(i, s)| (i, (memory.usable)(i, common_prefix(&s.kv, wanted))))
-        .max_by_key(|&(i, n)| (n, !slots[i].busy, Reverse(slots[i].started)))
+        .max_by_key(|&(i, n)| (n, !slots[i].busy, slots[i].request, Reverse(slots[i].started)))
         .filter(|&(_, n)| n > 0);
     let n_best = best.map_or(0, |(_, n)| n);
 

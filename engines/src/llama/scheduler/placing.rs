@@ -127,6 +127,7 @@ impl Scheduler<'_> {
         state.busy = true;
         state.last_used = self.clock;
         state.started = self.clock;
+        state.request = sequence.number;
         state.scope = sequence.request.cache_scope;
         state.target = sequence.tokens[..sequence.tokens.len() - 1].to_vec();
         // A preempted sequence starts twice; its reader hears of it once.
