@@ -41,12 +41,10 @@ impl Budget {
             }
         }
     }
-}
 
-impl Budget {
-    /// The next chunk of a prompt whose KV is handed over, of `n_left` tokens that are still to be computed. Chunks
-    /// get smaller toward the end, because what the reader waits for after the last token is the last chunk's export,
-    /// wire and import.
+    /// The next chunk of a prompt with `n_left` tokens still to be computed, on an engine that takes part in handoffs.
+    /// Chunks get smaller toward the end, because what a decode node waits for after the last token is the last chunk's
+    /// export, wire and import.
     pub(super) fn taper(&self, n_left: usize) -> usize {
         let half = (n_left / 2).next_multiple_of(MIN_TOKENS);
         half.max(LAST_CHUNK).min(self.n_ubatch).min(n_left)

@@ -20,6 +20,7 @@ mod sampler;
 mod scheduler;
 mod sequence;
 mod slots;
+mod start;
 mod state;
 pub mod transfer;
 mod vocabulary;
@@ -35,11 +36,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::kv::{Fingerprint, KvLayout};
-use baton_schemas::node::{KvIdentity, Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
-use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llguidance::Matcher;
 use tokio::sync::{mpsc, watch};
@@ -48,15 +47,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use self::constrain::Compiler;
 use self::kv_flow::{Export, Exported};
 pub use self::load::LoadError;
-use self::probe::NoHandoff;
-use self::scheduler::{DELTA_WINDOW, Handoffs, Limits, Scheduler, Shared};
+use self::scheduler::{DELTA_WINDOW, Limits, Shared};
 use self::sequence::{Job, Message};
+use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
-use self::transfer::KvTransfer;
 use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::gguf::Gguf;
-use crate::handoff::{self, KvPuller, LocalKv};
+use crate::handoff::{self, KvPuller};
 use crate::limits;
 use crate::template::{ChatTemplate, SpecialTokens};
 
@@ -376,103 +374,6 @@ fn exported(
                     break;
                 }
             }
-        }
-    }
-}
-
-/// Makes the scheduler look again.
-type Wake = Arc<dyn Fn() + Send + Sync>;
-
-/// Weak, because the scheduler ends when the last sender is gone, and holds one of these itself.
-fn wake(messages: &Arc<std_mpsc::Sender<Message>>) -> Wake {
-    let messages = Arc::downgrade(messages);
-    Arc::new(move || {
-        if let Some(messages) = messages.upgrade() {
-            // A scheduler that has ended has nothing to look at.
-            let _ = messages.send(Message::Wake);
-        }
-    })
-}
-
-/// What the scheduler's thread takes with it.
-struct Start {
-    model: Arc<LlamaModel>,
-    vocabulary: Arc<Vocabulary>,
-    config: LlamaConfig,
-    limits: Limits,
-    shared: Arc<Shared>,
-    gguf: Gguf,
-    fingerprint: Fingerprint,
-    puller: Option<Arc<dyn KvPuller>>,
-    wake: Wake,
-}
-
-/// A scheduler that runs.
-struct Started {
-    thread: JoinHandle<()>,
-    /// `None` for a model that cannot be handed over.
-    kv: Option<KvIdentity>,
-}
-
-impl Start {
-    /// Starts the thread that owns the context, and waits until the context exists and has computed its first tokens.
-    fn run(self, messages: std_mpsc::Receiver<Message>) -> Result<Started, LoadError> {
-        let (started, has_started) = std_mpsc::sync_channel(1);
-        let run = move || {
-            let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
-            let mut context = match load::context(&self.model, &self.config, n_cells) {
-                Ok(context) => context,
-                Err(error) => return drop(started.send(Err(error))),
-            };
-            let _panic_ends_the_process = AbortOnPanic;
-            let (kv, handoffs) = match self.local_kv(&mut context) {
-                Ok((local, transfer)) => {
-                    let kv = local.identity.clone();
-                    if let Some(puller) = &self.puller {
-                        puller.introduce(local);
-                    }
-                    let placement = scheduler::blob_placement(&transfer);
-                    (Some(kv), Some(Handoffs { transfer, placement, puller: self.puller, wake: self.wake }))
-                }
-                Err(reason) => {
-                    tracing::info!(%reason, "this model's KV is not handed over");
-                    (None, None)
-                }
-            };
-            if started.send(Ok(kv)).is_ok() {
-                Scheduler::new(context, self.vocabulary, self.limits, self.shared, handoffs).run(&messages);
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("llama".into())
-            .spawn(run)
-            .map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
-        match has_started.recv() {
-            Ok(outcome) => outcome.map(|kv| Started { thread, kv }),
-            Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
-        }
-    }
-
-    /// What this model's KV looks like, and the KV of a fixed text. Computing that is the warm-up, too.
-    fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<(LocalKv, KvTransfer), NoHandoff> {
-        let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots)?;
-        let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
-        let canary = canary::compute(context, &transfer, &tokens)?;
-        let layout = KvLayout::clone(transfer.layout());
-        let fingerprint = self.fingerprint;
-        Ok((LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens }, canary }, transfer))
-    }
-}
-
-/// A scheduler that panicked leaves an engine that accepts and never answers. Ending the process instead lets its
-/// supervisor start a new one.
-struct AbortOnPanic;
-
-impl Drop for AbortOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!("the scheduler has panicked: the process ends");
-            std::process::abort();
         }
     }
 }

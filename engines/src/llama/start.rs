@@ -1,0 +1,116 @@
+//! Starts the thread that owns the context, and finds out what the model's KV is before it serves.
+
+use std::sync::Arc;
+use std::sync::mpsc as std_mpsc;
+use std::thread::JoinHandle;
+
+use baton_schemas::kv::{Fingerprint, KvLayout};
+use baton_schemas::node::KvIdentity;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::model::LlamaModel;
+
+use super::probe::{self, NoHandoff};
+use super::scheduler::{self, Handoffs, Limits, Scheduler, Shared};
+use super::sequence::Message;
+use super::transfer::KvTransfer;
+use super::vocabulary::Vocabulary;
+use super::{LlamaConfig, LoadError, canary, load};
+use crate::gguf::Gguf;
+use crate::handoff::{KvPuller, LocalKv};
+
+/// Makes the scheduler look again.
+pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// Weak, because the scheduler ends when the last sender is gone, and holds one of these itself.
+pub(super) fn wake(messages: &Arc<std_mpsc::Sender<Message>>) -> Wake {
+    let messages = Arc::downgrade(messages);
+    Arc::new(move || {
+        if let Some(messages) = messages.upgrade() {
+            // A scheduler that has ended has nothing to look at.
+            let _ = messages.send(Message::Wake);
+        }
+    })
+}
+
+/// What the scheduler's thread takes with it.
+pub(super) struct Start {
+    pub(super) model: Arc<LlamaModel>,
+    pub(super) vocabulary: Arc<Vocabulary>,
+    pub(super) config: LlamaConfig,
+    pub(super) limits: Limits,
+    pub(super) shared: Arc<Shared>,
+    pub(super) gguf: Gguf,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) puller: Option<Arc<dyn KvPuller>>,
+    pub(super) wake: Wake,
+}
+
+/// A scheduler that runs.
+pub(super) struct Started {
+    pub(super) thread: JoinHandle<()>,
+    /// `None` for a model that cannot be handed over.
+    pub(super) kv: Option<KvIdentity>,
+}
+
+impl Start {
+    /// Starts the thread that owns the context, and waits until the context exists and has computed its first tokens.
+    pub(super) fn run(self, messages: std_mpsc::Receiver<Message>) -> Result<Started, LoadError> {
+        let (started, has_started) = std_mpsc::sync_channel(1);
+        let run = move || {
+            let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
+            let mut context = match load::context(&self.model, &self.config, n_cells) {
+                Ok(context) => context,
+                Err(error) => return drop(started.send(Err(error))),
+            };
+            let _panic_ends_the_process = AbortOnPanic;
+            let (kv, handoffs) = match self.local_kv(&mut context) {
+                Ok((local, transfer)) => {
+                    let kv = local.identity.clone();
+                    if let Some(puller) = &self.puller {
+                        puller.introduce(local);
+                    }
+                    let placement = scheduler::blob_placement(&transfer);
+                    (Some(kv), Some(Handoffs { transfer, placement, puller: self.puller, wake: self.wake }))
+                }
+                Err(reason) => {
+                    tracing::info!(%reason, "this model's KV is not handed over");
+                    (None, None)
+                }
+            };
+            if started.send(Ok(kv)).is_ok() {
+                Scheduler::new(context, self.vocabulary, self.limits, self.shared, handoffs).run(&messages);
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("llama".into())
+            .spawn(run)
+            .map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
+        match has_started.recv() {
+            Ok(outcome) => outcome.map(|kv| Started { thread, kv }),
+            Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
+        }
+    }
+
+    /// What this model's KV looks like, and the KV of a fixed text. Computing that is the warm-up, too.
+    fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<(LocalKv, KvTransfer), NoHandoff> {
+        let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots)?;
+        let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
+        let canary = canary::compute(context, &transfer, &tokens)?;
+        let layout = KvLayout::clone(transfer.layout());
+        let fingerprint = self.fingerprint;
+        Ok((LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens }, canary }, transfer))
+    }
+}
+
+/// A scheduler that panicked leaves an engine that accepts and never answers. Ending the process instead lets its
+/// supervisor start a new one.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("the scheduler has panicked: the process ends");
+            std::process::abort();
+        }
+    }
+}
