@@ -108,7 +108,7 @@ async fn start(args: NodeArgs) -> Result<(Arc<dyn Engine>, Listener, ClusterKey)
     })?;
     let puller = puller(&key, &args)?;
     let (model, options) = (args.model, args.engine);
-    if let Some((key, message)) = options.problem() {
+    if let Some((key, message)) = options.problems().into_iter().next() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
     let engine = match options.engine.unwrap_or_default() {

@@ -9,6 +9,7 @@ use baton_schemas::node::NodeInfo;
 use clap::Args;
 use tokio::net::TcpListener;
 
+use super::reload::Reload;
 use super::{Failure, backend, banner, signals};
 use crate::admission::Admission;
 use crate::app::App;
@@ -23,11 +24,11 @@ use crate::pool::{self, Node, Pool, ServedModel};
 pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Options of `baton serve`. A flag wins over the configuration file.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(super) struct ServeArgs {
     /// Configuration file; see configs/
     #[arg(long, short, value_name = "FILE")]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<String>,
@@ -57,7 +58,8 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn into_config(self) -> Result<(ServeConfig, Option<String>), Failure> {
+    /// The checked configuration: flags over the file over the defaults; and `--node`.
+    pub(super) fn into_config(self) -> Result<(ServeConfig, Option<String>), Failure> {
         if std::env::var(API_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
             return Err(Failure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
         }
@@ -97,7 +99,8 @@ const PREFILL_ANSWER: Duration = Duration::from_secs(2);
 
 /// Serves until it is told to stop.
 pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
-    let (config, node) = args.into_config()?;
+    http::open_files::raise_limit();
+    let (config, node) = args.clone().into_config()?;
     // The port first: the commonest mistake is told at once, and not after a model was loaded.
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr()?;
@@ -117,12 +120,15 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     let pool = Pool { models: vec![model] };
     let observer = Arc::new(Observer::default());
-    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool, observer });
+    let app = Arc::new(App { admission: Admission::new(config.bounds), pool, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());
-    let router =
-        http::router(Arc::clone(&app) as Arc<dyn http::Backend>, http_config(&config, address.ip().is_loopback()));
+    let on_loopback = address.ip().is_loopback();
+    let http_config = http::HttpConfig { access: config.access(on_loopback), ..http::HttpConfig::default() };
+    let access = http::access::shared(&http_config.access);
+    let router = http::router_with(Arc::clone(&app) as Arc<dyn http::Backend>, http_config, access.clone());
+    Reload { args, config: config.clone(), on_loopback, access, app: Arc::clone(&app) }.watch();
     let server = tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE));
 
     let started = tokio::select! {
@@ -132,7 +138,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     match started {
         Some(Ok(info)) => {
             hear_from_prefill_nodes(&app).await;
-            announce(&app, &info, address, !config.api_keys.is_empty());
+            announce(&app, &info, address, config.needs_key());
         }
         Some(Err(error)) => {
             shutdown.begin.cancel();
@@ -196,15 +202,4 @@ async fn bind(address: &str) -> Result<TcpListener, Failure> {
             _ => format!("cannot listen on {address}: {e}"),
         })
     })
-}
-
-fn http_config(config: &ServeConfig, on_loopback: bool) -> http::HttpConfig {
-    http::HttpConfig {
-        api_keys: config.api_keys.clone(),
-        share_prefix_cache: config.share_prefix_cache,
-        allowed_origins: config.allowed_origins.clone(),
-        allowed_hosts: config.allowed_hosts.clone(),
-        check_host: on_loopback,
-        ..http::HttpConfig::default()
-    }
 }

@@ -3,7 +3,6 @@
 //! answers under any name, but to one name at a time (RFC 9112, section 3.2).
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -12,6 +11,7 @@ use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
 use http::{StatusCode, Version, header};
 
+use super::access::SharedAccess;
 use super::errors::Failure;
 
 /// Names that nobody can register: they never resolve by a stranger's DNS.
@@ -52,12 +52,13 @@ pub fn check_configured(name: &str) -> Result<(), String> {
 
 /// Answers 400 to a request that does not say which host it is for, and 403 to one for another host than these; `None`
 /// stands for any host.
-pub async fn check(State(hosts): State<Option<Arc<AllowedHosts>>>, request: Request, next: Next) -> Response {
+pub async fn check(State(access): State<SharedAccess>, request: Request, next: Next) -> Response {
     let named = match named(&request) {
         Ok(named) => named,
         Err(problem) => return unclear(problem).into_response(),
     };
-    match (hosts, named) {
+    let access = access.load_full();
+    match (&access.hosts, named) {
         // Only HTTP/1.0, which no browser speaks, may come without a name.
         (None, _) | (_, None) => next.run(request).await,
         (Some(hosts), Some(authority)) if hosts.allows(authority.host()) => next.run(request).await,

@@ -3,6 +3,7 @@
 //! [`server::serve`] owns the sockets and [`router`] everything between a request's head and a reply. What generates
 //! is behind [`Backend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
 
+pub mod access;
 pub mod auth;
 pub mod backend;
 pub mod body;
@@ -13,8 +14,10 @@ mod event_stream;
 pub mod health;
 pub mod host;
 pub mod metrics;
+pub mod open_files;
 pub mod openai;
 pub mod origin;
+mod rate_limit;
 pub mod request_id;
 pub mod server;
 pub mod state;
@@ -28,6 +31,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use access::{AccessConfig, SharedAccess};
 pub use backend::{Backend, Health};
 pub use config::HttpConfig;
 pub use errors::Failure;
@@ -46,10 +50,13 @@ pub struct HttpState {
 
 /// All routes with everything around them.
 pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
-    let keys = auth::Keys::new(&config.api_keys, config.share_prefix_cache);
-    let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
-    let origins = origin::AllowedOrigins::new(&config.allowed_origins);
-    let cors = cors::layer(origins.clone());
+    let access = access::shared(&config.access);
+    router_with(backend, config, access)
+}
+
+/// The same with access that can change while it serves.
+pub fn router_with(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) -> Router {
+    let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
     let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
@@ -68,9 +75,9 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
 
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
     // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
-    let router = router.layer(from_fn_with_state(Arc::new(keys), auth::check)).layer(cors);
-    let router = router.layer(from_fn_with_state(origins, origin::check));
-    let router = router.layer(from_fn_with_state(hosts, host::check));
+    let router = router.layer(from_fn_with_state(access.clone(), auth::check)).layer(cors);
+    let router = router.layer(from_fn_with_state(access.clone(), origin::check));
+    let router = router.layer(from_fn_with_state(access, host::check));
     let router = router.layer(CatchPanicLayer::custom(errors::panicked));
     router.layer(from_fn_with_state(counted, metrics::count)).layer(from_fn(request_id::attach))
 }

@@ -36,10 +36,9 @@ pub async fn complete(
         logprobs: generate.top_logprobs.is_some(),
         include_usage,
     };
-    let request_id = caller.request_id.clone();
-    let steps = steps(state.backend, generate, caller, drain.map(|Extension(drain)| drain).unwrap_or_default());
+    let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = if stream {
-        sse::respond(steps, shape, &state.config, request_id.clone()).await
+        sse::respond(steps, shape, &state.config, &caller).await
     } else {
         collect::collect(steps, shape).await.map(|(route, completion)| {
             let mut response = Json(completion).into_response();
@@ -47,7 +46,7 @@ pub async fn complete(
             response
         })
     };
-    response.map_err(|error: RequestError| Failure::of_request(&error, &request_id))
+    response.map_err(|error: RequestError| Failure::of_request(&error, &caller.request_id))
 }
 
 fn head(stream: bool, model: String) -> ReplyHead {

@@ -15,8 +15,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::chunks::ChunkWriter;
 use super::{ReplyShape, insert_route};
+use crate::admission::QueuePlace;
 use crate::error::RequestError;
-use crate::generate::Event;
+use crate::generate::{Caller, Event};
 use crate::http::HttpConfig;
 use crate::http::errors::Failure;
 use crate::http::event_stream::sse_headers;
@@ -30,14 +31,14 @@ pub(super) async fn respond(
     mut steps: Steps,
     shape: ReplyShape,
     config: &HttpConfig,
-    request_id: String,
+    caller: &Caller,
 ) -> Result<Response, RequestError> {
     let held = hold(&mut steps, config.head_hold).await?;
     let route = match held.first() {
         Some(Step::Accepted { route, .. }) => route.clone(),
         _ => String::new(),
     };
-    let body = Body::from_stream(events(held, steps, ChunkWriter::new(shape), config.heartbeat, request_id));
+    let body = Body::from_stream(events(held, steps, ChunkWriter::new(shape), config.heartbeat, caller.clone()));
     let mut response = body.into_response();
     let headers = response.headers_mut();
     sse_headers(headers);
@@ -65,20 +66,20 @@ fn events(
     mut steps: Steps,
     mut writer: ChunkWriter,
     heartbeat: Duration,
-    request_id: String,
+    caller: Caller,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     async_stream::stream! {
         let opening: String = held.iter().map(|step| writer.write(step)).collect();
         // A head without a first event is held back by some proxies; a comment gets it through.
-        yield Ok(if opening.is_empty() { HEARTBEAT } else { opening.into() });
+        yield Ok(if opening.is_empty() { sign_of_life(&caller.place) } else { opening.into() });
         let mut last_sent = Instant::now();
         loop {
             let events = match timeout_at(last_sent + heartbeat, steps.next()).await {
-                Err(_silent) => HEARTBEAT,
+                Err(_silent) => sign_of_life(&caller.place),
                 Ok(Some(Ok(step))) => writer.write(&step).into(),
                 Ok(Some(Err(error))) => {
                     // No [DONE]: whoever only looks for that must not take this for a success.
-                    yield Ok(failed(&error, &request_id));
+                    yield Ok(failed(&error, &caller.request_id));
                     break;
                 }
                 Ok(None) => {
@@ -92,6 +93,11 @@ fn events(
             }
         }
     }
+}
+
+/// A comment, with the place of a request that still waits to be admitted.
+fn sign_of_life(place: &QueuePlace) -> Bytes {
+    place.get().map_or(HEARTBEAT, |place| format!(": place {place} in the queue\n\n").into())
 }
 
 fn failed(error: &RequestError, request_id: &str) -> Bytes {

@@ -99,8 +99,16 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
         let error = server.get(path).await.failed(404, "not_found_error", None);
         assert!(error["message"].as_str().unwrap().contains("POST /v1/chat/completions"), "{error}");
     }
-    let front =
-        start_with(hello(), HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() }).await.get("/").await;
+    let front = start_with(
+        hello(),
+        HttpConfig {
+            access: AccessConfig { api_keys: vec!["k".into()], ..AccessConfig::default() },
+            ..HttpConfig::default()
+        },
+    )
+    .await
+    .get("/")
+    .await;
     assert!(front.status == 200 && front.text.starts_with("Baton is running"), "{}", front.text);
     let reply = server.get("/v1/chat/completions").await;
     reply.failed(405, "invalid_request_error", None);

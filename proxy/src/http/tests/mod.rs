@@ -5,6 +5,7 @@ mod bodies;
 mod chat;
 mod connections;
 mod errors;
+mod keys;
 mod state;
 
 use std::net::SocketAddr;
@@ -20,8 +21,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::server::{Shutdown, serve_with};
-use super::{Backend, Health, HttpConfig};
+use super::server::{Deadlines, Shutdown, serve_with};
+use super::{AccessConfig, Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
 use crate::state::EndpointState;
@@ -188,7 +189,13 @@ async fn start_draining(fake: Fake, config: HttpConfig, head_deadline: Duration,
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
-    let task = tokio::spawn(serve_with(head_deadline, listener, router, shutdown.clone(), drain_deadline));
+    let task = tokio::spawn(serve_with(
+        Deadlines { head: head_deadline, write: SOON * 10 },
+        listener,
+        router,
+        shutdown.clone(),
+        drain_deadline,
+    ));
     Server { address, fake, shutdown, task }
 }
 

@@ -2,14 +2,20 @@
 //!
 //! Flags win over the file, the file over the defaults. Nothing reads the environment after start-up.
 
+mod diagnose;
+mod keys;
+
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 
-use crate::admission::DEFAULT_MAX_REQUESTS;
+pub use self::keys::{RawKey, hash_text};
+use crate::admission::{Bounds, DEFAULT_MAX_REQUESTS, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::engine_args::{EngineArgs, flag};
-use crate::http::{host, origin};
+use crate::http::auth::ConfiguredKey;
+use crate::http::{AccessConfig, host, origin};
 use crate::plan::policy::{self, POLICIES, Policy};
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.
@@ -30,12 +36,12 @@ pub enum ConfigError {
         error: std::io::Error,
     },
     /// The file is not TOML, or has an unknown key, or a value of the wrong type or out of range.
-    #[error("{}: {message}", path.display())]
+    #[error("{}: {}", path.display(), mistakes.join("; "))]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// With the line and, for a value, the key.
-        message: String,
+        /// All of them, each with the line and, for a value, the key.
+        mistakes: Vec<String>,
     },
     /// A flag's value is out of range.
     #[error("{0}")]
@@ -60,8 +66,14 @@ pub struct RawConfig {
     pub listen: Option<String>,
     /// Requests served at once.
     pub max_requests: Option<usize>,
+    /// Requests that wait to be served.
+    pub max_waiting: Option<usize>,
+    /// How long they wait.
+    pub max_wait_seconds: Option<f64>,
     /// Keys a client must present one of. None: open.
     pub api_keys: Vec<String>,
+    /// Keys with limits, by their hashes.
+    pub keys: Vec<RawKey>,
     /// Let callers with different keys reuse each other's cached prompts.
     pub share_prefix_cache: Option<bool>,
     /// Origins a browser page may call from, beside localhost.
@@ -97,10 +109,12 @@ pub struct RawModel {
 pub struct ServeConfig {
     /// `HOST:PORT` of the endpoint.
     pub listen: String,
-    /// Requests served at once, at least 1.
-    pub max_requests: usize,
-    /// Keys a client must present one of; empty: open. None of them is empty.
+    /// Requests served at once and waiting for that.
+    pub bounds: Bounds,
+    /// Keys without limits; none of them is empty. The API is open if there are no keys of either kind.
     pub api_keys: Vec<String>,
+    /// Keys with limits.
+    pub keys: Vec<ConfiguredKey>,
     /// Whether callers with different keys share cached prompts.
     pub share_prefix_cache: bool,
     /// Additional CORS origins.
@@ -123,34 +137,61 @@ pub struct ServeConfig {
     pub engine: EngineArgs,
 }
 
+impl ServeConfig {
+    /// Who may call; `check_host` for a listener on loopback.
+    pub fn access(&self, check_host: bool) -> AccessConfig {
+        AccessConfig {
+            api_keys: self.api_keys.clone(),
+            keys: self.keys.clone(),
+            share_prefix_cache: self.share_prefix_cache,
+            check_host,
+            allowed_hosts: self.allowed_hosts.clone(),
+            allowed_origins: self.allowed_origins.clone(),
+        }
+    }
+
+    /// Whether clients must present a key.
+    pub fn needs_key(&self) -> bool {
+        !self.api_keys.is_empty() || !self.keys.is_empty()
+    }
+}
+
 impl RawConfig {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
-        let invalid = |at: Option<usize>, message: &str| {
-            let line = at.map(|at| 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count());
-            let place = line.map_or_else(String::new, |line| format!("line {line}: "));
-            ConfigError::Invalid { path: path.to_owned(), message: format!("{place}{message}") }
-        };
-        let raw: RawConfig =
-            toml::from_str(&text).map_err(|e| invalid(e.span().map(|span| span.start), e.message()))?;
-        match raw.problem() {
-            None => Ok(raw),
-            Some(Problem { key, message, .. }) => Err(invalid(position(&text, &key), &format!("{key} {message}"))),
+        let (raw, mut mistakes) = diagnose::parse(&text);
+        mistakes.extend(raw.problems().into_iter().map(|Problem { key, message, .. }| diagnose::Mistake {
+            at: position(&text, &key),
+            message: format!("{key} {message}"),
+        }));
+        if mistakes.is_empty() {
+            return Ok(raw);
         }
+        mistakes.sort_by_key(|mistake| mistake.at);
+        let mistakes = mistakes.iter().map(|diagnose::Mistake { at, message }| {
+            let line = at.map(|at| 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count());
+            line.map_or_else(|| message.clone(), |line| format!("line {line}: {message}"))
+        });
+        Err(ConfigError::Invalid { path: path.to_owned(), mistakes: mistakes.collect() })
     }
 
     /// Checks every value, after flags were laid over those of a file. A file's own were checked when it was read, so
     /// what is wrong here came with a flag.
     pub fn check(self) -> Result<ServeConfig, ConfigError> {
-        if let Some(Problem { flag, message, .. }) = self.problem() {
+        if let Some(Problem { flag, message, .. }) = self.problems().into_iter().next() {
             return Err(ConfigError::Flag(format!("{flag} {message}")));
         }
         Ok(ServeConfig {
             listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
-            max_requests: self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS),
+            bounds: Bounds {
+                max_requests: self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS),
+                max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
+                max_wait: self.max_wait_seconds.map_or(DEFAULT_MAX_WAIT, Duration::from_secs_f64),
+            },
             api_keys: self.api_keys,
+            keys: keys::checked(self.keys),
             share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
             allowed_origins: self.allowed_origins,
             allowed_hosts: self.allowed_hosts,
@@ -164,65 +205,93 @@ impl RawConfig {
         })
     }
 
-    /// The first value that is out of range.
-    fn problem(&self) -> Option<Problem> {
+    /// Every value that is out of range.
+    fn problems(&self) -> Vec<Problem> {
         let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
         let is_address = |listen: &str| {
             listen.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
         };
-        let problem = |key: &str, flag: &str, message: String| {
-            Some(Problem { key: key.to_owned(), flag: flag.to_owned(), message })
+        let mut found = Vec::new();
+        let mut problem = |key: &str, flag: &str, message: String| {
+            found.push(Problem { key: key.to_owned(), flag: flag.to_owned(), message });
         };
         if let Some(listen) = self.listen.as_ref().filter(|listen| !is_address(listen)) {
-            return problem("listen", "--listen", format!("must be HOST:PORT, e.g. {DEFAULT_LISTEN}, not {listen:?}"));
+            problem("listen", "--listen", format!("must be HOST:PORT, e.g. {DEFAULT_LISTEN}, not {listen:?}"));
         }
         if self.max_requests.is_some_and(|n| !(1..=MAX_MAX_REQUESTS).contains(&n)) {
-            return problem("max_requests", "max_requests", format!("must be between 1 and {MAX_MAX_REQUESTS}"));
+            problem("max_requests", "max_requests", format!("must be between 1 and {MAX_MAX_REQUESTS}"));
+        }
+        if self.max_waiting.is_some_and(|n| n > MAX_MAX_WAITING) {
+            problem("max_waiting", "max_waiting", format!("must be at most {MAX_MAX_WAITING}"));
+        }
+        if self.max_wait_seconds.is_some_and(|s| !MAX_WAIT_SECONDS.contains(&s)) {
+            let (least, most) = (MAX_WAIT_SECONDS.start(), MAX_WAIT_SECONDS.end());
+            problem("max_wait_seconds", "max_wait_seconds", format!("must be between {least} and {most}"));
         }
         if self.api_keys.iter().any(|key| key.trim().is_empty()) {
             let message = "must not be empty: that would let everybody in who sends none";
-            return problem("api_keys", "--api-key", message.into());
+            problem("api_keys", "--api-key", message.into());
         }
         if let Some(message) = self.allowed_origins.iter().find_map(|origin| origin::check_configured(origin).err()) {
-            return problem("allowed_origins", "allowed_origins", format!("has a wrong entry: {message}"));
+            problem("allowed_origins", "allowed_origins", format!("has a wrong entry: {message}"));
         }
         if let Some(message) = self.allowed_hosts.iter().find_map(|name| host::check_configured(name).err()) {
-            return problem("allowed_hosts", "allowed_hosts", format!("has a wrong entry: {message}"));
+            problem("allowed_hosts", "allowed_hosts", format!("has a wrong entry: {message}"));
         }
         if is_empty(&self.model.source) {
-            return problem("model.source", "--model", "must not be empty".into());
+            problem("model.source", "--model", "must not be empty".into());
         }
         if is_empty(&self.model.name) {
-            return problem("model.name", "--name", "must not be empty".into());
+            problem("model.name", "--name", "must not be empty".into());
         }
         if self.model.aliases.iter().any(|alias| alias.trim().is_empty()) {
-            return problem("model.aliases", "aliases", "must not have an empty name".into());
+            problem("model.aliases", "aliases", "must not have an empty name".into());
         }
         if let Some(name) = self.model.policy.as_ref().filter(|name| policy::by_name(name).is_none()) {
             let names = POLICIES.map(|policy| policy.name()).join(", ");
-            return problem("model.policy", "--policy", format!("must be one of {names}, not {name:?}"));
+            problem("model.policy", "--policy", format!("must be one of {names}, not {name:?}"));
         }
         if let Some(address) = self.model.prefill.iter().find(|address| !is_node_address(address)) {
             let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
-            return problem("model.prefill", "--prefill", message);
+            problem("model.prefill", "--prefill", message);
         }
-        let (key, message) = self.model.engine.problem()?;
-        problem(&format!("model.engine.{key}"), &flag(key), message)
+        for (key, message) in self.model.engine.problems() {
+            problem(&format!("model.engine.{key}"), &flag(key), message);
+        }
+        found.extend(keys::problems(&self.keys));
+        found
     }
 }
 
 /// Each admitted request costs some kilobytes: more than these are a mistyped number.
 const MAX_MAX_REQUESTS: usize = 1_000_000;
 
+/// Whose turn it is, is looked for among all of them.
+const MAX_MAX_WAITING: usize = 10_000;
+
+/// No client waits longer.
+const MAX_WAIT_SECONDS: std::ops::RangeInclusive<f64> = 0.0..=3_600.0;
+
 /// The byte at which the value of a key begins.
 fn position(text: &str, key: &str) -> Option<usize> {
     let root = DeTable::parse(text).ok()?;
-    let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
-    let mut value = root.get_ref().get(first)?;
-    for part in rest.into_iter().flat_map(|rest| rest.split('.')) {
-        value = value.get_ref().as_table().and_then(|table: &DeTable<'_>| table.get(part))?;
+    let mut table = root.get_ref();
+    let mut at = None;
+    for part in key.split('.') {
+        let (name, index) = part.strip_suffix(']').and_then(|part| part.split_once('[')).unzip();
+        // A key that is missing is missed where its table begins.
+        let Some(value) = table.get(name.unwrap_or(part)) else { return at };
+        let value = match index.and_then(|index| index.parse::<usize>().ok()) {
+            Some(index) => value.get_ref().as_array()?.get(index)?,
+            None => value,
+        };
+        at = Some(value.span().start);
+        match value.get_ref() {
+            DeValue::Table(inner) => table = inner,
+            _ => return at,
+        }
     }
-    Some(value.span().start)
+    at
 }
 
 fn is_node_address(address: &str) -> bool {
@@ -237,73 +306,4 @@ pub fn node_url(address: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(text: &str) -> Result<ServeConfig, String> {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        RawConfig::read(file.path()).and_then(RawConfig::check).map_err(|e| e.to_string())
-    }
-
-    #[test]
-    fn an_empty_file_is_the_defaults() {
-        let config = read("").unwrap();
-        assert_eq!((config.listen.as_str(), config.source.as_str()), (DEFAULT_LISTEN, DEFAULT_MODEL));
-        assert!(config.api_keys.is_empty() && !config.share_prefix_cache);
-    }
-
-    #[test]
-    fn mistakes_are_named_with_their_line_and_key() {
-        let check = |text: &str, line: usize, key: &str| {
-            let message = read(text).unwrap_err();
-            assert!(message.contains(&format!("line {line}: ")) && message.contains(key), "{text}: {message}");
-            assert!(!message.contains("--"), "no flag is at fault: {message}");
-        };
-        check("listen = \"127.0.0.1:1\"\n\nlisten_on = 3\n", 3, "listen_on");
-        check("listen = \"8080\"", 1, "listen");
-        check("# é\nlisten = \"h:99999\"", 2, "listen");
-        check("\nmax_requests = 0", 2, "max_requests");
-        check("\n\napi_keys = [\"\"]", 3, "api_keys");
-        check("allowed_origins = [\"chat.example.com\"]", 1, "chat.example.com");
-        check("allowed_hosts = [\n\"https://x\"]", 1, "allowed_hosts");
-        check("[model]\nsource = \"\"", 2, "model.source");
-        check("[model]\nsource = 3", 2, "integer");
-        check("[model]\n\nsauce = \"x\"", 3, "sauce");
-        check("[model]\nname = \" \"", 2, "model.name");
-        check("[model]\naliases = [\"\"]", 2, "model.aliases");
-        check("[model.engine]\n\nslots = 0", 3, "model.engine.slots must be between 1 and 128");
-        check("[model]\nengine.slots = 300", 2, "model.engine.slots");
-        check("[model.engine]\nslots = -1", 2, "-1");
-        check("[model.engine]\nslot = 1", 2, "slot");
-        check("[model.engine]\nengine = \"sim\"\nsim_decode_tps = -1.0", 3, "sim_decode_tps");
-    }
-
-    #[test]
-    fn a_wrong_flag_is_named_as_one() {
-        let check = |change: fn(&mut RawConfig), flag: &str| {
-            let mut raw = RawConfig::default();
-            change(&mut raw);
-            let message = raw.check().unwrap_err().to_string();
-            assert!(message.starts_with(flag), "{message}");
-        };
-        check(|raw| raw.listen = Some("8080".into()), "--listen must be HOST:PORT");
-        check(|raw| raw.api_keys = vec![String::new()], "--api-key ");
-        check(|raw| raw.model.source = Some(String::new()), "--model ");
-        check(|raw| raw.model.name = Some(String::new()), "--name ");
-        check(|raw| raw.model.engine.ctx_size = Some(1), "--ctx-size must be between 64");
-        check(|raw| raw.model.engine.sim_prefill_tps = Some(f64::NAN), "--sim-prefill-tps ");
-    }
-
-    #[test]
-    fn every_example_is_valid() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
-        let mut n_files = 0;
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            RawConfig::read(&path).and_then(RawConfig::check).unwrap_or_else(|e| panic!("{e}"));
-            n_files += 1;
-        }
-        assert!(n_files > 0);
-    }
-}
+mod tests;
