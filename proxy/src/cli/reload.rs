@@ -3,7 +3,7 @@
 //! Keys, limits, hosts and origins change at once; running requests keep what they were let in with. What needs other
 //! processes or sockets is named in the log and waits for a restart. A file with a mistake changes nothing.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -90,7 +90,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
 }
 
 /// What tells one version of a file from the next.
-async fn stamp(path: &PathBuf) -> Option<(SystemTime, u64)> {
+async fn stamp(path: &Path) -> Option<(SystemTime, u64)> {
     let metadata = tokio::fs::metadata(path).await.ok()?;
     Some((metadata.modified().ok()?, metadata.len()))
 }

@@ -190,7 +190,7 @@ async fn start_draining(fake: Fake, config: HttpConfig, head_deadline: Duration,
     let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
     let task = tokio::spawn(serve_with(
-        Deadlines { head: head_deadline, write: SOON * 10 },
+        Deadlines { head: head_deadline, write: Duration::from_secs(1) },
         listener,
         router,
         shutdown.clone(),
