@@ -29,12 +29,13 @@ pub struct App {
 }
 
 impl App {
-    /// A model's engine, once it is ready.
+    /// A model's engine, once it is ready, for who may use it.
     async fn engine(
         &self,
         model: Option<&str>,
+        caller: &Caller,
     ) -> Result<(&Arc<ServedModel>, &Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let model = self.pool.find_or_first(model)?;
+        let model = self.pool.find_for(model, &caller.account)?;
         let (node, info) = model.any_ready().await?;
         Ok((model, node, info))
     }
@@ -88,21 +89,31 @@ impl Backend for App {
         Health::Ok
     }
 
-    async fn ready(&self, model: Option<&str>) -> Result<ReadyModel, RequestError> {
-        let (model, node, info) = self.engine(model).await?;
+    async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
+        let (model, node, info) = self.engine(model, caller).await?;
         let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
         Ok(ReadyModel { name, since: model.since, load: node.load(), info })
     }
 
-    async fn tokenize(&self, model: Option<&str>, text: TokenizeRequest) -> Result<Vec<Token>, RequestError> {
-        let _permit = self.admission.admit()?;
-        let (_, node, _) = self.engine(model).await?;
+    async fn tokenize(
+        &self,
+        model: Option<&str>,
+        text: TokenizeRequest,
+        caller: &Caller,
+    ) -> Result<Vec<Token>, RequestError> {
+        let _permit = self.admission.admit(&caller.account, &caller.place).await?;
+        let (_, node, _) = self.engine(model, caller).await?;
         Ok(node.engine.tokenize(&text).await?)
     }
 
-    async fn detokenize(&self, model: Option<&str>, tokens: Vec<Token>) -> Result<String, RequestError> {
-        let _permit = self.admission.admit()?;
-        let (_, node, info) = self.engine(model).await?;
+    async fn detokenize(
+        &self,
+        model: Option<&str>,
+        tokens: Vec<Token>,
+        caller: &Caller,
+    ) -> Result<String, RequestError> {
+        let _permit = self.admission.admit(&caller.account, &caller.place).await?;
+        let (_, node, info) = self.engine(model, caller).await?;
         if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
             let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
             return Err(RequestError::InvalidField { field: "tokens", problem });
@@ -110,9 +121,14 @@ impl Backend for App {
         Ok(node.engine.detokenize(&tokens).await?)
     }
 
-    async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError> {
-        let _permit = self.admission.admit()?;
-        let (_, node, _) = self.engine(model).await?;
+    async fn render(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<String, RequestError> {
+        let _permit = self.admission.admit(&caller.account, &caller.place).await?;
+        let (_, node, _) = self.engine(model, caller).await?;
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
         let tokens = node.engine.render(&conversation).await?;
         Ok(node.engine.detokenize(&tokens).await?)

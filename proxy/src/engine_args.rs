@@ -139,8 +139,8 @@ impl EngineArgs {
         }
     }
 
-    /// The first option that is out of range: its key in the configuration file, and what is wrong with it.
-    pub fn problem(&self) -> Option<(&'static str, String)> {
+    /// Every option that is out of range: its key in the configuration file, and what is wrong with it.
+    pub fn problems(&self) -> Vec<(&'static str, String)> {
         let numbers = [
             ("slots", self.slots, limits::SLOTS),
             ("ctx_size", self.ctx_size, limits::CONTEXT),
@@ -150,7 +150,7 @@ impl EngineArgs {
             ("prefill_budget", self.prefill_budget, limits::UBATCH),
             ("max_queued", self.max_queued, limits::QUEUED),
         ];
-        let number = numbers.into_iter().find_map(|(key, value, range)| {
+        let numbers = numbers.into_iter().filter_map(|(key, value, range)| {
             let wrong = value.filter(|value| !range.contains(value))?;
             Some((key, format!("must be between {} and {}, not {wrong}", range.start(), range.end())))
         });
@@ -160,15 +160,15 @@ impl EngineArgs {
             ("max_canary_distance", format!("must be between {least} and {most}, not {wrong}"))
         });
         let rates = [("sim_prefill_tps", self.sim_prefill_tps), ("sim_decode_tps", self.sim_decode_tps)];
-        let rate = || {
+        let rates = {
             let wrong = |rate: f64| (!SIM_RATES.contains(&rate)).then_some(rate);
-            rates.into_iter().find_map(|(key, rate)| {
+            rates.into_iter().filter_map(move |(key, rate)| {
                 let message =
                     |rate| format!("must be between {} and {}, not {rate}", SIM_RATES.start(), SIM_RATES.end());
                 Some((key, rate.and_then(wrong).map(message)?))
             })
         };
-        number.or(distance).or_else(rate)
+        numbers.chain(distance).chain(rates).collect()
     }
 
     /// The same options as arguments for a child.
@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn what_is_out_of_range_is_named() {
         let check = |args: &[&str], expected: Option<&str>| {
-            let parsed = Command::parse_from([&["baton"], args].concat()).engine.problem();
-            assert_eq!(parsed.map(|(key, _)| key), expected, "{args:?}");
+            let parsed = Command::parse_from([&["baton"], args].concat()).engine.problems();
+            assert_eq!(parsed.first().map(|(key, _)| *key), expected, "{args:?}");
         };
         check(&[], None);
         check(&["--slots", "128", "--ctx-size", "64", "--sim-decode-tps", "0.5"], None);

@@ -29,6 +29,30 @@ pub enum RequestError {
         /// When to come back.
         retry_after: Duration,
     },
+    /// The key may not name this model.
+    #[error("This API key may not use the model '{model}'.")]
+    ModelNotAllowed {
+        /// As the client wrote it.
+        model: String,
+    },
+    /// A rate of the key is exhausted.
+    #[error("This API key has used its {limit} {unit} per minute. Try again later.")]
+    RateLimited {
+        /// `requests` or `tokens`.
+        unit: &'static str,
+        /// A minute.
+        limit: u32,
+        /// When there is something again.
+        retry_after: Duration,
+    },
+    /// The key has as many requests running as it may.
+    #[error("This API key may have {limit} requests running at once. Try again when one has ended.")]
+    TooManyAtOnce {
+        /// The bound that was reached.
+        limit: usize,
+        /// When to come back.
+        retry_after: Duration,
+    },
     /// No engine answers now. The reason is safe to show.
     #[error("The model is not available right now: {reason}")]
     Unavailable {
@@ -48,6 +72,9 @@ impl RequestError {
         match self {
             RequestError::ModelNotFound { .. } => "model_not_found",
             RequestError::InvalidField { .. } => "invalid_request",
+            RequestError::ModelNotAllowed { .. } => "model_not_allowed",
+            RequestError::RateLimited { .. } => "rate_limited",
+            RequestError::TooManyAtOnce { .. } => "too_many_at_once",
             RequestError::Overloaded { .. } => "overloaded",
             RequestError::Unavailable { .. } => "unavailable",
             RequestError::Engine(error) => match error {

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
@@ -13,7 +14,7 @@ use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::admission::Permit;
+use crate::admission::{Account, Permit, QueuePlace};
 use crate::app::App;
 use crate::error::RequestError;
 use crate::failover::Resilient;
@@ -50,9 +51,10 @@ async fn accept(
     caller: &Caller,
     watch: &mut RequestWatch,
 ) -> Result<(Permit, Accepted), RequestError> {
-    let model = app.pool.find(&request.model)?;
+    let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     watch.is_for(model.name.get().map_or("", String::as_str));
-    let permit = app.admission.admit()?;
+    let permit = app.admission.admit(&caller.account, &caller.place).await?;
+    watch.meter(permit.meter());
     let (mut n_attempts, mut failed) = (0, Vec::new());
     loop {
         n_attempts += 1;
@@ -65,15 +67,19 @@ async fn accept(
                 tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            outcome => return Ok((permit, outcome?)),
+            outcome => {
+                let accepted = outcome?;
+                permit.charge_prompt(accepted.n_prompt);
+                return Ok((permit, accepted));
+            }
         }
     }
 }
 
 /// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
-    let _permit = app.admission.admit()?;
-    let model = app.pool.find(&request.model)?;
+    let model = app.pool.find_for(Some(&request.model), &caller.account)?;
+    let _permit = app.admission.admit(&caller.account, &caller.place).await?;
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request).await?;
@@ -193,7 +199,7 @@ fn hold(
     request: &GenerateRequest,
 ) -> EventStream {
     let events = (0..).zip(choices).map(|(choice, deltas)| {
-        let clock = Clock::start(n_prompt, watch.inter_token_latency());
+        let clock = Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
         choice_events(choice, deltas, request.stop.clone(), clock).boxed()
     });
     let mut merged: SelectAll<_> = events.collect();
@@ -271,12 +277,23 @@ struct Clock {
     n_computed: u32,
     n_tokens: u32,
     gaps: Histogram,
+    /// Of the request, over all choices.
+    meter: Arc<AtomicU32>,
 }
 
 impl Clock {
-    fn start(n_prompt: u32, gaps: Histogram) -> Self {
+    fn start(n_prompt: u32, gaps: Histogram, meter: Arc<AtomicU32>) -> Self {
         let (slot, first_token, last_token) = (None, None, None);
-        Clock { accepted: Instant::now(), slot, first_token, last_token, n_computed: n_prompt, n_tokens: 0, gaps }
+        Clock {
+            accepted: Instant::now(),
+            slot,
+            first_token,
+            last_token,
+            n_computed: n_prompt,
+            n_tokens: 0,
+            gaps,
+            meter,
+        }
     }
 
     fn token(&mut self) {
@@ -286,6 +303,7 @@ impl Clock {
             self.gaps.observe(now.saturating_duration_since(last).as_secs_f64());
         }
         self.n_tokens += 1;
+        self.meter.fetch_add(1, Ordering::Relaxed);
     }
 
     fn timings(&self) -> Timings {
@@ -315,6 +333,10 @@ pub struct Caller {
     pub request_id: String,
     /// What the presented key says of who asks.
     pub standing: Standing,
+    /// Whose limits it is under.
+    pub account: Arc<Account>,
+    /// Where it stands while it waits to be admitted.
+    pub place: QueuePlace,
     /// How this request is to be planned, if not as configured.
     pub policy: Option<&'static dyn Policy>,
 }
@@ -326,6 +348,8 @@ pub enum Standing {
     Anyone,
     /// A key of the endpoint's owner.
     Operator,
+    /// Somebody else's key, or none where one is needed and this path does without.
+    Guest,
 }
 
 /// An accepted request: what is known before its first token, and the events that follow.

@@ -4,13 +4,16 @@ mod backend;
 mod banner;
 #[cfg(feature = "llama")]
 mod bench;
+mod check_config;
 #[cfg(feature = "llama")]
 mod demo;
+mod key;
 mod node;
 #[cfg(feature = "llama")]
 mod node_process;
 mod plan;
 mod pull;
+mod reload;
 mod serve;
 mod signals;
 mod status;
@@ -18,7 +21,7 @@ mod status;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 /// One OpenAI-compatible endpoint for language models on your own machines.
@@ -29,8 +32,19 @@ use tracing_subscriber::EnvFilter;
 #[command(name = "baton", version, about, after_help = EXAMPLE)]
 #[command(propagate_version = true, arg_required_else_help = true)]
 struct Cli {
+    /// How the log on standard error is written; RUST_LOG chooses what is in it
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
 }
 
 const EXAMPLE: &str = "\
@@ -51,6 +65,10 @@ enum Command {
     Pull(pull::PullArgs),
     /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
+    /// Make API keys.
+    Key(key::KeyArgs),
+    /// Check a configuration file: every mistake with its line.
+    CheckConfig(check_config::CheckConfigArgs),
     /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
@@ -72,20 +90,14 @@ impl<E: std::error::Error> From<E> for Failure {
 /// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    // llama.cpp reports its own progress as warnings at times; its errors come back as ours.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,llama-cpp-2=error"));
-    let stderr = std::io::stderr;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(stderr)
-        .with_ansi(stderr().is_terminal())
-        .with_target(false)
-        .init();
+    start_log(cli.log_format);
     let result = match cli.command {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Plan(args) => run(plan::run(args)),
         Command::Pull(args) => run(pull::run(args)),
+        Command::Key(args) => key::run(args),
+        Command::CheckConfig(args) => check_config::run(&args),
         Command::Status(args) => run(status::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
@@ -100,6 +112,20 @@ pub fn main() -> ExitCode {
             eprintln!("baton: {line}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// What is logged unless RUST_LOG says otherwise. llama.cpp reports its own progress as warnings at times; its errors come
+/// back as ours. That a changed configuration is in force is good to know.
+const DEFAULT_LOG: &str = "warn,llama-cpp-2=error,baton_proxy::cli::reload=info";
+
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
+    let stderr = std::io::stderr;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_target(false);
+    match format {
+        LogFormat::Text => log.with_ansi(stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().flatten_event(true).with_ansi(false).init(),
     }
 }
 

@@ -138,7 +138,7 @@ async fn start(args: NodeArgs) -> Result<Started, NodeFailure> {
     let transport = args.transport.transport().map_err(NodeFailure::setup)?;
     let puller = puller(&key, &args, transport)?;
     let (model, options) = (args.model, args.engine);
-    if let Some((key, message)) = options.problem() {
+    if let Some((key, message)) = options.problems().into_iter().next() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
     let engine = match options.engine.unwrap_or_default() {

@@ -9,6 +9,7 @@ use baton_schemas::node::NodeInfo;
 use clap::Args;
 use tokio::net::TcpListener;
 
+use super::reload::Reload;
 use super::{Failure, backend, banner, signals};
 use crate::admission::Admission;
 use crate::app::App;
@@ -24,11 +25,11 @@ use crate::transport_args::TransportArgs;
 pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Options of `baton serve`. A flag wins over the configuration file.
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub(super) struct ServeArgs {
     /// Configuration file; see configs/
     #[arg(long, short, value_name = "FILE")]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<String>,
@@ -64,10 +65,8 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
-    fn into_config(self) -> Result<(ServeConfig, Option<String>), Failure> {
-        if std::env::var(API_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
-            return Err(Failure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
-        }
+    /// The checked configuration: flags over the file over the defaults; and `--node`.
+    pub(super) fn into_config(self) -> Result<(ServeConfig, Option<String>), Failure> {
         if let (Some(_), Some(flag)) = (&self.node, self.local_flag()) {
             return Err(Failure(format!(
                 "--node and {flag} exclude each other: a node runs the model it was started with"
@@ -99,6 +98,14 @@ impl ServeArgs {
     }
 }
 
+/// A key that is there and empty is a mistake, which clap would take for none.
+fn refuse_an_empty_variable() -> Result<(), Failure> {
+    if std::env::var(API_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
+        return Err(Failure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
+    }
+    Ok(())
+}
+
 /// How long running streams may go on after a stop was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -107,7 +114,9 @@ const PREFILL_ANSWER: Duration = Duration::from_secs(2);
 
 /// Serves until it is told to stop.
 pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
-    let (config, node) = args.into_config()?;
+    http::open_files::raise_limit();
+    refuse_an_empty_variable()?;
+    let (config, node) = args.clone().into_config()?;
     // The ports first: the commonest mistake is told at once, and not after a model was loaded.
     let mut listeners = vec![bind(&config.listen, "--listen").await?];
     if let Some(address) = &config.ollama_listen {
@@ -131,22 +140,24 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     let pool = Pool { models: vec![model] };
     let observer = Arc::new(Observer::default());
-    let app = Arc::new(App { admission: Admission::new(config.max_requests), pool, observer });
+    let app = Arc::new(App { admission: Admission::new(config.bounds), pool, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());
-    let http_config = http_config(&config);
-    let api = http::api(Arc::clone(&app) as Arc<dyn http::Backend>, http_config.clone());
+    let http_config = http::HttpConfig { access: config.access(), ..http::HttpConfig::default() };
+    let access = http::access::shared(&http_config.access);
+    let api = http::api(Arc::clone(&app) as Arc<dyn http::Backend>, http_config, access.clone());
     let servers: Vec<_> = listeners
         .into_iter()
         .zip(&addresses)
         .map(|(listener, address)| {
             // A listener that others can reach answers under any name.
-            let names = http::HttpConfig { check_host: address.ip().is_loopback(), ..http_config.clone() };
-            let router = http::listener(api.clone(), &names);
+            let names = http::host::Names { access: access.clone(), checked: address.ip().is_loopback() };
+            let router = http::listener(api.clone(), names);
             tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
         })
         .collect();
+    Reload { args, config: config.clone(), access, app: Arc::clone(&app) }.watch();
 
     let started = tokio::select! {
         started = backend.first_start => Some(started),
@@ -155,7 +166,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     match started {
         Some(Ok(info)) => {
             hear_from_prefill_nodes(&app).await;
-            announce(&app, &info, &addresses, !config.api_keys.is_empty());
+            announce(&app, &info, &addresses, config.needs_key());
         }
         Some(Err(error)) => {
             shutdown.begin.cancel();
@@ -221,14 +232,4 @@ async fn bind(address: &str, flag: &str) -> Result<TcpListener, Failure> {
             _ => format!("cannot listen on {address}: {e}"),
         })
     })
-}
-
-fn http_config(config: &ServeConfig) -> http::HttpConfig {
-    http::HttpConfig {
-        api_keys: config.api_keys.clone(),
-        share_prefix_cache: config.share_prefix_cache,
-        allowed_origins: config.allowed_origins.clone(),
-        allowed_hosts: config.allowed_hosts.clone(),
-        ..http::HttpConfig::default()
-    }
 }

@@ -8,74 +8,146 @@ use axum::response::Response;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use baton_schemas::sequence::CacheScope;
 use http::{HeaderMap, Method, StatusCode, header};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
+use super::access::{AccessConfig, SharedAccess};
 use super::dialect::Dialect;
 use super::errors::Failure;
+use super::rate_limit;
 use super::request_id::RequestId;
+use crate::admission::{Account, KeyLimits, QueuePlace};
 use crate::generate::{Caller, Standing};
 use crate::plan::policy::{self, POLICIES, Policy};
 
-/// The keys that open the API, as hashes under a key that lives as long as the process.
+/// The keys that open the API, as hashes.
 ///
-/// Hashing makes all comparisons the same length, and leaves no key in memory to be found in a core dump.
+/// Hashing makes all comparisons the same length, and leaves no key in memory to be found in a core dump. A key is drawn
+/// at random with 256 bits, so its hash needs no slow function: there is nothing to guess.
 pub struct Keys {
-    allowed: Vec<[u8; 32]>,
+    allowed: Vec<ConfiguredKey>,
+    /// For everybody where no key is asked for, and for paths that need none.
+    anyone: Arc<Account>,
+    /// Lives as long as the process: scopes of callers cannot be computed from their keys' hashes.
     process_key: [u8; 32],
     share_cache: bool,
 }
 
+/// A key that opens the API.
+#[derive(Debug, Clone)]
+pub struct ConfiguredKey {
+    /// Of the key; see [`key_hash`].
+    pub hash: [u8; 32],
+    /// Whose it is.
+    pub account: Arc<Account>,
+}
+
+/// The hash by which a key is known: BLAKE3 in its key-derivation mode, so that it is nothing else's hash.
+pub fn key_hash(key: &[u8]) -> [u8; 32] {
+    blake3::derive_key("Baton 2026 API key", key)
+}
+
 impl Keys {
     /// These keys; none means that the API is open.
-    pub fn new(api_keys: &[String], share_cache: bool) -> Self {
-        let process_key = rand::random();
-        let allowed = api_keys.iter().map(|key| hash(&process_key, key.as_bytes())).collect();
-        Keys { allowed, process_key, share_cache }
+    pub fn new(config: &AccessConfig) -> Self {
+        let anyone = Arc::new(Account::new("anyone", KeyLimits::default()));
+        Keys { allowed: allowed(config), anyone, process_key: rand::random(), share_cache: config.share_prefix_cache }
     }
 
-    /// The scope of a caller with these headers, or `None` if it may not call.
-    fn scope(&self, headers: &HeaderMap) -> Option<CacheScope> {
-        let mut presented = presented(headers).map(|key| hash(&self.process_key, key));
-        let hash = if self.allowed.is_empty() {
-            // An open server still keeps apart those who sent different keys: SDKs always send one.
-            presented.next()
-        } else {
-            Some(presented.find(|hash| self.allows(hash))?)
-        };
-        match hash {
-            Some(hash) if !self.share_cache => Some(scope_of(&hash)),
-            _ => Some(CacheScope::SHARED),
+    /// Other keys. Accounts that stay as they are keep what they have used.
+    pub fn renewed(&self, config: &AccessConfig) -> Self {
+        let mut allowed = allowed(config);
+        for key in &mut allowed {
+            let is_same =
+                |old: &&ConfiguredKey| old.account.name == key.account.name && old.account.limits == key.account.limits;
+            if let Some(known) = self.allowed.iter().find(is_same) {
+                key.account = Arc::clone(&known.account);
+            }
         }
+        let share_cache = config.share_prefix_cache;
+        Keys { allowed, anyone: Arc::clone(&self.anyone), process_key: self.process_key, share_cache }
+    }
+
+    /// Who has these headers, or `None` if it may not call.
+    fn identify(&self, headers: &HeaderMap) -> Option<Identity> {
+        let mut presented = presented(headers).map(key_hash);
+        let (hash, standing, account) = if self.allowed.is_empty() {
+            // An open server still keeps apart those who sent different keys: SDKs always send one.
+            (presented.next(), Standing::Anyone, &self.anyone)
+        } else {
+            let (hash, account) = presented.find_map(|hash| Some((hash, self.find(&hash)?)))?;
+            let standing = if account.limits.is_operator { Standing::Operator } else { Standing::Guest };
+            (Some(hash), standing, account)
+        };
+        let scope = match hash {
+            Some(hash) if !self.share_cache => scope_of(&blake3::keyed_hash(&self.process_key, &hash)),
+            _ => CacheScope::SHARED,
+        };
+        Some(Identity { scope, standing, account: Arc::clone(account) })
+    }
+
+    /// Whoever calls a path that needs no key.
+    fn nobody(&self) -> Identity {
+        Identity { scope: CacheScope::SHARED, standing: Standing::Guest, account: Arc::clone(&self.anyone) }
     }
 
     /// Compares with every key, so that time tells neither which one matched nor how far.
-    fn allows(&self, presented: &[u8; 32]) -> bool {
-        self.allowed.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(presented)).into()
+    fn find(&self, presented: &[u8; 32]) -> Option<&Arc<Account>> {
+        let mut found = u32::MAX;
+        for (i, key) in (0..).zip(&self.allowed) {
+            found.conditional_assign(&i, key.hash.ct_eq(presented));
+        }
+        self.allowed.get(found as usize).map(|key| &key.account)
     }
 }
 
-/// Refuses callers without a key, and tells handlers who the others are.
-pub async fn check(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) -> Response {
-    let scope = match keys.scope(request.headers()) {
-        Some(scope) => scope,
-        None if is_public(&request) => CacheScope::SHARED,
+/// Plain keys are the owner's, without limits; each has a lane of its own in the queue.
+fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
+    let plain = config.api_keys.iter().enumerate().map(|(i, key)| ConfiguredKey {
+        hash: key_hash(key.as_bytes()),
+        account: Arc::new(Account::new(format!("api_keys[{i}]"), KeyLimits::default())),
+    });
+    plain.chain(config.keys.iter().cloned()).collect()
+}
+
+/// What a request's headers say of who sent it.
+struct Identity {
+    scope: CacheScope,
+    standing: Standing,
+    account: Arc<Account>,
+}
+
+/// Refuses callers without a key, tells handlers who the others are, and tells them what is left of their rates.
+pub async fn check(State(access): State<SharedAccess>, mut request: Request, next: Next) -> Response {
+    let access = access.load_full();
+    let identity = match access.keys.identify(request.headers()) {
+        Some(identity) => identity,
+        None if is_public(&request) => access.keys.nobody(),
         None => return refused().respond(Dialect::of(request.uri().path())),
     };
+    let Identity { scope, standing, account } = identity;
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
-    let policy = match wanted_policy(request.headers()) {
+    let policy = match wanted_policy(request.headers(), &account) {
         Ok(policy) => policy,
         Err(refused) => return refused.respond(Dialect::of(request.uri().path())),
     };
-    let standing = if keys.allowed.is_empty() { Standing::Anyone } else { Standing::Operator };
-    request.extensions_mut().insert(Caller { cache_scope: scope, request_id, standing, policy });
-    next.run(request).await
+    let place = QueuePlace::default();
+    let caller = Caller { cache_scope: scope, request_id, standing, account: Arc::clone(&account), place, policy };
+    request.extensions_mut().insert(caller);
+    let mut response = next.run(request).await;
+    rate_limit::describe(response.headers_mut(), &account);
+    response
 }
 
 /// The header with which a request asks for another policy than the configured one.
 const POLICY_HEADER: &str = "x-baton-policy";
 
-fn wanted_policy(headers: &HeaderMap) -> Result<Option<&'static dyn Policy>, Failure> {
+fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'static dyn Policy>, Failure> {
     let Some(name) = headers.get(POLICY_HEADER) else { return Ok(None) };
+    if !account.limits.may_choose_policy {
+        let message = format!("This API key may not choose how its requests are planned: leave out {POLICY_HEADER}.");
+        let error = ErrorBody::new(ErrorKind::Permission, message).code("policy_not_allowed");
+        return Err(Failure::new(StatusCode::FORBIDDEN, error));
+    }
     let known = name.to_str().ok().and_then(policy::by_name);
     known.map(Some).ok_or_else(|| {
         let names = POLICIES.map(|policy| policy.name()).join(", ");
@@ -107,13 +179,9 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key.trim_ascii())
 }
 
-fn hash(process_key: &[u8; 32], key: &[u8]) -> [u8; 32] {
-    *blake3::keyed_hash(process_key, key).as_bytes()
-}
-
-fn scope_of(hash: &[u8; 32]) -> CacheScope {
+fn scope_of(hash: &blake3::Hash) -> CacheScope {
     let mut word = [0; 8];
-    word.copy_from_slice(&hash[..8]);
+    word.copy_from_slice(&hash.as_bytes()[..8]);
     // 0 is the shared scope.
     CacheScope(u64::from_le_bytes(word).max(1))
 }
@@ -126,13 +194,22 @@ mod tests {
         list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
     }
 
+    fn made(api_keys: &[&str], share_prefix_cache: bool) -> Keys {
+        let api_keys = api_keys.iter().map(|&key| key.to_owned()).collect();
+        Keys::new(&AccessConfig { api_keys, share_prefix_cache, ..AccessConfig::default() })
+    }
+
+    fn scope(keys: &Keys, headers: &HeaderMap) -> CacheScope {
+        keys.identify(headers).unwrap().scope
+    }
+
     fn check(keys: &Keys, list: &[(&'static str, &str)], allowed: bool) {
-        assert_eq!(keys.scope(&headers(list)).is_some(), allowed, "{list:?}");
+        assert_eq!(keys.identify(&headers(list)).is_some(), allowed, "{list:?}");
     }
 
     #[test]
     fn a_key_opens_under_either_name() {
-        let keys = Keys::new(&["one".into(), "two".into()], false);
+        let keys = made(&["one", "two"], false);
         check(&keys, &[("authorization", "Bearer one")], true);
         check(&keys, &[("authorization", "bearer  two ")], true);
         check(&keys, &[("x-api-key", "two")], true);
@@ -144,7 +221,7 @@ mod tests {
         check(&keys, &[("authorization", "Bearer on")], false);
         check(&keys, &[("authorization", "Bearer onetwo")], false);
         check(&keys, &[("x-api-key", "")], false);
-        check(&Keys::new(&[], false), &[], true);
+        check(&made(&[], false), &[], true);
     }
 
     #[test]
@@ -152,14 +229,32 @@ mod tests {
         let one = headers(&[("authorization", "Bearer one")]);
         let same = headers(&[("x-api-key", "one")]);
         let two = headers(&[("authorization", "Bearer two")]);
-        for allowed in [vec![], vec!["one".to_owned(), "two".to_owned()]] {
-            let keys = Keys::new(&allowed, false);
-            assert_eq!(keys.scope(&one), keys.scope(&same));
-            assert_ne!(keys.scope(&one), keys.scope(&two));
-            assert_ne!(keys.scope(&one), Some(CacheScope::SHARED));
-            assert_ne!(keys.scope(&one), Keys::new(&allowed, false).scope(&one), "another process, another scope");
-            assert_eq!(Keys::new(&allowed, true).scope(&one), Some(CacheScope::SHARED));
+        for allowed in [&[][..], &["one", "two"]] {
+            let known = made(allowed, false);
+            assert_eq!(scope(&known, &one), scope(&known, &same));
+            assert_ne!(scope(&known, &one), scope(&known, &two));
+            assert_ne!(scope(&known, &one), CacheScope::SHARED);
+            assert_ne!(scope(&known, &one), scope(&made(allowed, false), &one), "another process, another scope");
+            let config = AccessConfig { api_keys: vec!["one".into(), "new".into()], ..AccessConfig::default() };
+            assert_eq!(scope(&known, &one), scope(&known.renewed(&config), &one), "a reload is no other process");
+            assert_eq!(scope(&made(allowed, true), &one), CacheScope::SHARED);
         }
-        assert_eq!(Keys::new(&[], false).scope(&headers(&[])), Some(CacheScope::SHARED));
+        assert_eq!(scope(&made(&[], false), &headers(&[])), CacheScope::SHARED);
+    }
+
+    #[test]
+    fn a_reload_gives_no_key_its_rates_back() {
+        let key = |limit| ConfiguredKey {
+            hash: key_hash(b"k"),
+            account: Arc::new(Account::new(
+                "k",
+                KeyLimits { requests_per_minute: Some(limit), ..KeyLimits::default() },
+            )),
+        };
+        let config = |limit| AccessConfig { keys: vec![key(limit)], ..AccessConfig::default() };
+        let keys = Keys::new(&config(5));
+        let same = keys.renewed(&config(5));
+        assert!(Arc::ptr_eq(&keys.allowed[0].account, &same.allowed[0].account));
+        assert_eq!(keys.renewed(&config(6)).allowed[0].account.limits.requests_per_minute, Some(6));
     }
 }

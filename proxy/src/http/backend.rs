@@ -14,7 +14,7 @@ use crate::plan::explanation::Explanation;
 use crate::pool::names;
 use crate::state::EndpointState;
 
-/// What generates. Where a model's name is optional, `None` is the first model.
+/// What generates. Where a model's name is optional, `None` is the first model that the caller may use.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
     /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
@@ -40,16 +40,31 @@ pub trait Backend: Send + Sync + 'static {
     fn health(&self) -> Health;
 
     /// What a model's engine is. Waits for one that is starting.
-    async fn ready(&self, model: Option<&str>) -> Result<ReadyModel, RequestError>;
+    async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError>;
 
     /// A text's tokens.
-    async fn tokenize(&self, model: Option<&str>, text: TokenizeRequest) -> Result<Vec<Token>, RequestError>;
+    async fn tokenize(
+        &self,
+        model: Option<&str>,
+        text: TokenizeRequest,
+        caller: &Caller,
+    ) -> Result<Vec<Token>, RequestError>;
 
     /// The text of tokens, control tokens included.
-    async fn detokenize(&self, model: Option<&str>, tokens: Vec<Token>) -> Result<String, RequestError>;
+    async fn detokenize(
+        &self,
+        model: Option<&str>,
+        tokens: Vec<Token>,
+        caller: &Caller,
+    ) -> Result<String, RequestError>;
 
     /// A conversation as a model's chat template writes it.
-    async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError>;
+    async fn render(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<String, RequestError>;
 }
 
 /// A model that requests may name.

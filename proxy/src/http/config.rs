@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::access::AccessConfig;
+
 /// Room for a long conversation with a few pictures in it. A body is held whole in memory while it is parsed.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
 
@@ -18,16 +20,10 @@ pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 /// Limits, access and times. No `Debug`: it holds keys.
 #[derive(Clone)]
 pub struct HttpConfig {
-    /// Keys that open the API. Empty: no key is asked for.
-    pub api_keys: Vec<String>,
-    /// Let callers with different keys reuse each other's cached prompts. Faster, and an oracle between them.
-    pub share_prefix_cache: bool,
+    /// Who may call, at first.
+    pub access: AccessConfig,
     /// Refuse requests whose `Host` is not this machine: set where the listener is bound to loopback.
     pub check_host: bool,
-    /// Further names accepted in `Host`, without port.
-    pub allowed_hosts: Vec<String>,
-    /// Further browser origins that may call, e.g. `https://chat.example.com`; `*` is any.
-    pub allowed_origins: Vec<String>,
     /// Bytes of a body at most, counted after decompression.
     pub max_body_bytes: usize,
     /// Time for a whole body to arrive.
@@ -42,11 +38,8 @@ impl Default for HttpConfig {
     /// Open, for a loopback listener.
     fn default() -> Self {
         HttpConfig {
-            api_keys: Vec::new(),
-            share_prefix_cache: false,
+            access: AccessConfig::default(),
             check_host: true,
-            allowed_hosts: Vec::new(),
-            allowed_origins: Vec::new(),
             max_body_bytes: DEFAULT_MAX_BODY_BYTES,
             body_deadline: DEFAULT_BODY_DEADLINE,
             head_hold: DEFAULT_HEAD_HOLD,

@@ -7,24 +7,30 @@ use std::time::Duration;
 use http::{HeaderName, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::origin::AllowedOrigins;
+use super::access::SharedAccess;
 
 /// Browsers cap it at 2 h; each preflight it saves is a round trip.
 const MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Headers of ours that a page's script may read.
-const EXPOSED: [HeaderName; 5] = [
+const EXPOSED: [HeaderName; 11] = [
     super::request_id::X_REQUEST_ID,
     super::route_header::X_BATON_ROUTE,
     header::RETRY_AFTER,
     HeaderName::from_static("retry-after-ms"),
     HeaderName::from_static("x-should-retry"),
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
 ];
 
 /// Answers preflights and marks replies.
-pub fn layer(allowed: AllowedOrigins) -> CorsLayer {
+pub fn layer(access: SharedAccess) -> CorsLayer {
     CorsLayer::new()
-        .allow_origin(AllowOrigin::predicate(move |origin, _| allowed.allows(origin)))
+        .allow_origin(AllowOrigin::predicate(move |origin, _| access.load().origins.allows(origin)))
         .allow_methods([Method::GET, Method::HEAD, Method::POST, Method::OPTIONS])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(EXPOSED)

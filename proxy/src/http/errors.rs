@@ -101,6 +101,12 @@ fn map(error: &RequestError) -> Failure {
             let failure = Failure::invalid(error);
             Failure { error: failure.error.param(*field), ..failure }
         }
+        RequestError::ModelNotAllowed { .. } => {
+            let body = ErrorBody::new(ErrorKind::Permission, error.to_string()).code("model_not_allowed");
+            Failure::new(StatusCode::FORBIDDEN, body.param("model"))
+        }
+        RequestError::RateLimited { retry_after, .. } => limited(error, "rate_limit_exceeded", *retry_after),
+        RequestError::TooManyAtOnce { retry_after, .. } => limited(error, "concurrency_limit_exceeded", *retry_after),
         // 503 and not 429: the server is full, the caller has done nothing wrong. 429 is for limits per key.
         RequestError::Overloaded { retry_after, .. } => coded(Failure::unavailable(error, *retry_after), "queue_full"),
         RequestError::Unavailable { retry_after, .. } => Failure::unavailable(error, *retry_after),
@@ -130,6 +136,12 @@ fn map_engine(error: &EngineError) -> Failure {
         EngineError::Lost { .. } => Failure::unavailable("The engine stopped while it worked on this request.", SOON),
         EngineError::Unauthorized | EngineError::Internal { .. } => Failure::internal(),
     }
+}
+
+/// 429: the caller's own limit, and not the server's.
+fn limited(error: &RequestError, code: &'static str, after: Duration) -> Failure {
+    let body = ErrorBody::new(ErrorKind::RateLimit, error.to_string()).code(code);
+    Failure { retry: Retry::After(after), ..Failure::new(StatusCode::TOO_MANY_REQUESTS, body) }
 }
 
 fn coded(failure: Failure, code: &'static str) -> Failure {
@@ -218,6 +230,18 @@ mod tests {
         check(
             RequestError::Overloaded { limit: 4, retry_after: ms(300) },
             (503, ErrorKind::Unavailable, Some("queue_full"), after(ms(300))),
+        );
+        check(
+            RequestError::RateLimited { unit: "tokens", limit: 4, retry_after: ms(700) },
+            (429, ErrorKind::RateLimit, Some("rate_limit_exceeded"), after(ms(700))),
+        );
+        check(
+            RequestError::TooManyAtOnce { limit: 4, retry_after: ms(700) },
+            (429, ErrorKind::RateLimit, Some("concurrency_limit_exceeded"), after(ms(700))),
+        );
+        check(
+            RequestError::ModelNotAllowed { model: "x".into() },
+            (403, ErrorKind::Permission, Some("model_not_allowed"), Retry::Unsaid),
         );
         check(
             RequestError::Unavailable { reason: "loading".into(), retry_after: ms(2000) },

@@ -3,7 +3,6 @@
 //! answers under any name, but to one name at a time (RFC 9112, section 3.2).
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -12,6 +11,7 @@ use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
 use http::{StatusCode, Version, header};
 
+use super::access::SharedAccess;
 use super::dialect::Dialect;
 use super::errors::Failure;
 
@@ -51,20 +51,29 @@ pub fn check_configured(name: &str) -> Result<(), String> {
     if bare { Ok(()) } else { Err(format!("{name:?} is not a host name like \"llm.example.com\": no scheme, no port")) }
 }
 
-/// Answers 400 to a request that does not say which host it is for, and 403 to one for another host than these; `None`
-/// stands for any host.
-pub async fn check(State(hosts): State<Option<Arc<AllowedHosts>>>, request: Request, next: Next) -> Response {
+/// A listener's own part of the check: its names can change while it serves, whether they are asked for cannot.
+#[derive(Clone)]
+pub struct Names {
+    /// The names, among the rest.
+    pub access: SharedAccess,
+    /// Whether they are checked: where the listener is bound to loopback.
+    pub checked: bool,
+}
+
+/// Answers 400 to a request that does not say which host it is for, and 403 to one for another host than these, where
+/// that is checked.
+pub async fn check(State(names): State<Names>, request: Request, next: Next) -> Response {
     let dialect = Dialect::of(request.uri().path());
     let named = match named(&request) {
         Ok(named) => named,
         Err(problem) => return unclear(problem).respond(dialect),
     };
-    match (hosts, named) {
-        // Only HTTP/1.0, which no browser speaks, may come without a name.
-        (None, _) | (_, None) => next.run(request).await,
-        (Some(hosts), Some(authority)) if hosts.allows(authority.host()) => next.run(request).await,
-        _ => refused().respond(dialect),
+    // Only HTTP/1.0, which no browser speaks, may come without a name.
+    let is_allowed = |authority: &Authority| names.access.load().hosts.allows(authority.host());
+    if names.checked && !named.as_ref().is_none_or(is_allowed) {
+        return refused().respond(dialect);
     }
+    next.run(request).await
 }
 
 /// HTTP/2 has it in the URI, HTTP/1 in a header.

@@ -3,6 +3,7 @@
 //! [`server::serve`] owns the sockets and [`router`] everything between a request's head and a reply. What generates
 //! is behind [`Backend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
 
+pub mod access;
 pub mod auth;
 pub mod backend;
 pub mod body;
@@ -16,9 +17,11 @@ pub mod host;
 pub mod llama_server;
 pub mod metrics;
 pub mod ollama;
+pub mod open_files;
 pub mod openai;
 pub mod origin;
 pub mod plan;
+mod rate_limit;
 pub mod request_id;
 pub mod route_header;
 pub mod server;
@@ -38,11 +41,15 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 
+pub use access::{AccessConfig, SharedAccess};
+use backend::Model;
 pub use backend::{Backend, Health};
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::Failure;
 pub use server::serve;
+
+use crate::generate::Caller;
 
 /// What handlers share.
 #[derive(Clone)]
@@ -55,18 +62,26 @@ pub struct HttpState {
     pub watchers: state::Watchers,
 }
 
-/// All routes with everything around them.
-pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
-    let names = config.clone();
-    listener(api(backend, config), &names)
+impl HttpState {
+    /// The models that a caller may name.
+    fn models_for(&self, caller: &Caller) -> Vec<Model> {
+        let mut models = self.backend.models();
+        models.retain(|model| caller.account.may_use(model.names.iter()));
+        models
+    }
 }
 
-/// All routes behind the checks of keys and origins, for any number of listeners. They share the callers' scopes in the
-/// prefix cache.
-pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
-    let keys = auth::Keys::new(&config.api_keys, config.share_prefix_cache);
-    let origins = origin::AllowedOrigins::new(&config.allowed_origins);
-    let cors = cors::layer(origins.clone());
+/// All routes with everything around them.
+pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
+    let access = access::shared(&config.access);
+    let checked = config.check_host;
+    listener(api(backend, config, access.clone()), host::Names { access, checked })
+}
+
+/// All routes behind the checks of keys and origins, for any number of listeners: they share the callers' accounts and
+/// scopes in the prefix cache. Access can change while it serves.
+pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) -> Router {
+    let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
     let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
@@ -94,14 +109,13 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
 
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
     // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
-    let router = router.layer(from_fn_with_state(Arc::new(keys), auth::check)).layer(cors);
-    router.layer(from_fn_with_state(origins, origin::check)).layer(from_fn_with_state(counted, metrics::count))
+    let router = router.layer(from_fn_with_state(access.clone(), auth::check)).layer(cors);
+    router.layer(from_fn_with_state(access, origin::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 
 /// What one listener adds: which names it answers to, if they are checked, and what every reply has.
-pub fn listener(api: Router, config: &HttpConfig) -> Router {
-    let hosts = config.check_host.then(|| Arc::new(host::AllowedHosts::new(&config.allowed_hosts)));
-    let router = api.layer(from_fn_with_state(hosts, host::check));
+pub fn listener(api: Router, names: host::Names) -> Router {
+    let router = api.layer(from_fn_with_state(names, host::check));
     let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
     router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(request_id::attach))
 }

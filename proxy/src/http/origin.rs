@@ -13,6 +13,7 @@ use axum::response::Response;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{HeaderValue, StatusCode, Uri, header};
 
+use super::access::SharedAccess;
 use super::dialect::Dialect;
 use super::errors::Failure;
 
@@ -54,9 +55,10 @@ pub fn check_configured(origin: &str) -> Result<(), String> {
 }
 
 /// Answers 403 to a page that may not call, preflights included.
-pub async fn check(State(allowed): State<AllowedOrigins>, request: Request, next: Next) -> Response {
+pub async fn check(State(access): State<SharedAccess>, request: Request, next: Next) -> Response {
+    let access = access.load_full();
     let origins = request.headers().get_all(header::ORIGIN);
-    if origins.iter().all(|origin| allowed.allows(origin)) {
+    if origins.iter().all(|origin| access.origins.allows(origin)) {
         next.run(request).await
     } else {
         refused().respond(Dialect::of(request.uri().path()))

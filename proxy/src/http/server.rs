@@ -15,19 +15,21 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::open_files::max_connections;
 use super::steps::{DrainDeadline, Stopping};
 
-/// Open connections at most; the next one waits in the kernel's backlog. Each costs a file descriptor, and the usual
-/// limit of a process is 1,024 of them: this leaves half for engines and files.
-pub const MAX_CONNECTIONS: usize = 512;
-
 /// Time for a request's head to arrive, and so the time a kept-alive connection may be idle. A connection that sends
-/// nothing takes one of [`MAX_CONNECTIONS`]. Longer than common clients keep an idle connection (5 s in Python, 4 s
+/// nothing takes one of the [`max_connections`]. Longer than common clients keep an idle connection (5 s in Python, 4 s
 /// in Node), so that it is they who close it and never a request that crosses our close.
 const HEAD_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long a client may take none of what is sent to it. Until then its request keeps a slot. A client that is merely
+/// slow takes something now and then, and is not concerned.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Bytes of a request's head at most; a browser's cookies for localhost, shared by all its ports, can be many.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -43,6 +45,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// After the drain deadline: time for streams to send their error event.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How long a client may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadlines {
+    /// To send a request's head.
+    pub head: Duration,
+    /// To take anything of what is sent to it.
+    pub write: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Deadlines { head: HEAD_DEADLINE, write: WRITE_DEADLINE }
+    }
+}
 
 /// How a server is told to stop.
 #[derive(Debug, Clone, Default)]
@@ -63,12 +80,12 @@ pub async fn serve(
     shutdown: Shutdown,
     drain_deadline: Duration,
 ) -> io::Result<()> {
-    serve_with(HEAD_DEADLINE, listener, router, shutdown, drain_deadline).await
+    serve_with(Deadlines::default(), listener, router, shutdown, drain_deadline).await
 }
 
-/// [`serve`] with a head deadline that a test can wait for.
+/// [`serve`] with deadlines that a test can wait for.
 pub(super) async fn serve_with(
-    head_deadline: Duration,
+    Deadlines { head: head_deadline, write: write_deadline }: Deadlines,
     listener: TcpListener,
     router: Router,
     shutdown: Shutdown,
@@ -79,11 +96,12 @@ pub(super) async fn serve_with(
         builder: builder(head_deadline),
         router,
         head_deadline,
+        write_deadline,
         drain: drained.clone(),
         stopping: Stopping(shutdown.begin.clone()),
     });
     let graceful = GracefulShutdown::new();
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(max_connections()));
     let mut connections = JoinSet::new();
 
     // The losing arm is an accept, which is safe to drop: a connection not yet returned stays in the backlog.
@@ -149,6 +167,7 @@ struct Server {
     builder: Builder<TokioExecutor>,
     router: Router,
     head_deadline: Duration,
+    write_deadline: Duration,
     drain: DrainDeadline,
     stopping: Stopping,
 }
@@ -167,7 +186,9 @@ impl Server {
             request.extensions_mut().insert(self.stopping.clone());
             self.router.clone().oneshot(request)
         });
-        let connection = self.builder.serve_connection(TokioIo::new(stream), service);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.write_deadline));
+        let connection = self.builder.serve_connection(TokioIo::new(Box::pin(stream)), service);
         tokio::select! {
             // Most errors are clients that left.
             result = watcher.watch(connection) => if let Err(error) = result {

@@ -78,6 +78,11 @@ pub(super) fn may_observe(caller: &Caller) -> Result<bool, Failure> {
     match caller.standing {
         Standing::Anyone => Ok(false),
         Standing::Operator => Ok(true),
+        Standing::Guest => {
+            let message = "This API key may not see the server at work. Its operator can set 'operator = true' for it.";
+            let error = ErrorBody::new(ErrorKind::Permission, message).code("operator_key_required");
+            Err(Failure::new(StatusCode::FORBIDDEN, error))
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use super::errors::Failure;
 use super::route_header::insert_route;
 use super::steps::{Step, Steps};
 use crate::error::RequestError;
-use crate::generate::Event;
+use crate::generate::{Caller, Event};
 
 /// Writes a dialect's stream.
 pub(super) trait StreamWriter: Send + 'static {
@@ -34,8 +34,9 @@ pub(super) trait StreamWriter: Send + 'static {
     /// The end of a stream that failed. It must not look like a success.
     fn fail(&mut self, failure: Failure) -> String;
 
-    /// What every reader of the stream skips, and every proxy counts as traffic.
-    fn heartbeat(&self) -> String;
+    /// What every reader of the stream skips, and every proxy counts as traffic. It may tell the place of a request that
+    /// still waits to be admitted.
+    fn heartbeat(&self, place: Option<usize>) -> String;
 }
 
 /// Answers with a stream, or with an error if the request fails before its head is due.
@@ -43,14 +44,15 @@ pub(super) async fn respond<W: StreamWriter>(
     mut steps: Steps,
     writer: W,
     config: &HttpConfig,
-    request_id: String,
+    caller: &Caller,
 ) -> Result<Response, RequestError> {
     let held = hold(&mut steps, config.head_hold).await?;
     let route = match held.first() {
         Some(Step::Accepted { route, .. }) => route.clone(),
         _ => String::new(),
     };
-    let mut response = Body::from_stream(events(held, steps, writer, config.heartbeat, request_id)).into_response();
+    let body = Body::from_stream(events(held, steps, writer, config.heartbeat, caller.clone()));
+    let mut response = body.into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(W::CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -80,19 +82,19 @@ fn events(
     mut steps: Steps,
     mut writer: impl StreamWriter,
     heartbeat: Duration,
-    request_id: String,
+    caller: Caller,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     async_stream::stream! {
         let opening: String = held.iter().map(|step| writer.write(step)).collect();
         // A head without a first event is held back by some proxies; a heartbeat gets it through.
-        yield Ok(if opening.is_empty() { writer.heartbeat() } else { opening }.into());
+        yield Ok(if opening.is_empty() { writer.heartbeat(caller.place.get()) } else { opening }.into());
         let mut last_sent = Instant::now();
         loop {
             let events = match timeout_at(last_sent + heartbeat, steps.next()).await {
-                Err(_silent) => writer.heartbeat(),
+                Err(_silent) => writer.heartbeat(caller.place.get()),
                 Ok(Some(Ok(step))) => writer.write(&step),
                 Ok(Some(Err(error))) => {
-                    yield Ok(writer.fail(Failure::of_request(&error, &request_id)).into());
+                    yield Ok(writer.fail(Failure::of_request(&error, &caller.request_id)).into());
                     break;
                 }
                 Ok(None) => {

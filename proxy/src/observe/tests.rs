@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::*;
-use crate::admission::Admission;
+use crate::admission::{Account, Admission, Bounds, KeyLimits, QueuePlace};
 use crate::app::App;
 use crate::generate::{Caller, Standing, generate};
 use crate::pool::{EngineState, Node, Pool, ServedModel};
@@ -26,7 +26,7 @@ pub(crate) async fn app() -> App {
     let node = Node::new("local".into(), Some("http://10.0.0.7:9000".into()), Arc::new(sim), state);
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec!["alias".into()], vec![node], Vec::new());
     App {
-        admission: Admission::new(4),
+        admission: Admission::new(Bounds::default()),
         pool: Pool { models: vec![Arc::new(model)] },
         observer: Arc::new(Observer::default()),
     }
@@ -47,7 +47,14 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
 }
 
 pub(crate) fn caller() -> Caller {
-    Caller { cache_scope: CacheScope::SHARED, request_id: "req_1".into(), standing: Standing::Anyone, policy: None }
+    Caller {
+        cache_scope: CacheScope::SHARED,
+        request_id: "req_1".into(),
+        standing: Standing::Anyone,
+        account: Arc::new(Account::new("anyone", KeyLimits::default())),
+        place: QueuePlace::default(),
+        policy: None,
+    }
 }
 
 #[tokio::test]

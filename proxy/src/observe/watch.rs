@@ -1,6 +1,7 @@
 //! One request, watched from its arrival to its end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_schemas::handoff::HandoffTimings;
@@ -28,7 +29,7 @@ pub struct RequestWatch {
     n_open: u32,
     error: Option<&'static str>,
     n_cached: u32,
-    n_completion: u32,
+    meter: Arc<AtomicU32>,
     slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffTimings>,
@@ -59,7 +60,7 @@ impl RequestWatch {
             n_open: n_choices,
             error: None,
             n_cached: 0,
-            n_completion: 0,
+            meter: Arc::default(),
             slot: None,
             first_token: None,
             handoff: None,
@@ -69,6 +70,15 @@ impl RequestWatch {
     /// It is for this model, by its public name.
     pub fn is_for(&mut self, model: &str) {
         model.clone_into(&mut self.model);
+    }
+
+    /// Where its tokens are counted.
+    pub fn meter(&mut self, meter: Arc<AtomicU32>) {
+        self.meter = meter;
+    }
+
+    fn n_completion(&self) -> u32 {
+        self.meter.load(Ordering::Relaxed)
     }
 
     /// Where the gaps between its tokens are noted.
@@ -104,11 +114,10 @@ impl RequestWatch {
             Event::Text { .. } => {
                 self.first_token.get_or_insert_with(Instant::now);
             }
-            Event::Finished { n_completion, .. } => {
-                if *n_completion > 0 {
+            Event::Finished { .. } => {
+                if self.n_completion() > 0 {
                     self.first_token.get_or_insert_with(Instant::now);
                 }
-                self.n_completion = self.n_completion.saturating_add(*n_completion);
                 self.n_open = self.n_open.saturating_sub(1);
             }
         }
@@ -137,7 +146,7 @@ impl RequestWatch {
             reason: planned.reason,
             n_prompt: planned.n_prompt,
             n_cached: self.n_cached,
-            n_completion: self.n_completion,
+            n_completion: self.n_completion(),
             queued: since(self.arrived, self.slot),
             ttft: since(self.arrived, self.first_token),
             prediction_ratio: since(planned.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
@@ -157,7 +166,7 @@ impl RequestWatch {
             reason: planned.reason.to_owned(),
             n_prompt: planned.n_prompt,
             n_cached: self.n_cached,
-            n_completion: self.n_completion,
+            n_completion: self.n_completion(),
             before_plan_ms: millis(self.arrived, planned.at),
             predicted_ttft_ms: planned.predicted_ttft_ms,
             predicted_direct_ttft_ms: planned.direct_ttft_ms,
@@ -179,7 +188,23 @@ impl Drop for RequestWatch {
             routed: self.routed(),
             e2e: self.arrived.elapsed().as_secs_f64(),
         });
+        let error = self.error.unwrap_or_default();
         if let Some(record) = self.record(outcome) {
+            tracing::info!(
+                request_id = record.request_id,
+                model = record.model,
+                decode = record.decode,
+                prefill = record.prefill.as_deref().unwrap_or_default(),
+                reason = record.reason,
+                n_prompt = record.n_prompt,
+                n_cached = record.n_cached,
+                n_completion = record.n_completion,
+                ttft_ms = record.ttft_ms.unwrap_or_default(),
+                e2e_ms = record.e2e_ms,
+                outcome = outcome.as_str(),
+                error,
+                "request ended"
+            );
             self.observer.journal.push(record);
         }
     }

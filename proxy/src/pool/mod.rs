@@ -22,6 +22,7 @@ pub use self::calibration::keep_calibrated;
 pub use self::fallbacks::{Fallback, Fallbacks};
 pub use self::node::{Claim, Node};
 pub use self::routes::{Routes, expected_output};
+use crate::admission::Account;
 use crate::error::RequestError;
 use crate::plan::policy::{POLICIES, Policy};
 
@@ -122,16 +123,24 @@ pub struct Pool {
 
 impl Pool {
     /// The model of that name.
-    pub fn find(&self, name: &str) -> Result<&Arc<ServedModel>, RequestError> {
+    fn find(&self, name: &str) -> Result<&Arc<ServedModel>, RequestError> {
         let found = self.models.iter().find(|model| model.is_called(name));
         found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
     }
 
-    /// The model of that name; without a name, the first one.
-    pub fn find_or_first(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, RequestError> {
-        match name {
-            Some(name) => self.find(name),
-            None => self.models.first().ok_or_else(|| unavailable("no model is served", READY_WAIT)),
+    /// The model of that name, if this account may use it; without a name, the first one that it may.
+    pub fn find_for(&self, name: Option<&str>, account: &Account) -> Result<&Arc<ServedModel>, RequestError> {
+        let is_allowed = |model: &&Arc<ServedModel>| account.may_use(model.names());
+        let Some(name) = name else {
+            let none = || unavailable("no model is served to this API key", READY_WAIT);
+            return self.models.iter().find(is_allowed).ok_or_else(none);
+        };
+        let model = self.find(name)?;
+        match (is_allowed(&model), model.name.get()) {
+            (true, _) => Ok(model),
+            (false, Some(_)) => Err(RequestError::ModelNotAllowed { model: name.to_owned() }),
+            // Whether it is one of the account's is not known yet.
+            (false, None) => Err(unavailable("its node has not answered yet", READY_WAIT)),
         }
     }
 }

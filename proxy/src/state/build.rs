@@ -17,7 +17,7 @@ pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
         requests: RequestsState {
             admitted: app.admission.n_admitted() as u64,
             limit: app.admission.limit() as u64,
-            waiting: 0,
+            waiting: app.admission.n_waiting() as u64,
         },
         models: app.pool.models.iter().map(|served| model(served, with_addresses)).collect(),
         routes: app.observer.journal.latest(),

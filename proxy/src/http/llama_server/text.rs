@@ -17,7 +17,7 @@ pub async fn tokenize(
     JsonBody(body): JsonBody,
 ) -> Result<Json<TokenizeReply>, Failure> {
     let Tokenize { model, text } = Tokenize::parse(&body)?;
-    let tokens = state.backend.tokenize(model.as_deref(), text).await;
+    let tokens = state.backend.tokenize(model.as_deref(), text, &caller).await;
     tokens.map(|tokens| Json(TokenizeReply { tokens })).map_err(|error| Failure::of_request(&error, &caller.request_id))
 }
 
@@ -28,7 +28,7 @@ pub async fn detokenize(
     JsonBody(body): JsonBody,
 ) -> Result<Json<DetokenizeReply>, Failure> {
     let Detokenize { model, tokens } = Detokenize::parse(&body)?;
-    let text = state.backend.detokenize(model.as_deref(), tokens).await;
+    let text = state.backend.detokenize(model.as_deref(), tokens, &caller).await;
     text.map(|content| Json(DetokenizeReply { content }))
         .map_err(|error| Failure::of_request(&error, &caller.request_id))
 }
@@ -40,7 +40,7 @@ pub async fn apply_template(
     JsonBody(body): JsonBody,
 ) -> Result<Json<ApplyTemplateReply>, Failure> {
     let ApplyTemplate { model, conversation } = ApplyTemplate::parse(&body)?;
-    let prompt = state.backend.render(model.as_deref(), conversation).await;
+    let prompt = state.backend.render(model.as_deref(), conversation, &caller).await;
     prompt
         .map(|prompt| Json(ApplyTemplateReply { prompt }))
         .map_err(|error| Failure::of_request(&error, &caller.request_id))

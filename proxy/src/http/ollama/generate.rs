@@ -68,24 +68,28 @@ async fn answer(
     Wish { generate, load_only, stream }: Wish,
     shape: ReplyShape,
 ) -> Result<Response, OllamaFailure> {
-    let request_id = caller.request_id.clone();
     let response = if let Some(wish) = load_only {
-        loaded(&state, shape, wish).await
+        loaded(&state, &caller, shape, wish).await
     } else {
         let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
-        let steps = steps(state.backend, generate, caller, drain);
+        let steps = steps(state.backend, generate, caller.clone(), drain);
         if stream {
-            streamed::respond(steps, LineWriter::new(shape), &state.config, request_id.clone()).await
+            streamed::respond(steps, LineWriter::new(shape), &state.config, &caller).await
         } else {
             whole(steps, shape).await
         }
     };
-    response.map_err(|error| OllamaFailure::of_request(&error, &request_id))
+    response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
 }
 
 /// Answers once the model could answer. Unloading is agreed to and not done: the model stays for the next request.
-async fn loaded(state: &HttpState, shape: ReplyShape, wish: LoadOnly) -> Result<Response, RequestError> {
-    state.backend.ready(Some(&shape.model)).await?;
+async fn loaded(
+    state: &HttpState,
+    caller: &Caller,
+    shape: ReplyShape,
+    wish: LoadOnly,
+) -> Result<Response, RequestError> {
+    state.backend.ready(Some(&shape.model), caller).await?;
     Ok(Json(shape.last(String::new(), &[], End::loaded(wish))).into_response())
 }
 

@@ -13,9 +13,9 @@ use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
 
-/// All models, each under each of its names.
-pub(super) async fn tags(State(state): State<HttpState>) -> Json<ModelList> {
-    let models = state.backend.models();
+/// All models that the caller's key may use, each under each of its names.
+pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
+    let models = state.models_for(&caller);
     let listed = models.iter().flat_map(|model| {
         model.names.iter().map(|name| Model::listed(name, rfc3339(model.since), model.info.as_deref()))
     });
@@ -23,8 +23,8 @@ pub(super) async fn tags(State(state): State<HttpState>) -> Json<ModelList> {
 }
 
 /// Those that could answer now, under their public names.
-pub(super) async fn running(State(state): State<HttpState>) -> Json<ModelList> {
-    let models = state.backend.models();
+pub(super) async fn running(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
+    let models = state.models_for(&caller);
     let running = models.iter().filter_map(|model| Some(Model::running(model.names.first()?, model.info.as_deref()?)));
     Json(ModelList { models: running.collect() })
 }
@@ -36,7 +36,7 @@ pub(super) async fn show(
     body: Result<JsonBody, Failure>,
 ) -> Result<Json<Show>, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
-    let model = state.backend.ready(Some(&request.model)).await;
+    let model = state.backend.ready(Some(&request.model), &caller).await;
     let model = model.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
     Ok(Json(Show::new(rfc3339(model.since), &model.info)))
 }

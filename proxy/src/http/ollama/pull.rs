@@ -20,7 +20,7 @@ pub(super) async fn pull(
     body: Result<JsonBody, Failure>,
 ) -> Result<Response, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
-    backend::find(state.backend.models(), &request.model)
+    backend::find(state.models_for(&caller), &request.model)
         .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
     let success = json!({"status": "success"});
     if !request.stream {

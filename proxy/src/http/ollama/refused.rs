@@ -20,7 +20,7 @@ pub(super) async fn embed(
     let parsed = body.map_err(OllamaFailure).and_then(|body| Ok(ModelRequest::parse(&body.0)?));
     match parsed {
         Ok(request) => {
-            let error = backend::no_embeddings(state.backend.models(), &request.model);
+            let error = backend::no_embeddings(state.models_for(&caller), &request.model);
             OllamaFailure::of_request(&error, &caller.request_id)
         }
         Err(failure) => failure,

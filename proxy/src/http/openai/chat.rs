@@ -33,8 +33,7 @@ pub async fn complete(
         stream,
     };
     let choices = ChatChoices { logprobs: generate.top_logprobs.is_some() };
-    let request_id = caller.request_id.clone();
-    let steps = steps(state.backend, generate, caller, drain.map(|Extension(drain)| drain).unwrap_or_default());
-    let response = reply(steps, shape, choices, &state.config, request_id.clone()).await;
-    response.map_err(|error| Failure::of_request(&error, &request_id))
+    let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
+    let response = reply(steps, shape, choices, &state.config, &caller).await;
+    response.map_err(|error| Failure::of_request(&error, &caller.request_id))
 }

@@ -27,23 +27,22 @@ pub async fn complete(
 ) -> Result<Response, Failure> {
     let request = CompletionRequest::parse(&body, rand::random())?;
     drop(body);
-    let request_id = caller.request_id.clone();
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
-    let response = answer(state, request, caller, drain).await;
-    response.map_err(|error| Failure::of_request(&error, &request_id))
+    let response = answer(state, request, &caller, drain).await;
+    response.map_err(|error| Failure::of_request(&error, &caller.request_id))
 }
 
 async fn answer(
     state: HttpState,
     request: CompletionRequest,
-    caller: Caller,
+    caller: &Caller,
     drain: DrainDeadline,
 ) -> Result<Response, RequestError> {
     let CompletionRequest { prompts, echo, stream, include_usage } = request;
     let mut echoes = Vec::new();
     if echo {
         for prompt in &prompts {
-            echoes.push(echoed(&*state.backend, prompt).await?);
+            echoes.push(echoed(&*state.backend, prompt, caller).await?);
         }
     }
     // Parsing gives at least one prompt, and all the same number of choices.
@@ -58,17 +57,16 @@ async fn answer(
         stream,
     };
     let choices = TextChoices::new(n_prompts, n, logprobs, echoes);
-    let request_id = caller.request_id.clone();
     let start = |prompt| steps(Arc::clone(&state.backend), prompt, caller.clone(), drain.clone());
     let steps = side_by_side(prompts.into_iter().map(start).collect(), n);
-    reply(steps, shape, choices, &state.config, request_id).await
+    reply(steps, shape, choices, &state.config, caller).await
 }
 
 /// The prompt as text.
-async fn echoed(backend: &dyn Backend, request: &GenerateRequest) -> Result<String, RequestError> {
+async fn echoed(backend: &dyn Backend, request: &GenerateRequest, caller: &Caller) -> Result<String, RequestError> {
     match &request.input {
         Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.clone()),
-        Input::Tokens(tokens) => backend.detokenize(Some(&request.model), tokens.clone()).await,
+        Input::Tokens(tokens) => backend.detokenize(Some(&request.model), tokens.clone(), caller).await,
         // This route has no conversations.
         Input::Chat(_) => Ok(String::new()),
     }

@@ -16,7 +16,7 @@ pub async fn embed(
 ) -> Failure {
     match embeddings::model(&body) {
         Ok(model) => {
-            let error = backend::no_embeddings(state.backend.models(), &model);
+            let error = backend::no_embeddings(state.models_for(&caller), &model);
             Failure::of_request(&error, &caller.request_id)
         }
         Err(invalid) => invalid.into(),

@@ -25,6 +25,7 @@ use super::steps::Steps;
 use super::streamed;
 use super::tally::Tally;
 use crate::error::RequestError;
+use crate::generate::Caller;
 
 /// Which build answered: a change of it tells a client that equal seeds may no longer give equal text.
 pub(super) const SYSTEM_FINGERPRINT: &str = concat!("baton-", env!("CARGO_PKG_VERSION"));
@@ -45,10 +46,10 @@ async fn reply<C: Choices>(
     shape: ReplyShape,
     choices: C,
     config: &HttpConfig,
-    request_id: String,
+    caller: &Caller,
 ) -> Result<Response, RequestError> {
     if shape.stream {
-        return streamed::respond(steps, sse::ChunkWriter::new(shape, choices), config, request_id).await;
+        return streamed::respond(steps, sse::ChunkWriter::new(shape, choices), config, caller).await;
     }
     let (route, completion) = collect::collect(steps, shape, choices).await?;
     let mut response = Json(completion).into_response();

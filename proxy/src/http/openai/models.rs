@@ -2,9 +2,9 @@
 
 use std::time::UNIX_EPOCH;
 
-use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::{Extension, Json};
 use baton_schemas::openai::models::{ModelCard, ModelList};
 
 use crate::error::RequestError;
@@ -13,21 +13,21 @@ use crate::http::backend::Model;
 use crate::http::{Failure, HttpState};
 use crate::pool::names;
 
-/// All models.
-pub async fn list(State(state): State<HttpState>) -> Json<ModelList> {
-    Json(ModelList::new(state.backend.models().iter().flat_map(cards).collect()))
+/// All models that the caller's key may use.
+pub async fn list(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
+    Json(ModelList::new(state.models_for(&caller).iter().flat_map(cards).collect()))
 }
 
 /// One model. Its id is the rest of the path: ids contain `/`, percent-encoded or not.
 pub async fn show(
     State(state): State<HttpState>,
-    axum::Extension(caller): axum::Extension<Caller>,
+    Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelCard>, Failure> {
     // A path whose percent-encoding is not UTF-8 names no model.
     let id = id.map(|Path(id)| id).unwrap_or_default();
     // Whatever its case, as in a request.
-    let models = state.backend.models();
+    let models = state.models_for(&caller);
     let card = models.iter().flat_map(cards).find(|card| names::are_same(&card.id, &id));
     card.map(Json).ok_or_else(|| Failure::of_request(&RequestError::ModelNotFound { model: id }, &caller.request_id))
 }

@@ -89,8 +89,8 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
     }
 
     /// A comment, which every SSE parser skips.
-    fn heartbeat(&self) -> String {
-        ":\n\n".to_owned()
+    fn heartbeat(&self, place: Option<usize>) -> String {
+        place.map_or_else(|| ":\n\n".to_owned(), |place| format!(": place {place} in the queue\n\n"))
     }
 }
 

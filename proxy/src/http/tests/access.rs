@@ -4,7 +4,10 @@ use reqwest::Method;
 use super::*;
 
 fn with_keys() -> HttpConfig {
-    HttpConfig { api_keys: vec!["one".into(), "two".into()], ..HttpConfig::default() }
+    HttpConfig {
+        access: AccessConfig { api_keys: vec!["one".into(), "two".into()], ..AccessConfig::default() },
+        ..HttpConfig::default()
+    }
 }
 
 impl Server {
@@ -55,13 +58,20 @@ async fn callers_with_different_keys_have_different_caches() {
     let apart = scopes(with_keys()).await;
     assert_eq!(apart[0], apart[1]);
     assert_ne!(apart[0], apart[2]);
-    let shared = scopes(HttpConfig { share_prefix_cache: true, ..with_keys() }).await;
+    let shared = scopes(HttpConfig {
+        access: AccessConfig { share_prefix_cache: true, ..with_keys().access },
+        ..HttpConfig::default()
+    })
+    .await;
     assert_eq!(shared, [CacheScope::SHARED; 3]);
 }
 
 #[tokio::test]
 async fn a_rebound_name_is_refused_on_loopback() {
-    let config = HttpConfig { allowed_hosts: vec!["llm.example.com".into()], ..HttpConfig::default() };
+    let config = HttpConfig {
+        access: AccessConfig { allowed_hosts: vec!["llm.example.com".into()], ..AccessConfig::default() },
+        ..HttpConfig::default()
+    };
     let server = start_with(hello(), config).await;
     for path in ["/health", "/v1/models", "/nope"] {
         for host in ["evil.example.com", "127.0.0.1.evil.com:8080", "192.168.0.9"] {
@@ -102,7 +112,10 @@ async fn a_request_says_once_which_host_it_is_for() {
 
 #[tokio::test]
 async fn only_known_origins_may_read() {
-    let config = HttpConfig { allowed_origins: vec!["https://chat.example.com".into()], ..with_keys() };
+    let config = HttpConfig {
+        access: AccessConfig { allowed_origins: vec!["https://chat.example.com".into()], ..with_keys().access },
+        ..HttpConfig::default()
+    };
     let server = start_with(hello(), config).await;
     let chat = "/v1/chat/completions";
     for origin in
@@ -153,7 +166,10 @@ async fn a_foreign_page_cannot_make_the_server_compute() {
     assert_eq!(server.ask(Method::POST, "/v1/chat/completions", &both).await.status, 403);
     assert!(server.fake.requests.lock().unwrap().is_empty());
 
-    let config = HttpConfig { allowed_origins: vec!["null".into()], ..with_keys() };
+    let config = HttpConfig {
+        access: AccessConfig { allowed_origins: vec!["null".into()], ..with_keys().access },
+        ..HttpConfig::default()
+    };
     let headers = [("origin", "null"), ("x-api-key", "one")];
     let reply = start_with(hello(), config).await.ask(Method::POST, "/v1/chat/completions", &headers).await;
     assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, "null"));

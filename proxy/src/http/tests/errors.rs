@@ -99,7 +99,7 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
         let error = server.get(path).await.failed(404, "not_found_error", None);
         assert!(error["message"].as_str().unwrap().contains("POST /v1/chat/completions"), "{error}");
     }
-    let closed = start_with(hello(), HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() }).await;
+    let closed = start_with(hello(), closed_config("k")).await;
     assert_eq!(closed.get("/").await.text, "Ollama is running");
     let browser = reqwest::Client::new().get(closed.url("/")).header("accept", "text/html,*/*");
     assert!(Reply::of(browser.send().await.unwrap()).await.text.starts_with("Baton is running"));

@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod connections;
 mod errors;
+mod keys;
 mod llama_server;
 mod ollama;
 mod state;
@@ -25,8 +26,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::backend::{self, Model, ReadyModel};
-use super::server::{Shutdown, serve_with};
-use super::{Backend, Health, HttpConfig};
+use super::server::{Deadlines, Shutdown, serve_with};
+use super::{AccessConfig, Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
 use crate::plan::explanation::Explanation;
@@ -113,26 +114,41 @@ impl Backend for Fake {
         vec![Model { names: vec!["m".into(), "alias".into()], ..model("m", 1) }, model("org/name:q4", 2), loading]
     }
 
-    async fn ready(&self, model: Option<&str>) -> Result<ReadyModel, RequestError> {
+    async fn ready(&self, model: Option<&str>, _: &Caller) -> Result<ReadyModel, RequestError> {
         let model = backend::find(self.models(), model.unwrap_or("m"))?;
         let info = model.info.ok_or(RequestError::Unavailable { reason: "loading".into(), retry_after: SOON })?;
         let load = NodeLoad { active_slots: self.active_slots, ..NodeLoad::default() };
         Ok(ReadyModel { name: model.names[0].clone(), since: model.since, info, load })
     }
 
-    async fn tokenize(&self, model: Option<&str>, text: TokenizeRequest) -> Result<Vec<Token>, RequestError> {
-        self.ready(model).await?;
+    async fn tokenize(
+        &self,
+        model: Option<&str>,
+        text: TokenizeRequest,
+        caller: &Caller,
+    ) -> Result<Vec<Token>, RequestError> {
+        self.ready(model, caller).await?;
         let special = [text.add_special, text.parse_special].map(Token::from);
         Ok(text.text.bytes().map(Token::from).chain(special).collect())
     }
 
-    async fn detokenize(&self, model: Option<&str>, tokens: Vec<Token>) -> Result<String, RequestError> {
-        self.ready(model).await?;
+    async fn detokenize(
+        &self,
+        model: Option<&str>,
+        tokens: Vec<Token>,
+        caller: &Caller,
+    ) -> Result<String, RequestError> {
+        self.ready(model, caller).await?;
         Ok(tokens.iter().map(|token| format!("<{token}>")).collect())
     }
 
-    async fn render(&self, model: Option<&str>, conversation: Conversation) -> Result<String, RequestError> {
-        self.ready(model).await?;
+    async fn render(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<String, RequestError> {
+        self.ready(model, caller).await?;
         Ok(conversation.messages.iter().map(|message| format!("{}: {}\n", message.role, message.content)).collect())
     }
 
@@ -233,6 +249,12 @@ async fn start_with(fake: Fake, config: HttpConfig) -> Server {
     start_impatient(fake, config, Duration::from_secs(60)).await
 }
 
+/// A server that asks for this key, which is its owner's.
+fn closed_config(key: &str) -> HttpConfig {
+    let access = AccessConfig { api_keys: vec![key.to_owned()], ..AccessConfig::default() };
+    HttpConfig { access, ..HttpConfig::default() }
+}
+
 async fn start_impatient(fake: Fake, config: HttpConfig, head_deadline: Duration) -> Server {
     start_draining(fake, config, head_deadline, Duration::from_millis(300)).await
 }
@@ -243,7 +265,13 @@ async fn start_draining(fake: Fake, config: HttpConfig, head_deadline: Duration,
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
-    let task = tokio::spawn(serve_with(head_deadline, listener, router, shutdown.clone(), drain_deadline));
+    let task = tokio::spawn(serve_with(
+        Deadlines { head: head_deadline, write: Duration::from_secs(1) },
+        listener,
+        router,
+        shutdown.clone(),
+        drain_deadline,
+    ));
     Server { address, fake, shutdown, task }
 }
 

@@ -107,8 +107,7 @@ async fn failures_are_one_string_with_their_status() {
 
 #[tokio::test]
 async fn access_is_refused_in_the_dialects_words() {
-    let config = HttpConfig { api_keys: vec!["key".into()], ..HttpConfig::default() };
-    let server = start_with(hello(), config).await;
+    let server = start_with(hello(), closed_config("key")).await;
     server.post_to("/api/chat", user()).await.failed_as_ollama(401);
     let request = reqwest::Client::new().get(server.url("/api/tags"));
     let foreign = request.try_clone().unwrap().bearer_auth("key").header("origin", "https://evil.example");

@@ -16,7 +16,7 @@ async fn the_state_is_shown_and_addresses_only_for_a_key() {
     let state = Reply::of(ask(&open, "", &[]).await).await;
     assert_eq!((state.status, state.json()["version"].as_str()), (200, Some("addresses: false")));
 
-    let config = HttpConfig { api_keys: vec!["one".into()], ..HttpConfig::default() };
+    let config = closed_config("one");
     let closed = start_with(hello(), config).await;
     Reply::of(ask(&closed, "", &[]).await).await.failed(401, "authentication_error", Some("invalid_api_key"));
     let state = Reply::of(ask(&closed, "", &[("x-api-key", "one")]).await).await;
@@ -59,7 +59,7 @@ async fn streams_of_states_are_bounded() {
 
 #[tokio::test]
 async fn metrics_need_a_key_like_everything_else_and_replies_are_counted_by_route() {
-    let config = HttpConfig { api_keys: vec!["one".into()], ..HttpConfig::default() };
+    let config = closed_config("one");
     let server = start_with(hello(), config).await;
     assert_eq!(server.get("/metrics").await.status, 401);
     let scraped = reqwest::Client::new().get(server.url("/metrics")).bearer_auth("one").send().await.unwrap();

@@ -1,0 +1,157 @@
+//! A rate a minute, with a whole minute's worth in reserve, on `governor`'s generic cell rate algorithm.
+//!
+//! What a request needs is known only when it is over, so it is charged afterwards. What the reserve cannot pay then is
+//! a debt, and nothing is let in before it is paid.
+
+use std::num::NonZeroU32;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use governor::clock::{Clock, DefaultClock};
+use governor::middleware::StateInformationMiddleware;
+use governor::state::{InMemoryState, NotKeyed};
+
+type Limiter = governor::RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
+
+/// A limit and what is left of it.
+pub(super) struct Rate {
+    limit: NonZeroU32,
+    limiter: Limiter,
+    clock: DefaultClock,
+    balance: Mutex<Balance>,
+}
+
+struct Balance {
+    debt: u64,
+    /// What was left, and when.
+    left: (u32, Instant),
+}
+
+/// What is left of a rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quota {
+    /// A minute.
+    pub limit: u32,
+    /// Now.
+    pub remaining: u32,
+    /// Until all of it is there again.
+    pub reset: Duration,
+}
+
+impl Rate {
+    /// `None` for a rate of nothing, which is no rate.
+    pub(super) fn per_minute(limit: u32) -> Option<Rate> {
+        let limit = NonZeroU32::new(limit)?;
+        let limiter = governor::RateLimiter::direct(governor::Quota::per_minute(limit)).with_middleware();
+        let balance = Mutex::new(Balance { debt: 0, left: (limit.get(), Instant::now()) });
+        Some(Rate { limit, limiter, clock: DefaultClock::default(), balance })
+    }
+
+    /// Takes one, or says after what time there will be one.
+    pub(super) fn take(&self) -> Result<(), Duration> {
+        let mut balance = self.lock();
+        self.pay_debt(&mut balance)?;
+        self.pay(&mut balance, NonZeroU32::MIN)
+    }
+
+    /// Uses so many, whether or not they are there.
+    pub(super) fn charge(&self, n: u64) {
+        let mut balance = self.lock();
+        balance.debt = balance.debt.saturating_add(n);
+        // What cannot be paid now stays a debt.
+        let _ = self.pay_debt(&mut balance);
+    }
+
+    /// Says after what time the debt will be paid, if it is not.
+    pub(super) fn settle(&self) -> Result<(), Duration> {
+        self.pay_debt(&mut self.lock())
+    }
+
+    /// What is left now.
+    pub(super) fn quota(&self) -> Quota {
+        let balance = self.lock();
+        let (left, at) = balance.left;
+        let limit = self.limit.get();
+        let per_second = f64::from(limit) / 60.0;
+        let refilled = f64::from(left) + at.elapsed().as_secs_f64() * per_second;
+        let owned = refilled.min(f64::from(limit)) - balance.debt as f64;
+        let missing = (f64::from(limit) - owned) / per_second;
+        Quota {
+            limit,
+            remaining: owned.max(0.0) as u32,
+            // A debt beyond a day is a day's: nobody plans further ahead.
+            reset: Duration::from_secs_f64(missing.clamp(0.0, 86_400.0)),
+        }
+    }
+
+    fn pay_debt(&self, balance: &mut Balance) -> Result<(), Duration> {
+        while let Some(part) = NonZeroU32::new(balance.debt.min(self.limit.get().into()) as u32) {
+            self.pay(balance, part)?;
+            balance.debt -= u64::from(part.get());
+        }
+        Ok(())
+    }
+
+    /// Pays `n`, which is not more than the limit, or says after what time that will be possible.
+    fn pay(&self, balance: &mut Balance, n: NonZeroU32) -> Result<(), Duration> {
+        match self.limiter.check_n(n) {
+            Ok(Ok(state)) => {
+                balance.left = (state.remaining_burst_capacity(), Instant::now());
+                Ok(())
+            }
+            Ok(Err(not_until)) => Err(not_until.wait_time_from(self.clock.now())),
+            // Not reached while `n` is within the limit; a minute refills all there is.
+            Err(_) => Err(Duration::from_secs(60)),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Balance> {
+        self.balance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Rate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rate({} a minute)", self.limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_minutes_worth_is_there_at_once_and_then_no_more() {
+        let rate = Rate::per_minute(3).unwrap();
+        assert_eq!(rate.quota().remaining, 3);
+        for left in [2, 1, 0] {
+            rate.take().unwrap();
+            assert_eq!(rate.quota().remaining, left);
+        }
+        let wait = rate.take().unwrap_err();
+        assert!(wait > Duration::from_secs(15) && wait <= Duration::from_secs(20), "{wait:?}");
+        assert!(rate.quota().reset > Duration::from_secs(55));
+        assert!(Rate::per_minute(0).is_none());
+    }
+
+    #[test]
+    fn what_was_used_beyond_the_limit_is_a_debt() {
+        let rate = Rate::per_minute(60).unwrap();
+        rate.charge(50);
+        rate.settle().unwrap();
+        rate.charge(130);
+        assert_eq!(rate.quota().remaining, 0);
+        let wait = rate.settle().unwrap_err();
+        assert!(wait > Duration::from_secs(45) && wait <= Duration::from_secs(60), "{wait:?}");
+        assert!(rate.quota().reset > Duration::from_secs(170), "{:?}", rate.quota());
+    }
+
+    #[test]
+    fn what_comes_back_can_be_used() {
+        let rate = Rate::per_minute(60_000).unwrap();
+        rate.charge(60_010);
+        let wait = rate.settle().unwrap_err();
+        std::thread::sleep(wait + Duration::from_millis(5));
+        rate.settle().unwrap();
+    }
+}

@@ -1,0 +1,43 @@
+//! `baton key new`: an API key, and what to write into the configuration for it.
+
+use clap::{Args, Subcommand};
+
+use super::Failure;
+use crate::config::hash_text;
+use crate::http::auth::key_hash;
+
+/// Options of `baton key`.
+#[derive(Args)]
+pub(super) struct KeyArgs {
+    #[command(subcommand)]
+    command: KeyCommand,
+}
+
+#[derive(Subcommand)]
+enum KeyCommand {
+    /// Draw a key and print it once, with the lines for the configuration, which hold its hash alone.
+    New {
+        /// Whose key it is
+        #[arg(long, default_value = "somebody", value_parser = name)]
+        name: String,
+    },
+}
+
+/// Something that can stand between quotes in TOML as it is.
+fn name(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || " ._@-".contains(c);
+    let is_fine = !text.trim().is_empty() && text.chars().all(is_plain);
+    is_fine.then(|| text.to_owned()).ok_or_else(|| "must be letters, digits, spaces and . _ @ -".into())
+}
+
+/// Runs the command.
+#[allow(clippy::print_stdout, reason = "the key is what was asked for")]
+pub(super) fn run(args: KeyArgs) -> Result<(), Failure> {
+    let KeyCommand::New { name } = args.command;
+    // 256 bits: nobody guesses it, so its hash needs to be no slow one.
+    let secret: [u8; 32] = rand::random();
+    let key = format!("baton-{}", blake3::Hash::from_bytes(secret).to_hex());
+    println!("{key}\n\n[[keys]]\nname = \"{name}\"\nhash = \"{}\"", hash_text(&key_hash(key.as_bytes())));
+    eprintln!("\nThe first line is the key. It is shown this once; the rest goes into the configuration file.");
+    Ok(())
+}

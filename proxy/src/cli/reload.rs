@@ -1,0 +1,96 @@
+//! Takes a changed configuration into force while streams run: on SIGHUP, and when the file changes.
+//!
+//! Keys, limits, hosts and origins change at once; running requests keep what they were let in with. What needs other
+//! processes or sockets is named in the log and waits for a restart. A file with a mistake changes nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::serve::ServeArgs;
+use crate::app::App;
+use crate::config::ServeConfig;
+use crate::http::{SharedAccess, access};
+
+/// How often the file is looked at. Asking for its time of change costs microseconds.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a reload needs.
+pub(super) struct Reload {
+    /// The command line, whose flags are laid over every version of the file.
+    pub args: ServeArgs,
+    /// What is in force.
+    pub config: ServeConfig,
+    /// Where keys, hosts and origins go.
+    pub access: SharedAccess,
+    /// Where limits go.
+    pub app: Arc<App>,
+}
+
+impl Reload {
+    /// Reloads until the process ends. Without a file there is nothing to reload.
+    pub(super) fn watch(mut self) {
+        let Some(path) = self.args.config.clone() else { return };
+        let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+        tokio::spawn(async move {
+            let mut seen = stamp(&path).await;
+            loop {
+                let is_asked = tokio::select! {
+                    asked = hangup.recv() => asked.is_some(),
+                    () = tokio::time::sleep(INTERVAL) => false,
+                };
+                let now = stamp(&path).await;
+                if is_asked || now != seen {
+                    seen = now;
+                    self.reload();
+                }
+            }
+        });
+    }
+
+    fn reload(&mut self) {
+        let (new, _) = match self.args.clone().into_config() {
+            Ok(config) => config,
+            Err(error) => {
+                tracing::error!("the configuration was not reloaded, and stays as it was: {}", error.0);
+                return;
+            }
+        };
+        let waiting = needs_restart(&self.config, &new);
+        if !waiting.is_empty() {
+            tracing::warn!("these changes take a restart: {}", waiting.join(", "));
+        }
+        if self.config.needs_key() && !new.needs_key() {
+            tracing::warn!("the configuration has no keys any more: everybody may call");
+        }
+        access::renew(&self.access, &new.access());
+        self.app.admission.set_bounds(new.bounds);
+        tracing::info!("the configuration was reloaded");
+        self.config = new;
+    }
+}
+
+/// The keys whose new value is not taken into force.
+fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
+    let changes = [
+        ("listen", old.listen != new.listen),
+        ("ollama_listen", old.ollama_listen != new.ollama_listen),
+        ("tls_ca or allow_plain_http", old.transport != new.transport),
+        ("model.source", old.source != new.source),
+        ("model.name", old.name != new.name),
+        ("model.aliases", old.aliases != new.aliases),
+        ("model.prefill", old.prefill != new.prefill),
+        ("model.policy", old.policy.name() != new.policy.name()),
+        ("model.calibrate", old.calibrate != new.calibrate),
+        ("model.engine", old.engine != new.engine),
+    ];
+    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(key, _)| key).collect()
+}
+
+/// What tells one version of a file from the next.
+async fn stamp(path: &Path) -> Option<(SystemTime, u64)> {
+    let metadata = tokio::fs::metadata(path).await.ok()?;
+    Some((metadata.modified().ok()?, metadata.len()))
+}

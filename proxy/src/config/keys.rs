@@ -1,0 +1,97 @@
+//! `[[keys]]`: API keys by their hashes, each with its limits.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::problems::Problem;
+use crate::admission::{Account, DEFAULT_PRIORITY, KeyLimits};
+use crate::http::auth::ConfiguredKey;
+
+/// What a hash begins with: another function could follow one day.
+const HASH_PREFIX: &str = "blake3:";
+
+/// Priorities: enough to tell some kinds of callers apart.
+const MAX_PRIORITY: u8 = 9;
+
+/// One of `[[keys]]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawKey {
+    /// Whose it is; shown in logs.
+    pub name: String,
+    /// As `baton key new` printed it.
+    pub hash: String,
+    /// Models it may name; empty: all.
+    pub models: Vec<String>,
+    /// Requests a minute.
+    pub requests_per_minute: Option<NonZeroU32>,
+    /// Tokens a minute, of prompts and replies together.
+    pub tokens_per_minute: Option<NonZeroU32>,
+    /// Requests served at once.
+    pub max_concurrent: Option<NonZeroU32>,
+    /// 0 to 9: of two keys with waiting requests the higher goes first.
+    pub priority: Option<u8>,
+    /// May choose how its requests are planned.
+    pub policy_override: bool,
+    /// May see state, metrics and addresses of nodes.
+    pub operator: bool,
+}
+
+/// What is written into the file for a key.
+pub fn hash_text(hash: &[u8; 32]) -> String {
+    format!("{HASH_PREFIX}{}", blake3::Hash::from_bytes(*hash).to_hex())
+}
+
+fn parse_hash(text: &str) -> Option<[u8; 32]> {
+    blake3::Hash::from_hex(text.strip_prefix(HASH_PREFIX)?).ok().map(Into::into)
+}
+
+/// What is wrong with the keys.
+pub(super) fn problems(keys: &[RawKey]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for (i, key) in keys.iter().enumerate() {
+        let mut problem = |field: &str, message: &str| {
+            let key = format!("keys[{i}].{field}");
+            found.push(Problem { flag: key.clone(), key, message: message.to_owned() });
+        };
+        if key.name.trim().is_empty() {
+            problem("name", "must say whose key it is");
+        }
+        if keys[..i].iter().any(|other| other.name == key.name) {
+            problem("name", "must not be another key's name too");
+        }
+        if parse_hash(&key.hash).is_none() {
+            problem("hash", "must be a hash as `baton key new` prints it, and never the key itself");
+        }
+        if keys[..i].iter().any(|other| other.hash == key.hash) {
+            problem("hash", "must not be another key's hash too");
+        }
+        if key.models.iter().any(|model| model.trim().is_empty()) {
+            problem("models", "must not have an empty name");
+        }
+        if key.priority.is_some_and(|priority| priority > MAX_PRIORITY) {
+            problem("priority", "must be between 0 and 9");
+        }
+    }
+    found
+}
+
+/// The keys, checked.
+pub(super) fn checked(keys: Vec<RawKey>) -> Vec<ConfiguredKey> {
+    let checked = |key: RawKey| {
+        let limits = KeyLimits {
+            models: key.models,
+            requests_per_minute: key.requests_per_minute.map(NonZeroU32::get),
+            tokens_per_minute: key.tokens_per_minute.map(NonZeroU32::get),
+            max_concurrent: key.max_concurrent.map(|n| n.get() as usize),
+            priority: key.priority.unwrap_or(DEFAULT_PRIORITY),
+            may_choose_policy: key.policy_override,
+            is_operator: key.operator,
+        };
+        let hash = parse_hash(&key.hash)?;
+        Some(ConfiguredKey { hash, account: Arc::new(Account::new(key.name, limits)) })
+    };
+    keys.into_iter().filter_map(checked).collect()
+}

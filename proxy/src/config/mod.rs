@@ -1,0 +1,114 @@
+//! The configuration: one file, flags over it, one check, then values that cannot be wrong.
+//!
+//! Flags win over the file, the file over the defaults. Nothing reads the environment after start-up.
+
+mod diagnose;
+mod keys;
+mod problems;
+mod raw;
+
+use std::path::PathBuf;
+
+pub use self::keys::{RawKey, hash_text};
+pub use self::problems::node_url;
+pub use self::raw::{RawConfig, RawModel};
+use crate::admission::Bounds;
+use crate::engine_args::EngineArgs;
+use crate::http::AccessConfig;
+use crate::http::auth::ConfiguredKey;
+use crate::plan::policy::Policy;
+use crate::transport_args::TransportArgs;
+
+/// Loopback: whoever wants to be reachable from elsewhere says so.
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+
+/// Where Ollama's clients look by themselves. Not listened to unless asked: an Ollama may be running there.
+pub const OLLAMA_LISTEN: &str = "127.0.0.1:11434";
+
+/// The embedded default: small enough for any machine, with a licence that lets anyone use it.
+pub const DEFAULT_MODEL: &str = "smollm2";
+
+/// A file that is not a usable configuration. The message names the file, the line and the key.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The file is not TOML, or has an unknown key, or a value of the wrong type or out of range.
+    #[error("{}: {}", path.display(), mistakes.join("; "))]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// All of them, each with the line and, for a value, the key.
+        mistakes: Vec<String>,
+    },
+    /// A flag's value is out of range.
+    #[error("{0}")]
+    Flag(String),
+    /// Values that are fine each by itself, and not together or not on this machine.
+    #[error("{0}")]
+    Together(String),
+}
+
+/// A checked configuration of `baton serve`.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// `HOST:PORT` of the endpoint.
+    pub listen: String,
+    /// `HOST:PORT` of a second listener with the same routes, for clients that expect Ollama at its own port.
+    pub ollama_listen: Option<String>,
+    /// Requests served at once and waiting for that.
+    pub bounds: Bounds,
+    /// Keys without limits; none of them is empty. The API is open if there are no keys of either kind.
+    pub api_keys: Vec<String>,
+    /// Keys with limits.
+    pub keys: Vec<ConfiguredKey>,
+    /// Whether callers with different keys share cached prompts.
+    pub share_prefix_cache: bool,
+    /// Additional CORS origins.
+    pub allowed_origins: Vec<String>,
+    /// Additional host names.
+    pub allowed_hosts: Vec<String>,
+    /// A path, a catalogue name, or `owner/repo[:file]`.
+    pub source: String,
+    /// The public name, if it is not to follow from the source.
+    pub name: Option<String>,
+    /// More public names.
+    pub aliases: Vec<String>,
+    /// URLs of nodes that compute prompts for it.
+    pub prefill: Vec<String>,
+    /// How requests are planned.
+    pub policy: &'static dyn Policy,
+    /// Whether idle nodes and links are measured with made-up prompts.
+    pub calibrate: bool,
+    /// How nodes are reached.
+    pub transport: TransportArgs,
+    /// How the engine runs it.
+    pub engine: EngineArgs,
+}
+
+impl ServeConfig {
+    /// Who may call.
+    pub fn access(&self) -> AccessConfig {
+        AccessConfig {
+            api_keys: self.api_keys.clone(),
+            keys: self.keys.clone(),
+            share_prefix_cache: self.share_prefix_cache,
+            allowed_hosts: self.allowed_hosts.clone(),
+            allowed_origins: self.allowed_origins.clone(),
+        }
+    }
+
+    /// Whether clients must present a key.
+    pub fn needs_key(&self) -> bool {
+        !self.api_keys.is_empty() || !self.keys.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;

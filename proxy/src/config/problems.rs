@@ -1,0 +1,109 @@
+//! Values of a configuration that are out of range, all of them at once.
+
+use super::raw::RawConfig;
+use super::{ConfigError, DEFAULT_LISTEN, OLLAMA_LISTEN, keys};
+use crate::engine_args::flag;
+use crate::http::{host, origin};
+use crate::plan::policy::{self, POLICIES};
+use crate::transport_args::TransportArgs;
+
+/// A value that is out of range.
+pub(super) struct Problem {
+    /// Where it stands in the file, with dots.
+    pub(super) key: String,
+    /// What sets it on the command line.
+    pub(super) flag: String,
+    /// Completes `KEY …` to a sentence.
+    pub(super) message: String,
+}
+
+impl RawConfig {
+    /// Every value that is out of range.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
+        let is_address = |listen: &str| {
+            listen.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        let mut found = Vec::new();
+        let mut problem = |key: &str, flag: &str, message: String| {
+            found.push(Problem { key: key.to_owned(), flag: flag.to_owned(), message });
+        };
+        if let Some(listen) = self.listen.as_ref().filter(|listen| !is_address(listen)) {
+            problem("listen", "--listen", format!("must be HOST:PORT, e.g. {DEFAULT_LISTEN}, not {listen:?}"));
+        }
+        if let Some(listen) = self.ollama_listen.as_ref().filter(|listen| !is_address(listen)) {
+            let message = format!("must be HOST:PORT, e.g. {OLLAMA_LISTEN}, not {listen:?}");
+            problem("ollama_listen", "--ollama-listen", message);
+        }
+        if self.max_requests.is_some_and(|n| !(1..=MAX_MAX_REQUESTS).contains(&n)) {
+            problem("max_requests", "max_requests", format!("must be between 1 and {MAX_MAX_REQUESTS}"));
+        }
+        if self.max_waiting.is_some_and(|n| n > MAX_MAX_WAITING) {
+            problem("max_waiting", "max_waiting", format!("must be at most {MAX_MAX_WAITING}"));
+        }
+        if self.max_wait_seconds.is_some_and(|s| !MAX_WAIT_SECONDS.contains(&s)) {
+            let (least, most) = (MAX_WAIT_SECONDS.start(), MAX_WAIT_SECONDS.end());
+            problem("max_wait_seconds", "max_wait_seconds", format!("must be between {least} and {most}"));
+        }
+        if self.api_keys.iter().any(|key| key.trim().is_empty()) {
+            let message = "must not be empty: that would let everybody in who sends none";
+            problem("api_keys", "--api-key", message.into());
+        }
+        if let Some(message) = self.allowed_origins.iter().find_map(|origin| origin::check_configured(origin).err()) {
+            problem("allowed_origins", "allowed_origins", format!("has a wrong entry: {message}"));
+        }
+        if let Some(message) = self.allowed_hosts.iter().find_map(|name| host::check_configured(name).err()) {
+            problem("allowed_hosts", "allowed_hosts", format!("has a wrong entry: {message}"));
+        }
+        if is_empty(&self.model.source) {
+            problem("model.source", "--model", "must not be empty".into());
+        }
+        if is_empty(&self.model.name) {
+            problem("model.name", "--name", "must not be empty".into());
+        }
+        if self.model.aliases.iter().any(|alias| alias.trim().is_empty()) {
+            problem("model.aliases", "aliases", "must not have an empty name".into());
+        }
+        if let Some(name) = self.model.policy.as_ref().filter(|name| policy::by_name(name).is_none()) {
+            let names = POLICIES.map(|policy| policy.name()).join(", ");
+            problem("model.policy", "--policy", format!("must be one of {names}, not {name:?}"));
+        }
+        if let Some(address) = self.model.prefill.iter().find(|address| !is_node_address(address)) {
+            let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
+            problem("model.prefill", "--prefill", message);
+        }
+        for (key, message) in self.model.engine.problems() {
+            problem(&format!("model.engine.{key}"), &flag(key), message);
+        }
+        found.extend(keys::problems(&self.keys));
+        found
+    }
+}
+
+/// Whether nodes may be reached the way that is configured: the certificates are there, and no key goes readable over a
+/// network without leave.
+pub(super) fn check_paths(transport: &TransportArgs, urls: &[String]) -> Result<(), ConfigError> {
+    let transport = transport.transport().map_err(|error| ConfigError::Together(error.to_string()))?;
+    let refused = urls.iter().find_map(|url| transport.check(url).err());
+    refused.map_or(Ok(()), |error| Err(ConfigError::Together(error.to_string())))
+}
+
+/// Each admitted request costs some kilobytes: more than these are a mistyped number.
+const MAX_MAX_REQUESTS: usize = 1_000_000;
+
+/// Whose turn it is, is looked for among all of them.
+const MAX_MAX_WAITING: usize = 10_000;
+
+/// No client waits longer.
+const MAX_WAIT_SECONDS: std::ops::RangeInclusive<f64> = 0.0..=3_600.0;
+
+fn is_node_address(address: &str) -> bool {
+    let url = reqwest::Url::parse(&node_url(address));
+    url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host() && url.path() == "/")
+}
+
+/// A node's address as a URL: without a scheme it is plain HTTP.
+pub fn node_url(address: &str) -> String {
+    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+    url.trim_end_matches('/').to_owned()
+}

@@ -1,0 +1,124 @@
+//! The file as it is written: read, and turned into what is checked.
+//!
+//! A new key is a field here, its range in [`problems`](super::problems), and a value of [`ServeConfig`]. A new table also
+//! has its fields named in [`diagnose`].
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::keys::{self, RawKey};
+use super::problems::{Problem, check_paths, node_url};
+use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig, diagnose};
+use crate::admission::{Bounds, DEFAULT_MAX_REQUESTS, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
+use crate::engine_args::EngineArgs;
+use crate::plan::policy::{self, POLICIES};
+use crate::transport_args::TransportArgs;
+
+/// The file as written; every key may be absent.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawConfig {
+    /// `HOST:PORT` of the endpoint.
+    pub listen: Option<String>,
+    /// `HOST:PORT` of a second listener, for Ollama's clients.
+    pub ollama_listen: Option<String>,
+    /// Requests served at once.
+    pub max_requests: Option<usize>,
+    /// Requests that wait to be served.
+    pub max_waiting: Option<usize>,
+    /// How long they wait.
+    pub max_wait_seconds: Option<f64>,
+    /// Keys a client must present one of. None: open.
+    pub api_keys: Vec<String>,
+    /// Keys with limits, by their hashes.
+    pub keys: Vec<RawKey>,
+    /// Let callers with different keys reuse each other's cached prompts.
+    pub share_prefix_cache: Option<bool>,
+    /// Origins a browser page may call from, beside localhost.
+    pub allowed_origins: Vec<String>,
+    /// Host names this endpoint answers to on loopback, beside its own.
+    pub allowed_hosts: Vec<String>,
+    /// PEM file of CA certificates that nodes are trusted by, beside the system's.
+    pub tls_ca: Option<PathBuf>,
+    /// Let the cluster key and prompts travel readable between machines.
+    pub allow_plain_http: bool,
+    /// The model.
+    pub model: RawModel,
+}
+
+/// `[model]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawModel {
+    /// A path, a catalogue name, or `owner/repo[:file]`.
+    pub source: Option<String>,
+    /// The public name.
+    pub name: Option<String>,
+    /// More public names.
+    pub aliases: Vec<String>,
+    /// Addresses of nodes that compute prompts for it.
+    pub prefill: Vec<String>,
+    /// How requests are planned.
+    pub policy: Option<String>,
+    /// Measure idle nodes and links with made-up prompts.
+    pub calibrate: Option<bool>,
+    /// How the engine runs it.
+    pub engine: EngineArgs,
+}
+
+impl RawConfig {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
+        let (raw, mut mistakes) = diagnose::parse(&text);
+        mistakes.extend(raw.problems().into_iter().map(|Problem { key, message, .. }| diagnose::Mistake {
+            at: diagnose::position(&text, &key),
+            message: format!("{key} {message}"),
+        }));
+        if mistakes.is_empty() {
+            return Ok(raw);
+        }
+        mistakes.sort_by_key(|mistake| mistake.at);
+        let mistakes = mistakes.iter().map(|diagnose::Mistake { at, message }| {
+            let line = at.map(|at| 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count());
+            line.map_or_else(|| message.clone(), |line| format!("line {line}: {message}"))
+        });
+        Err(ConfigError::Invalid { path: path.to_owned(), mistakes: mistakes.collect() })
+    }
+
+    /// Checks every value, after flags were laid over those of a file. A file's own were checked when it was read, so
+    /// what is wrong here came with a flag.
+    pub fn check(self) -> Result<ServeConfig, ConfigError> {
+        if let Some(Problem { flag, message, .. }) = self.problems().into_iter().next() {
+            return Err(ConfigError::Flag(format!("{flag} {message}")));
+        }
+        let prefill: Vec<String> = self.model.prefill.iter().map(|address| node_url(address)).collect();
+        let transport = TransportArgs { tls_ca: self.tls_ca, allow_plain_http: self.allow_plain_http };
+        check_paths(&transport, &prefill)?;
+        Ok(ServeConfig {
+            listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+            ollama_listen: self.ollama_listen,
+            bounds: Bounds {
+                max_requests: self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS),
+                max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
+                max_wait: self.max_wait_seconds.map_or(DEFAULT_MAX_WAIT, Duration::from_secs_f64),
+            },
+            api_keys: self.api_keys,
+            keys: keys::checked(self.keys),
+            share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
+            allowed_origins: self.allowed_origins,
+            allowed_hosts: self.allowed_hosts,
+            source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
+            name: self.model.name,
+            aliases: self.model.aliases,
+            calibrate: self.model.calibrate.unwrap_or(true),
+            policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
+            prefill,
+            transport,
+            engine: self.model.engine,
+        })
+    }
+}

@@ -1,0 +1,126 @@
+use std::path::Path;
+
+use super::*;
+
+fn read(text: &str) -> Result<ServeConfig, String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    RawConfig::read(file.path()).and_then(RawConfig::check).map_err(|e| e.to_string())
+}
+
+#[test]
+fn an_empty_file_is_the_defaults() {
+    let config = read("").unwrap();
+    assert_eq!((config.listen.as_str(), config.source.as_str()), (DEFAULT_LISTEN, DEFAULT_MODEL));
+    assert!(config.api_keys.is_empty() && !config.share_prefix_cache);
+}
+
+#[test]
+fn mistakes_are_named_with_their_line_and_key() {
+    let check = |text: &str, line: usize, key: &str| {
+        let message = read(text).unwrap_err();
+        assert!(message.contains(&format!("line {line}: ")) && message.contains(key), "{text}: {message}");
+        assert!(!message.contains("--"), "no flag is at fault: {message}");
+    };
+    check("listen = \"127.0.0.1:1\"\n\nlisten_on = 3\n", 3, "listen_on");
+    check("listen = \"8080\"", 1, "listen");
+    check("# é\nlisten = \"h:99999\"", 2, "listen");
+    check("ollama_listen = \"11434\"", 1, "ollama_listen");
+    check("\nmax_requests = 0", 2, "max_requests");
+    check("\n\napi_keys = [\"\"]", 3, "api_keys");
+    check("allowed_origins = [\"chat.example.com\"]", 1, "chat.example.com");
+    check("allowed_hosts = [\n\"https://x\"]", 1, "allowed_hosts");
+    check("[model]\nsource = \"\"", 2, "model.source");
+    check("[model]\nsource = 3", 2, "integer");
+    check("[model]\n\nsauce = \"x\"", 3, "sauce");
+    check("[model]\nname = \" \"", 2, "model.name");
+    check("[model]\naliases = [\"\"]", 2, "model.aliases");
+    check("[model.engine]\n\nslots = 0", 3, "model.engine.slots must be between 1 and 128");
+    check("[model]\nengine.slots = 300", 2, "model.engine.slots");
+    check("[model.engine]\nslots = -1", 2, "-1");
+    check("[model.engine]\nslot = 1", 2, "slot");
+    check("[model.engine]\nengine = \"sim\"\nsim_decode_tps = -1.0", 3, "sim_decode_tps");
+}
+
+#[test]
+fn a_wrong_flag_is_named_as_one() {
+    let check = |change: fn(&mut RawConfig), flag: &str| {
+        let mut raw = RawConfig::default();
+        change(&mut raw);
+        let message = raw.check().unwrap_err().to_string();
+        assert!(message.starts_with(flag), "{message}");
+    };
+    check(|raw| raw.listen = Some("8080".into()), "--listen must be HOST:PORT");
+    check(|raw| raw.ollama_listen = Some("x".into()), "--ollama-listen must be HOST:PORT");
+    check(|raw| raw.api_keys = vec![String::new()], "--api-key ");
+    check(|raw| raw.model.source = Some(String::new()), "--model ");
+    check(|raw| raw.model.name = Some(String::new()), "--name ");
+    check(|raw| raw.model.engine.ctx_size = Some(1), "--ctx-size must be between 64");
+    check(|raw| raw.model.engine.sim_prefill_tps = Some(f64::NAN), "--sim-prefill-tps ");
+}
+
+#[test]
+fn every_example_is_valid() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs");
+    let mut n_files = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        RawConfig::read(&path).and_then(RawConfig::check).unwrap_or_else(|e| panic!("{e}"));
+        n_files += 1;
+    }
+    assert!(n_files > 0);
+}
+
+#[test]
+fn every_mistake_is_told_at_once_with_the_nearest_key() {
+    let text = "listen_on = \"h:1\"\nmax_requests = \"many\"\nwhatever = 1\n\n[model]\nsauce = \"x\"\nname = \"\"\n\n\
+                [model.engine]\nslot = 1\nctx_size = 1\n\n[[keys]]\nname = \"a\"\nhash = \"secret\"\nmodel = []\n";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let Err(ConfigError::Invalid { mistakes, .. }) = RawConfig::read(file.path()) else { panic!() };
+    let expected = [
+        "line 1: unknown key \"listen_on\"; did you mean \"listen\"?",
+        "line 2: invalid type: string \"many\", expected usize",
+        "line 3: unknown key \"whatever\"; there are listen,",
+        "line 6: unknown key \"sauce\"; did you mean \"source\"?",
+        "line 7: model.name must not be empty",
+        "line 10: unknown key \"slot\"; did you mean \"slots\"?",
+        "line 11: model.engine.ctx_size must be between 64",
+        "line 15: keys[0].hash must be a hash as `baton key new` prints it",
+        "line 16: unknown key \"model\"; did you mean \"models\"?",
+    ];
+    assert_eq!(mistakes.len(), expected.len(), "{mistakes:#?}");
+    for (mistake, expected) in mistakes.iter().zip(expected) {
+        assert!(mistake.starts_with(expected), "{mistakes:#?}");
+    }
+}
+
+#[test]
+fn what_is_not_toml_is_told_with_its_line() {
+    let message = read("listen = \"a:1\"\nmodel = = 3\n").unwrap_err();
+    assert!(message.contains("line 2: "), "{message}");
+}
+
+#[test]
+fn keys_have_limits_and_are_no_operators_unless_it_says_so() {
+    let hash = hash_text(&crate::http::auth::key_hash(b"k"));
+    let config = read(&format!(
+        "[[keys]]\nname = \"anna\"\nhash = \"{hash}\"\nmodels = [\"m\"]\nrequests_per_minute = 3\nmax_concurrent = 2\n"
+    ))
+    .unwrap();
+    let account = &config.keys[0].account;
+    assert_eq!((account.name.as_str(), account.limits.requests_per_minute), ("anna", Some(3)));
+    assert!(account.may_use(["M".to_owned()].iter()) && !account.may_use(["other".to_owned()].iter()));
+    assert!(!account.limits.is_operator && !account.limits.may_choose_policy && config.needs_key());
+    let twice = format!("[[keys]]\nname = \"a\"\nhash = \"{hash}\"\n[[keys]]\nname = \"b\"\nhash = \"{hash}\"\n");
+    assert!(read(&twice).unwrap_err().contains("line 6: keys[1].hash must not be another key's hash"));
+    assert!(read("[[keys]]\nrequests_per_minute = 0\n").unwrap_err().contains("line 2: "));
+}
+
+#[test]
+fn a_key_goes_readable_over_a_network_only_with_leave() {
+    let at = |more: &str| read(&format!("{more}[model]\nprefill = [\"spark.local:9000\"]\n"));
+    assert!(at("").unwrap_err().contains("spark.local"));
+    assert_eq!(at("allow_plain_http = true\n").unwrap().prefill, ["http://spark.local:9000"]);
+    assert!(read("tls_ca = \"/nowhere.pem\"\n").unwrap_err().contains("/nowhere.pem"));
+}

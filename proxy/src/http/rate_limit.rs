@@ -1,0 +1,20 @@
+//! `x-ratelimit-*`: what is left of a key's rates, under the names of OpenAI's API.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::admission::Account;
+
+/// Tells what is left, where something is limited.
+pub(super) fn describe(headers: &mut HeaderMap, account: &Account) {
+    for (unit, quota) in account.quotas() {
+        let reset = format!("{:.3}s", quota.reset.as_secs_f64());
+        for (what, value) in
+            [("limit", quota.limit.to_string()), ("remaining", quota.remaining.to_string()), ("reset", reset)]
+        {
+            let name = HeaderName::try_from(format!("x-ratelimit-{what}-{unit}"));
+            if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {
+                headers.insert(name, value);
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Keys with limits, over sockets.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::admission::{Account, KeyLimits};
+use crate::http::auth::{ConfiguredKey, key_hash};
+
+/// A server with these keys beside the owner's, which is `owner`.
+async fn with(keys: &[(&str, KeyLimits)]) -> Server {
+    let keys = keys.iter().map(|(name, limits)| ConfiguredKey {
+        hash: key_hash(name.as_bytes()),
+        account: Arc::new(Account::new(*name, limits.clone())),
+    });
+    let access = AccessConfig { api_keys: vec!["owner".into()], keys: keys.collect(), ..AccessConfig::default() };
+    start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await
+}
+
+fn guest() -> KeyLimits {
+    KeyLimits { may_choose_policy: false, is_operator: false, ..KeyLimits::default() }
+}
+
+async fn get(server: &Server, path: &str, key: &str) -> Reply {
+    Reply::of(reqwest::Client::new().get(server.url(path)).bearer_auth(key).send().await.unwrap()).await
+}
+
+#[tokio::test]
+async fn a_guests_key_opens_the_api_and_not_the_view_behind_it() {
+    let server = with(&[("guest", guest()), ("admin", KeyLimits { is_operator: true, ..guest() })]).await;
+    for path in ["/baton/state", "/metrics"] {
+        get(&server, path, "guest").await.failed(403, "permission_error", Some("operator_key_required"));
+        assert_eq!(get(&server, path, "admin").await.status, 200);
+        assert_eq!(get(&server, path, "owner").await.status, 200);
+        assert_eq!(get(&server, path, "wrong").await.status, 401);
+    }
+    assert_eq!(
+        Reply::of(server.post().bearer_auth("guest").json(&chat_body(json!({}))).send().await.unwrap()).await.status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn a_key_sees_its_own_models() {
+    let server = with(&[("guest", KeyLimits { models: vec!["M".into()], ..guest() })]).await;
+    let ids = |reply: Reply| reply.json()["data"].as_array().unwrap().len();
+    assert_eq!(ids(get(&server, "/v1/models", "guest").await), 2, "each of its names");
+    assert_eq!(ids(get(&server, "/v1/models", "owner").await), 4);
+    assert_eq!(get(&server, "/v1/models/m", "guest").await.status, 200);
+    get(&server, "/v1/models/org/name:q4", "guest").await.failed(404, "not_found_error", Some("model_not_found"));
+}
+
+#[tokio::test]
+async fn what_is_left_is_told_and_the_policy_is_not_for_everybody() {
+    let limits = KeyLimits { requests_per_minute: Some(5), tokens_per_minute: Some(100), ..guest() };
+    let server = with(&[("guest", limits)]).await;
+    let reply = get(&server, "/v1/models", "guest").await;
+    for (name, value) in [
+        ("x-ratelimit-limit-requests", "5"),
+        ("x-ratelimit-remaining-requests", "5"),
+        ("x-ratelimit-reset-requests", "0.000s"),
+        ("x-ratelimit-limit-tokens", "100"),
+        ("x-ratelimit-remaining-tokens", "100"),
+    ] {
+        assert_eq!(reply.header(name), value, "{name}");
+    }
+    assert_eq!(get(&server, "/v1/models", "owner").await.header("x-ratelimit-limit-requests"), "");
+    for (key, status) in [("guest", 403), ("owner", 200)] {
+        let chat = server.post().bearer_auth(key).header("x-baton-policy", "direct").json(&chat_body(json!({})));
+        assert_eq!(chat.send().await.unwrap().status(), status, "{key}");
+    }
+}

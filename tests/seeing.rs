@@ -1,0 +1,117 @@
+//! An endpoint seen from outside, and its configuration changed while it serves.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+mod harness;
+
+use std::process::{Command, Output, Stdio};
+
+use harness::{BATON, Server, eventually_async};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "50"];
+
+fn baton(args: &[&str]) -> Output {
+    Command::new(BATON).args(args).env_remove("BATON_API_KEY").output().unwrap()
+}
+
+fn address(server: &Server) -> &str {
+    server.base.trim_start_matches("http://")
+}
+
+fn ask(server: &Server, key: &str, n_tokens: u32) -> reqwest::RequestBuilder {
+    let body = json!({
+        "model": "sim", "stream": true, "max_tokens": n_tokens, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": "a secret prompt" }],
+    });
+    reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).bearer_auth(key).json(&body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_shows_a_running_endpoint_and_fails_without_one() {
+    let server = Server::with(&SIM);
+    let reply = ask(&server, "none", 5).send().await.unwrap().text().await.unwrap();
+    assert!(reply.contains("[DONE]"), "{reply}");
+    let table = baton(&["status", address(&server)]);
+    let text = String::from_utf8(table.stdout).unwrap();
+    assert!(table.status.success() && text.contains("MODEL sim") && text.contains("only_route"), "{text}");
+    let state: Value = serde_json::from_slice(&baton(&["status", "--json", address(&server)]).stdout).unwrap();
+    assert_eq!(state["routes"][0]["n_completion"], 5);
+    assert!(!state.to_string().contains("secret"), "{state}");
+
+    let nobody = baton(&["status", "127.0.0.1:1"]);
+    let error = String::from_utf8(nobody.stderr).unwrap();
+    assert!(!nobody.status.success() && error.contains("no endpoint answers"), "{error}");
+}
+
+/// A new key, and its lines for the file.
+fn new_key(name: &str) -> (String, String) {
+    let text = String::from_utf8(baton(&["key", "new", "--name", name]).stdout).unwrap();
+    let (key, lines) = text.split_once("\n\n").unwrap();
+    (key.to_owned(), lines.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
+    let ((old, old_lines), (new, new_lines)) = (new_key("old"), new_key("new"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    std::fs::write(&path, &old_lines).unwrap();
+    let checked = baton(&["check-config", &path]);
+    assert!(checked.status.success(), "{checked:?}");
+
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let server = Server::logging_to(log.reopen().unwrap(), &[&SIM[..], &["--config", &path]].concat());
+    let status = async |key: &str| ask(&server, key, 1).send().await.unwrap().status().as_u16();
+    assert_eq!((status(&old).await, status(&new).await), (200, 401));
+    let running = ask(&server, &old, 200).send().await.unwrap();
+
+    std::fs::write(&path, "max_request = 3\nlisten = 4\n").unwrap();
+    let checked = baton(&["check-config", &path]);
+    let mistakes = String::from_utf8(checked.stderr).unwrap();
+    assert!(!checked.status.success() && mistakes.contains("line 1: ") && mistakes.contains("line 2: "), "{mistakes}");
+    server.signal(Signal::HUP);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
+    assert_eq!(status(&old).await, 200);
+
+    std::fs::write(&path, new_lines).unwrap();
+    server.signal(Signal::HUP);
+    eventually_async("the new key", || async { status(&new).await == 200 }).await;
+    assert_eq!(status(&old).await, 401);
+    let text = running.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "a running stream was dropped: {text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut process = Command::new(BATON)
+        .args(["--log-format", "json", "serve", "--listen", "127.0.0.1:0"])
+        .args(SIM)
+        .env("RUST_LOG", "baton_proxy=debug")
+        .stdout(Stdio::piped())
+        .stderr(log.reopen().unwrap())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(process.stdout.take().unwrap()));
+    let base = lines.find_map(|line| line.unwrap().split_once(" at ").map(|(_, url)| url.to_owned())).unwrap();
+    let body = json!({
+        "model": "sim", "max_tokens": 3, "messages": [{ "role": "user", "content": "a secret prompt" }],
+    });
+    let client = reqwest::Client::new();
+    let sent = client.post(format!("{base}/chat/completions")).header("x-request-id", "mine").json(&body).send().await;
+    assert_eq!(sent.unwrap().status(), 200);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the line of the request", || async { logged().contains("request ended") }).await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let text = logged();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ended = lines.iter().find(|line| line["message"] == "request ended").unwrap();
+    assert_eq!(
+        (&ended["request_id"], &ended["decode"], &ended["outcome"]),
+        (&json!("mine"), &json!("local"), &json!("done"))
+    );
+    assert!(!text.contains("secret"), "{text}");
+}
