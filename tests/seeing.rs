@@ -115,3 +115,45 @@ async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
     );
     assert!(!text.contains("secret"), "{text}");
 }
+
+/// A status, the header with what is left of the key's requests, and the JSON.
+async fn post(server: &Server, path: &str, key: &str, body: Value) -> (u16, String, Value) {
+    let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
+    let reply = request.send().await.unwrap();
+    let left = reply.headers().get("x-ratelimit-remaining-requests").map(|left| left.to_str().unwrap().to_owned());
+    (reply.status().as_u16(), left.unwrap_or_default(), reply.json().await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keys_limits_hold_on_every_dialect() {
+    let ((few, few_lines), (other, other_lines)) = (new_key("few"), new_key("other"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = format!("{few_lines}requests_per_minute = 4\n{other_lines}models = [\"another\"]\n");
+    std::fs::write(file.path(), text).unwrap();
+    let server = Server::with(&[&SIM[..], &["--config", file.path().to_str().unwrap()]].concat());
+
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let chat = json!({ "model": "sim", "messages": messages, "max_tokens": 2, "stream": false });
+    let ollama = json!({ "model": "sim", "messages": messages, "stream": false, "options": { "num_predict": 2 } });
+    let text = json!({ "model": "sim", "prompt": "hi", "max_tokens": 2 });
+    let content = json!({ "model": "sim", "content": "hi" });
+    let all =
+        [("/v1/chat/completions", chat), ("/api/chat", ollama), ("/v1/completions", text), ("/tokenize", content)];
+
+    for (path, body) in &all {
+        let (status, _, error) = post(&server, path, &other, body.clone()).await;
+        assert_eq!(status, 403, "{path}: {error}");
+    }
+    let tags = reqwest::Client::new().get(format!("{}/api/tags", server.base)).bearer_auth(&other);
+    assert_eq!(tags.send().await.unwrap().json::<Value>().await.unwrap(), json!({ "models": [] }));
+
+    for (left, (path, body)) in (0..4).rev().zip(&all) {
+        let (status, told, reply) = post(&server, path, &few, body.clone()).await;
+        assert_eq!((status, told), (200, left.to_string()), "{path}: {reply}");
+    }
+    for (path, body) in &all {
+        let (status, told, error) = post(&server, path, &few, body.clone()).await;
+        assert_eq!((status, told.as_str()), (429, "0"), "{path}: {error}");
+        assert_eq!(error["error"].is_string(), *path == "/api/chat", "{error}");
+    }
+}

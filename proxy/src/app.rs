@@ -101,7 +101,7 @@ impl Backend for App {
         text: TokenizeRequest,
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
-        let _permit = self.admission.admit(&caller.account, &caller.place).await?;
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let (_, node, _) = self.engine(model, caller).await?;
         Ok(node.engine.tokenize(&text).await?)
     }
@@ -112,7 +112,7 @@ impl Backend for App {
         tokens: Vec<Token>,
         caller: &Caller,
     ) -> Result<String, RequestError> {
-        let _permit = self.admission.admit(&caller.account, &caller.place).await?;
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let (_, node, info) = self.engine(model, caller).await?;
         if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
             let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
@@ -127,7 +127,7 @@ impl Backend for App {
         conversation: Conversation,
         caller: &Caller,
     ) -> Result<String, RequestError> {
-        let _permit = self.admission.admit(&caller.account, &caller.place).await?;
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let (_, node, _) = self.engine(model, caller).await?;
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
         let tokens = node.engine.render(&conversation).await?;

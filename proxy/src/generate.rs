@@ -53,6 +53,7 @@ async fn accept(
 ) -> Result<(Permit, Accepted), RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     watch.is_for(model.name.get().map_or("", String::as_str));
+    app.admission.set_slots(app.pool.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
     watch.meter(permit.meter());
     let (mut n_attempts, mut failed) = (0, Vec::new());
@@ -79,7 +80,7 @@ async fn accept(
 /// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
-    let _permit = app.admission.admit(&caller.account, &caller.place).await?;
+    let _permit = app.admission.admit_brief(&caller.account)?;
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request).await?;

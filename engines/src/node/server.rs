@@ -23,9 +23,9 @@ use tower::ServiceExt;
 use super::connection::Accepted;
 use super::listen::Listener;
 
-/// Connections at most; the next one waits in the kernel's backlog. More than an endpoint's 1,024 requests and the
-/// pulls of a cluster's decode nodes take.
-const MAX_CONNECTIONS: usize = 2048;
+/// Connections at most; the next one waits in the kernel's backlog. More than thousands of streams of an endpoint and
+/// the pulls of a cluster's decode nodes take.
+const MAX_CONNECTIONS: usize = 4_096;
 
 /// For a handshake and the first request's head. Nodes and endpoints send them at once.
 const FIRST_HEAD_DEADLINE: Duration = Duration::from_secs(10);

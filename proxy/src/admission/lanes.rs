@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Account, Bounds, Permit};
+use super::{Account, Bounds, LEAST_REQUESTS, Permit, REQUESTS_PER_SLOT};
 
 /// Everybody who is in or waits. Lanes are there only while somebody is in them.
 pub(super) struct Lanes {
     pub(super) bounds: Bounds,
+    n_slots: usize,
     lanes: HashMap<String, Lane>,
     next_ticket: u64,
 }
@@ -47,7 +48,18 @@ impl Lane {
 
 impl Lanes {
     pub(super) fn new(bounds: Bounds) -> Lanes {
-        Lanes { bounds, lanes: HashMap::new(), next_ticket: 0 }
+        Lanes { bounds, n_slots: 0, lanes: HashMap::new(), next_ticket: 0 }
+    }
+
+    /// Requests served at once at most.
+    pub(super) fn max_requests(&self) -> usize {
+        let room = self.n_slots.saturating_mul(REQUESTS_PER_SLOT).max(LEAST_REQUESTS);
+        self.bounds.max_requests.unwrap_or(room)
+    }
+
+    /// Notes how many slots the engines have; says whether that is news.
+    pub(super) fn set_slots(&mut self, n_slots: usize) -> bool {
+        std::mem::replace(&mut self.n_slots, n_slots) != n_slots
     }
 
     pub(super) fn n_running(&self) -> usize {
@@ -61,7 +73,7 @@ impl Lanes {
     /// Lets a newcomer in if there is room and nobody of its key is before it. Others who wait while there is room wait
     /// for their own key.
     pub(super) fn try_enter(&mut self, account: &Arc<Account>) -> bool {
-        let has_room = self.n_running() < self.bounds.max_requests;
+        let has_room = self.n_running() < self.max_requests();
         let lane = self.lanes.entry(account.name.clone()).or_default();
         let enters = has_room && lane.waiting.is_empty() && lane.has_room(account);
         if enters {
@@ -100,7 +112,7 @@ impl Lanes {
 
     /// Takes the one out of the queue whose turn it is, and counts it as running.
     pub(super) fn next(&mut self) -> Option<Waiter> {
-        if self.n_running() >= self.bounds.max_requests {
+        if self.n_running() >= self.max_requests() {
             return None;
         }
         let order = |lane: &Lane| {
@@ -146,12 +158,12 @@ impl Lanes {
 
     /// The refusal of a full house.
     pub(super) fn full(&self) -> Refusal {
-        Refusal::Full { limit: self.bounds.max_requests }
+        Refusal::Full { limit: self.max_requests() }
     }
 
     /// The refusal of a key that has enough running.
     pub(super) fn concurrency(&self, account: &Account) -> Refusal {
-        Refusal::Concurrency { limit: account.limits.max_concurrent.unwrap_or(self.bounds.max_requests) }
+        Refusal::Concurrency { limit: account.limits.max_concurrent.unwrap_or(self.max_requests()) }
     }
 
     /// Removes a lane that nobody is in: keys come and go with the configuration.

@@ -13,21 +13,28 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 pub use self::account::{Account, DEFAULT_PRIORITY, KeyLimits};
 use self::lanes::{Lanes, Refusal};
 pub use self::rate::Quota;
 use crate::error::RequestError;
 
-/// Requests admitted at once by default. Each costs some kilobytes here and a place in an engine's queue there.
-pub const DEFAULT_MAX_REQUESTS: usize = 1_024;
+/// Requests admitted at once by default, for each slot of the engines: one that runs, and one that is ready when that
+/// ends. An engine's own queue has no lanes, so who waits there for long has lost the fair share that it has here.
+pub const REQUESTS_PER_SLOT: usize = 2;
+
+/// The least of that. While no engine is ready nobody knows their slots, and those who are let in wait for one.
+const LEAST_REQUESTS: usize = 16;
+
+/// Requests at once that generate nothing. They take milliseconds, so none of them waits.
+const MAX_BRIEF: usize = 64;
 
 /// Requests that wait to be admitted, by default.
 pub const DEFAULT_MAX_WAITING: usize = 256;
 
-/// How long they wait by default: less than a stream's head is held, so that a refusal keeps its status.
-pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(10);
+/// How long they wait by default. A stream tells its place meanwhile; most clients of whole replies wait for longer.
+pub const DEFAULT_MAX_WAIT: Duration = Duration::from_secs(120);
 
 /// When a refused client should come back: about as long as a short reply takes.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -35,8 +42,8 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The bounds of the house.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Requests served at once.
-    pub max_requests: usize,
+    /// Requests served at once; by default as many as the engines have room for.
+    pub max_requests: Option<usize>,
     /// Requests that wait for that.
     pub max_waiting: usize,
     /// How long they wait.
@@ -45,7 +52,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { max_requests: DEFAULT_MAX_REQUESTS, max_waiting: DEFAULT_MAX_WAITING, max_wait: DEFAULT_MAX_WAIT }
+        Bounds { max_requests: None, max_waiting: DEFAULT_MAX_WAITING, max_wait: DEFAULT_MAX_WAIT }
     }
 }
 
@@ -54,18 +61,36 @@ pub struct Admission(Arc<Door>);
 
 struct Door {
     lanes: Mutex<Lanes>,
+    brief: Arc<Semaphore>,
 }
 
 impl Admission {
     /// A door.
     pub fn new(bounds: Bounds) -> Self {
-        Admission(Arc::new(Door { lanes: Mutex::new(Lanes::new(bounds)) }))
+        let brief = Arc::new(Semaphore::new(MAX_BRIEF));
+        Admission(Arc::new(Door { lanes: Mutex::new(Lanes::new(bounds)), brief }))
     }
 
     /// Other bounds from now on. Requests that are in stay in.
     pub fn set_bounds(&self, bounds: Bounds) {
         self.0.lock().bounds = bounds;
         self.0.let_in();
+    }
+
+    /// The engines that are ready have so many slots.
+    pub fn set_slots(&self, n_slots: usize) {
+        if self.0.lock().set_slots(n_slots) {
+            self.0.let_in();
+        }
+    }
+
+    /// Lets a request in that generates nothing, past those who wait for a slot. It counts for its key's rates.
+    ///
+    /// Errors: a rate of the key is exhausted, or too many of these run.
+    pub fn admit_brief(&self, account: &Account) -> Result<OwnedSemaphorePermit, RequestError> {
+        account.take_request()?;
+        let full = Refusal::Full { limit: MAX_BRIEF };
+        Arc::clone(&self.0.brief).try_acquire_owned().map_err(|_| full.into())
     }
 
     /// Lets a request in, at once or when it is its turn. Dropping the future leaves the queue.
@@ -98,7 +123,7 @@ impl Admission {
 
     /// Requests served at once at most.
     pub fn limit(&self) -> usize {
-        self.0.lock().bounds.max_requests
+        self.0.lock().max_requests()
     }
 
     /// Requests that are being served.

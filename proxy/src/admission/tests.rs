@@ -11,7 +11,7 @@ fn free(name: &str) -> Arc<Account> {
 }
 
 fn door(max_requests: usize, max_waiting: usize) -> Admission {
-    Admission::new(Bounds { max_requests, max_waiting, max_wait: Duration::from_secs(5) })
+    Admission::new(Bounds { max_requests: Some(max_requests), max_waiting, max_wait: Duration::from_secs(5) })
 }
 
 async fn enter(door: &Admission, account: &Arc<Account>) -> Result<Permit, RequestError> {
@@ -143,4 +143,32 @@ async fn requests_are_limited_by_the_minute() {
     }
     let refused = enter(&door, &key).await;
     assert!(matches!(refused, Err(RequestError::RateLimited { unit: "requests", limit: 2, .. })), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn as_many_are_let_in_as_the_engines_have_room_for() {
+    let door = Admission::new(Bounds { max_waiting: 9, ..Bounds::default() });
+    assert_eq!(door.limit(), LEAST_REQUESTS, "no engine is ready yet");
+    let key = free("k");
+    let mut inside = Vec::new();
+    for _ in 0..LEAST_REQUESTS {
+        inside.push(enter(&door, &key).await.unwrap());
+    }
+    let mut next = Box::pin(enter(&door, &key));
+    assert!((&mut next).now_or_never().is_none());
+    door.set_slots(LEAST_REQUESTS);
+    assert_eq!(door.limit(), LEAST_REQUESTS * REQUESTS_PER_SLOT);
+    assert!(next.await.is_ok(), "room that comes is used at once");
+}
+
+#[tokio::test]
+async fn what_generates_nothing_passes_the_queue_and_counts_for_its_key() {
+    let door = door(1, 0);
+    let _running = enter(&door, &free("a")).await.unwrap();
+    let key = account("k", KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() });
+    let _brief = door.admit_brief(&key).unwrap();
+    assert!(matches!(door.admit_brief(&key), Err(RequestError::RateLimited { .. })));
+    let many: Vec<_> = (1..MAX_BRIEF).map(|_| door.admit_brief(&free("b")).unwrap()).collect();
+    assert!(matches!(door.admit_brief(&free("b")), Err(RequestError::Overloaded { limit: MAX_BRIEF, .. })));
+    drop(many);
 }

@@ -81,6 +81,7 @@ impl NodeFailure {
 
 /// Runs until it is told to stop.
 pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
+    crate::http::open_files::raise_limit();
     let stop = CancellationToken::new();
     let (is_child, role) = (args.child, Role::from(args.role));
     if is_child {

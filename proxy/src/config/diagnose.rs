@@ -40,13 +40,11 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
             Err(error) => error,
         };
         let removed = error.span().and_then(|span| remove(root.get_mut(), &span, &mut Vec::new()));
-        let unknown = removed.as_ref().and_then(|path| unknown_key(path));
-        mistakes.push(
-            unknown.map_or_else(
-                || mistake(&error),
-                |message| Mistake { at: error.span().map(|span| span.start), message },
-            ),
+        let message = removed.as_ref().map_or_else(
+            || error.message().to_owned(),
+            |path| unknown_key(path).unwrap_or_else(|| format!("{}: {}", path.join("."), error.message())),
         );
+        mistakes.push(Mistake { at: error.span().map(|span| span.start), message });
         if removed.is_none() {
             break;
         }

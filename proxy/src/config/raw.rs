@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::keys::{self, RawKey};
 use super::problems::{Problem, check_paths, node_url};
 use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig, diagnose};
-use crate::admission::{Bounds, DEFAULT_MAX_REQUESTS, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
+use crate::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::engine_args::EngineArgs;
 use crate::plan::policy::{self, POLICIES};
 use crate::transport_args::TransportArgs;
@@ -102,7 +102,7 @@ impl RawConfig {
             listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
             ollama_listen: self.ollama_listen,
             bounds: Bounds {
-                max_requests: self.max_requests.unwrap_or(DEFAULT_MAX_REQUESTS),
+                max_requests: self.max_requests,
                 max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
                 max_wait: self.max_wait_seconds.map_or(DEFAULT_MAX_WAIT, Duration::from_secs_f64),
             },

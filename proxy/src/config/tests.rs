@@ -80,7 +80,7 @@ fn every_mistake_is_told_at_once_with_the_nearest_key() {
     let Err(ConfigError::Invalid { mistakes, .. }) = RawConfig::read(file.path()) else { panic!() };
     let expected = [
         "line 1: unknown key \"listen_on\"; did you mean \"listen\"?",
-        "line 2: invalid type: string \"many\", expected usize",
+        "line 2: max_requests: invalid type: string \"many\", expected usize",
         "line 3: unknown key \"whatever\"; there are listen,",
         "line 6: unknown key \"sauce\"; did you mean \"source\"?",
         "line 7: model.name must not be empty",

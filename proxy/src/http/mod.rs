@@ -30,6 +30,7 @@ pub mod steps;
 
 mod streamed;
 mod tally;
+mod unparsed;
 mod welcome;
 
 use std::sync::Arc;

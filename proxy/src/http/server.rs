@@ -21,6 +21,7 @@ use tower::ServiceExt;
 
 use super::open_files::max_connections;
 use super::steps::{DrainDeadline, Stopping};
+use super::unparsed::Enveloped;
 
 /// Time for a request's head to arrive, and so the time a kept-alive connection may be idle. A connection that sends
 /// nothing takes one of the [`max_connections`]. Longer than common clients keep an idle connection (5 s in Python, 4 s
@@ -188,7 +189,8 @@ impl Server {
         });
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(self.write_deadline));
-        let connection = self.builder.serve_connection(TokioIo::new(Box::pin(stream)), service);
+        let stream = Enveloped::new(Box::pin(stream));
+        let connection = self.builder.serve_connection(TokioIo::new(stream), service);
         tokio::select! {
             // Most errors are clients that left.
             result = watcher.watch(connection) => if let Err(error) = result {

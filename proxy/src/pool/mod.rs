@@ -122,6 +122,12 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// Slots of the decode nodes that are ready.
+    pub fn n_slots(&self) -> usize {
+        let nodes = self.models.iter().flat_map(|model| &model.decode);
+        nodes.filter_map(|node| node.info()).map(|info| info.n_slots as usize).sum()
+    }
+
     /// The model of that name.
     fn find(&self, name: &str) -> Result<&Arc<ServedModel>, RequestError> {
         let found = self.models.iter().find(|model| model.is_called(name));

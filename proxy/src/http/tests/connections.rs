@@ -195,3 +195,27 @@ async fn a_client_that_stops_reading_is_dropped_and_others_are_not_kept_waiting(
     server.until_live(0).await;
     drop(deaf);
 }
+
+#[tokio::test]
+async fn what_is_not_http_is_told_so_in_the_envelope() {
+    let server = start(hello()).await;
+    // All that a head may be, and no end. With more, what was not read would be answered with a reset.
+    let start_of_long = "GET /health HTTP/1.1\r\nHost: localhost\r\ncookie: ";
+    let long = format!("{start_of_long}{}", "x".repeat((64 << 10) - start_of_long.len()));
+    let many = (0..200).map(|i| format!("h{i}: x\r\n")).collect::<String>();
+    for (bytes, status) in [
+        ("GET /health HTTP/1.1\r\nbad header\r\n\r\n".to_owned(), 400),
+        ("nonsense\r\n\r\n".to_owned(), 400),
+        (long, 431),
+        (format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n"), 431),
+    ] {
+        let reply = server.raw(bytes.as_bytes()).await;
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")) && head.contains("x-request-id: req_"), "{reply}");
+        let error: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(error["error"]["type"], "invalid_request_error", "{reply}");
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{reply}");
+    }
+    // And a sound request after them is answered.
+    assert_eq!(server.get("/health").await.status, 200);
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::admission::{Account, KeyLimits};
+use crate::admission::{Account, Bounds, KeyLimits, QueuePlace};
 use crate::http::auth::{ConfiguredKey, key_hash};
 
 /// A server with these keys beside the owner's, which is `owner`.
@@ -68,4 +68,29 @@ async fn what_is_left_is_told_and_the_policy_is_not_for_everybody() {
         let chat = server.post().bearer_auth(key).header("x-baton-policy", "direct").json(&chat_body(json!({})));
         assert_eq!(chat.send().await.unwrap().status(), status, "{key}");
     }
+}
+
+#[tokio::test]
+async fn a_stream_that_waits_is_told_its_place() {
+    let app = Arc::new(crate::observe::tests::app().await);
+    app.admission.set_bounds(Bounds { max_requests: Some(1), ..Bounds::default() });
+    let config = HttpConfig { head_hold: SOON, heartbeat: SOON, ..HttpConfig::default() };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = crate::http::router(app.clone(), config);
+    let server = tokio::spawn(serve_with(Deadlines::default(), listener, router, Shutdown::default(), SOON));
+    let holder = app.admission.admit(&Arc::new(Account::new("holder", guest())), &QueuePlace::default()).await.unwrap();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(chat_bytes(json!({"stream": true, "max_tokens": 2}), "close").as_bytes()).await.unwrap();
+    let mut told = [0; 1_024];
+    let mut text = String::new();
+    while !text.contains(": place 1 in the queue\n\n") {
+        let n = client.read(&mut told).await.unwrap();
+        assert!(n > 0, "it ended: {text}");
+        text += std::str::from_utf8(&told[..n]).unwrap();
+    }
+    drop(holder);
+    client.read_to_string(&mut text).await.unwrap();
+    assert!(text.contains("data: [DONE]"), "{text}");
+    server.abort();
 }
