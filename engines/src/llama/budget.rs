@@ -1,7 +1,7 @@
 //! How many prompt tokens one step may carry.
 //!
 //! A step is one `llama_decode`, and every running stream waits for it. So beside streams a step's prefill is bounded by
-//! time, through the measured rate, and not by a batch size that is 10 ms on one machine and 8 s on another. With
+//! time, through the rate measured in such steps, and not by a batch size that is 10 ms on one machine and 8 s on another. With
 //! nobody waiting it is a full physical batch: what is computed, and so how llama.cpp rounds, is then a function of the
 //! prompt alone and not of how fast the machine happened to be.
 
@@ -14,7 +14,7 @@ const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
 const UNMEASURED: usize = 64;
 
 /// A step smaller than this pays more for launching than for computing.
-const MIN_TOKENS: usize = 16;
+pub(super) const MIN_TOKENS: usize = 16;
 
 /// Prompt tokens per step.
 #[derive(Debug, Clone, Copy)]
@@ -26,15 +26,15 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Prompt tokens for a step beside `n_streams` decoding sequences, at a prefill rate in tokens per second (0 if
-    /// not measured yet).
-    pub(super) fn tokens(&self, n_streams: usize, prefill_tps: f64) -> usize {
+    /// Prompt tokens for a step beside `n_streams` decoding sequences, at a rate in prompt tokens per second of a step
+    /// (0 if not measured yet).
+    pub(super) fn tokens(&self, n_streams: usize, tps: f64) -> usize {
         match self.fixed {
             _ if n_streams == 0 => self.n_ubatch,
             Some(fixed) => fixed.min(self.n_ubatch),
-            None if prefill_tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
+            None if tps <= 0.0 => UNMEASURED.min(self.n_ubatch),
             None => {
-                let affordable = (prefill_tps * STEP_WITH_STREAMS.as_secs_f64()) as usize;
+                let affordable = (tps * STEP_WITH_STREAMS.as_secs_f64()) as usize;
                 // Multiples of 16 keep the matrix kernels on full tiles.
                 let tiles = affordable / MIN_TOKENS * MIN_TOKENS;
                 tiles.clamp(MIN_TOKENS.min(self.n_ubatch), self.n_ubatch)

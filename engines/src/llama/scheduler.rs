@@ -24,7 +24,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use tokio::sync::watch;
 
 pub(super) use self::handoffs::{Handoffs, blob_placement};
-use super::budget::{Budget, share};
+use super::budget::{Budget, MIN_TOKENS, share};
 use super::sampler::{logprobs, token};
 use super::sequence::{Message, Sequence};
 use super::slots::Slot;
@@ -81,6 +81,9 @@ pub(super) struct Scheduler<'m> {
     /// replace this, because llama.cpp's own need (a sliding window shared by forks, say) may be larger than ours.
     short_of_cells: bool,
     prefill_tps: f64,
+    /// Prompt tokens per second of steps that also decode, the streams' share of the time included: what a step beside
+    /// streams may carry follows from it.
+    joined_tps: f64,
     decode_tps: f64,
     handoffs: Option<Handoffs>,
 }
@@ -113,6 +116,7 @@ impl<'m> Scheduler<'m> {
             clock: 0,
             short_of_cells: false,
             prefill_tps: 0.0,
+            joined_tps: 0.0,
             decode_tps: 0.0,
             handoffs,
             limits,
@@ -238,7 +242,8 @@ impl<'m> Scheduler<'m> {
         self.finish_prefill_only();
         let ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) = ready.into_iter().partition(|&s| self.missing(s) == 1);
-        let budget = self.limits.budget.tokens(decoding.len(), self.prefill_tps);
+        let beside = if self.joined_tps > 0.0 { self.joined_tps } else { self.prefill_tps };
+        let budget = self.limits.budget.tokens(decoding.len(), beside);
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot)).collect();
         let shares = share(budget, &needs);
 
@@ -350,7 +355,9 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Rates come from steps of one kind alone: in a mixed step neither can be told.
+    /// The rates that are told to others come from steps of one kind alone: in a mixed step neither can be told. The
+    /// budget's comes from mixed ones. A batch's cost is not proportional to its tokens, and the streams' tokens take
+    /// their part; dividing what a step carried by what it took settles where a step takes what it may.
     fn learn_rates(&mut self, parts: &[Part], took: Duration) {
         let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
         let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
@@ -359,10 +366,12 @@ impl<'m> Scheduler<'m> {
             *rate = if *rate > 0.0 { *rate + RATE_WEIGHT * (new - *rate) } else { new };
         };
         // A handful of tokens measures the launch and not the rate.
-        if n_decoded == 0 && n_prefilled >= 16 {
+        if n_decoded == 0 && n_prefilled >= MIN_TOKENS {
             learn(&mut self.prefill_tps, per_second(n_prefilled));
         } else if n_prefilled == 0 && n_decoded > 0 {
             learn(&mut self.decode_tps, per_second(1));
+        } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
+            learn(&mut self.joined_tps, per_second(n_prefilled));
         }
     }
 

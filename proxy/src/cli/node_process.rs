@@ -31,7 +31,8 @@ pub(super) struct NodeProcess {
 impl NodeProcess {
     /// Starts a node with these arguments and waits until it is ready.
     pub(super) async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, Failure> {
-        let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.spawn()?;
+        // A child fetches KV from other nodes only if it is given a key for them; these share theirs.
+        let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
         let address = ready(&mut child).await?.ok_or_else(|| Failure("the node does not tell its address".into()))?;
         let url = format!("http://{address}");
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), key)?);
@@ -45,13 +46,13 @@ impl NodeProcess {
 }
 
 /// The command of a node that ends with this process: its standard input is its lifeline, which the child handle holds.
+/// It takes no part in handoffs, like the child of an endpoint without prefill nodes.
 pub(super) fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
-    // A child presents a key to other nodes only if it is given one for them; these share theirs.
     command
         .env(KEY_VARIABLE, key)
-        .env(PULL_KEY_VARIABLE, key)
+        .env_remove(PULL_KEY_VARIABLE)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true);

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::node::BenchNode;
 use super::stats::{median, percentile};
 use super::timeline::Timeline;
-use super::{EngineBenchArgs, Failure};
+use super::{EngineBenchArgs, EnginePart, Failure};
 use crate::cli::pull;
 use crate::models;
 
@@ -37,18 +37,25 @@ pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
     node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
     let mut bench = Bench { reference, node_args, rounds: args.rounds, n_prompts: 0 };
 
+    let wants = |part| args.only.is_empty() || args.only.contains(&part);
     let mut rows = Vec::new();
-    for n in PREFILL_LENGTHS {
-        rows.push(bench.prefill(n).await?);
+    if wants(EnginePart::Prefill) {
+        for n in PREFILL_LENGTHS {
+            rows.push(bench.prefill(n).await?);
+        }
     }
-    for n in STREAMS {
-        rows.push(bench.decode(n, 0).await?);
+    if wants(EnginePart::Decode) {
+        for n in STREAMS {
+            rows.push(bench.decode(n, 0).await?);
+        }
+        rows.push(bench.decode(1, IDLE_TOKENS).await?);
     }
-    rows.push(bench.decode(1, IDLE_TOKENS).await?);
-    rows.push(bench.joining("auto", &[]).await?);
-    // What an engine without interleaving does: the whole prompt in one step.
-    rows.push(bench.joining("none", &["--prefill-budget", "2048", "--ubatch", "2048"]).await?);
-    let memory = bench.memory().await?;
+    if wants(EnginePart::Joining) {
+        rows.push(bench.joining("auto", &[]).await?);
+        // What an engine without interleaving does: the whole prompt in one step.
+        rows.push(bench.joining("none", &["--prefill-budget", "2048", "--ubatch", "2048"]).await?);
+    }
+    let memory = if wants(EnginePart::Memory) { bench.memory().await? } else { Value::Null };
 
     println!("{}", table(&rows, &memory));
     if let Some(path) = args.json {
@@ -92,7 +99,7 @@ impl Bench {
         let (mut plain, mut engine) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             let (node, prompt, warm_up) = (self.node(&[]).await?, self.prompt(n), self.prompt(WARM_UP));
-            node.stream(warm_up, 1).await?;
+            node.warm_up(warm_up).await?;
             let (prefill, step) = self.plain(vec![prompt.clone()], 1).await?;
             plain.push(n as f64 / (prefill + step));
             engine.push(n as f64 / node.stream(prompt, 1).await?.ttft());
@@ -105,9 +112,10 @@ impl Bench {
     async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, Failure> {
         let (mut plain, mut engine, mut gaps, mut ttfts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
-            let node = self.node(&[]).await?;
-            for n in [WARM_UP].into_iter().chain((n_idle > 0).then_some(n_idle)) {
-                let earlier = self.prompt(n);
+            let (node, warm_up) = (self.node(&[]).await?, self.prompt(WARM_UP));
+            node.warm_up(warm_up).await?;
+            if n_idle > 0 {
+                let earlier = self.prompt(n_idle);
                 node.stream(earlier, 1).await?;
             }
             let prompts: Vec<_> = (0..n).map(|_| self.prompt(SHORT_PROMPT)).collect();
@@ -148,7 +156,7 @@ impl Bench {
         let (mut gaps, mut ttfts, mut worst) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             let (node, warm_up) = (self.node(args).await?, self.prompt(WARM_UP));
-            node.stream(warm_up, 1).await?;
+            node.warm_up(warm_up).await?;
             let prompts: Vec<_> = (0..RUNNING).map(|_| self.prompt(SHORT_PROMPT)).collect();
             let long = self.prompt(JOINING_PROMPT);
             let running = prompts.into_iter().map(|prompt| node.stream(prompt, JOINED_TOKENS));
@@ -234,6 +242,9 @@ fn table(rows: &[Value], memory: &Value) -> String {
         ]);
     }
     let _ = writeln!(out, "rates in tokens/s, latencies in ms; medians of rounds, ratios pair by pair");
+    if memory.is_null() {
+        return out;
+    }
     let _ = writeln!(
         out,
         "memory, MiB: model {} + KV {} + compute {}; resident {}, beyond these {}",

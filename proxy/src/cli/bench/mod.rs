@@ -40,12 +40,28 @@ pub(super) struct EngineBenchArgs {
     /// Repetitions; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// Measure only these parts (all, unless given)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    only: Vec<EnginePart>,
     /// Compute threads of both sides
     #[arg(long)]
     threads: Option<u32>,
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// A part of `baton bench engine`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum EnginePart {
+    /// Prompts of 512 and 2,000 tokens.
+    Prefill,
+    /// 1, 4 and 8 streams, and one beside idle conversations.
+    Decode,
+    /// A long prompt that joins running streams.
+    Joining,
+    /// Resident memory beside llama.cpp's own account.
+    Memory,
 }
 
 pub(super) async fn run(args: BenchArgs) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_schemas::Token;
+use baton_schemas::{SequenceRequest, Token};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
@@ -72,6 +72,13 @@ impl BenchNode {
     /// Continues a prompt greedily by exactly `n_new` tokens.
     pub(super) async fn stream(&self, prompt: Vec<Token>, n_new: u32) -> Result<Timeline, Failure> {
         stream(&self.engine, greedy(prompt, n_new)).await
+    }
+
+    /// Has a prompt computed that leaves nothing in the cache, so that the node knows its rates and has touched its
+    /// memory.
+    pub(super) async fn warm_up(&self, prompt: Vec<Token>) -> Result<(), Failure> {
+        let request = SequenceRequest { ephemeral: true, ..greedy(prompt, 1) };
+        stream(&self.engine, request).await.map(|_| ())
     }
 }
 
