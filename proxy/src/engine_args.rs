@@ -104,7 +104,7 @@ pub struct EngineArgs {
     /// Take KV of other weights of the same base model if it differs by at most this much (relative L2, e.g. 0.1)
     #[arg(long, value_name = "DISTANCE")]
     pub max_canary_distance: Option<f64>,
-    /// How KV may travel, by commas; the first that the prefill node knows is used: none, planes_zstd, q8_0 (lossy) [default: none]
+    /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0 is lossy [default: none,planes_zstd]
     #[arg(long, value_name = "CODECS", value_enum, value_delimiter = ',')]
     pub kv_codecs: Option<Vec<KvCodec>>,
     /// A Jinja chat template instead of the model's own

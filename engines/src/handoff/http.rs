@@ -12,6 +12,7 @@ use reqwest::Client;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::codecs::LinkCodecs;
 use super::peers::{Match, Peers, compare};
 use super::receive::{HEAD_TIMEOUT, Peer, failure_of};
 use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
@@ -25,12 +26,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// For the prefill node's queue and its first chunk. Longer, and the decode node had better begin itself.
 const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 
+/// What KV may travel in unless the operator says otherwise: nothing is lost in these.
+const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
+
 /// How pulls are made.
 #[derive(Debug, Clone)]
 pub struct PullPolicy {
     /// Take KV of other weights of the same base model if the canary's distance is at most this.
     pub max_canary_distance: Option<f64>,
-    /// What may be asked for, best first. Without any: rows as they are.
+    /// How KV may travel; of these, each link gets the one that its measured rates speak for. Without any: the lossless
+    /// ones.
     pub codecs: Vec<Codec>,
     /// What is trusted, and what may travel readable.
     pub transport: Transport,
@@ -59,6 +64,7 @@ pub(super) struct Inner {
     pub(super) cluster_key: String,
     pub(super) policy: PullPolicy,
     peers: Peers,
+    pub(super) links: LinkCodecs,
     local: OnceLock<LocalKv>,
 }
 
@@ -72,6 +78,7 @@ impl HttpPuller {
             cluster_key: cluster_key.to_owned(),
             policy,
             peers: Peers::default(),
+            links: LinkCodecs::default(),
             local: OnceLock::new(),
         })))
     }
@@ -107,10 +114,12 @@ impl KvPuller for HttpPuller {
                 tracing::warn!(url, %error, "the link is not measured");
                 return Err(HandoffFailure::AddressRefused);
             }
-            link::measure(&inner.client, &url, &inner.cluster_key).await.map_err(|error| {
+            let measured = link::measure(&inner.client, &url, &inner.cluster_key).await.map_err(|error| {
                 tracing::info!(url, %error, "the link cannot be measured");
                 if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
-            })
+            })?;
+            inner.links.measured(&url, &measured);
+            Ok(measured)
         })
     }
 }
@@ -147,7 +156,9 @@ impl Inner {
             }
         };
         let outcome = self
-            .receive(Peer { url, fingerprint, codecs: &self.codecs() }, local, order, |kv| sink.send(Pulled::Chunk(kv)))
+            .receive(Peer { url, fingerprint, codecs: &self.codecs(url) }, local, order, |kv| {
+                sink.send(Pulled::Chunk(kv))
+            })
             .await;
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
@@ -155,8 +166,10 @@ impl Inner {
         outcome
     }
 
-    fn codecs(&self) -> Vec<Codec> {
-        if self.policy.codecs.is_empty() { vec![Codec::None] } else { self.policy.codecs.clone() }
+    /// What a peer may answer with, best first.
+    fn codecs(&self, url: &str) -> Vec<Codec> {
+        let allowed = &self.policy.codecs[..];
+        self.links.choose(url, if allowed.is_empty() { &LOSSLESS } else { allowed })
     }
 
     /// Finds out whether a peer's KV may be taken.

@@ -5,6 +5,7 @@
 
 mod buffers;
 pub mod canary;
+mod codecs;
 mod http;
 mod link;
 mod patience;

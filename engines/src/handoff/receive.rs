@@ -12,6 +12,7 @@ use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
 use reqwest::Response;
 
+use super::codecs::Sample;
 use super::http::Inner;
 use super::patience::Patience;
 use super::{LocalKv, PullOrder, PullReport};
@@ -75,17 +76,22 @@ impl Inner {
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
-                    Event::Head(_) => progress.head_at = Some(Instant::now()),
+                    Event::Head(head) => progress.begins(head.codec),
                     Event::Wait(_) => {}
                     Event::Frame(kv) => {
-                        progress.frame_arrived();
+                        progress.frame_arrived(&kv);
                         patience.received(kv.span().p1 - kv.span().p0);
                         let handed_on = Instant::now();
                         take(kv).await;
                         patience.excuse(handed_on.elapsed());
                         reader.recycle(buffers.take());
                     }
-                    Event::End(end) => return Ok(progress.report(&end)),
+                    Event::End(end) => {
+                        if let Some((codec, sample)) = progress.sample(&end) {
+                            self.links.used(url, codec, sample);
+                        }
+                        return Ok(progress.report(&end));
+                    }
                     Event::Error(error) => {
                         tracing::warn!(url, %error, "the prefill failed");
                         return Err(failure_of(&error));
@@ -111,16 +117,31 @@ impl Inner {
 #[derive(Default)]
 struct Progress {
     n_bytes: u64,
+    /// Bytes of the rows as they are held here.
+    n_plain: u64,
+    codec: Option<Codec>,
     head_at: Option<Instant>,
     first_frame: Option<Instant>,
     last_frame: Option<Instant>,
 }
 
 impl Progress {
-    fn frame_arrived(&mut self) {
+    fn begins(&mut self, codec: Codec) {
+        self.codec = Some(codec);
+        self.head_at = Some(Instant::now());
+    }
+
+    fn frame_arrived(&mut self, kv: &VerifiedKv) {
+        self.n_plain += kv.buffer().len() as u64;
         let now = Instant::now();
         self.first_frame.get_or_insert(now);
         self.last_frame = Some(now);
+    }
+
+    /// What the codec did to this KV.
+    fn sample(&self, end: &End) -> Option<(Codec, Sample)> {
+        let encode_ms = end.timings.encode_ms;
+        Some((self.codec?, Sample { n_plain: self.n_plain, n_wire: self.n_bytes, encode_ms }))
     }
 
     fn report(&self, end: &End) -> PullReport {
