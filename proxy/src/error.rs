@@ -21,6 +21,14 @@ pub enum RequestError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The model cannot do what the request insists on. The words are Ollama's, whose clients look for them.
+    #[error("\"{}\" does not support {capability}", model.escape_debug())]
+    Incapable {
+        /// As the client wrote it.
+        model: String,
+        /// In a word.
+        capability: &'static str,
+    },
     /// Too many requests are admitted already.
     #[error("The server is at its limit of {limit} requests. Try again shortly.")]
     Overloaded {
@@ -71,7 +79,7 @@ impl RequestError {
     pub fn kind(&self) -> &'static str {
         match self {
             RequestError::ModelNotFound { .. } => "model_not_found",
-            RequestError::InvalidField { .. } => "invalid_request",
+            RequestError::InvalidField { .. } | RequestError::Incapable { .. } => "invalid_request",
             RequestError::ModelNotAllowed { .. } => "model_not_allowed",
             RequestError::RateLimited { .. } => "rate_limited",
             RequestError::TooManyAtOnce { .. } => "too_many_at_once",

@@ -9,6 +9,7 @@ use baton_engines::DeltaStream;
 use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
+use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
@@ -22,9 +23,10 @@ use crate::observe::RequestWatch;
 use crate::plan::explanation::Explanation;
 use crate::plan::policy::Policy;
 use crate::plan::{self, PlanRequest};
-use crate::pool::ServedModel;
+use crate::pool::{Node, ServedModel};
 use crate::prompt;
-use crate::stream::ChoiceText;
+use crate::stream::ChoiceReply;
+use crate::tools::ReplyForm;
 
 /// Serves a request: the whole of its life but HTTP.
 ///
@@ -33,9 +35,10 @@ use crate::stream::ChoiceText;
 pub async fn generate(app: &App, request: GenerateRequest, caller: &Caller) -> Result<Generation, RequestError> {
     let mut watch = RequestWatch::begin(&app.observer, &caller.request_id, request.n);
     match accept(app, &request, caller, &mut watch).await {
-        Ok((permit, Accepted { n_prompt, route, choices })) => {
+        Ok((permit, accepted)) => {
+            let (n_prompt, route) = (accepted.n_prompt, accepted.route.clone());
             tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
-            Ok(Generation { n_prompt, route, events: hold(permit, watch, choices, n_prompt, &request) })
+            Ok(Generation { n_prompt, route, events: hold(permit, watch, accepted, &request) })
         }
         Err(error) => {
             watch.failed(&error);
@@ -83,7 +86,7 @@ pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> R
     let _permit = app.admission.admit_brief(&caller.account)?;
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
-    let prompt = prompt::prepare(node, &info, request).await?;
+    let prompt = prompt::prepare(node, &info, request, &ReplyForm::of(request, &info)?).await?;
     let explained = plan::explain(model, &plan_request(&prompt, request, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))
 }
@@ -112,6 +115,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 struct Accepted {
     n_prompt: u32,
     route: String,
+    form: ReplyForm,
     choices: Vec<DeltaStream>,
 }
 
@@ -125,7 +129,8 @@ async fn start(
 ) -> Result<Accepted, RequestError> {
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
-    let prompt = prompt::prepare(node, &info, request).await.inspect_err(|error| {
+    let mut form = ReplyForm::of(request, &info)?;
+    let prompt = prompt_of(node, &info, request, &mut form).await.inspect_err(|error| {
         if matches!(error, RequestError::Engine(error) if error.is_lost_engine()) {
             node.breaker.failed("decode_lost");
         }
@@ -135,7 +140,8 @@ async fn start(
     watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
-    let base = SequenceRequest { kv_source: plan.kv_source(), ..sequence(request, prompt, caller) };
+    let constraint = form.constraint(request);
+    let base = SequenceRequest { kv_source: plan.kv_source(), constraint, ..sequence(request, prompt, caller) };
     for choice in 0..request.n {
         let mut sequence = base.clone();
         // Each choice draws with its own seed.
@@ -150,7 +156,19 @@ async fn start(
         })?;
         choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas).into_deltas());
     }
-    Ok(Accepted { n_prompt, route, choices })
+    Ok(Accepted { n_prompt, route, form, choices })
+}
+
+/// The prompt, and what it says of the reply's form.
+async fn prompt_of(
+    node: &Node,
+    info: &NodeInfo,
+    request: &GenerateRequest,
+    form: &mut ReplyForm,
+) -> Result<Vec<Token>, RequestError> {
+    let prompt = prompt::prepare(node, info, request, form).await?;
+    form.look_at_prompt(node, &prompt).await?;
+    Ok(prompt)
 }
 
 /// The one check of a client's numbers that needs the model.
@@ -173,7 +191,7 @@ fn sequence(request: &GenerateRequest, prompt: Vec<Token>, caller: &Caller) -> S
         ignore_eos: request.ignore_eos,
         group: (request.n > 1).then(|| Group { id: rand::random(), size: request.n }),
         cache_scope: caller.cache_scope,
-        constraint: request.constraint.clone(),
+        constraint: None,
         ephemeral: false,
         kv_source: None,
     }
@@ -192,16 +210,11 @@ fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
 }
 
 /// Turns the choices' deltas into events. The permit and the watch live as long as the stream.
-fn hold(
-    permit: Permit,
-    mut watch: RequestWatch,
-    choices: Vec<DeltaStream>,
-    n_prompt: u32,
-    request: &GenerateRequest,
-) -> EventStream {
+fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &GenerateRequest) -> EventStream {
+    let Accepted { n_prompt, form, choices, .. } = accepted;
     let events = (0..).zip(choices).map(|(choice, deltas)| {
         let clock = Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
-        choice_events(choice, deltas, request.stop.clone(), clock).boxed()
+        choice_events(choice, deltas, ChoiceReply::new(&form, &request.stop), clock).boxed()
     });
     let mut merged: SelectAll<_> = events.collect();
     Box::pin(async_stream::stream! {
@@ -224,11 +237,10 @@ fn hold(
 fn choice_events(
     choice: u32,
     mut deltas: DeltaStream,
-    stop: Vec<String>,
+    mut reply: ChoiceReply,
     mut clock: Clock,
 ) -> impl Stream<Item = Result<Event, RequestError>> + Send {
     async_stream::try_stream! {
-        let mut text = ChoiceText::new(stop);
         loop {
             match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
                 Delta::Started { n_cached } => {
@@ -242,25 +254,25 @@ fn choice_events(
                 }
                 Delta::Token(token) => {
                     clock.token();
-                    let step = text.feed(token);
-                    let stopped = step.stopped;
-                    if !step.is_empty() {
-                        yield Event::Text { choice, text: step.text, tokens: step.tokens };
+                    let step = reply.feed(token);
+                    for part in step.parts {
+                        yield part.of(choice);
                     }
-                    if stopped {
+                    if step.stopped {
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
-                        yield clock.finished(choice, FinishReason::Stop, clock.timings());
+                        let timings = clock.timings();
+                        yield clock.finished(choice, reply.reason(FinishReason::Stop), reply.n_reasoning(), timings);
                         break;
                     }
                 }
                 Delta::Finished { reason, timings } => {
-                    let rest = text.finish();
+                    let rest = reply.finish(reason);
                     let reason = if rest.stopped { FinishReason::Stop } else { reason };
-                    if !rest.is_empty() {
-                        yield Event::Text { choice, text: rest.text, tokens: rest.tokens };
+                    for part in rest.parts {
+                        yield part.of(choice);
                     }
-                    yield clock.finished(choice, reason, timings);
+                    yield clock.finished(choice, reply.reason(reason), reply.n_reasoning(), timings);
                     break;
                 }
             }
@@ -320,8 +332,8 @@ impl Clock {
         }
     }
 
-    fn finished(&self, choice: u32, reason: FinishReason, timings: Timings) -> Event {
-        Event::Finished { choice, reason, n_completion: self.n_tokens, timings }
+    fn finished(&self, choice: u32, reason: FinishReason, n_reasoning: u32, timings: Timings) -> Event {
+        Event::Finished { choice, reason, n_completion: self.n_tokens, n_reasoning, timings }
     }
 }
 
@@ -394,6 +406,20 @@ pub enum Event {
         /// The tokens whose text became final with this event; filled only if log-probabilities were asked for.
         tokens: Vec<TokenLogprobs>,
     },
+    /// More of what the model thinks before it answers.
+    Reasoning {
+        /// Which choice, from 0.
+        choice: u32,
+        /// Never empty.
+        text: String,
+    },
+    /// A step of a tool's call.
+    ToolCall {
+        /// Which choice, from 0.
+        choice: u32,
+        /// What is new of which call.
+        call: ToolCallDelta,
+    },
     /// A choice is complete. Always its last event.
     Finished {
         /// Which choice, from 0.
@@ -402,6 +428,8 @@ pub enum Event {
         reason: FinishReason,
         /// Tokens generated, those of a stop string and a half-finished character included.
         n_completion: u32,
+        /// Those of them that were reasoning, its tags included.
+        n_reasoning: u32,
         /// Where the time went.
         timings: Timings,
     },

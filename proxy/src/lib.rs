@@ -25,4 +25,5 @@ pub mod socket_folder;
 pub mod state;
 pub mod stream;
 pub mod supervisor;
+pub mod tools;
 pub mod transport_args;

@@ -6,11 +6,17 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
 use crate::pool::Node;
+use crate::tools::ReplyForm;
 
 /// Renders and tokenizes. Context overflow is found here, before any stream starts.
-pub async fn prepare(node: &Node, info: &NodeInfo, request: &GenerateRequest) -> Result<Vec<Token>, RequestError> {
+pub async fn prepare(
+    node: &Node,
+    info: &NodeInfo,
+    request: &GenerateRequest,
+    form: &ReplyForm,
+) -> Result<Vec<Token>, RequestError> {
     let tokens = match &request.input {
-        Input::Chat(conversation) => node.engine.render(conversation).await?,
+        Input::Chat(conversation) => node.engine.render(&form.present(conversation)).await?,
         // Who writes the whole prompt writes its control tokens too. A message may not: see the engine's `guard`.
         Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
         Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,

@@ -14,6 +14,69 @@ pub enum Constraint {
         /// JSON Schema (draft 2020-12).
         schema: Value,
     },
+    /// Text in a form of its own, such as calls of tools.
+    Grammar {
+        /// The whole text.
+        rule: Rule,
+        /// The field of the request that asks for it, for errors.
+        field: String,
+    },
+}
+
+/// A form that text can have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    /// Exactly this. Control tokens that are spelled in it are meant as such.
+    Literal(String),
+    /// Exactly this, and no control tokens: words of a client's.
+    Plain(String),
+    /// JSON that a schema describes.
+    Json(Value),
+    /// What a regular expression describes, in the syntax of Rust's `regex` without look-around.
+    Pattern(String),
+    /// Any text, up to and with the first occurrence of this, which may be a control token.
+    Until(String),
+    /// One after the other.
+    Sequence(Vec<Rule>),
+    /// One of these.
+    OneOf(Vec<Rule>),
+    /// As often as that.
+    Repeat {
+        /// What.
+        rule: Box<Rule>,
+        /// At least.
+        min: u32,
+        /// At most; `None` for as often as it comes.
+        max: Option<u32>,
+    },
+}
+
+impl Rule {
+    /// Exactly this.
+    pub fn literal(text: impl Into<String>) -> Rule {
+        Rule::Literal(text.into())
+    }
+
+    /// Any text.
+    pub fn text() -> Rule {
+        Rule::Pattern(r"(.|\n)*".to_owned())
+    }
+
+    /// This or nothing.
+    pub fn optional(rule: Rule) -> Rule {
+        Rule::Repeat { rule: Box::new(rule), min: 0, max: Some(1) }
+    }
+}
+
+impl From<Constraint> for Rule {
+    fn from(constraint: Constraint) -> Rule {
+        match constraint {
+            Constraint::JsonObject => Rule::Json(serde_json::json!({ "type": "object" })),
+            Constraint::JsonSchema { schema } => Rule::Json(schema),
+            Constraint::Grammar { rule, .. } => rule,
+        }
+    }
 }
 
 /// Values (objects, arrays, numbers, …) a schema may consist of.
@@ -35,11 +98,29 @@ pub enum SchemaError {
 
 /// Checks a schema's size and kind. What its keywords mean is the engine's to check.
 pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
-    if !schema.is_object() {
-        return Err(SchemaError::NotAnObject);
+    Budget::default().take(schema)
+}
+
+/// What the schemas of one request may hold together.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    n_values: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget { n_values: MAX_VALUES }
     }
-    let mut left = MAX_VALUES;
-    if fits(schema, MAX_DEPTH, &mut left) { Ok(()) } else { Err(SchemaError::TooLarge) }
+}
+
+impl Budget {
+    /// Checks a schema as [`check_schema`] does, within what those before it have left.
+    pub(crate) fn take(&mut self, schema: &Value) -> Result<(), SchemaError> {
+        if !schema.is_object() {
+            return Err(SchemaError::NotAnObject);
+        }
+        if fits(schema, MAX_DEPTH, &mut self.n_values) { Ok(()) } else { Err(SchemaError::TooLarge) }
+    }
 }
 
 fn fits(value: &Value, depth: usize, left: &mut usize) -> bool {

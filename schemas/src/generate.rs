@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::constraint::Constraint;
 use crate::sequence::Token;
+use crate::tools::ToolUse;
 
 /// A client's request, free of any dialect.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +31,10 @@ pub struct GenerateRequest {
     pub ignore_eos: bool,
     /// What the text has to be.
     pub constraint: Option<Constraint>,
+    /// What the model may call.
+    pub tools: ToolUse,
+    /// The client insists on a model that thinks before it answers.
+    pub wants_thinking: bool,
 }
 
 /// What a model continues.
@@ -55,7 +60,8 @@ pub enum Input {
 pub struct Conversation {
     /// Oldest first.
     pub messages: Vec<Message>,
-    /// Tool definitions, `{"type":"function","function":{…}}`, as the client wrote them.
+    /// Tool definitions, `{"type":"function","function":{…}}`, for templates that know tools: see
+    /// [`Tool::definition`](crate::tools::Tool::definition). Dialects leave this empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<Value>,
     /// Extra template variables, e.g. `enable_thinking`. Never a template.

@@ -16,6 +16,8 @@ pub mod ollama;
 pub mod openai;
 pub mod request;
 pub mod sequence;
+pub mod thinking;
+pub mod tools;
 
 pub use error::EngineError;
 pub use generate::GenerateRequest;

@@ -140,6 +140,8 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the end of the context was reached.
     Length,
+    /// The reply ends with calls of tools. Engines never say so: the endpoint does, which reads the calls.
+    ToolCalls,
 }
 
 /// Where an engine's time for one sequence went. Times in milliseconds.

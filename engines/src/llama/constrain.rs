@@ -14,6 +14,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
+use super::lark;
 use super::vocabulary::Vocabulary;
 
 /// Compiled constraints kept; an application has a handful of schemas.
@@ -44,10 +45,10 @@ impl Compiler {
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
-        let grammar = TopLevelGrammar::from_json_schema(schema(constraint));
+        let (grammar, field) = self.grammar(constraint);
         let matcher = Matcher::new(factory.create_parser(grammar));
         if let Some(problem) = matcher.get_error() {
-            return Err(EngineError::invalid(format!("response_format: {}", first_line(&problem))));
+            return Err(EngineError::invalid(format!("{field}: {}", first_line(&problem))));
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= MAX_KEPT {
@@ -55,6 +56,18 @@ impl Compiler {
         }
         kept.push_back((constraint.clone(), matcher.deep_clone()));
         Ok(matcher)
+    }
+
+    /// What is compiled, and which of the client's fields asks for it.
+    fn grammar<'c>(&self, constraint: &'c Constraint) -> (TopLevelGrammar, &'c str) {
+        let json = |schema: Value| (TopLevelGrammar::from_json_schema(with_settings(schema)), "response_format");
+        match constraint {
+            Constraint::JsonObject => json(json!({ "type": "object" })),
+            Constraint::JsonSchema { schema } => json(schema.clone()),
+            Constraint::Grammar { rule, field } => {
+                (TopLevelGrammar::from_lark(lark::write(rule, &self.vocabulary)), field)
+            }
+        }
     }
 
     fn recall(&self, constraint: &Constraint) -> Option<Matcher> {
@@ -69,11 +82,7 @@ impl Compiler {
 
 /// The schema with our settings: one space after commas and colons and none elsewhere, since a small model that may
 /// write white space writes nothing else.
-fn schema(constraint: &Constraint) -> Value {
-    let mut schema = match constraint {
-        Constraint::JsonObject => json!({ "type": "object" }),
-        Constraint::JsonSchema { schema } => schema.clone(),
-    };
+pub(super) fn with_settings(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
         fields.insert("x-guidance".into(), settings);

@@ -11,6 +11,7 @@ mod cell_order;
 mod constrain;
 mod facts;
 mod kv_flow;
+mod lark;
 mod load;
 pub mod placement;
 pub mod probe;
@@ -253,7 +254,7 @@ impl LlamaEngine {
         let compiled = tokio::task::spawn_blocking(move || compiler.compile(&constraint));
         match tokio::time::timeout(COMPILE_TIMEOUT, compiled).await {
             Ok(compiled) => compiled.map_err(EngineError::internal)?.map(Some),
-            Err(_) => Err(EngineError::invalid("response_format: the schema takes too long to compile")),
+            Err(_) => Err(EngineError::invalid("the schema takes too long to compile")),
         }
     }
 

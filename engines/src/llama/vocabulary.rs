@@ -51,6 +51,11 @@ impl Vocabulary {
         self.end_of_generation.contains(&t)
     }
 
+    /// All control tokens.
+    pub(super) fn control(&self) -> impl Iterator<Item = Token> {
+        (0..).zip(&self.control).filter(|(_, is_control)| **is_control).map(|(t, _)| t)
+    }
+
     /// All tokens that end a turn.
     pub(super) fn end_of_generation(&self) -> &[Token] {
         &self.end_of_generation

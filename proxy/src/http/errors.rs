@@ -97,6 +97,7 @@ fn map(error: &RequestError) -> Failure {
             let body = ErrorBody::new(ErrorKind::NotFound, error.to_string()).code("model_not_found").param("model");
             Failure::new(StatusCode::NOT_FOUND, body)
         }
+        RequestError::Incapable { .. } => Failure::invalid(error),
         RequestError::InvalidField { field, .. } => {
             let failure = Failure::invalid(error);
             Failure { error: failure.error.param(*field), ..failure }

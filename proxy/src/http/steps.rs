@@ -84,6 +84,8 @@ fn renumber(mut step: Step, first: u32) -> Step {
         let (Event::Started { choice, .. }
         | Event::Handoff { choice, .. }
         | Event::Text { choice, .. }
+        | Event::Reasoning { choice, .. }
+        | Event::ToolCall { choice, .. }
         | Event::Finished { choice, .. }) = event;
         *choice = choice.saturating_add(first);
     }

@@ -69,7 +69,11 @@ async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, Reques
     // Elapsing loses nothing: the step that did not come in time stays in the stream.
     while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
         held.push(step?);
-        if matches!(held.last(), Some(Step::Event(Event::Text { .. } | Event::Finished { .. }))) {
+        // All but these are results.
+        if !matches!(
+            held.last(),
+            Some(Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. })) | None
+        ) {
             break;
         }
     }

@@ -15,6 +15,8 @@ pub(super) struct Tally {
     pub(super) n_cached: u32,
     /// Tokens generated.
     pub(super) n_completion: u32,
+    /// Those that were reasoning.
+    pub(super) n_reasoning: u32,
     /// Where the time went.
     pub(super) timings: Timings,
     /// What came of having a prompt computed elsewhere.
@@ -25,9 +27,10 @@ pub(super) struct Tally {
 impl Tally {
     /// Of a reply whose prompts have this many choices each.
     pub(super) fn new(choices_per_prompt: u32) -> Self {
-        let (n_prompt, n_cached, n_completion) = (0, 0, 0);
+        let (n_prompt, n_cached, n_completion, n_reasoning) = (0, 0, 0, 0);
         let choices_per_prompt = choices_per_prompt.max(1);
-        Tally { n_prompt, n_cached, n_completion, timings: Timings::default(), handoff: None, choices_per_prompt }
+        let timings = Timings::default();
+        Tally { n_prompt, n_cached, n_completion, n_reasoning, timings, handoff: None, choices_per_prompt }
     }
 
     /// Takes a step into account.
@@ -41,9 +44,12 @@ impl Tally {
             }
             // Choices share the prompt, so only one of them has it fetched.
             Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
-            Step::Event(Event::Started { .. } | Event::Text { .. }) => {}
-            Step::Event(Event::Finished { choice, n_completion, timings, .. }) => {
+            Step::Event(
+                Event::Started { .. } | Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
+            ) => {}
+            Step::Event(Event::Finished { choice, n_completion, n_reasoning, timings, .. }) => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);
+                self.n_reasoning = self.n_reasoning.saturating_add(*n_reasoning);
                 self.add(*choice, timings);
             }
         }

@@ -7,6 +7,7 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::{Input, Sampling};
 use baton_schemas::sequence::CacheScope;
+use baton_schemas::tools::ToolUse;
 use futures::StreamExt;
 use serde_json::json;
 use tokio::sync::watch;
@@ -43,6 +44,8 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         top_logprobs: None,
         ignore_eos: true,
         constraint: None,
+        tools: ToolUse::default(),
+        wants_thinking: false,
     }
 }
 

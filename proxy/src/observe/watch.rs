@@ -111,7 +111,7 @@ impl RequestWatch {
                 }
             }
             Event::Handoff { timings, .. } => self.handoff = Some(*timings),
-            Event::Text { .. } => {
+            Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. } => {
                 self.first_token.get_or_insert_with(Instant::now);
             }
             Event::Finished { .. } => {

@@ -40,6 +40,8 @@ pub struct ChoiceText {
     n_released: usize,
     /// Tokens with log-probabilities that are not reported yet, oldest first.
     waiting: VecDeque<WaitingToken>,
+    /// Control tokens that are text to who reads on.
+    markers: Vec<&'static str>,
 }
 
 /// A token and its place in the decoded text, in bytes.
@@ -62,12 +64,18 @@ impl ChoiceText {
             n_decoded: 0,
             n_released: 0,
             waiting: VecDeque::new(),
+            markers: Vec::new(),
         }
+    }
+
+    /// The same, where the spelling of these control tokens is text.
+    pub fn with_markers(self, markers: Vec<&'static str>) -> Self {
+        ChoiceText { markers, ..self }
     }
 
     /// Takes the next token. Control tokens have no text and are not reported. After a stop, nothing is released.
     pub fn feed(&mut self, token: TokenDelta) -> Step {
-        if token.special {
+        if token.special && !self.markers.iter().any(|marker| marker.as_bytes() == token.bytes) {
             return Step::default();
         }
         let start = self.start_of(&token.bytes);

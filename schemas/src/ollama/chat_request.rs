@@ -24,7 +24,7 @@ impl ChatRequest {
         let root = Fields::root(&object);
         let messages = messages::parse(root)?;
         let load_only = if messages.is_empty() { Some(LoadOnly::of(root)?) } else { None };
-        not_yet::refuse(root, &root.model()?)?;
+        not_yet::refuse(root)?;
         let conversation = Conversation { messages, tools: Vec::new(), template_args: common::template_args(root) };
         let generate = common::generate(root, Input::Chat(conversation), drawn_seed)?;
         Ok(ChatRequest { generate, load_only, stream: common::stream(root)? })
@@ -84,6 +84,21 @@ mod tests {
         assert_eq!((whole.generate.max_tokens, whole.generate.top_logprobs), (Some(3), Some(3)));
         let Input::Chat(conversation) = whole.generate.input else { panic!("not a chat") };
         assert_eq!(conversation.template_args["enable_thinking"], false);
+    }
+
+    #[test]
+    fn tools_and_thinking_reach_the_request() {
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+        let body = json!({"model": "m", "messages": [{"role": "user"}], "tools": [tool], "think": "high"});
+        let generate = parsed(&body).unwrap().generate;
+        assert_eq!(generate.tools.tools[0].name, "f");
+        assert!(generate.wants_thinking);
+        let Input::Chat(conversation) = generate.input else { panic!("not a chat") };
+        assert!(conversation.tools.is_empty(), "the form in which the model is told of them is its format's affair");
+        let args = Value::Object(conversation.template_args);
+        assert_eq!(args, json!({"enable_thinking": true, "reasoning_effort": "high"}));
+        refused(json!({"model": "m", "messages": [{"role": "user"}], "tools": [{}]}), "tools[0].function");
+        refused(json!({"model": "m", "messages": [{"role": "user"}], "think": "hard"}), "think");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use super::format;
 use super::options::{self, Options};
 use crate::generate::{GenerateRequest, Input};
-use crate::request::InvalidRequest;
 use crate::request::fields::{Fields, wrong_type};
+use crate::request::{InvalidRequest, tools};
 
 /// As many as OpenAI's dialect gives.
 const MAX_TOP_LOGPROBS: i64 = 20;
@@ -50,6 +50,8 @@ pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Resul
         top_logprobs: wants_logprobs.then_some(top_logprobs as u32),
         ignore_eos: false,
         constraint: format::parse(root)?,
+        tools: tools::parse_definitions(root)?,
+        wants_thinking: wants_thinking(root)?,
     })
 }
 
@@ -58,13 +60,30 @@ pub(super) fn stream(root: Fields<'_>) -> Result<bool, InvalidRequest> {
     Ok(root.boolean("stream")?.unwrap_or(true))
 }
 
-/// `think: false` reaches the templates that know the switch; there is nothing to switch off in others.
+/// What `think` asks of the chat template, for those that know these switches: `true`, `false` or an effort.
 pub(super) fn template_args(root: Fields<'_>) -> Map<String, Value> {
     let mut args = Map::new();
-    if root.get("think") == Some(&Value::Bool(false)) {
-        args.insert("enable_thinking".to_owned(), false.into());
+    match root.get("think") {
+        Some(Value::Bool(thinking)) => {
+            args.insert("enable_thinking".to_owned(), (*thinking).into());
+        }
+        Some(effort @ Value::String(_)) => {
+            args.insert("enable_thinking".to_owned(), true.into());
+            args.insert("reasoning_effort".to_owned(), effort.clone());
+        }
+        _ => {}
     }
     args
+}
+
+/// Whether `think` asks for a model that can.
+fn wants_thinking(root: Fields<'_>) -> Result<bool, InvalidRequest> {
+    match root.get("think") {
+        None => Ok(false),
+        Some(Value::Bool(thinking)) => Ok(*thinking),
+        Some(Value::String(effort)) if matches!(effort.as_str(), "low" | "medium" | "high" | "max") => Ok(true),
+        Some(_) => Err(InvalidRequest::at("think", "must be true, false, \"low\", \"medium\", \"high\" or \"max\"")),
+    }
 }
 
 /// Whether `keep_alive` is zero. It has no other effect: a model stays for as long as the server runs.

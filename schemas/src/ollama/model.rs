@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::node::NodeInfo;
+use crate::thinking::thinks;
 
 /// A model is never unloaded while the server runs. Ollama's own date for that lies as far ahead.
 const NEVER: &str = "2318-01-01T00:00:00Z";
@@ -142,12 +143,15 @@ impl Show {
             (format!("{architecture}.vocab_size")): info.n_vocab,
         });
         let insert = info.facts.infill.is_some().then_some("insert");
+        // Where the template knows no tools, the system message tells of them.
+        let tools = info.has_chat_template.then_some("tools");
+        let thinking = thinks(&info.facts.chat_template).then_some("thinking");
         Show {
             modelfile: "# This model is served from a GGUF file, without a Modelfile.".to_owned(),
             template: info.facts.chat_template.clone(),
             details: Details::of(info),
             model_info: model_info.as_object().cloned().unwrap_or_default(),
-            capabilities: ["completion"].into_iter().chain(insert).collect(),
+            capabilities: ["completion"].into_iter().chain(insert).chain(tools).chain(thinking).collect(),
             modified_at,
         }
     }
@@ -214,7 +218,10 @@ mod tests {
     fn a_model_that_can_infill_says_so() {
         let infill = Some(InfillTokens { prefix: 1, suffix: 2, middle: 3 });
         let info = NodeInfo { facts: ModelFacts { infill, ..info().facts }, ..info() };
-        assert_eq!(Show::new(String::new(), &info).capabilities, ["completion", "insert"]);
+        assert_eq!(Show::new(String::new(), &info).capabilities, ["completion", "insert", "tools"]);
+        let chat_template = "<think></think>".to_owned();
+        let info = NodeInfo { facts: ModelFacts { chat_template, ..info.facts }, ..info };
+        assert!(Show::new(String::new(), &info).capabilities.contains(&"thinking"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The replies of `/api/chat` and `/api/generate`: lines of a stream, of which the last, or only one, has `done: true`.
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::common::LoadOnly;
 use crate::openai::logprobs::TokenLogprob;
@@ -36,16 +37,54 @@ pub enum Text {
         role: &'static str,
         /// May be empty.
         content: String,
+        /// What the model thought before it answered.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        thinking: String,
+        /// Whole calls: Ollama does not cut them up.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        tool_calls: Vec<ToolCall>,
     },
     /// Of `/api/generate`.
-    Response(String),
+    #[serde(untagged)]
+    Response {
+        /// May be empty.
+        response: String,
+        /// What the model thought before it answered.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        thinking: String,
+    },
 }
 
 impl Text {
     /// The text of a chat.
     pub fn message(content: String) -> Self {
-        Text::Message { role: "assistant", content }
+        Text::Message { role: "assistant", content, thinking: String::new(), tool_calls: Vec::new() }
     }
+
+    /// The text of a generation.
+    pub fn response(response: String) -> Self {
+        Text::Response { response, thinking: String::new() }
+    }
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// By which the tool's message may refer to it.
+    pub id: String,
+    /// Which one, with what.
+    pub function: FunctionCall,
+}
+
+/// Part of [`ToolCall`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FunctionCall {
+    /// Its place among the message's calls.
+    pub index: u32,
+    /// One of the request's tools.
+    pub name: String,
+    /// An object, unlike OpenAI's.
+    pub arguments: Map<String, Value>,
 }
 
 /// Why a reply ended, and where its time went.
@@ -62,7 +101,8 @@ impl End {
     /// The end of a generation.
     pub fn generated(reason: FinishReason, metrics: Metrics) -> Self {
         let done_reason = match reason {
-            FinishReason::Stop => "stop",
+            // Ollama has no word of its own for calls.
+            FinishReason::Stop | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
         };
         End { done_reason, metrics: Some(metrics) }
@@ -126,13 +166,18 @@ mod tests {
         let timings = Timings { queue_ms: 0.5, prompt_n: 2, prompt_ms: 4.0, predicted_n: 2, predicted_ms: 5.25 };
         let end = |reason| Some(End::generated(reason, Metrics::new(12.5, 3, 2, &timings)));
         let chat = |text: &str| line(Text::message(text.into()));
-        let plain = |text: &str| line(Text::Response(text.into()));
+        let plain = |text: &str| line(Text::response(text.into()));
+        let function = FunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
+        let (thinking, tool_calls) = ("hm".to_owned(), vec![ToolCall { id: "call_1".into(), function }]);
+        let calling = Text::Message { role: "assistant", content: String::new(), thinking, tool_calls };
         let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] })];
         let lines = [
             chat("Hi"),
             Line { logprobs, ..chat(" \u{1F600}\n") },
             Line { done: true, end: end(FinishReason::Stop), ..chat("") },
+            line(calling),
             plain("Hi"),
+            line(Text::Response { response: String::new(), thinking: "hm".into() }),
             Line { done: true, end: end(FinishReason::Length), ..plain("") },
             Line { done: true, end: Some(End::loaded(LoadOnly::Load)), ..chat("") },
             Line { done: true, end: Some(End::loaded(LoadOnly::Unload)), ..plain("") },

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use super::{messages, not_yet, response_format, template_args};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, json, sampling, stop};
+use crate::request::{InvalidRequest, json, sampling, stop, tools};
 
 /// Each choice takes a slot of its own, or waits for one: more than this from one request would keep everybody else
 /// out of the engine. OpenAI allows 128 on far larger machines.
@@ -46,6 +46,8 @@ impl ChatRequest {
                 top_logprobs: top_logprobs(root)?,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
                 constraint: response_format::parse(root)?,
+                tools: tools::parse(root)?,
+                wants_thinking: false,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage(root)?,

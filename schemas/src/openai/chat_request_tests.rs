@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::generate::{Message, Sampling};
+use crate::tools::ToolUse;
 
 /// A smallest body with `extra` fields.
 fn body(extra: Value) -> Value {
@@ -28,6 +29,8 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             top_logprobs: None,
             ignore_eos: false,
             constraint: None,
+            tools: ToolUse::default(),
+            wants_thinking: false,
         },
         stream: false,
         include_usage: false,
@@ -114,7 +117,7 @@ fn what_is_wrong_is_named() {
     refused(json!({"stream_options": true}), "stream_options");
     refused(json!({"stream_options": {"include_usage": 1}}), "stream_options.include_usage");
     refused(json!({"temperature": 3}), "temperature");
-    refused(json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools");
+    refused(json!({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}), "tools[0].function.name");
     refused(json!({"response_format": {"type": "xml"}}), "response_format");
 }
 

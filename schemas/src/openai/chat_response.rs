@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::logprobs::ChoiceLogprobs;
 use super::usage::{TimingsReport, Usage};
 use crate::sequence::FinishReason;
+use crate::tools::ToolCallDelta;
 
 /// What all parts of one reply have in common.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -71,16 +72,54 @@ pub struct Choice {
 pub struct ReplyMessage {
     /// Always `assistant`.
     pub role: &'static str,
-    /// The text.
-    pub content: String,
+    /// The text; null in a reply that is calls alone.
+    pub content: Option<String>,
     /// Always null.
     pub refusal: Option<()>,
+    /// What the model thought before it answered, under DeepSeek's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same under OpenRouter's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// The tools it calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
 }
 
 impl ReplyMessage {
     /// The assistant said this.
     pub fn new(content: String) -> Self {
-        ReplyMessage { role: "assistant", content, refusal: None }
+        let (reasoning_content, reasoning) = (None, None);
+        let content = Some(content);
+        ReplyMessage { role: "assistant", content, refusal: None, reasoning_content, reasoning, tool_calls: Vec::new() }
+    }
+}
+
+/// A call of a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ToolCall {
+    /// By which the tool's message refers to it.
+    pub id: String,
+    /// Always `function`.
+    pub r#type: &'static str,
+    /// Which one, with what.
+    pub function: FunctionCall,
+}
+
+/// A function's name and its arguments.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct FunctionCall {
+    /// One of the request's tools.
+    pub name: String,
+    /// JSON in a string.
+    pub arguments: String,
+}
+
+impl ToolCall {
+    /// A call without its arguments.
+    pub fn new(id: String, name: String) -> Self {
+        ToolCall { id, r#type: "function", function: FunctionCall { name, arguments: String::new() } }
     }
 }
 
@@ -113,7 +152,7 @@ pub struct ChunkChoice {
     pub finish_reason: Option<&'static str>,
 }
 
-/// What is new in a choice. Tool-call fragments will stand here.
+/// What is new in a choice.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Delta {
     /// Only in a choice's first chunk.
@@ -122,18 +161,83 @@ pub struct Delta {
     /// More text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// More of what the model thinks, under DeepSeek's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The same under OpenRouter's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+    /// More of a call.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCallFragment>,
+}
+
+/// A step of a call. SDKs add up the strings of fragments with one index, so everything but arguments comes once.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ToolCallFragment {
+    /// Which call of the message.
+    pub index: u32,
+    /// In a call's first fragment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// `function`, in a call's first fragment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<&'static str>,
+    /// What is new of the function.
+    pub function: FunctionFragment,
+}
+
+/// Part of [`ToolCallFragment`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct FunctionFragment {
+    /// In a call's first fragment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// More of the arguments' JSON; empty in the first fragment.
+    pub arguments: String,
+}
+
+impl ToolCallFragment {
+    /// What a step of a call adds; nothing at its end.
+    pub fn of(call: &ToolCallDelta) -> Option<Self> {
+        match call.clone() {
+            ToolCallDelta::Begin { index, id, name } => {
+                let function = FunctionFragment { name: Some(name), arguments: String::new() };
+                Some(ToolCallFragment { index, id: Some(id), r#type: Some("function"), function })
+            }
+            ToolCallDelta::Arguments { index, fragment } => {
+                let function = FunctionFragment { name: None, arguments: fragment };
+                Some(ToolCallFragment { index, function, ..ToolCallFragment::default() })
+            }
+            ToolCallDelta::End { .. } => None,
+        }
+    }
 }
 
 impl ChunkChoice {
     /// A choice's first chunk.
     pub fn role(index: u32) -> Self {
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+        let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More text.
     pub fn content(index: u32, text: String, logprobs: Option<ChoiceLogprobs>) -> Self {
-        ChunkChoice { index, delta: Delta { role: None, content: Some(text) }, logprobs, finish_reason: None }
+        let delta = Delta { content: Some(text), ..Delta::default() };
+        ChunkChoice { index, delta, logprobs, finish_reason: None }
+    }
+
+    /// More of what the model thinks.
+    pub fn reasoning(index: u32, text: &str) -> Self {
+        let (reasoning_content, reasoning) = (Some(text.to_owned()), Some(text.to_owned()));
+        let delta = Delta { reasoning_content, reasoning, ..Delta::default() };
+        ChunkChoice { index, delta, logprobs: None, finish_reason: None }
+    }
+
+    /// More of a call.
+    pub fn tool_call(index: u32, fragment: ToolCallFragment) -> Self {
+        let delta = Delta { tool_calls: vec![fragment], ..Delta::default() };
+        ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// A choice's last chunk.
@@ -148,6 +252,7 @@ pub fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
     }
 }
 
@@ -194,6 +299,8 @@ mod tests {
         let head = head(ReplyHead::CHUNK);
         let chunk =
             |choice: ChunkChoice| ChatChunk { head: &head, choices: vec![choice], usage: Some(None), timings: None };
+        let fragment = |call: ToolCallDelta| chunk(ChunkChoice::tool_call(0, ToolCallFragment::of(&call).unwrap()));
+        assert_eq!(ToolCallFragment::of(&ToolCallDelta::End { index: 0 }), None);
         let timings = Timings { queue_ms: 0.0, prompt_n: 2, prompt_ms: 4.0, predicted_n: 2, predicted_ms: 5.0 };
         let last = ChatChunk {
             head: &head,
@@ -205,6 +312,10 @@ mod tests {
             chunk(ChunkChoice::role(0)),
             chunk(ChunkChoice::content(0, "Hi".into(), logprobs())),
             chunk(ChunkChoice::content(0, " \u{1F600}\n".into(), None)),
+            chunk(ChunkChoice::reasoning(0, "hm")),
+            fragment(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() }),
+            fragment(ToolCallDelta::Arguments { index: 0, fragment: "{\"a\":".into() }),
+            chunk(ChunkChoice::finish(0, FinishReason::ToolCalls)),
             chunk(ChunkChoice::finish(0, FinishReason::Length)),
             ChatChunk { usage: None, ..chunk(ChunkChoice::finish(0, FinishReason::Stop)) },
             last,

@@ -8,6 +8,7 @@ use crate::generate::{GenerateRequest, Input, Sampling};
 use crate::request::fields::{Fields, wrong_type};
 use crate::request::{InvalidRequest, json, sampling, stop};
 use crate::sequence::Token;
+use crate::tools::ToolUse;
 
 /// OpenAI's default. A chat ends by itself, a bare text often does not.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -56,6 +57,8 @@ impl CompletionRequest {
             top_logprobs,
             ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
             constraint: response_format::parse(root)?,
+            tools: ToolUse::default(),
+            wants_thinking: false,
         };
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),

@@ -8,7 +8,7 @@ use crate::request::{InvalidRequest, off};
 
 /// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
 pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    refuse_tools(root)?;
+    refuse_functions(root)?;
     refuse_formats(root)?;
     refuse_constraints(root)?;
     off::refuse(root, &[("echo", "Echoing the prompt", 0.0)])?;
@@ -21,22 +21,17 @@ pub(super) fn refuse_in_completion(root: Fields<'_>) -> Result<(), InvalidReques
     refuse_constraints(root)
 }
 
-/// Tool calling: `tools` go into `Conversation::tools`, calls come out of the text stream.
-fn refuse_tools(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    for field in ["tools", "functions"] {
-        if root.array(field)?.is_some_and(|tools| !tools.is_empty()) {
-            return Err(InvalidRequest::unsupported(field, "Tool calling"));
-        }
+/// The form that tools had before they were called tools.
+fn refuse_functions(root: Fields<'_>) -> Result<(), InvalidRequest> {
+    if root.array("functions")?.is_some_and(|functions| !functions.is_empty()) {
+        return Err(InvalidRequest::unsupported("functions", "The old form of 'tools'"));
     }
-    for field in ["tool_choice", "function_call"] {
-        match root.get(field) {
-            None => {}
-            // Without tools both mean what happens anyway.
-            Some(Value::String(choice)) if choice == "none" || choice == "auto" => {}
-            Some(_) => return Err(InvalidRequest::unsupported(field, "Tool choice")),
-        }
+    match root.get("function_call") {
+        None => Ok(()),
+        // Without functions both mean what happens anyway.
+        Some(Value::String(choice)) if choice == "none" || choice == "auto" => Ok(()),
+        Some(_) => Err(InvalidRequest::unsupported("function_call", "The old form of 'tool_choice'")),
     }
-    Ok(())
 }
 
 /// Structured output in other servers' words; OpenAI's is `response_format`.
@@ -113,13 +108,10 @@ mod tests {
     #[test]
     fn only_what_is_asked_for_in_earnest_is_refused() {
         check(json!({}), None);
-        check(json!({"tools": [], "tool_choice": "auto", "parallel_tool_calls": true}), None);
-        check(json!({"tools": null, "tool_choice": "none", "functions": [], "function_call": "auto"}), None);
+        check(json!({"functions": [], "function_call": "auto"}), None);
         check(json!({"response_format": {"type": "text"}, "modalities": ["text"]}), None);
-        check(json!({"tools": [{"type": "function"}]}), Some("tools"));
         check(json!({"functions": [{}]}), Some("functions"));
-        check(json!({"tool_choice": "required"}), Some("tool_choice"));
-        check(json!({"tool_choice": {"type": "function"}}), Some("tool_choice"));
+        check(json!({"function_call": {"name": "f"}}), Some("function_call"));
         check(json!({"grammar": "root ::= x"}), Some("grammar"));
         check(json!({"json_schema": {}}), Some("json_schema"));
         for field in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex"] {

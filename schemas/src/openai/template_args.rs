@@ -8,8 +8,9 @@ use crate::request::fields::Fields;
 /// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
 const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
 
-/// Reads `chat_template_kwargs` (llama-server's and vLLM's name) and `reasoning_effort`, which templates of reasoning
-/// models read under that name.
+/// Reads `chat_template_kwargs` (llama-server's and vLLM's name), `enable_thinking` and `reasoning_effort`, which
+/// templates of reasoning models read under these names. No effort at all is no thinking, for templates that know that
+/// switch alone.
 pub(super) fn parse(root: Fields<'_>) -> Result<Map<String, Value>, InvalidRequest> {
     if root.get("chat_template").is_some() {
         return Err(InvalidRequest::at("chat_template", "a chat template is never taken from a client"));
@@ -18,10 +19,16 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Map<String, Value>, InvalidReque
     if let Some(name) = RESERVED.into_iter().find(|name| args.contains_key(*name)) {
         return Err(InvalidRequest::at(format!("chat_template_kwargs.{name}"), "is set by the server"));
     }
+    if let Some(thinking) = root.boolean("enable_thinking")? {
+        args.insert("enable_thinking".to_owned(), thinking.into());
+    }
     match root.string("reasoning_effort")? {
         None => {}
         Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
             args.insert("reasoning_effort".to_owned(), effort.into());
+            if effort == "none" {
+                args.entry("enable_thinking").or_insert(false.into());
+            }
         }
         Some(_) => {
             let problem = "must be none, minimal, low, medium, high, xhigh or max";
@@ -50,6 +57,9 @@ mod tests {
         check(json!({}), Ok(json!({})));
         check(json!({"chat_template_kwargs": {"enable_thinking": false}}), Ok(json!({"enable_thinking": false})));
         check(json!({"reasoning_effort": "low"}), Ok(json!({"reasoning_effort": "low"})));
+        check(json!({"enable_thinking": true}), Ok(json!({"enable_thinking": true})));
+        let none = json!({"reasoning_effort": "none", "enable_thinking": false});
+        check(json!({"reasoning_effort": "none"}), Ok(none));
         check(json!({"reasoning_effort": "huge"}), Err("reasoning_effort"));
         check(json!({"chat_template": "{{ x }}"}), Err("chat_template"));
         check(json!({"chat_template_kwargs": {"messages": []}}), Err("chat_template_kwargs.messages"));

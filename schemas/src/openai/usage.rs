@@ -21,7 +21,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The usage of a request.
+    /// The usage of a request without reasoning.
     pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32) -> Self {
         Usage {
             prompt_tokens: n_prompt,
@@ -30,6 +30,11 @@ impl Usage {
             prompt_tokens_details: PromptTokensDetails { cached_tokens: n_cached },
             completion_tokens_details: CompletionTokensDetails::default(),
         }
+    }
+
+    /// The same, with so many of the generated tokens spent on reasoning.
+    pub fn with_reasoning(self, n_reasoning: u32) -> Self {
+        Usage { completion_tokens_details: CompletionTokensDetails { reasoning_tokens: n_reasoning }, ..self }
     }
 }
 

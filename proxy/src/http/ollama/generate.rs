@@ -12,11 +12,12 @@ use baton_schemas::ollama::LoadOnly;
 use baton_schemas::ollama::chat_request::ChatRequest;
 use baton_schemas::ollama::generate_request::GenerateRequest;
 use baton_schemas::ollama::reply::End;
+use baton_schemas::tools::CallCollector;
 use futures::StreamExt;
 
 use super::failure::OllamaFailure;
 use super::ndjson::LineWriter;
-use super::reply::{ReplyShape, Route};
+use super::reply::{ReplyShape, Route, Said, tool_call};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event};
 use crate::http::body::JsonBody;
@@ -90,21 +91,25 @@ async fn loaded(
     wish: LoadOnly,
 ) -> Result<Response, RequestError> {
     state.backend.ready(Some(&shape.model), caller).await?;
-    Ok(Json(shape.last(String::new(), &[], End::loaded(wish))).into_response())
+    Ok(Json(shape.last(Said::default(), &[], End::loaded(wish))).into_response())
 }
 
 /// Waits for all of a request. Dropping the future cancels it.
 async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestError> {
-    let (mut all, mut all_tokens, mut chosen_route) = (String::new(), Vec::new(), String::new());
-    let (mut tally, mut end) = (Tally::new(1), FinishReason::Stop);
+    let (mut all, mut all_tokens, mut chosen_route) = (Said::default(), Vec::new(), String::new());
+    let (mut tally, mut end, mut calls) = (Tally::new(1), FinishReason::Stop, CallCollector::default());
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
             Step::Accepted { route, .. } => chosen_route = route,
             Step::Event(Event::Text { text, tokens, .. }) => {
-                all.push_str(&text);
+                all.text.push_str(&text);
                 all_tokens.extend(tokens);
+            }
+            Step::Event(Event::Reasoning { text, .. }) => all.thinking.push_str(&text),
+            Step::Event(Event::ToolCall { call, .. }) => {
+                all.calls.extend(calls.take(&call).as_ref().and_then(tool_call))
             }
             // Steps end only after this.
             Step::Event(Event::Finished { reason, .. }) => end = reason,

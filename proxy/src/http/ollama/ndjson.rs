@@ -1,10 +1,11 @@
 //! Steps → lines of JSON: text, and one last line that says how it ended.
 
 use baton_schemas::FinishReason;
+use baton_schemas::tools::CallCollector;
 use serde::Serialize;
 
 use super::failure;
-use super::reply::ReplyShape;
+use super::reply::{ReplyShape, Said, tool_call};
 use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::steps::Step;
@@ -16,11 +17,12 @@ pub(super) struct LineWriter {
     shape: ReplyShape,
     tally: Tally,
     reason: Option<FinishReason>,
+    calls: CallCollector,
 }
 
 impl LineWriter {
     pub(super) fn new(shape: ReplyShape) -> Self {
-        LineWriter { shape, tally: Tally::new(1), reason: None }
+        LineWriter { shape, tally: Tally::new(1), reason: None, calls: CallCollector::default() }
     }
 }
 
@@ -30,7 +32,16 @@ impl StreamWriter for LineWriter {
     fn write(&mut self, step: &Step) -> String {
         self.tally.record(step);
         match step {
-            Step::Event(Event::Text { text, tokens, .. }) => line(&self.shape.line(text.clone(), tokens)),
+            Step::Event(Event::Text { text, tokens, .. }) => line(&self.shape.line(Said::text(text.clone()), tokens)),
+            Step::Event(Event::Reasoning { text, .. }) => {
+                line(&self.shape.line(Said { thinking: text.clone(), ..Said::default() }, &[]))
+            }
+            // A call is one line, once it is complete.
+            Step::Event(Event::ToolCall { call, .. }) => {
+                let call = self.calls.take(call).as_ref().and_then(tool_call);
+                call.map(|call| line(&self.shape.line(Said { calls: vec![call], ..Said::default() }, &[])))
+                    .unwrap_or_default()
+            }
             Step::Event(Event::Finished { reason, .. }) => {
                 self.reason = Some(*reason);
                 String::new()
@@ -42,7 +53,7 @@ impl StreamWriter for LineWriter {
     /// The line with `done: true`. Without a reason there was no end, and so there is no such line.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason else { return String::new() };
-        line(&self.shape.last(String::new(), &[], self.shape.end(reason, &self.tally)))
+        line(&self.shape.last(Said::default(), &[], self.shape.end(reason, &self.tally)))
     }
 
     fn fail(&mut self, failure: Failure) -> String {
@@ -51,7 +62,7 @@ impl StreamWriter for LineWriter {
 
     /// An empty delta: clients parse every line, and some fail on an empty one.
     fn heartbeat(&self, _place: Option<usize>) -> String {
-        line(&self.shape.line(String::new(), &[]))
+        line(&self.shape.line(Said::default(), &[]))
     }
 }
 

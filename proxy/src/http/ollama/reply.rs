@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use baton_schemas::FinishReason;
-use baton_schemas::ollama::reply::{End, Line, Metrics, Text};
+use baton_schemas::ollama::reply::{End, FunctionCall, Line, Metrics, Text, ToolCall};
 use baton_schemas::openai::logprobs::TokenLogprob;
+use baton_schemas::tools;
 
 use crate::generate::TokenLogprobs;
 use crate::http::tally::Tally;
@@ -16,6 +17,28 @@ pub(super) enum Route {
     Chat,
     /// `/api/generate`.
     Generate,
+}
+
+/// What a line says.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Said {
+    pub(super) text: String,
+    pub(super) thinking: String,
+    /// In a chat alone: there are no tools elsewhere.
+    pub(super) calls: Vec<ToolCall>,
+}
+
+impl Said {
+    pub(super) fn text(text: String) -> Self {
+        Said { text, ..Said::default() }
+    }
+}
+
+/// A call in Ollama's form; `None` if its arguments are no object, which the form cannot say.
+pub(super) fn tool_call(call: &tools::ToolCall) -> Option<ToolCall> {
+    let arguments = serde_json::from_str(&call.arguments).ok()?;
+    let function = FunctionCall { index: call.index, name: call.name.clone(), arguments };
+    Some(ToolCall { id: call.id.clone(), function })
 }
 
 /// What of a request its reply depends on.
@@ -30,18 +53,19 @@ pub(super) struct ReplyShape {
 
 impl ReplyShape {
     /// A line that others follow.
-    pub(super) fn line(&self, text: String, tokens: &[TokenLogprobs]) -> Line<'_> {
+    pub(super) fn line(&self, said: Said, tokens: &[TokenLogprobs]) -> Line<'_> {
+        let Said { text, thinking, calls } = said;
         let text = match self.route {
-            Route::Chat => Text::message(text),
-            Route::Generate => Text::Response(text),
+            Route::Chat => Text::Message { role: "assistant", content: text, thinking, tool_calls: calls },
+            Route::Generate => Text::Response { response: text, thinking },
         };
         let logprobs = tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
         Line { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
     }
 
     /// The last line, or the only one.
-    pub(super) fn last(&self, text: String, tokens: &[TokenLogprobs], end: End) -> Line<'_> {
-        Line { done: true, end: Some(end), ..self.line(text, tokens) }
+    pub(super) fn last(&self, said: Said, tokens: &[TokenLogprobs], end: End) -> Line<'_> {
+        Line { done: true, end: Some(end), ..self.line(said, tokens) }
     }
 
     /// How a generation ended.

@@ -1,8 +1,11 @@
 //! The choices of a chat: messages of the assistant.
 
 use baton_schemas::FinishReason;
-use baton_schemas::openai::chat_response::{Choice, ChunkChoice, ReplyMessage, finish_reason};
+use baton_schemas::openai::chat_response::{
+    Choice, ChunkChoice, ReplyMessage, ToolCall, ToolCallFragment, finish_reason,
+};
 use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
+use baton_schemas::tools::ToolCallDelta;
 
 use super::choices::Choices;
 use crate::generate::TokenLogprobs;
@@ -31,14 +34,37 @@ impl Choices for ChatChoices {
     }
 
     fn append(&mut self, whole: &mut Choice, text: &str, tokens: &[TokenLogprobs]) {
-        whole.message.content.push_str(text);
+        whole.message.content.get_or_insert_default().push_str(text);
         if let (Some(all), Some(new)) = (&mut whole.logprobs, self.logprobs_of(tokens)) {
             all.content.extend(new.content);
         }
     }
 
+    fn append_reasoning(&mut self, whole: &mut Choice, text: &str) {
+        for name in [&mut whole.message.reasoning_content, &mut whole.message.reasoning] {
+            name.get_or_insert_default().push_str(text);
+        }
+    }
+
+    fn append_call(&mut self, whole: &mut Choice, call: &ToolCallDelta) {
+        match call {
+            ToolCallDelta::Begin { id, name, .. } => {
+                whole.message.tool_calls.push(ToolCall::new(id.clone(), name.clone()));
+            }
+            ToolCallDelta::Arguments { fragment, .. } => {
+                if let Some(last) = whole.message.tool_calls.last_mut() {
+                    last.function.arguments.push_str(fragment);
+                }
+            }
+            ToolCallDelta::End { .. } => {}
+        }
+    }
+
     fn end(&self, whole: &mut Choice, reason: FinishReason) {
         whole.finish_reason = finish_reason(reason);
+        if !whole.message.tool_calls.is_empty() && whole.message.content.as_ref().is_some_and(String::is_empty) {
+            whole.message.content = None;
+        }
     }
 
     fn opening(&mut self, index: u32) -> Option<ChunkChoice> {
@@ -47,6 +73,14 @@ impl Choices for ChatChoices {
 
     fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> ChunkChoice {
         ChunkChoice::content(index, text.to_owned(), self.logprobs_of(tokens))
+    }
+
+    fn reasoning(&mut self, index: u32, text: &str) -> Option<ChunkChoice> {
+        Some(ChunkChoice::reasoning(index, text))
+    }
+
+    fn call(&mut self, index: u32, call: &ToolCallDelta) -> Option<ChunkChoice> {
+        Some(ChunkChoice::tool_call(index, ToolCallFragment::of(call)?))
     }
 
     fn finish(&self, index: u32, reason: FinishReason) -> ChunkChoice {

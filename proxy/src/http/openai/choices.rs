@@ -1,6 +1,7 @@
 //! What a chat and a plain completion say differently: the shape of their choices.
 
 use baton_schemas::FinishReason;
+use baton_schemas::tools::ToolCallDelta;
 use serde::Serialize;
 
 use crate::generate::TokenLogprobs;
@@ -18,6 +19,12 @@ pub(super) trait Choices: Send + 'static {
     /// Adds text, and the tokens that it was, if log-probabilities were asked for.
     fn append(&mut self, whole: &mut Self::Whole, text: &str, tokens: &[TokenLogprobs]);
 
+    /// Adds reasoning. Where there is none, nothing.
+    fn append_reasoning(&mut self, _whole: &mut Self::Whole, _text: &str) {}
+
+    /// Adds a step of a call. Where there is none, nothing.
+    fn append_call(&mut self, _whole: &mut Self::Whole, _call: &ToolCallDelta) {}
+
     /// Ends a choice.
     fn end(&self, whole: &mut Self::Whole, reason: FinishReason);
 
@@ -26,6 +33,16 @@ pub(super) trait Choices: Send + 'static {
 
     /// More text, as [`Choices::append`].
     fn delta(&mut self, index: u32, text: &str, tokens: &[TokenLogprobs]) -> Self::Delta;
+
+    /// More reasoning, as [`Choices::append_reasoning`].
+    fn reasoning(&mut self, _index: u32, _text: &str) -> Option<Self::Delta> {
+        None
+    }
+
+    /// A step of a call, as [`Choices::append_call`].
+    fn call(&mut self, _index: u32, _call: &ToolCallDelta) -> Option<Self::Delta> {
+        None
+    }
 
     /// A choice's last delta.
     fn finish(&self, index: u32, reason: FinishReason) -> Self::Delta;

@@ -29,6 +29,8 @@ pub(super) async fn collect<C: Choices>(
             Step::Event(Event::Text { choice, text, tokens }) => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }
+            Step::Event(Event::Reasoning { choice, text }) => shapes.append_reasoning(at(&mut choices, choice)?, &text),
+            Step::Event(Event::ToolCall { choice, call }) => shapes.append_call(at(&mut choices, choice)?, &call),
             // Steps end only after every choice has been here.
             Step::Event(Event::Finished { choice, reason, .. }) => shapes.end(at(&mut choices, choice)?, reason),
         }

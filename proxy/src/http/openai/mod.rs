@@ -69,7 +69,7 @@ fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
 }
 
 fn usage(tally: &Tally) -> Usage {
-    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion)
+    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion).with_reasoning(tally.n_reasoning)
 }
 
 fn timings(tally: &Tally) -> TimingsReport {

@@ -39,6 +39,12 @@ impl<C: Choices> ChunkWriter<C> {
         }
     }
 
+    fn write_optional(&self, out: &mut String, choice: Option<C::Delta>) {
+        if let Some(choice) = choice {
+            self.write_choice(out, choice, None);
+        }
+    }
+
     fn write_choice(&self, out: &mut String, choice: C::Delta, timings: Option<TimingsReport>) {
         *out += &self.chunk(vec![choice], None, timings);
     }
@@ -63,6 +69,16 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
                     let delta = self.choices.delta(*choice, text, tokens);
                     self.write_choice(&mut out, delta, None);
                 }
+            }
+            Step::Event(Event::Reasoning { choice, text }) => {
+                self.write_openings(&mut out);
+                let delta = self.choices.reasoning(*choice, text);
+                self.write_optional(&mut out, delta);
+            }
+            Step::Event(Event::ToolCall { choice, call }) => {
+                self.write_openings(&mut out);
+                let delta = self.choices.call(*choice, call);
+                self.write_optional(&mut out, delta);
             }
             Step::Event(Event::Finished { choice, reason, .. }) => {
                 self.write_openings(&mut out);
@@ -117,7 +133,7 @@ mod tests {
 
     fn finished(choice: u32) -> Step {
         let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
-        Step::Event(Event::Finished { choice, reason: FinishReason::Stop, n_completion: 3, timings })
+        Step::Event(Event::Finished { choice, reason: FinishReason::Stop, n_completion: 3, n_reasoning: 0, timings })
     }
 
     /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.

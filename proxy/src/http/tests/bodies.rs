@@ -144,8 +144,10 @@ async fn bodies_that_are_no_request_are_400_and_never_500() {
     }
     let error = server.chat(json!({"top_logprobs": 21, "logprobs": true})).await;
     assert_eq!(error.failed(400, "invalid_request_error", None)["param"], "top_logprobs");
-    let tools = server.chat(json!({"tools": [{"type": "function", "function": {"name": "f"}}]})).await;
-    tools.failed(400, "invalid_request_error", Some("unsupported_parameter"));
+    let tools = server.chat(json!({"tools": [{"type": "function", "function": {"name": "a b"}}]})).await;
+    assert_eq!(tools.failed(400, "invalid_request_error", None)["param"], "tools[0].function.name");
+    let old = server.chat(json!({"functions": [{"name": "f"}]})).await;
+    old.failed(400, "invalid_request_error", Some("unsupported_parameter"));
     assert!(server.fake.requests.lock().unwrap().is_empty());
 }
 

@@ -29,6 +29,37 @@ async fn a_whole_reply() {
 }
 
 #[tokio::test]
+async fn calls_and_reasoning_have_openais_shape() {
+    let server = start(calling()).await;
+    let whole = server.chat(json!({})).await.json();
+    assert_eq!(
+        whole["choices"],
+        json!([{"index": 0, "message": {"role": "assistant", "content": null, "refusal": null,
+                "reasoning_content": "hm", "reasoning": "hm", "tool_calls": [
+                    {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+                "logprobs": null, "finish_reason": "tool_calls"}])
+    );
+    assert_eq!(whole["usage"]["completion_tokens_details"]["reasoning_tokens"], 1);
+
+    let chunks = server.chat(json!({"stream": true})).await.chunks();
+    let deltas: Vec<_> = chunks.iter().map(|chunk| chunk["choices"][0]["delta"].clone()).collect();
+    let fragment = |text: &str| json!({"tool_calls": [{"index": 0, "function": {"arguments": text}}]});
+    assert_eq!(
+        deltas,
+        [
+            json!({"role": "assistant", "content": ""}),
+            json!({"reasoning_content": "hm", "reasoning": "hm"}),
+            json!({"tool_calls": [
+                {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}]}),
+            fragment("{\"a\": "),
+            fragment("1}"),
+            json!({}),
+        ]
+    );
+    assert_eq!(chunks[5]["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
 async fn a_stream_keeps_its_order_id_and_time() {
     let server = start(hello()).await;
     let reply = server.chat(json!({"stream": true, "stream_options": {"include_usage": true}})).await;

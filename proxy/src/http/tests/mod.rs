@@ -20,6 +20,7 @@ use async_trait::async_trait;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
+use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest, Token};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -220,9 +221,25 @@ fn text_with_logprobs(choice: u32, text: &str) -> Event {
     Event::Text { choice, text: text.into(), tokens: vec![token] }
 }
 
+/// A backend that thinks and calls a tool.
+fn calling() -> Fake {
+    let call = |call| Event::ToolCall { choice: 0, call };
+    let arguments = |fragment: &str| call(ToolCallDelta::Arguments { index: 0, fragment: fragment.into() });
+    let Event::Finished { timings, .. } = finished(0) else { unreachable!() };
+    emits([
+        started(0),
+        Event::Reasoning { choice: 0, text: "hm".into() },
+        call(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() }),
+        arguments("{\"a\": "),
+        arguments("1}"),
+        call(ToolCallDelta::End { index: 0 }),
+        Event::Finished { choice: 0, reason: FinishReason::ToolCalls, n_completion: 4, n_reasoning: 1, timings },
+    ])
+}
+
 fn finished(choice: u32) -> Event {
     let timings = Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0 };
-    Event::Finished { choice, reason: FinishReason::Stop, n_completion: 4, timings }
+    Event::Finished { choice, reason: FinishReason::Stop, n_completion: 4, n_reasoning: 0, timings }
 }
 
 const SOON: Duration = Duration::from_millis(30);

@@ -49,6 +49,25 @@ async fn a_whole_reply_is_one_line() {
 }
 
 #[tokio::test]
+async fn calls_are_whole_and_thoughts_apart() {
+    let server = start(calling()).await;
+    let call = json!([{"id": "call_1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}]);
+    let lines = server.post_to("/api/chat", user()).await.lines();
+    let messages: Vec<_> = lines.iter().map(|line| line["message"].clone()).collect();
+    assert_eq!(
+        messages,
+        [
+            json!({"role": "assistant", "content": "", "thinking": "hm"}),
+            json!({"role": "assistant", "content": "", "tool_calls": call}),
+            json!({"role": "assistant", "content": ""})
+        ]
+    );
+    assert_eq!(lines[2]["done_reason"], "stop");
+    let whole = server.post_to("/api/chat", with(user(), json!({"stream": false}))).await.json();
+    assert_eq!(whole["message"], json!({"role": "assistant", "content": "", "thinking": "hm", "tool_calls": call}));
+}
+
+#[tokio::test]
 async fn log_probabilities_reach_both_forms() {
     let server = start(emits([started(0), text_with_logprobs(0, "é"), finished(0)])).await;
     let expected = json!([{"token": "é", "logprob": -0.5, "bytes": [195, 169],
@@ -84,8 +103,13 @@ async fn a_stream_that_fails_is_never_done() {
 #[tokio::test]
 async fn failures_are_one_string_with_their_status() {
     let missing = RequestError::ModelNotFound { model: "x".into() };
+    let thoughtless = RequestError::Incapable { model: "m".into(), capability: "thinking" };
     let full = RequestError::Overloaded { limit: 4, retry_after: SOON };
-    for (error, status, words) in [(missing, 404, "model 'x' not found"), (full, 503, "limit of 4")] {
+    for (error, status, words) in [
+        (missing, 404, "model 'x' not found"),
+        (full, 503, "limit of 4"),
+        (thoughtless, 400, "\"m\" does not support thinking"),
+    ] {
         for stream in [false, true] {
             let server = start(before([Act::Fail(error.clone())])).await;
             let reply = server.post_to("/api/chat", with(user(), json!({ "stream": stream }))).await;
@@ -95,9 +119,9 @@ async fn failures_are_one_string_with_their_status() {
     }
     let server = start(hello()).await;
     let refused = |fields: Value| server.post_to("/api/chat", with(user(), fields));
-    assert_eq!(refused(json!({"think": true})).await.failed_as_ollama(400), "\"m:latest\" does not support thinking");
     assert!(refused(json!({"format": "xml"})).await.failed_as_ollama(400).contains("format"));
-    assert!(refused(json!({"tools": [{}]})).await.failed_as_ollama(400).contains("Tool calling"));
+    assert!(refused(json!({"tools": [{}]})).await.failed_as_ollama(400).contains("tools[0].function"));
+    assert!(refused(json!({"think": 3})).await.failed_as_ollama(400).contains("think"));
     assert!(refused(json!({"options": {"top_p": 7}})).await.failed_as_ollama(400).contains("options.top_p"));
     server.post_to("/api/chat", json!("not an object")).await.failed_as_ollama(400);
     assert!(server.get("/api/nope").await.failed_as_ollama(404).contains("POST /api/chat"));
@@ -147,7 +171,10 @@ async fn models_are_listed_with_their_tags() {
     assert_eq!((&running["models"][0]["size"], &running["models"][0]["context_length"]), (&json!(120), &json!(64)));
     for body in [json!({"model": "m"}), json!({"name": "M:latest"})] {
         let show = server.post_to("/api/show", body).await.json();
-        assert_eq!((&show["capabilities"], &show["template"]), (&json!(["completion"]), &json!("{{ messages }}")));
+        assert_eq!(
+            (&show["capabilities"], &show["template"]),
+            (&json!(["completion", "tools"]), &json!("{{ messages }}"))
+        );
         assert_eq!(show["model_info"]["llama.context_length"], 128);
     }
     assert_eq!(server.post_to("/api/show", json!({"model": "x"})).await.failed_as_ollama(404), "model 'x' not found");

@@ -1,0 +1,141 @@
+//! A [`Rule`] in llguidance's dialect of Lark.
+//!
+//! Text and control tokens are told apart here, where the vocabulary is known: what spells a control token in a rule
+//! becomes that token, and no pattern matches one.
+
+use std::fmt::Write;
+
+use baton_schemas::Token;
+use baton_schemas::constraint::Rule;
+use serde_json::Value;
+
+use super::constrain::with_settings;
+use super::vocabulary::Vocabulary;
+
+/// The grammar of a rule.
+pub(super) fn write(rule: &Rule, vocabulary: &Vocabulary) -> String {
+    let control = vocabulary.control().map(|t| (vocabulary.piece(t), t));
+    let control = control.filter_map(|(piece, t)| Some((String::from_utf8(piece).ok()?, t)));
+    write_with(rule, control.filter(|(piece, _)| !piece.is_empty()).collect())
+}
+
+fn write_with(rule: &Rule, control: Vec<(String, Token)>) -> String {
+    let mut writer = Writer { control, rules: String::new(), n_rules: 0 };
+    let start = writer.expression(rule);
+    format!("start: {start}\n{}", writer.rules)
+}
+
+struct Writer {
+    control: Vec<(String, Token)>,
+    /// Rules that expressions refer to.
+    rules: String,
+    n_rules: usize,
+}
+
+impl Writer {
+    fn expression(&mut self, rule: &Rule) -> String {
+        match rule {
+            Rule::Literal(text) => self.literal(text),
+            Rule::Plain(text) => quoted(text),
+            Rule::Json(schema) => {
+                let schema = if *schema == Value::Null { Value::Bool(true) } else { with_settings(schema.clone()) };
+                self.rule("j", "", &format!("%json {schema}"))
+            }
+            Rule::Pattern(pattern) => format!("/{}/", pattern.replace('/', "\\/")),
+            Rule::Until(end) => match self.control_at(end) {
+                Some((token, "")) => format!("/(.|\\n)*/ <[{token}]>"),
+                _ => self.rule("u", "[lazy]", &format!("/(.|\\n)*/ {}", quoted(end))),
+            },
+            Rule::Sequence(rules) => self.joined(rules, " "),
+            Rule::OneOf(rules) => self.joined(rules, " | "),
+            // Lark has no words for never.
+            Rule::Repeat { max: Some(0), .. } => quoted(""),
+            Rule::Repeat { rule, min, max } => {
+                let expression = self.expression(rule);
+                match max {
+                    Some(max) => format!("({expression}){{{min},{max}}}"),
+                    None => format!("({expression}){{{min},}}"),
+                }
+            }
+        }
+    }
+
+    fn joined(&mut self, rules: &[Rule], by: &str) -> String {
+        let expressions: Vec<String> = rules.iter().map(|rule| self.expression(rule)).collect();
+        if expressions.is_empty() { "\"\"".to_owned() } else { format!("({})", expressions.join(by)) }
+    }
+
+    fn rule(&mut self, prefix: &str, attribute: &str, body: &str) -> String {
+        let name = format!("{prefix}{}", self.n_rules);
+        self.n_rules += 1;
+        let written = writeln!(self.rules, "{name}{attribute}: {body}");
+        debug_assert!(written.is_ok(), "a String takes everything");
+        name
+    }
+
+    /// Strings and control tokens, one after the other.
+    fn literal(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        let (mut plain, mut rest) = (String::new(), text);
+        while let Some(first) = rest.chars().next() {
+            if let Some((token, after)) = self.control_at(rest) {
+                if !plain.is_empty() {
+                    parts.push(quoted(&std::mem::take(&mut plain)));
+                }
+                parts.push(format!("<[{token}]>"));
+                rest = after;
+            } else {
+                plain.push(first);
+                rest = &rest[first.len_utf8()..];
+            }
+        }
+        if !plain.is_empty() || parts.is_empty() {
+            parts.push(quoted(&plain));
+        }
+        parts.join(" ")
+    }
+
+    /// The longest control token that a text begins with, and the text behind it.
+    fn control_at<'t>(&self, text: &'t str) -> Option<(Token, &'t str)> {
+        let found =
+            self.control.iter().filter_map(|(piece, token)| Some((piece.len(), *token, text.strip_prefix(piece)?)));
+        found.max_by_key(|(n_bytes, ..)| *n_bytes).map(|(_, token, rest)| (token, rest))
+    }
+}
+
+/// A string literal. Lark's are JSON's, but for one character that JSON does not escape.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(rule: Rule, expected: &str) {
+        assert_eq!(write_with(&rule, vec![("<|m|>".to_owned(), 7), ("<|m|>x".to_owned(), 8)]), expected);
+    }
+
+    #[test]
+    fn rules_become_lark() {
+        check(Rule::literal("a\n\"b\""), "start: \"a\\n\\\"b\\\"\"\n");
+        check(Rule::literal("a<|m|>b<|m|>x"), "start: \"a\" <[7]> \"b\" <[8]>\n");
+        check(Rule::Plain("a<|m|>b".into()), "start: \"a<|m|>b\"\n");
+        check(Rule::literal(""), "start: \"\"\n");
+        check(Rule::Repeat { rule: Box::new(Rule::text()), min: 0, max: Some(0) }, "start: \"\"\n");
+        check(Rule::text(), "start: /(.|\\n)*/\n");
+        check(Rule::Until("</t>".into()), "start: u0\nu0[lazy]: /(.|\\n)*/ \"</t>\"\n");
+        check(Rule::Until("<|m|>".into()), "start: /(.|\\n)*/ <[7]>\n");
+        check(
+            Rule::Sequence(vec![
+                Rule::literal("a"),
+                Rule::optional(Rule::OneOf(vec![Rule::literal("b"), Rule::text()])),
+            ]),
+            "start: (\"a\" ((\"b\" | /(.|\\n)*/)){0,1})\n",
+        );
+        let json = write_with(&Rule::Json(json!({ "type": "object" })), Vec::new());
+        assert!(json.starts_with("start: j0\nj0: %json {\"type\":\"object\",\"x-guidance\":{"), "{json}");
+    }
+}

@@ -1,0 +1,104 @@
+//! With a real vocabulary: text follows a grammar, from the point where the grammar begins to say something.
+#![cfg(feature = "llama")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+use baton_engines::Engine;
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_schemas::constraint::{Constraint, Rule};
+use baton_schemas::generate::{Conversation, Sampling};
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::{Delta, SequenceRequest, Token};
+use futures::StreamExt;
+use serde_json::json;
+
+struct Rig {
+    engine: LlamaEngine,
+    prompt: Vec<Token>,
+}
+
+impl Rig {
+    async fn start() -> Option<Rig> {
+        let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
+            assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+            println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+            return None;
+        };
+        let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1024), ..LlamaConfig::new(model) };
+        let engine = LlamaEngine::start(config, None).unwrap();
+        let messages = json!([{ "role": "user", "content": "What is the capital of France?" }]);
+        let conversation: Conversation = serde_json::from_value(json!({ "messages": messages })).unwrap();
+        let prompt = engine.render(&conversation).await.unwrap();
+        Some(Rig { engine, prompt })
+    }
+
+    /// What follows `said`, control tokens spelled out.
+    async fn after(&self, said: &str, rule: Option<&Rule>) -> String {
+        let text = TokenizeRequest { text: said.to_owned(), add_special: false, parse_special: true };
+        let request = SequenceRequest {
+            prompt: self.prompt.clone(),
+            generated: self.engine.tokenize(&text).await.unwrap(),
+            max_tokens: Some(48),
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            constraint: rule.map(|rule| Constraint::Grammar { rule: rule.clone(), field: "tools".to_owned() }),
+            ..SequenceRequest::default()
+        };
+        let mut deltas = self.engine.generate(request).await.unwrap();
+        let mut bytes = Vec::new();
+        while let Some(delta) = deltas.next().await {
+            if let Delta::Token(token) = delta.unwrap() {
+                bytes.extend(token.bytes);
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// Text with calls in it, or without.
+fn lazy() -> Rule {
+    let number = json!({ "type": "object", "properties": { "n": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["n"], "additionalProperties": false });
+    let call = Rule::Sequence(vec![
+        Rule::Until("<call>".to_owned()),
+        Rule::literal("\n{\"name\": \"f\", \"arguments\": "),
+        Rule::Json(number),
+        Rule::literal("}</call>"),
+    ]);
+    Rule::Sequence(vec![Rule::Repeat { rule: Box::new(call), min: 0, max: Some(2) }, Rule::text()])
+}
+
+#[tokio::test]
+async fn text_is_free_until_a_call_begins() {
+    let Some(rig) = Rig::start().await else { return };
+    assert_eq!(rig.after("", Some(&lazy())).await, rig.after("", None).await, "nothing is said of plain text");
+    for said in ["<call>", "Let me see: 7 < 8.\n<call>"] {
+        let call = rig.after(said, Some(&lazy())).await;
+        println!("{call:?}");
+        let rest = call.strip_prefix("\n{\"name\": \"f\", \"arguments\": {\"n\": ").unwrap_or_else(|| panic!("{call}"));
+        assert!(rest.starts_with(|c: char| c.is_ascii_digit()) && rest[1..].starts_with("}}</call>"), "{call}");
+    }
+}
+
+#[tokio::test]
+async fn control_tokens_are_part_of_a_form_and_not_of_text() {
+    let Some(rig) = Rig::start().await else { return };
+    let framed = Rule::Sequence(vec![
+        Rule::literal("a<|im_start|>b"),
+        Rule::OneOf(vec![Rule::literal("c"), Rule::literal("d")]),
+        Rule::Plain("<|im_start|>".to_owned()),
+    ]);
+    let said = rig.after("", Some(&framed)).await;
+    assert!(["a<|im_start|>bc<|im_start|>", "a<|im_start|>bd<|im_start|>"].contains(&said.as_str()), "{said}");
+    let until = Rule::Sequence(vec![Rule::Until("<|im_start|>".to_owned()), Rule::literal("answer")]);
+    assert_eq!(rig.after("hm<|im_start|>", Some(&until)).await, "answer");
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_is_refused_with_the_field_that_asks_for_it() {
+    let Some(rig) = Rig::start().await else { return };
+    let rule = Rule::Sequence(vec![Rule::literal("x"), Rule::Json(json!({ "type": "array", "uniqueItems": true }))]);
+    let constraint = Some(Constraint::Grammar { rule, field: "tools".to_owned() });
+    let request = SequenceRequest { prompt: rig.prompt.clone(), constraint, ..SequenceRequest::default() };
+    let Err(error) = rig.engine.generate(request).await else { panic!("it was taken") };
+    println!("{error}");
+    assert!(error.to_string().contains("tools") && error.to_string().contains("uniqueItems"), "{error}");
+}

@@ -1,0 +1,102 @@
+//! One choice's reply: tokens in; out come text, reasoning and calls of tools.
+
+use baton_schemas::FinishReason;
+use baton_schemas::sequence::TokenDelta;
+
+use super::text::{ChoiceText, Step};
+use crate::generate::{Event, TokenLogprobs};
+use crate::tools::{Part, ReplyForm, ReplyReader};
+
+/// What a token released.
+#[derive(Debug, Default)]
+pub struct ReplyStep {
+    /// In order.
+    pub parts: Vec<ReplyPart>,
+    /// The choice is complete, and its sequence can be dropped.
+    pub stopped: bool,
+}
+
+/// A part of a reply, and the tokens that became final with it.
+#[derive(Debug)]
+pub struct ReplyPart {
+    part: Part,
+    tokens: Vec<TokenLogprobs>,
+}
+
+impl ReplyPart {
+    /// The event that tells of it.
+    pub fn of(self, choice: u32) -> Event {
+        match self.part {
+            Part::Text(text) => Event::Text { choice, text, tokens: self.tokens },
+            Part::Reasoning(text) => Event::Reasoning { choice, text },
+            Part::Call(call) => Event::ToolCall { choice, call },
+        }
+    }
+}
+
+/// The reply of one choice so far, as far as it is held back.
+pub struct ChoiceReply {
+    text: ChoiceText,
+    /// Finds the stop strings, if there is one.
+    reader: Option<ReplyReader>,
+    n_reasoning: u32,
+}
+
+impl ChoiceReply {
+    /// A reply of this form, which ends before the earliest of `stops`.
+    pub fn new(form: &ReplyForm, stops: &[String]) -> Self {
+        let reader = form.reader(stops);
+        let stops = if reader.is_some() { Vec::new() } else { stops.to_vec() };
+        ChoiceReply { text: ChoiceText::new(stops).with_markers(form.markers()), reader, n_reasoning: 0 }
+    }
+
+    /// Takes the next token.
+    pub fn feed(&mut self, token: TokenDelta) -> ReplyStep {
+        let step = self.text.feed(token);
+        let Some(reader) = &mut self.reader else { return plain(step) };
+        let was_thinking = reader.is_thinking();
+        let parts = reader.feed(&step.text);
+        self.n_reasoning += u32::from(was_thinking || reader.is_thinking());
+        ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
+    }
+
+    /// Ends the reply where the sequence ended, for this reason: everything held back is released.
+    pub fn finish(&mut self, reason: FinishReason) -> ReplyStep {
+        let step = self.text.finish();
+        let Some(reader) = &mut self.reader else { return plain(step) };
+        let mut parts = reader.feed(&step.text);
+        if !reader.is_stopped() {
+            parts.extend(reader.finish(reason == FinishReason::Length));
+        }
+        ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
+    }
+
+    /// Why the reply ended, where its sequence ended for this reason.
+    pub fn reason(&self, reason: FinishReason) -> FinishReason {
+        let has_called = self.reader.as_ref().is_some_and(ReplyReader::has_called);
+        if has_called && reason == FinishReason::Stop { FinishReason::ToolCalls } else { reason }
+    }
+
+    /// Tokens that were reasoning.
+    pub fn n_reasoning(&self) -> u32 {
+        self.n_reasoning
+    }
+}
+
+fn plain(step: Step) -> ReplyStep {
+    let stopped = step.stopped;
+    let parts = if step.is_empty() { Vec::new() } else { with_tokens(vec![Part::Text(step.text)], step.tokens) };
+    ReplyStep { parts, stopped }
+}
+
+/// Gives the tokens to the first text, or to an empty one: markup and reasoning have tokens too.
+fn with_tokens(parts: Vec<Part>, tokens: Vec<TokenLogprobs>) -> Vec<ReplyPart> {
+    let mut parts: Vec<ReplyPart> = parts.into_iter().map(|part| ReplyPart { part, tokens: Vec::new() }).collect();
+    if !tokens.is_empty() {
+        match parts.iter_mut().find(|part| matches!(part.part, Part::Text(_))) {
+            Some(text) => text.tokens = tokens,
+            None => parts.push(ReplyPart { part: Part::Text(String::new()), tokens }),
+        }
+    }
+    parts
+}

@@ -1,0 +1,177 @@
+//! The form of one request's reply: how the model is told of tools, what its text is held to, and how it is read.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use baton_schemas::constraint::{Constraint, Rule};
+use baton_schemas::generate::{Conversation, Input};
+use baton_schemas::node::NodeInfo;
+use baton_schemas::thinking::{ThinkTags, thinks};
+use baton_schemas::tools::{Tool, ToolChoice, ToolUse};
+use baton_schemas::{GenerateRequest, Token};
+use serde_json::{Value, json};
+
+use super::reader::ReplyReader;
+use super::thought::Thought;
+use super::{Calls, ToolFormat, format_of};
+use crate::error::RequestError;
+use crate::pool::Node;
+
+/// Calls in one reply at most, where there may be several.
+const MAX_CALLS: u32 = 16;
+
+/// Tokens at the end of a prompt that hold a tag, whatever they are.
+const TAIL_TOKENS: usize = 16;
+
+/// How a prompt leaves reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// The model may begin with it.
+    None,
+    /// The prompt has begun it.
+    Open,
+    /// The prompt has closed it: there is none.
+    Closed,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct ReplyForm {
+    /// `None` for prompts that are no conversations: their text is what the model writes.
+    format: Option<&'static dyn ToolFormat>,
+    thought: Option<ThinkTags>,
+    opening: Opening,
+    tools: ToolUse,
+    /// The tools whose calls are read.
+    called: Arc<[Tool]>,
+    template: String,
+}
+
+impl ReplyForm {
+    /// The form that a model's template gives the reply to a request.
+    pub fn of(request: &GenerateRequest, info: &NodeInfo) -> Result<ReplyForm, RequestError> {
+        let template = &info.facts.chat_template;
+        if request.wants_thinking && !thinks(template) {
+            return Err(RequestError::Incapable { model: request.model.clone(), capability: "thinking" });
+        }
+        let is_chat = matches!(request.input, Input::Chat(_));
+        let format = is_chat.then(|| format_of(template));
+        // Channels are reasoning's form where there are any.
+        let has_channels = format.is_some_and(|format| format.is_always_read());
+        let tools = if is_chat { request.tools.clone() } else { ToolUse::default() };
+        Ok(ReplyForm {
+            format,
+            thought: ThinkTags::of(template).filter(|_| is_chat && !has_channels),
+            opening: Opening::None,
+            called: tools.offered().into(),
+            tools,
+            template: template.clone(),
+        })
+    }
+
+    /// The conversation as the template is to render it.
+    pub fn present<'a>(&self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
+        let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == "tool");
+        match self.format {
+            Some(format) if !self.called.is_empty() || has_calls() => {
+                let mut conversation = conversation.clone();
+                format.present(&mut conversation, &self.tools, &self.template);
+                Cow::Owned(conversation)
+            }
+            _ => Cow::Borrowed(conversation),
+        }
+    }
+
+    /// Looks whether the rendered prompt ends in reasoning.
+    pub async fn look_at_prompt(&mut self, node: &Node, prompt: &[Token]) -> Result<(), RequestError> {
+        let Some(tags) = self.thought else { return Ok(()) };
+        let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
+        let text = node.engine.detokenize(tail).await?;
+        let text = text.trim_end();
+        self.opening = match () {
+            () if text.ends_with(tags.open) => Opening::Open,
+            () if text.ends_with(tags.close) => Opening::Closed,
+            () => Opening::None,
+        };
+        Ok(())
+    }
+
+    /// What the text is held to: calls, if they are forced or their schemas strict, and what the request wants of text.
+    pub fn constraint(&self, request: &GenerateRequest) -> Option<Constraint> {
+        let text = request.constraint.clone();
+        let Some(format) = self.format else { return text };
+        let holds_calls = self.tools.is_forced() || !self.called.is_empty() && (text.is_some() || self.has_strict());
+        let rule = match (holds_calls, text) {
+            (true, _) if self.tools.is_forced() => format.calls(&self.grammar_of_calls()),
+            (true, text) => format.text_or_calls(&self.grammar_of_calls(), text.map(Rule::from)),
+            (false, Some(text)) if self.thought.is_none() && !format.is_always_read() => return Some(text),
+            (false, Some(text)) => format.answer(text.into()),
+            (false, None) => return None,
+        };
+        let field = if holds_calls { "tools" } else { "response_format" }.to_owned();
+        Some(Constraint::Grammar { rule: self.after_reasoning(rule), field })
+    }
+
+    fn has_strict(&self) -> bool {
+        self.called.iter().any(|tool| tool.strict)
+    }
+
+    fn grammar_of_calls(&self) -> Calls<'_> {
+        let is_forced = self.tools.is_forced();
+        let callable = self.tools.callable();
+        let is_named = matches!(self.tools.choice, ToolChoice::Named(_));
+        let max = if is_named || !self.tools.parallel { 1 } else { MAX_CALLS };
+        let schema = |tool: &Tool| match is_forced || tool.strict {
+            true => arguments_schema(&tool.parameters),
+            false => json!({ "type": "object" }),
+        };
+        Calls { tools: callable.into_iter().map(|tool| (tool.name.as_str(), Rule::Json(schema(tool)))).collect(), max }
+    }
+
+    /// What follows the model's reasoning, which is free.
+    fn after_reasoning(&self, rule: Rule) -> Rule {
+        let Some(tags) = self.thought else { return rule };
+        let close = || vec![Rule::Until(tags.close.to_owned()), Rule::Pattern("[ \\n]{0,4}".to_owned())];
+        let reasoning = match self.opening {
+            Opening::Closed => return rule,
+            Opening::Open => Rule::Sequence(close()),
+            Opening::None => Rule::optional(Rule::Sequence([vec![Rule::literal(tags.open)], close()].concat())),
+        };
+        Rule::Sequence(vec![reasoning, rule])
+    }
+
+    /// Control tokens whose spelling the reader is to see.
+    pub fn markers(&self) -> Vec<&'static str> {
+        let tags = self.thought.into_iter().flat_map(|tags| [tags.open, tags.close]);
+        let format = self.format.filter(|_| self.reads_calls()).map_or(&[][..], |format| format.markers());
+        format.iter().copied().chain(tags).collect()
+    }
+
+    /// A reader of one choice's text; `None` if it is nothing but text. `stops` are the reader's to find then.
+    pub fn reader(&self, stops: &[String]) -> Option<ReplyReader> {
+        let thought = self.thought.map(|tags| Thought::new(tags, self.opening == Opening::Open));
+        let calls = self.format.filter(|_| self.reads_calls()).map(|format| format.parser(&self.called));
+        if thought.is_none() && calls.is_none() {
+            return None;
+        }
+        Some(ReplyReader::new(thought, calls, stops.to_vec(), !self.tools.parallel))
+    }
+
+    fn reads_calls(&self) -> bool {
+        !self.called.is_empty() || self.format.is_some_and(|format| format.is_always_read())
+    }
+}
+
+/// A schema for arguments: an object, without arguments that the tool does not know unless it says so.
+fn arguments_schema(parameters: &Value) -> Value {
+    let mut schema = parameters.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        if !["type", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| fields.contains_key(*key)) {
+            fields.insert("type".to_owned(), "object".into());
+        }
+        if fields.contains_key("properties") {
+            fields.entry("additionalProperties").or_insert(false.into());
+        }
+    }
+    schema
+}

@@ -1,0 +1,173 @@
+//! The format for models whose template knows no tools, or writes calls in a way that is not known here: the system
+//! message tells of the tools, and calls are written as Hermes's, the most common form.
+
+use std::sync::Arc;
+
+use baton_schemas::constraint::Rule;
+use baton_schemas::generate::{Conversation, Message};
+use baton_schemas::tools::{Tool, ToolUse};
+use serde_json::Value;
+
+use super::hermes::Hermes;
+use super::{CallParser, Calls, ToolFormat};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Generic;
+
+impl ToolFormat for Generic {
+    fn name(&self) -> &'static str {
+        "generic"
+    }
+
+    fn is_of(&self, _template: &str) -> bool {
+        true
+    }
+
+    fn present(&self, conversation: &mut Conversation, tools: &ToolUse, template: &str) {
+        // Without tools to tell of, a template that has a form for earlier calls is left to it.
+        if tools.offered().is_empty() && template.contains("tool_calls") {
+            return;
+        }
+        let messages = std::mem::take(&mut conversation.messages);
+        conversation.messages = spelled_out(messages);
+        if !tools.offered().is_empty() {
+            instruct(&mut conversation.messages, &instructions(tools), template);
+        }
+    }
+
+    fn calls(&self, calls: &Calls<'_>) -> Rule {
+        Hermes.calls(calls)
+    }
+
+    fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
+        Hermes.text_or_calls(calls, text)
+    }
+
+    fn markers(&self) -> &'static [&'static str] {
+        Hermes.markers()
+    }
+
+    fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
+        Hermes.parser(tools)
+    }
+}
+
+fn instructions(tools: &ToolUse) -> String {
+    let functions = tools.offered().iter().map(|tool| tool.definition()["function"].to_string());
+    let functions: Vec<String> = functions.collect();
+    format!(
+        "You can call these functions:\n{}\n\nTo call one, write\n<tool_call>\n\
+         {{\"name\": \"its name\", \"arguments\": {{\"argument\": \"value\"}}}}\n</tool_call>\n\
+         and nothing after it. Where no function helps, answer in words.",
+        functions.join("\n")
+    )
+}
+
+/// Puts the instructions behind the system message, or where a template refuses those, before the first other one.
+fn instruct(messages: &mut Vec<Message>, instructions: &str, template: &str) {
+    let message =
+        |role: &str| Message { role: role.to_owned(), content: instructions.to_owned(), ..Message::default() };
+    let refuses_system = template.contains("System role not supported");
+    match messages.first_mut() {
+        Some(first) if first.role == "system" => first.content = joined(&first.content, instructions),
+        Some(first) if refuses_system && first.role == "user" => first.content = joined(instructions, &first.content),
+        _ => messages.insert(0, message(if refuses_system { "user" } else { "system" })),
+    }
+}
+
+fn joined(first: &str, second: &str) -> String {
+    if first.is_empty() || second.is_empty() { format!("{first}{second}") } else { format!("{first}\n\n{second}") }
+}
+
+/// Calls and results as text. Results become a user's message, since templates insist that roles alternate.
+fn spelled_out(messages: Vec<Message>) -> Vec<Message> {
+    let mut spelled: Vec<Message> = Vec::with_capacity(messages.len());
+    let mut after_result = false;
+    for mut message in messages {
+        let is_result = message.role == "tool";
+        if is_result {
+            let content = format!("<tool_response>\n{}\n</tool_response>", message.content);
+            message = Message { role: "user".to_owned(), content, ..Message::default() };
+        }
+        let calls = std::mem::take(&mut message.tool_calls);
+        for call in &calls {
+            message.content = joined_line(&message.content, &spelled_call(call));
+        }
+        match spelled.last_mut() {
+            Some(last) if after_result && message.role == "user" => {
+                last.content = joined_line(&last.content, &message.content);
+            }
+            _ => spelled.push(message),
+        }
+        after_result = is_result;
+    }
+    spelled
+}
+
+fn joined_line(first: &str, second: &str) -> String {
+    if first.is_empty() { second.to_owned() } else { format!("{first}\n{second}") }
+}
+
+fn spelled_call(call: &Value) -> String {
+    let function = &call["function"];
+    format!("<tool_call>\n{{\"name\": {}, \"arguments\": {}}}\n</tool_call>", function["name"], function["arguments"])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn message(role: &str, content: &str) -> Message {
+        Message { role: role.into(), content: content.into(), ..Message::default() }
+    }
+
+    fn presented(messages: Vec<Message>, tools: &ToolUse, template: &str) -> Vec<(String, String)> {
+        let mut conversation = Conversation { messages, ..Conversation::default() };
+        Generic.present(&mut conversation, tools, template);
+        assert!(conversation.tools.is_empty());
+        conversation.messages.into_iter().map(|message| (message.role, message.content)).collect()
+    }
+
+    fn one_tool() -> ToolUse {
+        let tool = Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: false };
+        ToolUse { tools: vec![tool], ..ToolUse::default() }
+    }
+
+    #[test]
+    fn the_system_message_tells_of_the_tools() {
+        let told = presented(vec![message("system", "Be brief."), message("user", "hi")], &one_tool(), "");
+        assert!(told[0].1.starts_with("Be brief.\n\nYou can call these functions:\n{\"name\":\"f\""), "{}", told[0].1);
+        let told = presented(vec![message("user", "hi")], &one_tool(), "");
+        assert_eq!((told[0].0.as_str(), told[1].1.as_str()), ("system", "hi"));
+        let refusing = "raise_exception('System role not supported')";
+        let told = presented(vec![message("user", "hi")], &one_tool(), refusing);
+        assert!(told.len() == 1 && told[0].1.ends_with("\n\nhi"), "{told:?}");
+    }
+
+    #[test]
+    fn earlier_calls_and_results_are_spelled_out() {
+        let call = json!({ "id": "c", "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } });
+        let calling = Message { tool_calls: vec![call], ..message("assistant", "") };
+        let history = || {
+            vec![
+                message("user", "hi"),
+                calling.clone(),
+                message("tool", "4"),
+                message("tool", "5"),
+                message("user", "so?"),
+            ]
+        };
+        let told = presented(history(), &ToolUse::default(), "{{ messages }}");
+        let expected = [
+            ("user", "hi"),
+            ("assistant", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>"),
+            ("user", "<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response>\nso?"),
+        ];
+        assert_eq!(told, expected.map(|(role, content)| (role.to_owned(), content.to_owned())));
+        // A template that knows calls keeps them.
+        assert_eq!(presented(history(), &ToolUse::default(), "message.tool_calls")[2].0, "tool");
+    }
+}

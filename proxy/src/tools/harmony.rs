@@ -1,0 +1,202 @@
+//! gpt-oss's format, called harmony: a reply is messages in channels. `analysis` is reasoning, `final` is text, and a
+//! message to `functions.name` is a call.
+//!
+//! ```text
+//! <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}
+//! ```
+
+use std::sync::Arc;
+
+use baton_schemas::constraint::Rule;
+use baton_schemas::thinking::has_channels;
+use baton_schemas::tools::Tool;
+
+use super::pending::Pending;
+use super::{CallParser, Calls, Pieces, ToolFormat};
+
+const CHANNEL: &str = "<|channel|>";
+const MESSAGE: &str = "<|message|>";
+const RECIPIENT: &str = "to=functions.";
+
+/// What ends a message's text. The last two end the reply too.
+const ENDS: [&str; 4] = ["<|end|>", "<|start|>", "<|call|>", "<|return|>"];
+
+/// A longer header is none: the model does not follow its format.
+const MAX_HEADER_BYTES: usize = 512;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Harmony;
+
+impl ToolFormat for Harmony {
+    fn name(&self) -> &'static str {
+        "harmony"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        has_channels(template)
+    }
+
+    fn markers(&self) -> &'static [&'static str] {
+        &["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<|return|>", "<|constrain|>"]
+    }
+
+    /// One call: it ends the reply.
+    fn calls(&self, calls: &Calls<'_>) -> Rule {
+        Rule::Sequence(vec![analyses(), call(calls)])
+    }
+
+    fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
+        Rule::Sequence(vec![analyses(), Rule::OneOf(vec![call(calls), answer(text.unwrap_or_else(Rule::text))])])
+    }
+
+    fn answer(&self, text: Rule) -> Rule {
+        Rule::Sequence(vec![analyses(), answer(text)])
+    }
+
+    fn is_always_read(&self) -> bool {
+        true
+    }
+
+    fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
+        let state = State::Header(String::new());
+        Box::new(Parser { tools: Arc::clone(tools), pending: Pending::default(), state })
+    }
+}
+
+/// What the model thinks first.
+fn analyses() -> Rule {
+    let analysis = Rule::Sequence(vec![
+        Rule::literal("<|channel|>analysis<|message|>"),
+        Rule::Until("<|end|>".to_owned()),
+        Rule::literal("<|start|>assistant"),
+    ]);
+    Rule::Repeat { rule: Box::new(analysis), min: 0, max: Some(4) }
+}
+
+fn call(calls: &Calls<'_>) -> Rule {
+    calls.one_of(|name, arguments| {
+        let header = format!("{CHANNEL}commentary {RECIPIENT}{name} <|constrain|>json{MESSAGE}");
+        Rule::Sequence(vec![Rule::literal(header), arguments.clone()])
+    })
+}
+
+fn answer(text: Rule) -> Rule {
+    Rule::Sequence(vec![Rule::literal("<|channel|>final<|message|>"), text])
+}
+
+enum State {
+    /// Before a message's text.
+    Header(String),
+    /// In what the model thinks.
+    Thought,
+    /// In text for the user.
+    Text,
+    /// In a call's arguments, which may have begun.
+    Arguments { begun: bool },
+}
+
+struct Parser {
+    tools: Arc<[Tool]>,
+    pending: Pending,
+    state: State,
+}
+
+impl CallParser for Parser {
+    fn feed(&mut self, text: &str, out: &mut Pieces) {
+        self.pending.push(text);
+        while !self.pending.is_empty() && self.step(out) {}
+    }
+
+    fn finish(&mut self, out: &mut Pieces) {
+        let rest = self.pending.take();
+        match &mut self.state {
+            State::Header(header) => {
+                let header = std::mem::take(header) + &rest;
+                if !header.contains(CHANNEL) {
+                    out.text(strip_role(&header));
+                }
+            }
+            State::Thought => out.thought(&rest),
+            State::Text => out.text(&rest),
+            State::Arguments { .. } => {
+                self.arguments(&rest, out);
+                // The reply ends with the token that ends the call, which is no text.
+                self.end(out);
+            }
+        }
+    }
+
+    fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thought)
+    }
+}
+
+impl Parser {
+    /// Takes what can be taken; `false` if more text is needed.
+    fn step(&mut self, out: &mut Pieces) -> bool {
+        if let State::Header(header) = &mut self.state {
+            let (more, message) = self.pending.take_until(&[MESSAGE]);
+            header.push_str(&more);
+            if message.is_some() {
+                let header = std::mem::take(header);
+                self.begin(&header, out);
+            } else if header.len() > MAX_HEADER_BYTES {
+                out.text(&std::mem::take(header));
+                self.state = State::Text;
+            }
+            return message.is_some();
+        }
+        let (text, end) = self.pending.take_until(&ENDS);
+        match self.state {
+            State::Thought => out.thought(&text),
+            State::Text => out.text(&text),
+            State::Arguments { .. } => self.arguments(&text, out),
+            State::Header(_) => {}
+        }
+        if end.is_some() {
+            self.end(out);
+            self.state = State::Header(String::new());
+        }
+        end.is_some()
+    }
+
+    /// A header says what the message is.
+    fn begin(&mut self, header: &str, out: &mut Pieces) {
+        let word = |after: &str| {
+            let rest = &header[header.find(after)? + after.len()..];
+            Some(&rest[..rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len())])
+        };
+        let known = word(RECIPIENT).filter(|name| self.tools.iter().any(|tool| tool.name == *name));
+        self.state = match (known, word(CHANNEL)) {
+            (Some(name), _) => {
+                out.begin(name);
+                State::Arguments { begun: false }
+            }
+            (None, Some("analysis")) => State::Thought,
+            (None, _) => State::Text,
+        };
+    }
+
+    fn arguments(&mut self, text: &str, out: &mut Pieces) {
+        let State::Arguments { begun } = &mut self.state else { return };
+        let text = if *begun { text } else { text.trim_start() };
+        *begun |= !text.is_empty();
+        out.arguments(text);
+    }
+
+    /// A message is complete.
+    fn end(&mut self, out: &mut Pieces) {
+        if let State::Arguments { begun } = self.state {
+            if !begun {
+                out.arguments("{}");
+            }
+            out.end();
+        }
+    }
+}
+
+/// The text of a model that does not follow the format.
+fn strip_role(header: &str) -> &str {
+    header.strip_prefix("assistant").unwrap_or(header)
+}

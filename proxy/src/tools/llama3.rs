@@ -1,0 +1,144 @@
+//! Llama 3's format: a reply that is one JSON object, `{"name": …, "parameters": {…}}`, is a call. Any other reply is
+//! text.
+
+use std::sync::Arc;
+
+use baton_schemas::constraint::Rule;
+use baton_schemas::tools::Tool;
+
+use super::json_call::Progress;
+use super::json_calls::JsonCalls;
+use super::pending::{Front, Pending};
+use super::{CallParser, Calls, Pieces, ToolFormat};
+
+/// Some models write it before a call.
+const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Llama3;
+
+impl ToolFormat for Llama3 {
+    fn name(&self) -> &'static str {
+        "llama3"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        template.contains("<|start_header_id|>") && template.contains("\"parameters\"")
+    }
+
+    fn markers(&self) -> &'static [&'static str] {
+        &[PYTHON_TAG]
+    }
+
+    /// One call: the templates refuse a history with more of them in one message.
+    fn calls(&self, calls: &Calls<'_>) -> Rule {
+        calls.one_of(|name, arguments| {
+            Rule::Sequence(vec![
+                Rule::literal(format!("{{\"name\": \"{name}\", \"parameters\": ")),
+                arguments.clone(),
+                Rule::literal("}"),
+            ])
+        })
+    }
+
+    fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
+        let prose = || Rule::Pattern(r"([^{ \n](.|\n)*)?".to_owned());
+        Rule::OneOf(vec![self.calls(calls), text.unwrap_or_else(prose)])
+    }
+
+    fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
+        let pending = Pending::default();
+        Box::new(Parser { tools: Arc::clone(tools), pending, held: String::new(), state: State::Start })
+    }
+}
+
+enum State {
+    /// Before the first character that is no space.
+    Start,
+    /// In what may be a call.
+    Calls(Box<JsonCalls>),
+    /// Behind a call: another one, or text.
+    Between,
+    /// In text, for good.
+    Text,
+}
+
+struct Parser {
+    tools: Arc<[Tool]>,
+    pending: Pending,
+    /// Space before what may be a call.
+    held: String,
+    state: State,
+}
+
+impl CallParser for Parser {
+    fn feed(&mut self, text: &str, out: &mut Pieces) {
+        self.pending.push(text);
+        while !self.pending.is_empty() {
+            match &mut self.state {
+                State::Start => match self.pending.take_front(&[PYTHON_TAG, "{"]) {
+                    Front::Unknown => return,
+                    Front::Tag(0) => {}
+                    Front::Tag(_) => self.begin(out),
+                    Front::Other => match self.pending.next() {
+                        Some(c) if c.is_whitespace() => self.held.push(c),
+                        first => {
+                            self.held.extend(first);
+                            out.text(&std::mem::take(&mut self.held));
+                            self.state = State::Text;
+                        }
+                    },
+                },
+                State::Calls(calls) => {
+                    let Some(c) = self.pending.next() else { return };
+                    match calls.feed(c, out) {
+                        Progress::Reading => {}
+                        Progress::Done => {
+                            self.held.clear();
+                            self.state = State::Between;
+                        }
+                        Progress::NotACall => {
+                            let rest = calls.give_back();
+                            out.text(&std::mem::take(&mut self.held));
+                            out.text(&rest);
+                            self.state = State::Text;
+                        }
+                    }
+                }
+                State::Between => match self.pending.next() {
+                    Some('{') => self.begin(out),
+                    Some(c) if c.is_whitespace() || c == ';' || c == ',' => {}
+                    other => {
+                        out.text(&other.map(String::from).unwrap_or_default());
+                        self.state = State::Text;
+                    }
+                },
+                State::Text => out.text(&self.pending.take()),
+            }
+        }
+    }
+
+    fn finish(&mut self, out: &mut Pieces) {
+        match &mut self.state {
+            State::Start => out.text(&(std::mem::take(&mut self.held) + &self.pending.take())),
+            State::Calls(calls) => {
+                let rest = calls.finish(out);
+                if calls.is_untouched() {
+                    out.text(&std::mem::take(&mut self.held));
+                }
+                out.text(&rest);
+            }
+            State::Between | State::Text => {}
+        }
+    }
+}
+
+impl Parser {
+    /// An object has opened.
+    fn begin(&mut self, out: &mut Pieces) {
+        let mut calls = Box::new(JsonCalls::new(&self.tools));
+        calls.feed('{', out);
+        self.state = State::Calls(calls);
+    }
+}

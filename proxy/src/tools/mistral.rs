@@ -1,0 +1,271 @@
+//! Mistral's format: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`. Ids of calls have nine letters and digits.
+
+use std::sync::Arc;
+
+use baton_schemas::constraint::Rule;
+use baton_schemas::generate::Conversation;
+use baton_schemas::tools::{MAX_NAME_CHARS, Tool, ToolUse};
+use serde_json::Value;
+
+use super::json_call::{Extent, Place, Progress};
+use super::json_calls::JsonCalls;
+use super::pending::Pending;
+use super::{CallParser, Calls, Pieces, ToolFormat};
+
+pub(super) const CALLS: &str = "[TOOL_CALLS]";
+const ID: &str = "[CALL_ID]";
+pub(super) const ARGUMENTS: &str = "[ARGS]";
+
+/// Characters of an id.
+const ID_CHARS: usize = 9;
+
+/// The older format. Its parser reads the newer one too.
+#[derive(Debug)]
+pub(super) struct Mistral;
+
+impl ToolFormat for Mistral {
+    fn name(&self) -> &'static str {
+        "mistral"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        template.contains(CALLS)
+    }
+
+    fn markers(&self) -> &'static [&'static str] {
+        &[CALLS, ID, ARGUMENTS]
+    }
+
+    fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _template: &str) {
+        conversation.tools = tools.offered().iter().map(Tool::definition).collect();
+        name_calls(conversation);
+    }
+
+    fn calls(&self, calls: &Calls<'_>) -> Rule {
+        let more = Rule::Sequence(vec![Rule::literal(", "), calls.one_of(call)]);
+        let more = Rule::Repeat { rule: Box::new(more), min: 0, max: Some(calls.max.saturating_sub(1)) };
+        Rule::Sequence(vec![Rule::literal("[TOOL_CALLS]["), calls.one_of(call), more, Rule::literal("]")])
+    }
+
+    fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
+        text_or(self.calls(calls), text)
+    }
+
+    fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
+        Box::new(Parser { tools: Arc::clone(tools), pending: Pending::default(), state: State::Outside })
+    }
+}
+
+/// Calls behind text, or text alone.
+pub(super) fn text_or(calls: Rule, text: Option<Rule>) -> Rule {
+    match text {
+        Some(text) => Rule::OneOf(vec![calls, text]),
+        // A control token ends a pattern, so text cannot hide the marker.
+        None => Rule::Sequence(vec![Rule::text(), Rule::optional(calls)]),
+    }
+}
+
+fn call(name: &str, arguments: &Rule) -> Rule {
+    let before = Rule::literal(format!("{{\"name\": \"{name}\", \"arguments\": "));
+    Rule::Sequence(vec![before, arguments.clone(), Rule::literal("}")])
+}
+
+/// Gives calls and their results ids of the kind that the templates insist on. Results without one answer the calls in
+/// their order.
+fn name_calls(conversation: &mut Conversation) {
+    let mut unanswered = std::collections::VecDeque::new();
+    for (at, message) in conversation.messages.iter_mut().enumerate() {
+        for (nth, call) in message.tool_calls.iter_mut().enumerate() {
+            let given = call.get("id").and_then(Value::as_str);
+            let id = given.map_or_else(|| short_id(&format!("{at} {nth}")), short_id);
+            if let Some(call) = call.as_object_mut() {
+                call.insert("id".to_owned(), id.clone().into());
+            }
+            unanswered.push_back(id);
+        }
+        if message.role == "tool" {
+            let id = message.tool_call_id.as_deref().map(short_id);
+            if let Some(id) = &id {
+                unanswered.retain(|open| open != id);
+            }
+            message.tool_call_id = id.or_else(|| unanswered.pop_front());
+        }
+    }
+}
+
+/// The id itself if it is of the right kind, else one that is made from it.
+fn short_id(id: &str) -> String {
+    if id.len() == ID_CHARS && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
+        return id.to_owned();
+    }
+    blake3::hash(id.as_bytes()).to_hex().chars().take(ID_CHARS).collect()
+}
+
+enum State {
+    /// In text.
+    Outside,
+    /// Behind the marker.
+    Marked,
+    /// In an array of calls.
+    Calls(Box<JsonCalls>),
+    /// In a name that arguments follow.
+    Name(String),
+    /// Between the name, or an id, and the arguments.
+    BeforeArguments,
+    /// In the arguments.
+    Arguments(Extent),
+}
+
+struct Parser {
+    tools: Arc<[Tool]>,
+    pending: Pending,
+    state: State,
+}
+
+impl CallParser for Parser {
+    fn feed(&mut self, text: &str, out: &mut Pieces) {
+        self.pending.push(text);
+        while !self.pending.is_empty() && self.step(out) {}
+    }
+
+    fn finish(&mut self, out: &mut Pieces) {
+        match &mut self.state {
+            State::Outside => out.text(&self.pending.take()),
+            State::Calls(calls) => {
+                let rest = calls.finish(out);
+                out.text(&rest);
+            }
+            State::Name(name) => {
+                let name = std::mem::take(name) + &self.pending.take();
+                out.text(&name);
+            }
+            State::Marked | State::BeforeArguments | State::Arguments(_) => {}
+        }
+    }
+}
+
+impl Parser {
+    /// Takes what can be taken; `false` if more text is needed.
+    fn step(&mut self, out: &mut Pieces) -> bool {
+        match &mut self.state {
+            State::Outside => {
+                let (text, tag) = self.pending.take_until(&[CALLS]);
+                out.text(&text);
+                if tag.is_some() {
+                    self.state = State::Marked;
+                }
+                tag.is_some()
+            }
+            State::Marked => {
+                self.pending.skip_space();
+                match self.pending.0.chars().next() {
+                    None => return false,
+                    Some('[' | '{') => self.state = State::Calls(Box::new(JsonCalls::new(&self.tools))),
+                    Some(_) => self.state = State::Name(String::new()),
+                }
+                true
+            }
+            State::Calls(calls) => {
+                let Some(c) = self.pending.next() else { return false };
+                match calls.feed(c, out) {
+                    Progress::Reading => {}
+                    Progress::Done => self.state = State::Outside,
+                    Progress::NotACall => {
+                        out.text(&calls.give_back());
+                        self.state = State::Outside;
+                    }
+                }
+                true
+            }
+            State::Name(_) => self.name(out),
+            State::BeforeArguments => {
+                // An id, which the client gets from us.
+                let (_, brace) = self.pending.take_until(&["{"]);
+                if brace.is_some() {
+                    self.argument('{', Extent::default(), out);
+                }
+                brace.is_some()
+            }
+            State::Arguments(extent) => {
+                let extent = std::mem::take(extent);
+                let Some(c) = self.pending.next() else { return false };
+                self.argument(c, extent, out);
+                true
+            }
+        }
+    }
+
+    fn name(&mut self, out: &mut Pieces) -> bool {
+        let State::Name(name) = &mut self.state else { return false };
+        let (more, tag) = self.pending.take_until(&[ID, ARGUMENTS, "{"]);
+        name.push_str(&more);
+        let Some(tag) = tag else {
+            if name.len() > MAX_NAME_CHARS + self.pending.0.len() {
+                out.text(&std::mem::take(name));
+                self.state = State::Outside;
+                return true;
+            }
+            return false;
+        };
+        let known = self.tools.iter().find(|tool| tool.name == name.trim());
+        if let Some(tool) = known {
+            out.begin(&tool.name);
+            match tag {
+                2 => self.argument('{', Extent::default(), out),
+                _ => self.state = State::BeforeArguments,
+            }
+        } else {
+            out.text(&std::mem::take(name));
+            out.text(["", "", "{"][tag]);
+            self.state = State::Outside;
+        }
+        true
+    }
+
+    fn argument(&mut self, c: char, mut extent: Extent, out: &mut Pieces) {
+        let place = extent.take(c);
+        out.arguments(c.encode_utf8(&mut [0; 4]));
+        self.state = if place == Place::Inside {
+            State::Arguments(extent)
+        } else {
+            out.end();
+            State::Outside
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::generate::Message;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn calls_and_results_agree_on_ids_that_templates_take() {
+        let call = |id: Value| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": {} } });
+        let without = json!({ "type": "function", "function": { "name": "f", "arguments": {} } });
+        let calls = Message {
+            role: "assistant".into(),
+            tool_calls: vec![call(json!("call_17")), call(json!("abc123XYZ")), without],
+            ..Message::default()
+        };
+        let result = |id: Option<&str>| Message {
+            role: "tool".into(),
+            tool_call_id: id.map(str::to_owned),
+            ..Message::default()
+        };
+        let messages = vec![calls, result(Some("abc123XYZ")), result(Some("call_17")), result(None)];
+        let mut conversation = Conversation { messages, ..Conversation::default() };
+        name_calls(&mut conversation);
+        let made: Vec<&str> =
+            conversation.messages[0].tool_calls.iter().map(|call| call["id"].as_str().unwrap()).collect();
+        assert!(
+            made.iter().all(|id| id.len() == ID_CHARS && id.bytes().all(|b| b.is_ascii_alphanumeric())),
+            "{made:?}"
+        );
+        let answered: Vec<_> = conversation.messages[1..].iter().map(|m| m.tool_call_id.as_deref().unwrap()).collect();
+        assert_eq!(answered, [made[1], made[0], made[2]]);
+        assert_eq!(made[1], "abc123XYZ");
+    }
+}

@@ -1,0 +1,270 @@
+//! Qwen3-Coder's format: arguments as text between tags, whose types only the tool's schema tells.
+//!
+//! ```text
+//! <tool_call>
+//! <function=name>
+//! <parameter=key>
+//! value
+//! </parameter>
+//! </function>
+//! </tool_call>
+//! ```
+
+use std::sync::Arc;
+
+use baton_schemas::constraint::Rule;
+use baton_schemas::tools::Tool;
+use serde_json::{Map, Value};
+
+use super::pending::{Front, Pending};
+use super::xml_values::{is_text, parameters};
+use super::{CallParser, Calls, Pieces, ToolFormat};
+
+const OPEN: &str = "<tool_call>";
+const FUNCTION: &str = "<function=";
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct QwenXml;
+
+impl ToolFormat for QwenXml {
+    fn name(&self) -> &'static str {
+        "qwen-xml"
+    }
+
+    fn is_of(&self, template: &str) -> bool {
+        template.contains(FUNCTION) && template.contains("<parameter=")
+    }
+
+    fn markers(&self) -> &'static [&'static str] {
+        &[OPEN, "</tool_call>"]
+    }
+
+    fn calls(&self, calls: &Calls<'_>) -> Rule {
+        let call = |before: &'static str| calls.one_of(|name, arguments| call(before, name, arguments));
+        let more =
+            Rule::Repeat { rule: Box::new(call("\n<tool_call>\n")), min: 0, max: Some(calls.max.saturating_sub(1)) };
+        Rule::Sequence(vec![call("<tool_call>\n"), more])
+    }
+
+    fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
+        if let Some(text) = text {
+            return Rule::OneOf(vec![self.calls(calls), text]);
+        }
+        let call = Rule::Sequence(vec![
+            Rule::Until(OPEN.to_owned()),
+            calls.one_of(|name, arguments| call("\n", name, arguments)),
+        ]);
+        let calls = Rule::Repeat { rule: Box::new(call), min: 0, max: Some(calls.max) };
+        Rule::Sequence(vec![calls, Rule::text()])
+    }
+
+    fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
+        Box::new(Parser {
+            tools: Arc::clone(tools),
+            pending: Pending::default(),
+            state: State::Outside,
+            tool: 0,
+            has_values: false,
+        })
+    }
+}
+
+fn call(before: &str, name: &str, arguments: &Rule) -> Rule {
+    Rule::Sequence(vec![
+        Rule::literal(format!("{before}<function={name}>\n")),
+        parameters(arguments),
+        Rule::literal("</function>\n</tool_call>"),
+    ])
+}
+
+enum State {
+    /// In text.
+    Outside,
+    /// Behind `<tool_call>`.
+    Opened,
+    /// In the function's name.
+    Name(String),
+    /// Before a parameter or the function's end.
+    Between,
+    /// In a parameter's name.
+    Key(String),
+    /// Before a value, of text or not.
+    Start(bool),
+    /// In text, which is passed on as it comes.
+    Text,
+    /// In a value whose type shows at its end.
+    Value(String),
+    /// Behind `</function>`.
+    Closing,
+}
+
+struct Parser {
+    tools: Arc<[Tool]>,
+    pending: Pending,
+    state: State,
+    /// The tool that is being called.
+    tool: usize,
+    has_values: bool,
+}
+
+const CLOSE_VALUE: [&str; 2] = ["\n</parameter>", "</parameter>"];
+
+impl CallParser for Parser {
+    fn feed(&mut self, text: &str, out: &mut Pieces) {
+        self.pending.push(text);
+        while !self.pending.is_empty() && self.step(out) {}
+    }
+
+    fn finish(&mut self, out: &mut Pieces) {
+        match &mut self.state {
+            State::Outside => out.text(&self.pending.take()),
+            State::Opened => out.text(&format!("{OPEN}{}", self.pending.take())),
+            State::Name(name) => out.text(&format!("{FUNCTION}{name}{}", self.pending.take())),
+            State::Text => {
+                let rest = self.pending.take();
+                out.arguments(&escaped(&rest));
+            }
+            State::Between | State::Key(_) | State::Start(_) | State::Value(_) | State::Closing => {}
+        }
+    }
+}
+
+impl Parser {
+    /// Takes what can be taken; `false` if more text is needed.
+    fn step(&mut self, out: &mut Pieces) -> bool {
+        match &mut self.state {
+            State::Outside => {
+                let (text, tag) = self.pending.take_until(&[OPEN, FUNCTION]);
+                out.text(&text);
+                match tag {
+                    None => return false,
+                    Some(0) => self.state = State::Opened,
+                    Some(_) => self.state = State::Name(String::new()),
+                }
+            }
+            State::Opened => {
+                self.pending.skip_space();
+                match self.pending.take_front(&[FUNCTION]) {
+                    Front::Unknown => return false,
+                    Front::Tag(_) => self.state = State::Name(String::new()),
+                    Front::Other => {
+                        out.text(OPEN);
+                        self.state = State::Outside;
+                    }
+                }
+            }
+            State::Name(name) => {
+                let (more, end) = self.pending.take_until(&[">"]);
+                name.push_str(&more);
+                if end.is_none() {
+                    return false;
+                }
+                let name = std::mem::take(name);
+                self.begin(&name, out);
+            }
+            State::Between => {
+                self.pending.skip_space();
+                match self.pending.take_front(&["<parameter=", "</function>", "</tool_call>"]) {
+                    Front::Unknown => return false,
+                    Front::Tag(0) => self.state = State::Key(String::new()),
+                    Front::Tag(_) | Front::Other => {
+                        out.arguments("}");
+                        out.end();
+                        self.state = State::Closing;
+                    }
+                }
+            }
+            State::Key(key) => {
+                let (more, end) = self.pending.take_until(&[">"]);
+                key.push_str(&more);
+                if end.is_none() {
+                    return false;
+                }
+                let key = std::mem::take(key);
+                self.begin_value(&key, out);
+            }
+            State::Start(is_text) => {
+                let is_text = *is_text;
+                self.pending.take_front(&["\n"]);
+                self.state = if is_text { State::Text } else { State::Value(String::new()) };
+            }
+            State::Text => {
+                let (text, end) = self.pending.take_until(&CLOSE_VALUE);
+                out.arguments(&escaped(&text));
+                if end.is_none() {
+                    return false;
+                }
+                out.arguments("\"");
+                self.state = State::Between;
+            }
+            State::Value(raw) => {
+                let (text, end) = self.pending.take_until(&CLOSE_VALUE);
+                raw.push_str(&text);
+                if end.is_none() {
+                    return false;
+                }
+                let raw = std::mem::take(raw);
+                out.arguments(&as_json(&raw));
+                self.state = State::Between;
+            }
+            State::Closing => {
+                self.pending.skip_space();
+                match self.pending.take_front(&["</tool_call>"]) {
+                    Front::Unknown => return false,
+                    Front::Tag(_) | Front::Other => self.state = State::Outside,
+                }
+            }
+        }
+        true
+    }
+
+    fn begin(&mut self, name: &str, out: &mut Pieces) {
+        match self.tools.iter().position(|tool| tool.name == name.trim()) {
+            Some(tool) => {
+                (self.tool, self.has_values) = (tool, false);
+                out.begin(&self.tools[tool].name);
+                out.arguments("{");
+                self.state = State::Between;
+            }
+            None => {
+                out.text(&format!("{FUNCTION}{name}>"));
+                self.state = State::Outside;
+            }
+        }
+    }
+
+    fn begin_value(&mut self, key: &str, out: &mut Pieces) {
+        let properties = self.tools[self.tool].parameters.get("properties").and_then(Value::as_object);
+        let is_text = properties.and_then(|all: &Map<String, Value>| all.get(key)).is_some_and(is_text);
+        if std::mem::replace(&mut self.has_values, true) {
+            out.arguments(", ");
+        }
+        out.arguments(&format!("\"{}\": ", escaped(key)));
+        if is_text {
+            out.arguments("\"");
+        }
+        self.state = State::Start(is_text);
+    }
+}
+
+/// The inside of a JSON string.
+fn escaped(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// A value as it is, if it is JSON, else as a string.
+fn as_json(raw: &str) -> String {
+    let raw = raw.trim();
+    match serde_json::from_str::<Value>(raw) {
+        Ok(_) => raw.to_owned(),
+        // Models trained on Python write its words.
+        Err(_) => match raw {
+            "True" => "true".to_owned(),
+            "False" => "false".to_owned(),
+            "None" => "null".to_owned(),
+            text => Value::from(text).to_string(),
+        },
+    }
+}

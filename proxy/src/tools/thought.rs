@@ -1,0 +1,98 @@
+//! Reasoning between tags at the beginning of a reply.
+
+use baton_schemas::thinking::ThinkTags;
+
+use super::Pieces;
+use super::pending::{Front, Pending};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before the opening tag, if there is one.
+    Start,
+    /// In reasoning, of which something came (or not yet).
+    Inside { begun: bool },
+    /// Behind the closing tag, before the answer.
+    Behind,
+    /// In the answer, for good.
+    Outside,
+}
+
+/// Tells reasoning from the answer.
+#[derive(Debug, Clone)]
+pub(super) struct Thought {
+    tags: ThinkTags,
+    state: State,
+    pending: Pending,
+    /// White space at the end of the reasoning so far, which is dropped if nothing follows.
+    space: String,
+}
+
+impl Thought {
+    /// A reply to a prompt that has written the opening tag already, or not.
+    pub(super) fn new(tags: ThinkTags, is_open: bool) -> Self {
+        let state = if is_open { State::Inside { begun: false } } else { State::Start };
+        Thought { tags, state, pending: Pending::default(), space: String::new() }
+    }
+
+    /// Whether what comes now is reasoning.
+    pub(super) fn is_inside(&self) -> bool {
+        matches!(self.state, State::Inside { .. })
+    }
+
+    /// Takes more text. Returns what belongs to the answer.
+    pub(super) fn feed(&mut self, text: &str, out: &mut Pieces) -> String {
+        self.pending.push(text);
+        while !self.pending.is_empty() {
+            match self.state {
+                State::Start => {
+                    let n_space = self.pending.0.len() - self.pending.0.trim_start().len();
+                    let mut rest = Pending(self.pending.0[n_space..].to_owned());
+                    match rest.take_front(&[self.tags.open]) {
+                        Front::Unknown => break,
+                        Front::Tag(_) => (self.state, self.pending) = (State::Inside { begun: false }, rest),
+                        Front::Other => self.state = State::Outside,
+                    }
+                }
+                State::Inside { .. } => {
+                    let (text, close) = self.pending.take_until(&[self.tags.close]);
+                    self.think(&text, out);
+                    if close.is_none() {
+                        break;
+                    }
+                    self.state = State::Behind;
+                }
+                State::Behind => {
+                    self.pending.skip_space();
+                    if !self.pending.is_empty() {
+                        self.state = State::Outside;
+                    }
+                }
+                State::Outside => return self.pending.take(),
+            }
+        }
+        String::new()
+    }
+
+    /// The text has ended. Returns what belongs to the answer.
+    pub(super) fn finish(&mut self, out: &mut Pieces) -> String {
+        let rest = self.pending.take();
+        if self.is_inside() {
+            self.think(&rest, out);
+            return String::new();
+        }
+        rest
+    }
+
+    fn think(&mut self, text: &str, out: &mut Pieces) {
+        let State::Inside { begun } = &mut self.state else { return };
+        let text = if *begun { text } else { text.trim_start() };
+        if text.is_empty() {
+            return;
+        }
+        *begun = true;
+        self.space.push_str(text);
+        let n_certain = self.space.trim_end().len();
+        out.thought(&self.space[..n_certain]);
+        self.space.drain(..n_certain);
+    }
+}

@@ -1,0 +1,48 @@
+//! How models mark what they think before they answer, told from their chat templates.
+
+/// The text between which a model thinks, at the beginning of its reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThinkTags {
+    /// Before. Some templates write it themselves, at the end of the prompt.
+    pub open: &'static str,
+    /// After.
+    pub close: &'static str,
+}
+
+/// Tags in use: those of DeepSeek, Qwen and most others; Mistral's; ByteDance's.
+const TAGS: [ThinkTags; 3] = [
+    ThinkTags { open: "<think>", close: "</think>" },
+    ThinkTags { open: "[THINK]", close: "[/THINK]" },
+    ThinkTags { open: "<seed:think>", close: "</seed:think>" },
+];
+
+impl ThinkTags {
+    /// Those that a template writes or looks for.
+    pub fn of(template: &str) -> Option<ThinkTags> {
+        TAGS.into_iter().find(|tags| template.contains(tags.close))
+    }
+}
+
+/// Whether a template is of gpt-oss's kind, whose replies are messages in channels.
+pub fn has_channels(template: &str) -> bool {
+    template.contains("<|channel|>") && template.contains("<|message|>")
+}
+
+/// Whether the model of a template thinks before it answers.
+pub fn thinks(template: &str) -> bool {
+    has_channels(template) || ThinkTags::of(template).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_tell_how_their_models_think() {
+        let open = |template: &str| ThinkTags::of(template).map(|tags| tags.open);
+        assert_eq!(open("{{ content.split('</think>')[-1] }}"), Some("<think>"));
+        assert_eq!(open("[THINK]{{ x }}[/THINK]"), Some("[THINK]"));
+        assert_eq!(open("<|im_start|>"), None);
+        assert!(thinks("<|start|>assistant<|channel|>final<|message|>") && !thinks("{{ messages }}"));
+    }
+}
