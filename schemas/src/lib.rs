@@ -6,6 +6,7 @@
 //! travel between processes.
 
 pub mod constraint;
+pub mod embed;
 pub mod error;
 pub mod generate;
 pub mod handoff;

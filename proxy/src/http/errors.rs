@@ -107,6 +107,9 @@ fn map(error: &RequestError) -> Failure {
         }
         RequestError::RateLimited { retry_after, .. } => limited(error, "rate_limit_exceeded", *retry_after),
         RequestError::TooManyAtOnce { retry_after, .. } => limited(error, "concurrency_limit_exceeded", *retry_after),
+        RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
+            overflow(Failure::invalid(error), *n_tokens, *n_ctx, "input")
+        }
         // 503 and not 429: the server is full, the caller has done nothing wrong. 429 is for limits per key.
         RequestError::Overloaded { retry_after, .. } => coded(Failure::unavailable(error, *retry_after), "queue_full"),
         RequestError::Unavailable { retry_after, .. } => Failure::unavailable(error, *retry_after),
@@ -117,10 +120,7 @@ fn map(error: &RequestError) -> Failure {
 fn map_engine(error: &EngineError) -> Failure {
     match error {
         EngineError::ContextOverflow { n_prompt, n_ctx } => {
-            let mut failure = coded(Failure::invalid(error), "context_length_exceeded");
-            failure.error =
-                ErrorBody { n_prompt_tokens: Some(*n_prompt), n_ctx: Some(*n_ctx), ..failure.error.param("messages") };
-            failure
+            overflow(Failure::invalid(error), *n_prompt, *n_ctx, "messages")
         }
         EngineError::QueueFull { .. } => coded(Failure::unavailable(error, SOON), "queue_full"),
         EngineError::InvalidRequest { .. } => Failure::invalid(error),
@@ -142,6 +142,12 @@ fn map_engine(error: &EngineError) -> Failure {
 fn limited(error: &RequestError, code: &'static str, after: Duration) -> Failure {
     let body = ErrorBody::new(ErrorKind::RateLimit, error.to_string()).code(code);
     Failure { retry: Retry::After(after), ..Failure::new(StatusCode::TOO_MANY_REQUESTS, body) }
+}
+
+/// With what agents read to decide how much to compact.
+fn overflow(failure: Failure, n_prompt: u32, n_ctx: u32, param: &str) -> Failure {
+    let error = failure.error.code("context_length_exceeded").param(param);
+    Failure { error: ErrorBody { n_prompt_tokens: Some(n_prompt), n_ctx: Some(n_ctx), ..error }, ..failure }
 }
 
 fn coded(failure: Failure, code: &'static str) -> Failure {

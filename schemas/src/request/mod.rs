@@ -11,5 +11,6 @@ pub(crate) mod json;
 pub(crate) mod off;
 pub(crate) mod sampling;
 pub(crate) mod stop;
+pub(crate) mod tokens;
 
 pub use invalid::InvalidRequest;

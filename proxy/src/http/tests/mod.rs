@@ -5,6 +5,7 @@ mod bodies;
 mod chat;
 mod completions;
 mod connections;
+mod embeddings;
 mod errors;
 mod keys;
 mod llama_server;
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
@@ -28,6 +30,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::backend::{self, Model, ReadyModel};
 use super::server::{Deadlines, Shutdown, serve_with};
 use super::{AccessConfig, Backend, Health, HttpConfig};
+use crate::embed::Embedded;
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
 use crate::plan::explanation::Explanation;
@@ -51,6 +54,7 @@ struct Fake {
     health: Option<Health>,
     models_panic: bool,
     active_slots: u32,
+    embed_request: Mutex<Option<EmbedRequest>>,
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
     replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
@@ -100,6 +104,27 @@ impl Backend for Fake {
             }
         });
         Ok(Generation { n_prompt: 5, route: "direct test".into(), events })
+    }
+
+    async fn embed(&self, request: EmbedRequest, _: &Caller) -> Result<Embedded, RequestError> {
+        let _live = Live::new(&self.live);
+        backend::find(self.models(), &request.model)?;
+        for act in &self.before {
+            match act {
+                Act::Hang => std::future::pending().await,
+                Act::Fail(error) => return Err(error.clone()),
+                Act::Wait(_) | Act::Panic | Act::Emit(_) => unreachable!("not needed for vectors"),
+            }
+        }
+        let timings = EmbedTimings { queue_ms: 0.5, compute_ms: 2.0 };
+        // Enough to tell the inputs apart.
+        let vector = |input: &EmbedInput| match input {
+            EmbedInput::Text(text) => vec![text.len() as f32, 0.5],
+            EmbedInput::Tokens(tokens) => vec![tokens.len() as f32, -0.5],
+        };
+        let vectors: Vec<_> = request.inputs.iter().map(vector).collect();
+        *self.embed_request.lock().unwrap() = Some(request);
+        Ok(Embedded { n_tokens: 3 * vectors.len() as u32, vectors, timings })
     }
 
     async fn explain(&self, request: GenerateRequest, _: &Caller) -> Result<Explanation, RequestError> {
@@ -181,6 +206,8 @@ fn info() -> Arc<NodeInfo> {
         n_slots: 2,
         memory: Memory { model: 100, kv: 20 },
         has_chat_template: true,
+        generates: true,
+        embedding: Some(EmbeddingFacts { n_embd: 2, n_ctx: 64, pooling: Pooling::Mean, is_trained: false }),
         role: Role::Both,
         kv: None,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
