@@ -127,6 +127,17 @@ impl Backend for App {
         Ok(node.engine.detokenize(&tokens).await?)
     }
 
+    async fn count(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<u32, RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        let (_, node, _) = self.engine(model, caller).await?;
+        Ok(u32::try_from(node.engine.render(&conversation).await?.len()).unwrap_or(u32::MAX))
+    }
+
     async fn render(
         &self,
         model: Option<&str>,

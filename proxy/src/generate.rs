@@ -250,7 +250,7 @@ fn choice_events(
                     if stopped {
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
-                        yield clock.finished(choice, FinishReason::Stop, clock.timings());
+                        yield clock.finished(choice, FinishReason::Stop, text.stop_string(), clock.timings());
                         break;
                     }
                 }
@@ -260,7 +260,7 @@ fn choice_events(
                     if !rest.is_empty() {
                         yield Event::Text { choice, text: rest.text, tokens: rest.tokens };
                     }
-                    yield clock.finished(choice, reason, timings);
+                    yield clock.finished(choice, reason, text.stop_string(), timings);
                     break;
                 }
             }
@@ -320,8 +320,8 @@ impl Clock {
         }
     }
 
-    fn finished(&self, choice: u32, reason: FinishReason, timings: Timings) -> Event {
-        Event::Finished { choice, reason, n_completion: self.n_tokens, timings }
+    fn finished(&self, choice: u32, reason: FinishReason, stop: Option<String>, timings: Timings) -> Event {
+        Event::Finished { choice, reason, stop, n_completion: self.n_tokens, timings }
     }
 }
 
@@ -400,6 +400,8 @@ pub enum Event {
         choice: u32,
         /// Why.
         reason: FinishReason,
+        /// The stop string that was reached, if one was.
+        stop: Option<String>,
         /// Tokens generated, those of a stop string and a half-finished character included.
         n_completion: u32,
         /// Where the time went.

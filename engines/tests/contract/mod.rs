@@ -331,8 +331,8 @@ async fn vectors_that_cannot_be_are_refused_up_front(engine: &Arc<dyn Engine>) {
 }
 
 async fn dropped_vectors_free_their_place(engine: &Arc<dyn Engine>) {
-    let word = tokens(engine, "word").await;
-    let inputs = vec![word.repeat(300); 400];
+    let word = tokens(engine, "word").await[0];
+    let inputs = vec![vec![word; 300]; 400];
     let mut held = Vec::new();
     for _ in 0..MAX_QUEUED {
         held.push(engine.embed(EmbedSequences { inputs: inputs.clone() }).await.unwrap());

@@ -63,6 +63,14 @@ pub trait Backend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<String, RequestError>;
 
+    /// Tokens of a conversation as a model's chat template writes it.
+    async fn count(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<u32, RequestError>;
+
     /// A conversation as a model's chat template writes it.
     async fn render(
         &self,

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use baton_schemas::EngineError;
 use baton_schemas::ollama::ErrorReply;
 use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
+use baton_schemas::{EngineError, anthropic};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
@@ -182,6 +182,9 @@ impl Failure {
     pub fn respond(self, dialect: Dialect) -> Response {
         let mut response = match dialect {
             Dialect::OpenAi => (self.status, Json(ErrorEnvelope { error: self.error })).into_response(),
+            Dialect::Anthropic => {
+                (self.status, Json(anthropic::ErrorReply::new(self.status.as_u16(), self.error))).into_response()
+            }
             Dialect::Ollama => (self.status, Json(ErrorReply { error: self.error.message })).into_response(),
         };
         let headers = response.headers_mut();

@@ -18,17 +18,22 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Map<String, Value>, InvalidReque
     if let Some(name) = RESERVED.into_iter().find(|name| args.contains_key(*name)) {
         return Err(InvalidRequest::at(format!("chat_template_kwargs.{name}"), "is set by the server"));
     }
-    match root.string("reasoning_effort")? {
-        None => {}
-        Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
-            args.insert("reasoning_effort".to_owned(), effort.into());
-        }
-        Some(_) => {
-            let problem = "must be none, minimal, low, medium, high, xhigh or max";
-            return Err(InvalidRequest::at("reasoning_effort", problem));
-        }
+    if let Some(effort) = effort(root, "reasoning_effort")? {
+        args.insert("reasoning_effort".to_owned(), effort.into());
     }
     Ok(args)
+}
+
+/// How hard a model is to think, under this name.
+pub(super) fn effort<'a>(fields: Fields<'a>, name: &str) -> Result<Option<&'a str>, InvalidRequest> {
+    match fields.string(name)? {
+        None => Ok(None),
+        Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => Ok(Some(effort)),
+        Some(_) => {
+            let problem = "must be none, minimal, low, medium, high, xhigh or max";
+            Err(InvalidRequest::at(fields.name(name), problem))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The HTTP surface over real sockets, in front of a backend that does what a test's script says.
 
 mod access;
+mod anthropic;
 mod bodies;
 mod chat;
 mod completions;
@@ -10,6 +11,7 @@ mod errors;
 mod keys;
 mod llama_server;
 mod ollama;
+mod responses;
 mod state;
 
 use std::net::SocketAddr;
@@ -167,6 +169,15 @@ impl Backend for Fake {
         Ok(tokens.iter().map(|token| format!("<{token}>")).collect())
     }
 
+    async fn count(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<u32, RequestError> {
+        Ok(self.render(model, conversation, caller).await?.len() as u32)
+    }
+
     async fn render(
         &self,
         model: Option<&str>,
@@ -249,7 +260,7 @@ fn text_with_logprobs(choice: u32, text: &str) -> Event {
 
 fn finished(choice: u32) -> Event {
     let timings = Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0 };
-    Event::Finished { choice, reason: FinishReason::Stop, n_completion: 4, timings }
+    Event::Finished { choice, reason: FinishReason::Stop, stop: None, n_completion: 4, timings }
 }
 
 const SOON: Duration = Duration::from_millis(30);
@@ -420,6 +431,17 @@ impl Reply {
     fn events(&self) -> Vec<&str> {
         assert!(self.text.ends_with("\n\n"), "{:?}", self.text);
         self.text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap_or(event)).collect()
+    }
+
+    /// The stream's events, each with the name that its line says.
+    fn named_events(&self) -> Vec<(&str, Value)> {
+        let events = self.text.split_terminator("\n\n").filter(|event| *event != ":");
+        let events = events.map(|event| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("no data: {event}"));
+            let data = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            (name.strip_prefix("event: ").unwrap(), data)
+        });
+        events.collect()
     }
 
     /// The stream's chunks, without `[DONE]` and comments.
