@@ -1,6 +1,7 @@
 //! The interface between everything that asks for tokens and everything that makes them.
 
 use async_trait::async_trait;
+use baton_schemas::embed::{EmbedDelta, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::Chunk;
@@ -12,6 +13,11 @@ use futures::stream::BoxStream;
 ///
 /// Dropping the stream cancels the sequence: the engine frees its slot within one step.
 pub type DeltaStream = BoxStream<'static, Result<Delta, EngineError>>;
+
+/// Vectors in the order of their inputs, then exactly one `Finished` or an error; see [`EmbedDelta`].
+///
+/// Dropping the stream cancels what is not computed yet, within one step.
+pub type EmbedStream = BoxStream<'static, Result<EmbedDelta, EngineError>>;
 
 /// Chunks in the order of their positions, without gaps, then exactly one `End` or an error.
 ///
@@ -69,6 +75,11 @@ pub trait Engine: Send + Sync + 'static {
     /// Continues a sequence. Returns once the engine has accepted the request into its bounded queue; what can be
     /// refused up front (a bad token, an overlong prompt, a full queue) is refused here and not in the stream.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError>;
+
+    /// Turns texts into vectors. Accepted and refused like [`Engine::generate`].
+    async fn embed(&self, _request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        Err(EngineError::Unsupported { feature: "embeddings".into() })
+    }
 
     /// Computes a prompt's KV for another node, chunk by chunk. Accepted and refused like [`Engine::generate`]. An engine
     /// in another process does not: KV goes from node to node, and not through a client like this.

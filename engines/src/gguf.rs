@@ -210,6 +210,16 @@ impl Gguf {
         self.u64(&self.arch_key("context_length")?)
     }
 
+    /// Whether a token sees those after it, too, as in encoders. Files that do not say so are of causal models.
+    pub fn is_bidirectional(&self) -> bool {
+        self.arch_key("attention.causal").and_then(|key| self.bool(&key)) == Some(false)
+    }
+
+    /// llama.cpp's number of the way from token states to a text's vector, if the file names one.
+    pub fn pooling_type(&self) -> Option<u64> {
+        self.u64(&self.arch_key("pooling_type")?)
+    }
+
     /// Equal for two files whose `tokenizer.*` entries are equal, in whatever order they were written.
     pub fn tokenizer_hash(&self) -> blake3::Hash {
         self.hash_tokenizer(|_| true)

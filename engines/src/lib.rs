@@ -5,6 +5,7 @@
 //! engine. [`handoff`] pulls a prompt's KV from another node, [`transport`] says what clients of nodes trust. All
 //! engines pass one contract suite (`engines/tests/engine_contract.rs`).
 
+pub mod embed;
 pub mod engine;
 pub mod gguf;
 pub mod handoff;
@@ -17,4 +18,4 @@ pub mod sim;
 pub mod template;
 pub mod transport;
 
-pub use engine::{DeltaStream, Engine, KvEvent, KvStream};
+pub use engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream};

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::admission::Admission;
+use crate::embed::{self, Embedded};
 use crate::error::RequestError;
 use crate::generate::{self, Caller, Generation};
 use crate::http::backend::{Model, ReadyModel};
@@ -45,6 +47,10 @@ impl App {
 impl Backend for App {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
         generate::generate(self, request, &caller).await
+    }
+
+    async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
+        embed::embed(self, &request, caller).await
     }
 
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
@@ -119,6 +125,17 @@ impl Backend for App {
             return Err(RequestError::InvalidField { field: "tokens", problem });
         }
         Ok(node.engine.detokenize(&tokens).await?)
+    }
+
+    async fn count(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<u32, RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        let (_, node, _) = self.engine(model, caller).await?;
+        Ok(u32::try_from(node.engine.render(&conversation).await?.len()).unwrap_or(u32::MAX))
     }
 
     async fn render(

@@ -29,6 +29,19 @@ pub enum RequestError {
         /// In a word.
         capability: &'static str,
     },
+    /// A text to embed is longer than the model takes.
+    #[error(
+        "This model's maximum context length is {n_ctx} tokens, but input {idx} has {n_tokens} tokens: it exceeds the \
+         available context size."
+    )]
+    InputTooLong {
+        /// Which, from 0.
+        idx: usize,
+        /// Its tokens, at least.
+        n_tokens: u32,
+        /// Tokens that the model takes.
+        n_ctx: u32,
+    },
     /// Too many requests are admitted already.
     #[error("The server is at its limit of {limit} requests. Try again shortly.")]
     Overloaded {
@@ -83,6 +96,7 @@ impl RequestError {
             RequestError::ModelNotAllowed { .. } => "model_not_allowed",
             RequestError::RateLimited { .. } => "rate_limited",
             RequestError::TooManyAtOnce { .. } => "too_many_at_once",
+            RequestError::InputTooLong { .. } => "context_overflow",
             RequestError::Overloaded { .. } => "overloaded",
             RequestError::Unavailable { .. } => "unavailable",
             RequestError::Engine(error) => match error {

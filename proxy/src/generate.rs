@@ -261,8 +261,7 @@ fn choice_events(
                     if step.stopped {
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
-                        let timings = clock.timings();
-                        yield clock.finished(choice, reply.reason(FinishReason::Stop), reply.n_reasoning(), timings);
+                        yield clock.finished(choice, &reply, FinishReason::Stop, clock.timings());
                         break;
                     }
                 }
@@ -272,7 +271,7 @@ fn choice_events(
                     for part in rest.parts {
                         yield part.of(choice);
                     }
-                    yield clock.finished(choice, reply.reason(reason), reply.n_reasoning(), timings);
+                    yield clock.finished(choice, &reply, reason, timings);
                     break;
                 }
             }
@@ -332,8 +331,16 @@ impl Clock {
         }
     }
 
-    fn finished(&self, choice: u32, reason: FinishReason, n_reasoning: u32, timings: Timings) -> Event {
-        Event::Finished { choice, reason, n_completion: self.n_tokens, n_reasoning, timings }
+    /// The end of a choice whose sequence ended for this reason.
+    fn finished(&self, choice: u32, reply: &ChoiceReply, reason: FinishReason, timings: Timings) -> Event {
+        Event::Finished {
+            choice,
+            reason: reply.reason(reason),
+            stop: reply.stop_string(),
+            n_completion: self.n_tokens,
+            n_reasoning: reply.n_reasoning(),
+            timings,
+        }
     }
 }
 
@@ -426,6 +433,8 @@ pub enum Event {
         choice: u32,
         /// Why.
         reason: FinishReason,
+        /// The stop string that was reached, if one was.
+        stop: Option<String>,
         /// Tokens generated, those of a stop string and a half-finished character included.
         n_completion: u32,
         /// Those of them that were reasoning, its tags included.

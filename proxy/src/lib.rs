@@ -10,6 +10,7 @@ pub mod admission;
 pub mod app;
 pub mod cli;
 pub mod config;
+pub mod embed;
 pub mod engine_args;
 pub mod error;
 pub mod http;

@@ -5,7 +5,9 @@
 //! [`sequence::SequenceRequest`]s for an engine; the engine answers with [`sequence::Delta`]s; [`node`] is how both
 //! travel between processes.
 
+pub mod anthropic;
 pub mod constraint;
+pub mod embed;
 pub mod error;
 pub mod generate;
 pub mod handoff;

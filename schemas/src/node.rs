@@ -1,7 +1,7 @@
 //! The node protocol: how the proxy speaks to an engine in another process, over a Unix socket or TCP.
 //!
 //! HTTP with a cluster key on every call, versioned paths. Requests and replies are JSON; a stream of deltas is one
-//! JSON value a line ([`DeltaLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
+//! JSON value a line ([`DeltaLine`], [`EmbedLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
 //! is a sign of life: there is one in every second without a delta.
 //!
 //! | call | body | reply |
@@ -12,6 +12,7 @@
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokens`] |
 //! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
 //! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`DeltaLine`] |
+//! | `POST /node/v1/embed` | [`EmbedSequences`](crate::embed::EmbedSequences) | lines of [`EmbedLine`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
 //! | `GET  /node/v1/noise?bytes=N` | – | N bytes that do not compress, to measure a link by |
@@ -22,6 +23,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::embed::{EmbedDelta, EmbeddingFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
 use crate::kv::{Fingerprint, KvLayout};
@@ -58,6 +60,12 @@ pub struct NodeInfo {
     pub memory: Memory,
     /// Whether the model can render a conversation.
     pub has_chat_template: bool,
+    /// Whether the model continues texts. Encoders do not: they are there for their vectors.
+    #[serde(default = "yes")]
+    pub generates: bool,
+    /// How its vectors come about, if it gives any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingFacts>,
     /// What the node does for others.
     #[serde(default)]
     pub role: Role,
@@ -67,6 +75,10 @@ pub struct NodeInfo {
     /// What is told to clients who ask about the model.
     #[serde(default)]
     pub facts: ModelFacts,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What clients ask about a model and serving it does not need, but for the tokens of infilling.
@@ -198,14 +210,39 @@ pub struct Text {
     pub text: String,
 }
 
-/// One line of a generate stream.
+/// One line of a stream of deltas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum DeltaLine {
+pub enum Line<D> {
     /// The stream failed; nothing follows.
     Error(ErrorReply),
     /// A step of the answer.
-    Delta(Delta),
+    Delta(D),
+}
+
+/// One line of a generate stream.
+pub type DeltaLine = Line<Delta>;
+
+/// One line of an embed stream.
+pub type EmbedLine = Line<EmbedDelta>;
+
+impl<D> From<Result<D, EngineError>> for Line<D> {
+    fn from(step: Result<D, EngineError>) -> Self {
+        match step {
+            Ok(delta) => Line::Delta(delta),
+            Err(error) => Line::Error(ErrorReply { error }),
+        }
+    }
+}
+
+impl<D> Line<D> {
+    /// The step that the line says.
+    pub fn into_step(self) -> Result<D, EngineError> {
+        match self {
+            Line::Delta(delta) => Ok(delta),
+            Line::Error(reply) => Err(reply.error),
+        }
+    }
 }
 
 /// A refused or failed call.

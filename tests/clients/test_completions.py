@@ -61,12 +61,6 @@ def test_mistakes_are_the_sdks_own_errors(client, change, error):
         client.completions.create(**{**GREEDY, "prompt": "a", **change})
 
 
-def test_embeddings_are_refused_with_the_reason(client):
-    with pytest.raises(openai.APIStatusError) as raised:
-        client.embeddings.create(model=MODEL, input="x")
-    assert raised.value.status_code == 501 and "embeddings" in raised.value.message
-
-
 def post(base_url, path, body=None):
     request = urllib.request.Request(base_url.removesuffix("/v1") + path, data=body and json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as reply:

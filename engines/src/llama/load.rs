@@ -4,13 +4,15 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
+use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
-use llama_cpp_2::context::params::LlamaContextParams;
+use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 
 use super::LlamaConfig;
+use super::embed::{self, EmbedPlan};
 use crate::gguf::{Gguf, GgufError};
 use crate::limits;
 
@@ -111,7 +113,8 @@ const COMPUTE_RESERVE: u64 = 256 << 20;
 pub(super) fn sizes(gguf: &Gguf, file_bytes: u64, config: &LlamaConfig, available: u64) -> Result<Sizes, LoadError> {
     let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
     let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
-    let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).unwrap_or(0);
+    // Encoders keep no KV.
+    let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| embed::generates(gguf)).unwrap_or(0);
     let fits = |cells: u32| {
         let needed = file_bytes + COMPUTE_RESERVE + u64::from(cells).saturating_mul(kv_bytes_per_token);
         (needed <= available, needed)
@@ -195,20 +198,62 @@ pub(super) fn context<'m>(
     config: &LlamaConfig,
     n_cells: u32,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    // Two contexts created from one model at once are unsound in llama.cpp (it writes to the model).
-    static CREATING: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = CREATING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let n_threads = i32::try_from(config.threads()).unwrap_or(i32::MAX);
-    let params = LlamaContextParams::default()
-        .with_n_ctx(NonZeroU32::new(n_cells))
+    let params = params(config, n_cells)
         .with_n_batch(config.n_ubatch + config.n_slots)
         .with_n_ubatch(config.n_ubatch)
         .with_n_seq_max(config.n_slots + SCRATCH_SEQUENCES)
+        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED);
+    create(model, config, n_cells, params)
+}
+
+/// Creates a context for vectors, beside that of generation. Refuses if memory is short: by then others live on it.
+pub(super) fn embedding_context<'m>(
+    model: &'m LlamaModel,
+    config: &LlamaConfig,
+    plan: &EmbedPlan,
+    kv_bytes_per_token: u64,
+) -> Result<LlamaContext<'m>, LoadError> {
+    let n_cells = plan.facts.n_ctx.next_multiple_of(CELL_ALIGNMENT);
+    let needed = COMPUTE_RESERVE.saturating_add(u64::from(n_cells).saturating_mul(kv_bytes_per_token));
+    let available = available_memory();
+    if needed > available {
+        let (path, needed_mib, available_mib) = (config.model.clone(), needed >> 20, available >> 20);
+        return Err(LoadError::TooLittleMemory { path, n_cells, needed_mib, available_mib });
+    }
+    let pooling = match plan.facts.pooling {
+        Pooling::Mean => LlamaPoolingType::Mean,
+        Pooling::Cls => LlamaPoolingType::Cls,
+        Pooling::Last => LlamaPoolingType::Last,
+    };
+    let params = params(config, n_cells)
+        .with_n_batch(plan.n_ubatch)
+        .with_n_ubatch(plan.n_ubatch)
+        .with_n_seq_max(embed::MAX_SEQUENCES)
+        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO)
+        .with_embeddings(true)
+        .with_pooling_type(pooling);
+    create(model, config, n_cells, params)
+}
+
+fn params(config: &LlamaConfig, n_cells: u32) -> LlamaContextParams {
+    let n_threads = i32::try_from(config.threads()).unwrap_or(i32::MAX);
+    LlamaContextParams::default()
+        .with_n_ctx(NonZeroU32::new(n_cells))
         .with_n_threads(n_threads)
         .with_n_threads_batch(n_threads)
-        .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED)
         .with_kv_unified(true)
         .with_swa_full(false)
-        .with_no_perf(true);
+        .with_no_perf(true)
+}
+
+fn create<'m>(
+    model: &'m LlamaModel,
+    config: &LlamaConfig,
+    n_cells: u32,
+    params: LlamaContextParams,
+) -> Result<LlamaContext<'m>, LoadError> {
+    // Two contexts created from one model at once are unsound in llama.cpp (it writes to the model).
+    static CREATING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = CREATING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     model.new_context(backend()?, params).map_err(|_| LoadError::Context { path: config.model.clone(), n_cells })
 }

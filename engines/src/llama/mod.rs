@@ -9,6 +9,7 @@ mod budget;
 mod canary;
 mod cell_order;
 mod constrain;
+mod embed;
 mod facts;
 mod kv_flow;
 mod lark;
@@ -35,6 +36,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
@@ -46,6 +48,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::constrain::Compiler;
+use self::embed::EmbedJob;
 use self::kv_flow::{Export, Exported};
 pub use self::load::LoadError;
 use self::scheduler::{DELTA_WINDOW, Limits, Shared};
@@ -53,7 +56,7 @@ use self::sequence::{Job, Message};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
 use self::vocabulary::Vocabulary;
-use crate::engine::{CHUNK_WINDOW, DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
+use crate::engine::{CHUNK_WINDOW, DeltaStream, EmbedStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller};
 use crate::limits;
@@ -181,6 +184,8 @@ impl LlamaEngine {
         let name = gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
         let facts = facts::gather(&config, &gguf, &model, &vocabulary);
+        let embedding = embed::plan(&gguf, &model, &config, sizes.n_ctx);
+        let generates = embed::generates(&gguf);
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -195,18 +200,23 @@ impl LlamaEngine {
             gguf,
             puller: puller.clone(),
             wake: wake(&messages),
+            generates,
+            embedding,
+            kv_bytes: sizes.kv_bytes_per_token,
         }
         .run(messages_rx)?;
         let info = NodeInfo {
             model: name,
             engine: "llama".into(),
             architecture,
-            n_ctx: sizes.n_ctx,
+            n_ctx: if generates { sizes.n_ctx } else { embedding.map_or(sizes.n_ctx, |plan| plan.facts.n_ctx) },
             n_ctx_train: model.n_ctx_train(),
             n_vocab: vocabulary.n_tokens() as u32,
             n_slots: config.n_slots,
             memory: Memory { model: model.size(), kv: u64::from(sizes.n_cells) * sizes.kv_bytes_per_token },
             has_chat_template: template.is_some(),
+            generates,
+            embedding: embedding.map(|plan| plan.facts),
             role: Role::Both,
             kv: started.kv,
             facts,
@@ -228,6 +238,9 @@ impl LlamaEngine {
     }
 
     fn check(&self, request: &SequenceRequest) -> Result<(), EngineError> {
+        if !self.info.generates {
+            return Err(EngineError::Unsupported { feature: "generating text: its model only gives vectors".into() });
+        }
         let n_vocab = self.info.n_vocab;
         if request.prompt.is_empty() {
             return Err(EngineError::invalid("the prompt is empty"));
@@ -266,16 +279,22 @@ impl LlamaEngine {
         matcher: Option<Matcher>,
     ) -> Result<mpsc::Receiver<Result<Delta, EngineError>>, EngineError> {
         self.check(&request)?;
-        self.enqueue()?;
         let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
         let job = Job { request, deltas, accepted: Instant::now(), export, matcher };
+        self.send(Message::Job(Box::new(job)))?;
+        Ok(stream)
+    }
+
+    /// Takes a place in the queue and gives the scheduler what it is for.
+    fn send(&self, message: Message) -> Result<(), EngineError> {
+        self.enqueue()?;
         // Sending fails only if the scheduler's thread has died, with a panic.
-        let sent = self.messages.as_ref().is_some_and(|m| m.send(Message::Job(Box::new(job))).is_ok());
+        let sent = self.messages.as_ref().is_some_and(|m| m.send(message).is_ok());
         if !sent {
             self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
             return Err(EngineError::internal("the scheduler has stopped"));
         }
-        Ok(stream)
+        Ok(())
     }
 
     /// Takes a place in the queue, or fails if all are taken.
@@ -316,6 +335,17 @@ impl Engine for LlamaEngine {
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
         let matcher = self.matcher(&request).await?;
         Ok(ReceiverStream::new(self.submit(request, None, matcher)?).boxed())
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        let Some(facts) = self.info.embedding else {
+            return Err(EngineError::Unsupported { feature: "embeddings: its model gives no vectors".into() });
+        };
+        crate::embed::check(&request, facts, self.info.n_vocab)?;
+        let (deltas, stream) = mpsc::channel(request.inputs.len() + 1);
+        let (inputs, accepted) = (request.inputs.into(), Instant::now());
+        self.send(Message::Embed(Box::new(EmbedJob { inputs, deltas, accepted, started: None })))?;
+        Ok(ReceiverStream::new(stream).boxed())
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {

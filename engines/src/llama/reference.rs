@@ -3,10 +3,13 @@
 //! The yardstick of `baton bench engine` and of the exactness tests. It prefills all tokens but the last in chunks of
 //! the physical batch and decodes from there, greedily.
 
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use baton_schemas::Token;
+use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
@@ -68,6 +71,39 @@ impl Reference {
         let mut context = load::context(&self.model, &config, n_cells)?;
         let mut plain = Plain { context: &mut context, model: &self.model, n_ubatch: self.config.n_ubatch as usize };
         plain.run(prompts, n_new, options)
+    }
+}
+
+impl Reference {
+    /// A text's vector, of length 1: its tokens' states from one batch, pooled here and not by llama.cpp.
+    pub fn embedding(&self, text: &[Token], pooling: Pooling) -> Result<Vec<f32>, LoadError> {
+        let n_tokens = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let params = LlamaContextParams::default()
+            .with_n_ctx(NonZeroU32::new(n_tokens.next_multiple_of(256)))
+            .with_n_batch(n_tokens)
+            .with_n_ubatch(n_tokens)
+            .with_embeddings(true)
+            .with_pooling_type(LlamaPoolingType::None);
+        let failed = || LoadError::Config("the plain loop failed".into());
+        let mut context = self.model.new_context(load::backend()?, params).map_err(|_| failed())?;
+        let mut batch = LlamaBatch::new(text.len(), 1);
+        for (position, &t) in text.iter().enumerate() {
+            batch.add(token(t), position as i32, &[0], true).map_err(|_| failed())?;
+        }
+        context.decode(&mut batch).map_err(|_| failed())?;
+        let state = |i: usize| context.embeddings_ith(i as i32).map_err(|_| failed());
+        let mut vector = vec![0f32; state(0)?.len()];
+        let counted = match pooling {
+            Pooling::Mean => 0..text.len(),
+            Pooling::Cls => 0..1,
+            Pooling::Last => text.len() - 1..text.len(),
+        };
+        for i in counted {
+            vector.iter_mut().zip(state(i)?).for_each(|(sum, value)| *sum += value);
+        }
+        let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+        vector.iter_mut().for_each(|value| *value /= length);
+        Ok(vector)
     }
 }
 

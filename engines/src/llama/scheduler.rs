@@ -25,6 +25,7 @@ use tokio::sync::watch;
 
 pub(super) use self::handoffs::{Handoffs, blob_placement};
 use super::budget::{Budget, MIN_TOKENS, share};
+use super::embed::Embedder;
 use super::sampler::{logprobs, token};
 use super::sequence::{Message, Sequence};
 use super::slots::Slot;
@@ -53,6 +54,7 @@ pub(super) struct Shared {
 }
 
 /// Sizes and rules the scheduler works by.
+#[derive(Debug, Clone)]
 pub(super) struct Limits {
     pub(super) n_slots: usize,
     /// Tokens one sequence may hold.
@@ -86,6 +88,7 @@ pub(super) struct Scheduler<'m> {
     joined_tps: f64,
     decode_tps: f64,
     handoffs: Option<Handoffs>,
+    embedder: Embedder<'m>,
 }
 
 /// One slot's part of a step.
@@ -101,14 +104,14 @@ impl<'m> Scheduler<'m> {
         context: LlamaContext<'m>,
         vocabulary: Arc<Vocabulary>,
         limits: Limits,
-        shared: Arc<Shared>,
         handoffs: Option<Handoffs>,
+        embedder: Embedder<'m>,
     ) -> Self {
         let capacity = limits.budget.n_ubatch + limits.n_slots;
         Scheduler {
             context,
             vocabulary,
-            shared,
+            shared: embedder.shared(),
             slots: vec![Slot::default(); limits.n_slots],
             running: (0..limits.n_slots).map(|_| None).collect(),
             waiting: VecDeque::new(),
@@ -119,6 +122,7 @@ impl<'m> Scheduler<'m> {
             joined_tps: 0.0,
             decode_tps: 0.0,
             handoffs,
+            embedder,
             limits,
         }
     }
@@ -132,18 +136,19 @@ impl<'m> Scheduler<'m> {
             self.publish_load();
             self.step();
             self.export_chunks();
+            self.embed();
         }
     }
 
     /// Takes in what has arrived; waits while there is nothing to do. False once no handle is left.
     fn take_in(&mut self, messages: &Receiver<Message>) -> bool {
-        if self.waiting.is_empty() && self.running.iter().all(Option::is_none) {
+        if self.waiting.is_empty() && self.running.iter().all(Option::is_none) && self.embedder.is_idle() {
             self.publish_load();
             match messages.recv() {
                 Ok(message) => self.take(message),
                 Err(_) => return false,
             }
-        } else if !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
+        } else if self.embedder.is_idle() && !(0..self.slots.len()).any(|slot| self.can_step(slot)) {
             match messages.recv_timeout(PAUSED_POLL) {
                 Ok(message) => self.take(message),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -162,12 +167,24 @@ impl<'m> Scheduler<'m> {
     }
 
     fn take(&mut self, message: Message) {
-        if let Message::Job(job) = message {
-            self.clock += 1;
-            let mut sequence = Sequence::new(*job, &self.vocabulary);
-            sequence.number = self.clock;
-            self.waiting.push_back(sequence);
+        match message {
+            Message::Job(job) => {
+                self.clock += 1;
+                let mut sequence = Sequence::new(*job, &self.vocabulary);
+                sequence.number = self.clock;
+                self.waiting.push_back(sequence);
+            }
+            Message::Embed(job) => self.embedder.push(*job),
+            Message::Wake => {}
         }
+    }
+
+    /// A step of the vectors, as small beside running sequences as one of their prompts would be.
+    fn embed(&mut self) {
+        let n_running = self.running.iter().flatten().count();
+        let beside = if self.joined_tps > 0.0 { self.joined_tps } else { self.prefill_tps };
+        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, beside));
+        self.embedder.step(limit);
     }
 
     /// Frees the choices of a request to start once all of them are here, or one has waited long enough: a sibling
@@ -381,7 +398,7 @@ impl<'m> Scheduler<'m> {
         let running: usize =
             (0..self.slots.len()).filter(computes).map(|slot| self.missing(slot).saturating_sub(1)).sum();
         let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
-        running + waiting.sum::<usize>()
+        running + waiting.sum::<usize>() + self.embedder.backlog()
     }
 
     fn publish_load(&self) {

@@ -8,6 +8,7 @@ use llguidance::Matcher;
 use tokio::sync::mpsc;
 
 use super::constrain::Constrained;
+use super::embed::EmbedJob;
 use super::kv_flow::{Export, Import};
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
@@ -27,6 +28,8 @@ pub(super) struct Job {
 pub(super) enum Message {
     /// A new sequence.
     Job(Box<Job>),
+    /// Texts to turn into vectors.
+    Embed(Box<EmbedJob>),
     /// A transfer can go on.
     Wake,
 }

@@ -9,6 +9,7 @@ use baton_schemas::node::KvIdentity;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 
+use super::embed::{EmbedPlan, Embedder};
 use super::probe::{self, NoHandoff};
 use super::scheduler::{self, Handoffs, Limits, Scheduler, Shared};
 use super::sequence::Message;
@@ -32,6 +33,9 @@ pub(super) fn wake(messages: &Arc<std_mpsc::Sender<Message>>) -> Wake {
     })
 }
 
+/// How the thread's start went: what its KV is, if that can be handed over.
+type Outcome = std_mpsc::SyncSender<Result<Option<KvIdentity>, LoadError>>;
+
 /// What the scheduler's thread takes with it.
 pub(super) struct Start {
     pub(super) model: Arc<LlamaModel>,
@@ -43,6 +47,12 @@ pub(super) struct Start {
     pub(super) fingerprint: Fingerprint,
     pub(super) puller: Option<Arc<dyn KvPuller>>,
     pub(super) wake: Wake,
+    /// Whether the model continues texts.
+    pub(super) generates: bool,
+    /// How its vectors are computed, if it gives any.
+    pub(super) embedding: Option<EmbedPlan>,
+    /// KV of one token.
+    pub(super) kv_bytes: u64,
 }
 
 /// A scheduler that runs.
@@ -57,28 +67,12 @@ impl Start {
     pub(super) fn run(self, messages: std_mpsc::Receiver<Message>) -> Result<Started, LoadError> {
         let (started, has_started) = std_mpsc::sync_channel(1);
         let run = move || {
-            let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
-            let mut context = match load::context(&self.model, &self.config, n_cells) {
-                Ok(context) => context,
-                Err(error) => return drop(started.send(Err(error))),
-            };
-            let _panic_ends_the_process = AbortOnPanic;
-            let (kv, handoffs) = match self.local_kv(&mut context) {
-                Ok((local, transfer)) => {
-                    let kv = local.identity.clone();
-                    if let Some(puller) = &self.puller {
-                        puller.introduce(local);
-                    }
-                    let placement = scheduler::blob_placement(&transfer);
-                    (Some(kv), Some(Handoffs { transfer, placement, puller: self.puller, wake: self.wake }))
-                }
-                Err(reason) => {
-                    tracing::info!(%reason, "this model's KV is not handed over");
-                    (None, None)
-                }
-            };
-            if started.send(Ok(kv)).is_ok() {
-                Scheduler::new(context, self.vocabulary, self.limits, self.shared, handoffs).run(&messages);
+            let shared = Arc::clone(&self.shared);
+            let embedder = Embedder::new(&self.model, self.config.clone(), self.embedding, self.kv_bytes, shared);
+            if self.generates {
+                self.generate(embedder, &started, &messages)
+            } else {
+                embed(embedder, &started, &messages)
             }
         };
         let thread = std::thread::Builder::new()
@@ -91,6 +85,35 @@ impl Start {
         }
     }
 
+    /// The life of a thread whose model continues texts.
+    fn generate<'m>(&'m self, embedder: Embedder<'m>, started: &Outcome, messages: &std_mpsc::Receiver<Message>) {
+        let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
+        let mut context = match load::context(&self.model, &self.config, n_cells) {
+            Ok(context) => context,
+            Err(error) => return drop(started.send(Err(error))),
+        };
+        let _panic_ends_the_process = AbortOnPanic;
+        let (kv, handoffs) = match self.local_kv(&mut context) {
+            Ok((local, transfer)) => {
+                let kv = local.identity.clone();
+                if let Some(puller) = &self.puller {
+                    puller.introduce(local);
+                }
+                let placement = scheduler::blob_placement(&transfer);
+                let (puller, wake) = (self.puller.clone(), Arc::clone(&self.wake));
+                (Some(kv), Some(Handoffs { transfer, placement, puller, wake }))
+            }
+            Err(reason) => {
+                tracing::info!(%reason, "this model's KV is not handed over");
+                (None, None)
+            }
+        };
+        if started.send(Ok(kv)).is_ok() {
+            let vocabulary = Arc::clone(&self.vocabulary);
+            Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder).run(messages);
+        }
+    }
+
     /// What this model's KV looks like, and the KV of a fixed text. Computing that is the warm-up, too.
     fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<(LocalKv, KvTransfer), NoHandoff> {
         let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots)?;
@@ -99,6 +122,16 @@ impl Start {
         let layout = KvLayout::clone(transfer.layout());
         let fingerprint = self.fingerprint;
         Ok((LocalKv { identity: KvIdentity { fingerprint, layout, canary: tokens }, canary }, transfer))
+    }
+}
+
+/// The life of a thread whose model only embeds.
+fn embed(mut embedder: Embedder<'_>, started: &Outcome, messages: &std_mpsc::Receiver<Message>) {
+    let prepared = embedder.prepare();
+    let is_ready = prepared.is_ok();
+    let _panic_ends_the_process = AbortOnPanic;
+    if started.send(prepared.map(|()| None)).is_ok() && is_ready {
+        embedder.run(messages);
     }
 }
 

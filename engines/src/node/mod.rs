@@ -19,13 +19,13 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use baton_schemas::embed::EmbedSequences;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::{
-    BASE_PATH, DeltaLine, ErrorReply, NodeInfo, RenderRequest, Role, Text, TokenizeRequest, Tokens,
-};
-use baton_schemas::{Delta, EngineError, SequenceRequest};
+use baton_schemas::node::{BASE_PATH, ErrorReply, Line, NodeInfo, RenderRequest, Role, Text, TokenizeRequest, Tokens};
+use baton_schemas::{EngineError, SequenceRequest};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -83,6 +83,7 @@ pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/generate", post(generate))
+        .route("/embed", post(embed))
         .route("/prefill", post(prefill))
         .route("/link", post(link))
         .route("/noise", get(noise))
@@ -148,21 +149,39 @@ async fn generate(State(node): Node, body: Bytes) -> Response {
     }
     match node.engine.generate(request).await {
         Err(error) => answer::<()>(Err(error)),
-        Ok(deltas) => {
-            // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
-            let mut deltas = deltas.ready_chunks(MAX_LINES_PER_CHUNK);
-            let lines = async_stream::stream! {
-                loop {
-                    match tokio::time::timeout(SIGN_OF_LIFE, deltas.next()).await {
-                        Err(_) => yield Ok::<_, Infallible>(Bytes::from_static(b"\n")),
-                        Ok(Some(deltas)) => yield Ok(lines_of(deltas)),
-                        Ok(None) => break,
-                    }
-                }
-            };
-            ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
-        }
+        Ok(deltas) => lines(deltas),
     }
+}
+
+/// Streams vectors, one JSON value a line. Dropping the response cancels those that are not computed yet.
+async fn embed(State(node): Node, body: Bytes) -> Response {
+    let request: EmbedSequences = match parse(&body) {
+        Ok(request) => request,
+        Err(refused) => return refused,
+    };
+    if !node.role.decodes() {
+        return answer::<()>(Err(EngineError::Unsupported { feature: "embeddings: its role is prefill".into() }));
+    }
+    match node.engine.embed(request).await {
+        Err(error) => answer::<()>(Err(error)),
+        Ok(deltas) => lines(deltas),
+    }
+}
+
+/// A stream of deltas as lines of JSON, with a sign of life in every second without one.
+fn lines<D: Serialize + Send + 'static>(deltas: BoxStream<'static, Result<D, EngineError>>) -> Response {
+    // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
+    let mut deltas = deltas.ready_chunks(MAX_LINES_PER_CHUNK);
+    let lines = async_stream::stream! {
+        loop {
+            match tokio::time::timeout(SIGN_OF_LIFE, deltas.next()).await {
+                Err(_) => yield Ok::<_, Infallible>(Bytes::from_static(b"\n")),
+                Ok(Some(deltas)) => yield Ok(lines_of(deltas)),
+                Ok(None) => break,
+            }
+        }
+    };
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].
@@ -211,19 +230,15 @@ const MAX_LINES_PER_CHUNK: usize = 16;
 /// or its prefill, and its reader must be able to tell that from a node that is frozen.
 pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
-fn lines_of(deltas: Vec<Result<Delta, EngineError>>) -> Bytes {
+fn lines_of<D: Serialize>(deltas: Vec<Result<D, EngineError>>) -> Bytes {
     let mut chunk = BytesMut::with_capacity(128 * deltas.len());
     for delta in deltas {
-        let line = match delta {
-            Ok(delta) => DeltaLine::Delta(delta),
-            Err(error) => DeltaLine::Error(ErrorReply { error }),
-        };
-        put_line(&mut chunk, &line);
+        put_line(&mut chunk, &Line::from(delta));
     }
     chunk.freeze()
 }
 
-fn put_line(chunk: &mut BytesMut, line: &DeltaLine) {
+fn put_line(chunk: &mut BytesMut, line: &impl Serialize) {
     match serde_json::to_vec(line) {
         Ok(json) => chunk.put_slice(&json),
         // A non-finite logprob becomes null in JSON, so this cannot happen; the reader would see the stream as cut.

@@ -7,19 +7,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use baton_schemas::embed::{EmbedDelta, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
 use baton_schemas::node::{
-    BASE_PATH, DeltaLine, ErrorReply, NodeInfo, NodeLoad, RenderRequest, Text, TokenizeRequest, Tokens,
+    BASE_PATH, ErrorReply, Line, NodeInfo, NodeLoad, RenderRequest, Text, TokenizeRequest, Tokens,
 };
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::lines::Lines;
-use crate::engine::{DeltaStream, Engine};
+use crate::engine::{DeltaStream, EmbedStream, Engine};
 use crate::transport::{AddressError, Transport, explain};
 
 /// A node on the same machine or in the same network answers well within this, or is gone.
@@ -131,8 +133,25 @@ impl Engine for RemoteEngine {
 
     /// Dropping the stream closes the connection, which the node takes as a cancellation.
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.stream("generate", &request, |delta| matches!(delta, Delta::Finished { .. })).await
+    }
+
+    /// As [`RemoteEngine::generate`](Engine::generate).
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        self.stream("embed", &request, |delta| matches!(delta, EmbedDelta::Finished { .. })).await
+    }
+}
+
+impl RemoteEngine {
+    /// Asks for a stream of deltas and reads it, up to the one that `is_last` or an error.
+    async fn stream<D: DeserializeOwned + Send + 'static>(
+        &self,
+        call: &str,
+        request: &impl Serialize,
+        is_last: fn(&D) -> bool,
+    ) -> Result<BoxStream<'static, Result<D, EngineError>>, EngineError> {
         // The head comes once the request is queued; the stream behind it may take as long as it takes.
-        let call = self.request(Method::POST, "generate").json(&request);
+        let call = self.request(Method::POST, call).json(request);
         let accepted = async { accepted(call.send().await).await };
         let reply = tokio::time::timeout(CALL_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
         let mut lines = Lines::new(reply.bytes_stream());
@@ -144,17 +163,16 @@ impl Engine for RemoteEngine {
                     Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", SILENCE_TIMEOUT.as_secs()))),
                 };
                 let delta = match line {
-                    Ok(Some(line)) => match serde_json::from_slice(&line) {
-                        Ok(DeltaLine::Delta(delta)) => Ok(delta),
-                        Ok(DeltaLine::Error(reply)) => Err(reply.error),
+                    Ok(Some(line)) => match serde_json::from_slice::<Line<D>>(&line) {
+                        Ok(line) => line.into_step(),
                         Err(error) => Err(EngineError::lost(format!("unreadable delta: {error}"))),
                     },
                     Ok(None) => Err(EngineError::lost("the stream ended early")),
                     Err(error) => Err(error),
                 };
-                let is_last = matches!(delta, Err(_) | Ok(Delta::Finished { .. }));
+                let ends = delta.as_ref().map_or(true, is_last);
                 yield delta;
-                if is_last {
+                if ends {
                     break;
                 }
             }

@@ -10,12 +10,14 @@ mod kv;
 pub mod link;
 mod loopback;
 mod text;
+mod vectors;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use baton_schemas::embed::{EmbedDelta, EmbedSequences, EmbedTimings};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
@@ -27,7 +29,8 @@ use tokio::time::Instant;
 
 use self::cache::PrefixCache;
 use self::text::{N_VOCAB, Speaker};
-use crate::engine::{DeltaStream, Engine, KvEvent, KvStream, PrefillReport};
+use crate::embed;
+use crate::engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::handoff::{self, KvPuller};
 
 /// Speeds and sizes of a simulated machine.
@@ -159,6 +162,8 @@ impl Engine for SimEngine {
             n_slots: config.n_slots,
             memory: Memory::default(),
             has_chat_template: true,
+            generates: true,
+            embedding: Some(vectors::facts(config.n_ctx)),
             role: Role::Both,
             kv: Some(kv::identity(config)),
             facts: ModelFacts::default(),
@@ -250,6 +255,24 @@ impl Engine for SimEngine {
             yield Delta::Finished { reason, timings };
         };
         // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.
+        Ok(deltas.boxed())
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        let config = &self.state.config;
+        embed::check(&request, vectors::facts(config.n_ctx), N_VOCAB)?;
+        let state = Arc::clone(&self.state);
+        let place = QueuePlace::take(Arc::clone(&state))?;
+        let deltas = async_stream::stream! {
+            let _place = place;
+            let started = Instant::now();
+            for input in &request.inputs {
+                state.prefill(input.len()).await;
+                yield Ok(EmbedDelta::Vector(vectors::of(input)));
+            }
+            let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };
+            yield Ok(EmbedDelta::Finished { timings });
+        };
         Ok(deltas.boxed())
     }
 

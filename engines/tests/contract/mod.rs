@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
+use baton_schemas::embed::{EmbedDelta, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::{CacheScope, Group, TokenDelta};
@@ -30,6 +31,9 @@ pub(crate) async fn check(engine: Arc<dyn Engine>) {
         more_sequences_than_slots_all_complete(&engine).await;
         the_queue_is_bounded(&engine).await;
         a_dropped_stream_frees_its_slot(&engine).await;
+        each_text_gets_its_own_vector(&engine).await;
+        vectors_that_cannot_be_are_refused_up_front(&engine).await;
+        dropped_vectors_free_their_place(&engine).await;
     };
     tokio::time::timeout(10 * DEADLINE, checks).await.expect("the contract's checks hang");
 }
@@ -268,4 +272,80 @@ async fn a_dropped_stream_frees_its_slot(engine: &Arc<dyn Engine>) {
         drop(streams);
         until_idle(engine).await;
     }
+}
+
+async fn vectors(engine: &Arc<dyn Engine>, inputs: Vec<Vec<Token>>) -> Vec<Vec<f32>> {
+    let mut deltas = engine.embed(EmbedSequences { inputs }).await.unwrap();
+    let mut vectors = Vec::new();
+    loop {
+        match deltas.next().await.expect("a stream ends with Finished").unwrap() {
+            EmbedDelta::Vector(vector) => vectors.push(vector),
+            EmbedDelta::Finished { .. } => {
+                assert!(deltas.next().await.is_none(), "nothing follows Finished");
+                return vectors;
+            }
+        }
+    }
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+async fn each_text_gets_its_own_vector(engine: &Arc<dyn Engine>) {
+    let facts = engine.info().await.unwrap().embedding.expect("an engine of this suite gives vectors");
+    let mut inputs = Vec::new();
+    // More than one step takes, the longest text longer than one batch.
+    for (i, n_words) in [1, 3, 700, 20].into_iter().cycle().take(12).enumerate() {
+        let mut input = tokens(engine, &format!("text {i}{}", " fox".repeat(n_words))).await;
+        input.truncate(700);
+        inputs.push(input);
+    }
+    let together = vectors(engine, inputs.clone()).await;
+    assert_eq!(together.len(), inputs.len());
+    for vector in &together {
+        assert_eq!(vector.len(), facts.n_embd as usize);
+        assert!((cosine(vector, vector) - 1.0).abs() < 1e-4);
+    }
+    for (i, input) in inputs.iter().enumerate().step_by(5) {
+        let alone = vectors(engine, vec![input.clone()]).await;
+        assert!(cosine(&alone[0], &together[i]) > 0.99, "text {i} depends on its neighbours");
+    }
+    assert!(cosine(&together[0], &together[1]) < 0.999, "texts make a difference");
+}
+
+async fn vectors_that_cannot_be_are_refused_up_front(engine: &Arc<dyn Engine>) {
+    let info = engine.info().await.unwrap();
+    let n_ctx = info.embedding.unwrap().n_ctx;
+    let refusal = async |inputs: Vec<Vec<Token>>| match engine.embed(EmbedSequences { inputs }).await {
+        Ok(_) => panic!("accepted"),
+        Err(error) => error,
+    };
+    let token = tokens(engine, "x").await[0];
+    for wrong in [vec![], vec![vec![]], vec![vec![token], vec![info.n_vocab]]] {
+        assert!(matches!(refusal(wrong).await, EngineError::InvalidRequest { .. }));
+    }
+    let long = vec![vec![token; n_ctx as usize + 1]];
+    assert_eq!(refusal(long).await, EngineError::ContextOverflow { n_prompt: n_ctx + 1, n_ctx });
+    until_idle(engine).await;
+}
+
+async fn dropped_vectors_free_their_place(engine: &Arc<dyn Engine>) {
+    let word = tokens(engine, "word").await[0];
+    let inputs = vec![vec![word; 300]; 400];
+    let mut held = Vec::new();
+    for _ in 0..MAX_QUEUED {
+        held.push(engine.embed(EmbedSequences { inputs: inputs.clone() }).await.unwrap());
+    }
+    let refused = engine.embed(EmbedSequences { inputs: inputs.clone() }).await.err();
+    assert_eq!(refused, Some(EngineError::QueueFull { limit: MAX_QUEUED as u32 }));
+    assert!(matches!(held[0].next().await, Some(Ok(EmbedDelta::Vector(_)))));
+    // Between them a sequence still runs to its end.
+    held.truncate(1);
+    while engine.load().await.unwrap().queued > 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(reply(engine, greedy(engine, "Meanwhile", 3).await).await.tokens.len(), 3);
+    drop(held);
+    until_idle(engine).await;
 }

@@ -23,6 +23,7 @@ impl Draft {
             Architecture::GptOss => "gpt-oss",
             Architecture::DeepSeek2 => "deepseek2",
             Architecture::Mamba => "mamba",
+            Architecture::Bert => unreachable!("it has a file of its own"),
         };
         self.set("general.architecture", Value::String(self.architecture.into()));
         self.set("general.name", Value::String(format!("tiny {}", self.architecture)));
@@ -55,6 +56,7 @@ impl Draft {
             }
             Architecture::DeepSeek2 => self.latent_keys(),
             Architecture::Mamba => self.mamba_keys(),
+            Architecture::Bert => {}
         }
         for layer in 0..N_LAYER {
             self.layer(architecture, &format!("blk.{layer}"));
@@ -91,6 +93,7 @@ impl Draft {
                 self.feed_forward(blk);
             }
             Architecture::Mamba => self.mamba(blk),
+            Architecture::Bert => {}
         }
     }
 

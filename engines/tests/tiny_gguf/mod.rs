@@ -2,8 +2,10 @@
 //!
 //! What they say is noise, but llama.cpp runs them as it runs the real ones, so whatever must hold for any weights can
 //! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`.
+#![allow(dead_code, reason = "each test file uses its part")]
 
 mod architectures;
+pub(crate) mod bert;
 mod tokenizer;
 
 use std::fs::File;
@@ -28,6 +30,8 @@ pub(crate) enum Architecture {
     DeepSeek2,
     /// Recurrent.
     Mamba,
+    /// An encoder.
+    Bert,
 }
 
 /// Positions that the windowed layers of [`Architecture::GptOss`] look back.
@@ -35,8 +39,18 @@ pub(crate) const WINDOW: u32 = 16;
 
 /// Writes a model. The same architecture and seed give the same bytes.
 pub(crate) fn write(path: &Path, architecture: Architecture, seed: u64) {
+    write_with(path, architecture, seed, &[]);
+}
+
+/// The same with further keys of the architecture's own.
+pub(crate) fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &[(&str, u32)]) {
     let mut draft = Draft { architecture: "", metadata: Vec::new(), tensors: Vec::new(), random: SplitMix64(seed) };
-    draft.add_architecture(architecture);
+    if architecture == Architecture::Bert {
+        draft.add_bert()
+    } else {
+        draft.add_architecture(architecture)
+    }
+    draft.numbers(numbers);
     let metadata: Vec<(&str, &Value)> = draft.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
     let tensors: Vec<(&str, &QTensor)> = draft.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();

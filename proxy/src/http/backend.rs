@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
+use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
-use baton_schemas::{EngineError, GenerateRequest, Token};
+use baton_schemas::{GenerateRequest, Token};
 
+use crate::embed::Embedded;
 use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
 use crate::plan::explanation::Explanation;
@@ -20,6 +22,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
     /// that leaves frees its slot.
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError>;
+
+    /// The vectors of some texts. Dropping the future cancels them.
+    async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError>;
 
     /// What would be done with a request now, and why. Generates nothing.
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError>;
@@ -58,6 +63,14 @@ pub trait Backend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<String, RequestError>;
 
+    /// Tokens of a conversation as a model's chat template writes it.
+    async fn count(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<u32, RequestError>;
+
     /// A conversation as a model's chat template writes it.
     async fn render(
         &self,
@@ -95,14 +108,6 @@ pub struct ReadyModel {
 pub fn find(models: Vec<Model>, name: &str) -> Result<Model, RequestError> {
     let found = models.into_iter().find(|model| model.names.iter().any(|known| names::are_same(known, name)));
     found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
-}
-
-/// Why an embedding is refused: there is no such model, or it is none for that.
-pub fn no_embeddings(models: Vec<Model>, name: &str) -> RequestError {
-    match find(models, name) {
-        Ok(_) => EngineError::Unsupported { feature: "embeddings: its model generates text".to_owned() }.into(),
-        Err(error) => error,
-    }
 }
 
 /// Whether the endpoint can answer. Reasons are shown to anybody: no paths, no addresses.

@@ -7,11 +7,19 @@ pub enum Dialect {
     OpenAi,
     /// Ollama's.
     Ollama,
+    /// Anthropic's.
+    Anthropic,
 }
 
 impl Dialect {
     /// The dialect of a path, whether or not there is such a route.
     pub fn of(path: &str) -> Dialect {
-        if path == "/api" || path.starts_with("/api/") { Dialect::Ollama } else { Dialect::OpenAi }
+        let is_under =
+            |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        match () {
+            () if is_under("/api") => Dialect::Ollama,
+            () if is_under("/v1/messages") => Dialect::Anthropic,
+            () => Dialect::OpenAi,
+        }
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use baton_schemas::EngineError;
 use baton_schemas::ollama::ErrorReply;
 use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
+use baton_schemas::{EngineError, anthropic};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
@@ -108,6 +108,9 @@ fn map(error: &RequestError) -> Failure {
         }
         RequestError::RateLimited { retry_after, .. } => limited(error, "rate_limit_exceeded", *retry_after),
         RequestError::TooManyAtOnce { retry_after, .. } => limited(error, "concurrency_limit_exceeded", *retry_after),
+        RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
+            overflow(Failure::invalid(error), *n_tokens, *n_ctx, "input")
+        }
         // 503 and not 429: the server is full, the caller has done nothing wrong. 429 is for limits per key.
         RequestError::Overloaded { retry_after, .. } => coded(Failure::unavailable(error, *retry_after), "queue_full"),
         RequestError::Unavailable { retry_after, .. } => Failure::unavailable(error, *retry_after),
@@ -118,10 +121,7 @@ fn map(error: &RequestError) -> Failure {
 fn map_engine(error: &EngineError) -> Failure {
     match error {
         EngineError::ContextOverflow { n_prompt, n_ctx } => {
-            let mut failure = coded(Failure::invalid(error), "context_length_exceeded");
-            failure.error =
-                ErrorBody { n_prompt_tokens: Some(*n_prompt), n_ctx: Some(*n_ctx), ..failure.error.param("messages") };
-            failure
+            overflow(Failure::invalid(error), *n_prompt, *n_ctx, "messages")
         }
         EngineError::QueueFull { .. } => coded(Failure::unavailable(error, SOON), "queue_full"),
         EngineError::InvalidRequest { .. } => Failure::invalid(error),
@@ -143,6 +143,12 @@ fn map_engine(error: &EngineError) -> Failure {
 fn limited(error: &RequestError, code: &'static str, after: Duration) -> Failure {
     let body = ErrorBody::new(ErrorKind::RateLimit, error.to_string()).code(code);
     Failure { retry: Retry::After(after), ..Failure::new(StatusCode::TOO_MANY_REQUESTS, body) }
+}
+
+/// With what agents read to decide how much to compact.
+fn overflow(failure: Failure, n_prompt: u32, n_ctx: u32, param: &str) -> Failure {
+    let error = failure.error.code("context_length_exceeded").param(param);
+    Failure { error: ErrorBody { n_prompt_tokens: Some(n_prompt), n_ctx: Some(n_ctx), ..error }, ..failure }
 }
 
 fn coded(failure: Failure, code: &'static str) -> Failure {
@@ -177,6 +183,9 @@ impl Failure {
     pub fn respond(self, dialect: Dialect) -> Response {
         let mut response = match dialect {
             Dialect::OpenAi => (self.status, Json(ErrorEnvelope { error: self.error })).into_response(),
+            Dialect::Anthropic => {
+                (self.status, Json(anthropic::ErrorReply::new(self.status.as_u16(), self.error))).into_response()
+            }
             Dialect::Ollama => (self.status, Json(ErrorReply { error: self.error.message })).into_response(),
         };
         let headers = response.headers_mut();

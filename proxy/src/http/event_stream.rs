@@ -1,4 +1,4 @@
-//! What every stream of server-sent events says in its head.
+//! What streams of server-sent events have in common: their head, and the comment that breaks silence.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -8,4 +8,9 @@ pub(super) fn sse_headers(headers: &mut HeaderMap) {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx buffers what it proxies unless told not to.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+}
+
+/// A comment that every reader skips. It tells the place of a request that still waits to be admitted.
+pub(super) fn comment(place: Option<usize>) -> String {
+    place.map_or_else(|| ":\n\n".to_owned(), |place| format!(": place {place} in the queue\n\n"))
 }

@@ -4,6 +4,7 @@
 //! is behind [`Backend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
 
 pub mod access;
+pub mod anthropic;
 pub mod auth;
 pub mod backend;
 pub mod body;
@@ -90,6 +91,7 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) 
         .route("/", get(welcome::welcome))
         .route("/v1/chat/completions", post(openai::chat::complete))
         .route("/v1/completions", post(openai::completions::complete))
+        .route("/v1/responses", post(openai::responses::create))
         .route("/v1/embeddings", post(openai::embeddings::embed))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::show))
@@ -104,6 +106,7 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) 
         .route("/health", get(health::health))
         .route("/v1/health", get(health::health))
         .merge(ollama::routes())
+        .merge(anthropic::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(state);
@@ -122,13 +125,19 @@ pub fn listener(api: Router, names: host::Names) -> Router {
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 21] = [
+const ROUTES: [&str; 27] = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/embeddings",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "GET /v1/models",
     "GET /v1/models/{id}",
     "POST /api/chat",
     "POST /api/generate",
+    "POST /api/embed",
+    "POST /api/embeddings",
     "GET /api/tags",
     "GET /api/ps",
     "POST /api/show",

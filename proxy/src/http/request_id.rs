@@ -6,8 +6,13 @@ use axum::response::Response;
 use http::{HeaderName, HeaderValue};
 use tracing::Instrument;
 
+use super::dialect::Dialect;
+
 /// Where clients and proxies look for it.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Where Anthropic's SDKs look for it.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// A client's id ends in our logs, so its length is bounded.
 const MAX_LEN: usize = 128;
@@ -29,7 +34,11 @@ pub async fn attach(mut request: Request, next: Next) -> Response {
     let span =
         tracing::info_span!("request", id = id.as_str(), method = %request.method(), path = request.uri().path());
     request.extensions_mut().insert(id.clone());
+    let dialect = Dialect::of(request.uri().path());
     let mut response = next.run(request).instrument(span).await;
+    if dialect == Dialect::Anthropic {
+        response.headers_mut().insert(REQUEST_ID, id.0.clone());
+    }
     response.headers_mut().insert(X_REQUEST_ID, id.0);
     response
 }

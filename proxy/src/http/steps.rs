@@ -102,8 +102,8 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     formatted.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }
 
-/// Runs a stage of the request, but not past the drain deadline. The stage is dropped then, which cancels it.
-async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Output = T>) -> Result<T, RequestError> {
+/// Runs a stage of a request, but not past the drain deadline. The stage is dropped then, which cancels it.
+pub(super) async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Output = T>) -> Result<T, RequestError> {
     drain.0.run_until_cancelled(stage).await.ok_or_else(|| RequestError::Unavailable {
         reason: "the server is stopping".to_owned(),
         retry_after: Duration::from_secs(1),

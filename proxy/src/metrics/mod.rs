@@ -12,7 +12,7 @@ mod states;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 
-pub use self::requests::{RequestMetrics, Routed, Summary};
+pub use self::requests::{EmbedSummary, RequestMetrics, Routed, Summary};
 use crate::state::EndpointState;
 
 /// Of what [`text`] gives.

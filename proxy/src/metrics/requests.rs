@@ -58,6 +58,11 @@ pub struct RequestMetrics {
     kv_bytes: Counters,
     hidden: Histograms,
     unhidden: Histograms,
+    embed_requests: Counters,
+    embed_errors: Counters,
+    embed_tokens: Counters,
+    embed_vectors: Counters,
+    embed_latency: Histograms,
 }
 
 /// A request at its end. Times in seconds.
@@ -70,6 +75,22 @@ pub struct Summary<'a> {
     pub error: Option<&'static str>,
     /// What came of it, if it had a route.
     pub routed: Option<Routed>,
+    /// From arrival to the end.
+    pub e2e: f64,
+}
+
+/// A request for vectors at its end. Times in seconds.
+pub struct EmbedSummary<'a> {
+    /// Its model's public name, or `unknown`.
+    pub model: &'a str,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why it failed.
+    pub error: Option<&'static str>,
+    /// Vectors sent.
+    pub n_vectors: u64,
+    /// Tokens of their texts.
+    pub n_tokens: u64,
     /// From arrival to the end.
     pub e2e: f64,
 }
@@ -145,6 +166,21 @@ impl RequestMetrics {
             self.unhidden.get_or_create(&model).observe(handoff.unhidden_ms / 1e3);
         }
     }
+
+    /// A request for vectors has ended.
+    pub fn embedded(&self, request: &EmbedSummary<'_>) {
+        let model = of_model(request.model);
+        let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
+        self.embed_requests.get_or_create(&with("outcome", request.outcome.as_str())).inc();
+        if let Some(error) = request.error {
+            self.embed_errors.get_or_create(&with("reason", error)).inc();
+        }
+        if request.outcome == Outcome::Done {
+            self.embed_tokens.get_or_create(&model).inc_by(request.n_tokens);
+            self.embed_vectors.get_or_create(&model).inc_by(request.n_vectors);
+            self.embed_latency.get_or_create(&model).observe(request.e2e);
+        }
+    }
 }
 
 fn of_model(model: &str) -> Labels {
@@ -168,6 +204,10 @@ impl Default for RequestMetrics {
         let generated_tokens = counters("generation_tokens", "Tokens generated");
         let handoffs = counters("handoffs", "Handoffs by result");
         let kv_bytes = counters("handoff_kv_bytes", "Bytes of KV moved between nodes");
+        let embed_requests = counters("embedding_requests", "Requests for vectors by how they ended");
+        let embed_errors = counters("embedding_request_errors", "Requests for vectors that failed, by reason");
+        let embed_tokens = counters("embedding_tokens", "Tokens of embedded texts");
+        let embed_vectors = counters("embedding_vectors", "Vectors computed");
         let mut histograms = |name: &str, help: &str, unit: Option<Unit>, buckets: &'static [f64]| {
             let family = Histograms::new_with_constructor(Buckets(buckets));
             match unit {
@@ -185,7 +225,10 @@ impl Default for RequestMetrics {
         let prediction = histograms("ttft_prediction_ratio", help, None, &RATIO_BUCKETS);
         let help = "KV transfer that ran beside the prefill";
         let hidden = histograms("handoff_hidden", help, s.clone(), &WAIT_BUCKETS);
-        let unhidden = histograms("handoff_unhidden", "KV transfer that the client waited for", s, &WAIT_BUCKETS);
+        let help = "KV transfer that the client waited for";
+        let unhidden = histograms("handoff_unhidden", help, s.clone(), &WAIT_BUCKETS);
+        let help = "From arrival to the last vector";
+        let embed_latency = histograms("embedding_request_latency", help, s, &E2E_BUCKETS);
         RequestMetrics {
             registry,
             http_requests,
@@ -204,6 +247,11 @@ impl Default for RequestMetrics {
             kv_bytes,
             hidden,
             unhidden,
+            embed_requests,
+            embed_errors,
+            embed_tokens,
+            embed_vectors,
+            embed_latency,
         }
     }
 }

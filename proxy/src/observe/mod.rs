@@ -1,15 +1,20 @@
 //! What is noted of requests as they pass: how they went, never what they said.
 //!
 //! [`RequestWatch`] travels with a request from its arrival to the end of its stream, like its permit, and tells the
-//! [`Observer`] once it is dropped.
+//! [`Observer`] once it is dropped. [`EmbedWatch`] is the same for requests for vectors.
 
+mod embed_watch;
 mod journal;
 mod watch;
 
+pub use self::embed_watch::EmbedWatch;
 pub use self::journal::{Journal, MAX_RECORDS, Outcome, RouteRecord};
 pub use self::watch::RequestWatch;
 
 use crate::metrics::RequestMetrics;
+
+/// Label of requests for models that are not served: what clients write must not become labels.
+const UNKNOWN_MODEL: &str = "unknown";
 
 /// Everything that is noted, of all requests.
 #[derive(Debug, Default)]

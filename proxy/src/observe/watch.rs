@@ -8,14 +8,11 @@ use baton_schemas::handoff::HandoffTimings;
 
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::{Observer, Outcome, RouteRecord};
+use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::RequestError;
 use crate::generate::Event;
 use crate::metrics::{Routed, Summary};
 use crate::plan::Plan;
-
-/// Label of requests for models that are not served: what clients write must not become labels.
-const UNKNOWN_MODEL: &str = "unknown";
 
 /// Travels with a request. Dropping it is its end: without [`RequestWatch::failed`] and with choices still open, the
 /// client has left.

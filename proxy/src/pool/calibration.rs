@@ -74,7 +74,8 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
 }
 
 fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Instant>) -> Vec<Unknown> {
-    let idle = |node: &Node| node.info().is_some() && node.load().active_slots == 0 && node.breaker.would_pass();
+    let generates = |node: &Node| node.info().is_some_and(|info| info.generates);
+    let idle = |node: &Node| generates(node) && node.load().active_slots == 0 && node.breaker.would_pass();
     let is_due = |unknown: &Unknown| due.get(unknown).is_none_or(|at| *at <= Instant::now());
     let links = model.routes.view().links;
     let mut found = Vec::new();

@@ -77,6 +77,14 @@ impl ChoiceReply {
         if has_called && reason == FinishReason::Stop { FinishReason::ToolCalls } else { reason }
     }
 
+    /// The stop string that ended the reply, if one did.
+    pub fn stop_string(&self) -> Option<String> {
+        match &self.reader {
+            Some(reader) => reader.stop_string(),
+            None => self.text.stop_string(),
+        }
+    }
+
     /// Tokens that were reasoning.
     pub fn n_reasoning(&self) -> u32 {
         self.n_reasoning

@@ -20,13 +20,15 @@ pub struct StopScanner {
     /// waits for an earlier one.
     held: String,
     stopped: bool,
+    /// Which one it was.
+    reached: Option<String>,
 }
 
 impl StopScanner {
     /// Empty stop strings would end every text at its start, so they are ignored.
     pub fn new(stops: Vec<String>) -> Self {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        StopScanner { stops, held: String::new(), stopped: false }
+        StopScanner { stops, held: String::new(), stopped: false, reached: None }
     }
 
     /// Takes the next piece and releases what can no longer become part of a stop string. After a stop, nothing.
@@ -42,6 +44,11 @@ impl StopScanner {
         };
         self.stopped = found == Found::Whole;
         self.cut(start)
+    }
+
+    /// The stop string that ended the text; of several that begin at its end, the longest.
+    pub fn reached(&self) -> Option<&str> {
+        self.reached.as_deref()
     }
 
     /// Ends the text: what was held is released, up to a stop string that was complete but waited for an earlier one.
@@ -60,6 +67,8 @@ impl StopScanner {
         let rest = self.held.split_off(start);
         let text = std::mem::replace(&mut self.held, rest);
         if self.stopped {
+            let there = self.stops.iter().filter(|stop| self.held.starts_with(stop.as_str()));
+            self.reached = there.max_by_key(|stop| stop.len()).cloned();
             self.held.clear();
         }
         Scan { text, stopped: self.stopped }

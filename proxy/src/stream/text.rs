@@ -103,6 +103,11 @@ impl ChoiceText {
         step
     }
 
+    /// The stop string that ended the text, if one did.
+    pub fn stop_string(&self) -> Option<String> {
+        self.stop.reached().map(str::to_owned)
+    }
+
     /// Where the character begins that the first of the next bytes is part of.
     fn start_of(&self, bytes: &[u8]) -> usize {
         match bytes.first() {

@@ -60,6 +60,11 @@ impl ReplyReader {
         thinks || self.calls.as_ref().is_some_and(|calls| calls.is_thinking())
     }
 
+    /// The stop string that ended the reply, if one did.
+    pub fn stop_string(&self) -> Option<String> {
+        self.stop.reached().map(str::to_owned)
+    }
+
     /// Whether the reply is over, by a stop string or by the only call it may hold.
     pub fn is_stopped(&self) -> bool {
         self.stopped

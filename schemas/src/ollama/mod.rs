@@ -5,6 +5,7 @@
 //! is a pure function of bytes; the proxy's `http::ollama` gives it sockets.
 
 pub mod chat_request;
+pub mod embed;
 pub mod generate_request;
 pub mod model;
 pub mod model_request;

@@ -135,13 +135,23 @@ impl Show {
     /// All that is known of a model.
     pub fn new(modified_at: String, info: &NodeInfo) -> Self {
         let architecture = &info.architecture;
-        let model_info = json!({
+        let mut model_info = json!({
             "general.architecture": architecture,
             "general.basename": info.model,
             "general.parameter_count": info.facts.n_params,
             (format!("{architecture}.context_length")): info.n_ctx_train,
             (format!("{architecture}.vocab_size")): info.n_vocab,
         });
+        if let Some(embedding) = &info.embedding {
+            model_info[format!("{architecture}.embedding_length")] = embedding.n_embd.into();
+        }
+        let is_embedding_model = info.embedding.is_some_and(|embedding| embedding.is_trained);
+        // One or the other, as Ollama has it, though most models that complete also give vectors.
+        let task = match (info.generates, is_embedding_model) {
+            (_, true) => Some("embedding"),
+            (true, false) => Some("completion"),
+            (false, false) => None,
+        };
         let insert = info.facts.infill.is_some().then_some("insert");
         // Where the template knows no tools, the system message tells of them.
         let tools = info.has_chat_template.then_some("tools");
@@ -151,7 +161,7 @@ impl Show {
             template: info.facts.chat_template.clone(),
             details: Details::of(info),
             model_info: model_info.as_object().cloned().unwrap_or_default(),
-            capabilities: ["completion"].into_iter().chain(insert).chain(tools).chain(thinking).collect(),
+            capabilities: task.into_iter().chain(insert).chain(tools).chain(thinking).collect(),
             modified_at,
         }
     }
@@ -174,6 +184,7 @@ fn human_number(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::embed::{EmbeddingFacts, Pooling};
     use crate::node::{InfillTokens, Memory, ModelFacts, Role};
 
     fn info() -> NodeInfo {
@@ -187,6 +198,8 @@ mod tests {
             n_slots: 4,
             memory: Memory { model: 90, kv: 10 },
             has_chat_template: true,
+            generates: true,
+            embedding: None,
             role: Role::Both,
             kv: None,
             facts: ModelFacts {
@@ -222,6 +235,15 @@ mod tests {
         let chat_template = "<think></think>".to_owned();
         let info = NodeInfo { facts: ModelFacts { chat_template, ..info.facts }, ..info };
         assert!(Show::new(String::new(), &info).capabilities.contains(&"thinking"));
+    }
+
+    #[test]
+    fn a_model_that_was_trained_for_vectors_says_so() {
+        let facts = EmbeddingFacts { n_embd: 384, n_ctx: 512, pooling: Pooling::Cls, is_trained: true };
+        let show = |generates, embedding| Show::new(String::new(), &NodeInfo { generates, embedding, ..info() });
+        assert_eq!(show(false, Some(facts)).capabilities, ["embedding"]);
+        assert_eq!(show(false, Some(facts)).model_info["llama.embedding_length"], 384);
+        assert_eq!(show(true, Some(EmbeddingFacts { is_trained: false, ..facts })).capabilities, ["completion"]);
     }
 
     #[test]

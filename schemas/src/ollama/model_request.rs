@@ -1,4 +1,4 @@
-//! A body that names a model: `/api/show`, `/api/pull`, `/api/embed` and `/api/embeddings`.
+//! A body that names a model: `/api/show` and `/api/pull`.
 
 use crate::request::fields::Fields;
 use crate::request::{InvalidRequest, json};

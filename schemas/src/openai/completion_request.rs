@@ -6,8 +6,7 @@ use super::chat_request::{N_CHOICES, TOP_LOGPROBS, include_usage};
 use super::{not_yet, response_format};
 use crate::generate::{GenerateRequest, Input, Sampling};
 use crate::request::fields::{Fields, wrong_type};
-use crate::request::{InvalidRequest, json, sampling, stop};
-use crate::sequence::Token;
+use crate::request::{InvalidRequest, json, sampling, stop, tokens};
 use crate::tools::ToolUse;
 
 /// OpenAI's default. A chat ends by itself, a bare text often does not.
@@ -87,7 +86,9 @@ fn prompts(root: Fields<'_>) -> Result<Vec<Input>, InvalidRequest> {
     match root.get("prompt") {
         None => Err(InvalidRequest::at("prompt", "is missing")),
         Some(Value::Array(items)) if items.is_empty() => Err(InvalidRequest::at("prompt", "must not be empty")),
-        Some(Value::Array(items)) if items.iter().all(Value::is_number) => Ok(vec![tokens(items, "prompt")?]),
+        Some(Value::Array(items)) if items.iter().all(Value::is_number) => {
+            Ok(vec![Input::Tokens(tokens::parse(items, "prompt")?)])
+        }
         Some(Value::Array(items)) if items.len() > MAX_CHOICES as usize => {
             let problem = format!("must be at most {MAX_CHOICES} prompts, but is {}", items.len());
             Err(InvalidRequest::at("prompt", problem))
@@ -104,17 +105,9 @@ fn prompt(value: &Value, name: &str) -> Result<Input, InvalidRequest> {
         Value::String(text) if text.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
         Value::String(text) => Ok(Input::Text(text.clone())),
         Value::Array(items) if items.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
-        Value::Array(items) => tokens(items, name),
+        Value::Array(items) => tokens::parse(items, name).map(Input::Tokens),
         other => Err(wrong_type(name, "a string or an array of tokens", other)),
     }
-}
-
-fn tokens(items: &[Value], name: &str) -> Result<Input, InvalidRequest> {
-    let token = |item: &Value| item.as_u64().and_then(|id| Token::try_from(id).ok());
-    let tokens = items
-        .iter()
-        .map(|item| token(item).ok_or_else(|| InvalidRequest::at(name, "has an item that is not a token's id")));
-    tokens.collect::<Result<_, _>>().map(Input::Tokens)
 }
 
 /// With a `suffix`, each prompt is the text before what is wanted.

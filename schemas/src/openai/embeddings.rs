@@ -1,9 +1,185 @@
-//! `POST /v1/embeddings`, as far as it takes to refuse it: no engine here runs embedding models.
+//! `POST /v1/embeddings`: a body → one [`EmbedRequest`], and its reply.
+//!
+//! Accepted and ignored: `user`, and any field nobody here has heard of.
 
-use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, json};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Serialize;
+use serde_json::Value;
 
-/// The model that a body names.
-pub fn model(body: &[u8]) -> Result<String, InvalidRequest> {
-    Fields::root(&json::read_object(body)?).model()
+use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS, le_bytes};
+use crate::request::fields::{Fields, wrong_type};
+use crate::request::{InvalidRequest, json, tokens};
+
+/// Texts to embed as the client asked for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbeddingsRequest {
+    /// What to embed.
+    pub embed: EmbedRequest,
+    /// How the vectors are to be written.
+    pub encoding: Encoding,
+}
+
+/// How vectors are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Encoding {
+    /// As arrays of numbers.
+    Float,
+    /// As base64 of 32-bit floats, the least significant byte first. OpenAI's SDKs ask for it unless they are told not
+    /// to.
+    Base64,
+}
+
+impl EmbeddingsRequest {
+    /// Reads a body.
+    pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
+        let object = json::read_object(body)?;
+        let root = Fields::root(&object);
+        let encoding = match root.string("encoding_format")? {
+            None | Some("float") => Encoding::Float,
+            Some("base64") => Encoding::Base64,
+            Some(_) => return Err(InvalidRequest::at("encoding_format", "must be float or base64")),
+        };
+        let dimensions = root.integer("dimensions", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
+        let embed = EmbedRequest { model: root.model()?, inputs: inputs(root)?, truncate: false, dimensions };
+        Ok(EmbeddingsRequest { embed, encoding })
+    }
+}
+
+/// A string, tokens, or an array of one of them.
+fn inputs(root: Fields<'_>) -> Result<Vec<EmbedInput>, InvalidRequest> {
+    match root.get("input") {
+        None => Err(InvalidRequest::at("input", "is missing")),
+        Some(Value::Array(items)) if items.is_empty() => Err(InvalidRequest::at("input", "must not be empty")),
+        Some(Value::Array(items)) if items.iter().all(Value::is_number) => {
+            Ok(vec![EmbedInput::Tokens(tokens::parse(items, "input")?)])
+        }
+        Some(Value::Array(items)) if items.len() > MAX_INPUTS => {
+            Err(InvalidRequest::at("input", format_args!("must be at most {MAX_INPUTS} texts, but is {}", items.len())))
+        }
+        Some(Value::Array(items)) => {
+            items.iter().enumerate().map(|(idx, item)| input(item, &format!("input[{idx}]"))).collect()
+        }
+        Some(one) => Ok(vec![input(one, "input")?]),
+    }
+}
+
+fn input(value: &Value, name: &str) -> Result<EmbedInput, InvalidRequest> {
+    match value {
+        Value::String(text) if text.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
+        Value::String(text) => Ok(EmbedInput::Text(text.clone())),
+        Value::Array(items) if items.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
+        Value::Array(items) => tokens::parse(items, name).map(EmbedInput::Tokens),
+        other => Err(wrong_type(name, "a string or an array of tokens", other)),
+    }
+}
+
+/// The reply.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EmbeddingList {
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    embedding: Values,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+enum Values {
+    Floats(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct EmbeddingUsage {
+    prompt_tokens: u32,
+    total_tokens: u32,
+}
+
+impl EmbeddingList {
+    /// The vectors of a request's inputs, in their order; `n_tokens` of all of them.
+    pub fn new(model: String, vectors: Vec<Vec<f32>>, encoding: Encoding, n_tokens: u32) -> Self {
+        let values = |vector: Vec<f32>| match encoding {
+            Encoding::Float => Values::Floats(vector),
+            Encoding::Base64 => Values::Base64(STANDARD.encode(le_bytes(&vector))),
+        };
+        let embeddings = vectors.into_iter().enumerate();
+        EmbeddingList {
+            object: "list",
+            data: embeddings
+                .map(|(index, vector)| Embedding { object: "embedding", index, embedding: values(vector) })
+                .collect(),
+            model,
+            usage: EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parsed(extra: Value) -> Result<EmbeddingsRequest, InvalidRequest> {
+        let mut body = json!({"model": "m", "input": "hi"});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        EmbeddingsRequest::parse(body.to_string().as_bytes())
+    }
+
+    fn check(input: Value, expected: &[EmbedInput]) {
+        assert_eq!(parsed(json!({ "input": input })).unwrap().embed.inputs, expected, "{input}");
+    }
+
+    fn refused(extra: Value, param: &str) {
+        assert_eq!(parsed(extra.clone()).unwrap_err().param.as_deref(), Some(param), "{extra}");
+    }
+
+    #[test]
+    fn every_form_of_an_input_is_read() {
+        let text = |text: &str| EmbedInput::Text(text.into());
+        check(json!("hi"), &[text("hi")]);
+        check(json!(["a", "b"]), &[text("a"), text("b")]);
+        check(json!([1, 2]), &[EmbedInput::Tokens(vec![1, 2])]);
+        check(json!([[1], [2, 3]]), &[EmbedInput::Tokens(vec![1]), EmbedInput::Tokens(vec![2, 3])]);
+        let request = parsed(json!({"encoding_format": "base64", "dimensions": 8, "user": "x"})).unwrap();
+        assert_eq!((request.encoding, request.embed.dimensions), (Encoding::Base64, Some(8)));
+        assert_eq!((parsed(json!({})).unwrap().encoding, request.embed.truncate), (Encoding::Float, false));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        refused(json!({"input": null}), "input");
+        refused(json!({"input": ""}), "input");
+        refused(json!({"input": []}), "input");
+        refused(json!({"input": {}}), "input");
+        refused(json!({"input": [-1]}), "input");
+        refused(json!({"input": ["a", ""]}), "input[1]");
+        refused(json!({"input": ["a", 1]}), "input[1]");
+        refused(json!({"input": [[1], []]}), "input[1]");
+        refused(json!({"input": vec!["a"; MAX_INPUTS + 1]}), "input");
+        refused(json!({"model": ""}), "model");
+        refused(json!({"encoding_format": "int8"}), "encoding_format");
+        refused(json!({"dimensions": 0}), "dimensions");
+    }
+
+    #[test]
+    fn both_encodings_say_the_same() {
+        let list = |encoding| {
+            let list = EmbeddingList::new("m".into(), vec![vec![0.5, -1.0], vec![0.1, 0.0]], encoding, 7);
+            serde_json::to_string(&list).unwrap()
+        };
+        assert_eq!(
+            list(Encoding::Float),
+            r#"{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5,-1.0]},{"object":"embedding","index":1,"embedding":[0.1,0.0]}],"model":"m","usage":{"prompt_tokens":7,"total_tokens":7}}"#
+        );
+        assert!(list(Encoding::Base64).contains(r#""embedding":"AAAAPwAAgL8="},"#), "{}", list(Encoding::Base64));
+    }
 }

@@ -59,17 +59,22 @@ fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
     })
 }
 
-/// A string, null, or parts. Text parts are joined by newlines, as llama-server does.
-fn content(fields: Fields<'_>) -> Result<String, InvalidRequest> {
-    match fields.get("content") {
+/// A message's `content`: a string, null, or parts. Text parts are joined by newlines, as llama-server does.
+pub(super) fn content(fields: Fields<'_>) -> Result<String, InvalidRequest> {
+    content_of(fields, "content")
+}
+
+/// The same under another name.
+pub(super) fn content_of(fields: Fields<'_>, name: &str) -> Result<String, InvalidRequest> {
+    match fields.get(name) {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Array(parts)) => {
-            let path = fields.name("content");
+            let path = fields.name(name);
             let texts = parts.iter().enumerate().map(|(idx, value)| part(value, &format!("{path}[{idx}]")));
             Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
         }
-        Some(other) => Err(wrong_type(&fields.name("content"), "a string, null or an array of parts", other)),
+        Some(other) => Err(wrong_type(&fields.name(name), "a string, null or an array of parts", other)),
     }
 }
 
@@ -122,7 +127,7 @@ fn tool_call(value: &Value, path: &str) -> Result<Value, InvalidRequest> {
 
 /// Arguments as an object. What a model once wrote and nobody can parse stays a string: refusing it would end the
 /// conversation for good, since the client replays its history with every request.
-fn arguments(function: Fields<'_>) -> Result<Value, InvalidRequest> {
+pub(super) fn arguments(function: Fields<'_>) -> Result<Value, InvalidRequest> {
     match function.get("arguments") {
         None => Ok(Value::Object(Map::new())),
         Some(Value::Object(object)) => Ok(Value::Object(object.clone())),

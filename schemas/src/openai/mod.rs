@@ -12,6 +12,7 @@ pub mod embeddings;
 pub mod error;
 pub mod logprobs;
 pub mod models;
+pub mod responses;
 pub mod usage;
 
 mod messages;
@@ -23,5 +24,6 @@ pub use chat_request::ChatRequest;
 pub(crate) use chat_request::conversation;
 pub use completion_request::CompletionRequest;
 pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
+pub use responses::ResponsesRequest;
 
 pub use crate::request::InvalidRequest;

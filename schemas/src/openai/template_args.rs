@@ -22,20 +22,30 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Map<String, Value>, InvalidReque
     if let Some(thinking) = root.boolean("enable_thinking")? {
         args.insert("enable_thinking".to_owned(), thinking.into());
     }
-    match root.string("reasoning_effort")? {
-        None => {}
-        Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => {
-            args.insert("reasoning_effort".to_owned(), effort.into());
-            if effort == "none" {
-                args.entry("enable_thinking").or_insert(false.into());
-            }
-        }
-        Some(_) => {
-            let problem = "must be none, minimal, low, medium, high, xhigh or max";
-            return Err(InvalidRequest::at("reasoning_effort", problem));
-        }
+    if let Some(effort) = effort(root, "reasoning_effort")? {
+        set_effort(&mut args, effort);
     }
     Ok(args)
+}
+
+/// Tells the template how hard to think, under the names that templates read.
+pub(super) fn set_effort(args: &mut Map<String, Value>, effort: &str) {
+    args.insert("reasoning_effort".to_owned(), effort.into());
+    if effort == "none" {
+        args.entry("enable_thinking").or_insert(false.into());
+    }
+}
+
+/// How hard a model is to think, under this name.
+pub(super) fn effort<'a>(fields: Fields<'a>, name: &str) -> Result<Option<&'a str>, InvalidRequest> {
+    match fields.string(name)? {
+        None => Ok(None),
+        Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => Ok(Some(effort)),
+        Some(_) => {
+            let problem = "must be none, minimal, low, medium, high, xhigh or max";
+            Err(InvalidRequest::at(fields.name(name), problem))
+        }
+    }
 }
 
 #[cfg(test)]

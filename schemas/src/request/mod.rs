@@ -11,6 +11,7 @@ pub(crate) mod json;
 pub(crate) mod off;
 pub(crate) mod sampling;
 pub(crate) mod stop;
+pub(crate) mod tokens;
 pub(crate) mod tools;
 
 pub use invalid::InvalidRequest;

@@ -12,8 +12,13 @@ const MAX_STOP_BYTES: usize = 1024;
 
 /// Reads `stop`: a string, an array of strings, or nothing.
 pub(crate) fn parse(fields: Fields<'_>) -> Result<Vec<String>, InvalidRequest> {
-    let name = fields.name("stop");
-    let stops = match fields.get("stop") {
+    parse_named(fields, "stop")
+}
+
+/// The same under another name.
+pub(crate) fn parse_named(fields: Fields<'_>, field: &str) -> Result<Vec<String>, InvalidRequest> {
+    let name = fields.name(field);
+    let stops = match fields.get(field) {
         None => return Ok(Vec::new()),
         Some(one @ Value::String(_)) => std::slice::from_ref(one),
         Some(Value::Array(many)) => many,

@@ -1,5 +1,6 @@
 //! Ollama's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::ollama`.
 
+mod embed;
 mod failure;
 mod generate;
 mod models;
@@ -25,8 +26,8 @@ pub(super) fn routes() -> Router<HttpState> {
         .route("/api/show", post(models::show))
         .route("/api/version", get(models::version))
         .route("/api/pull", post(pull::pull))
-        .route("/api/embed", post(refused::embed))
-        .route("/api/embeddings", post(refused::embed))
+        .route("/api/embed", post(embed::embed))
+        .route("/api/embeddings", post(embed::embed_older))
         .route("/api/create", post(refused::change))
         .route("/api/copy", post(refused::change))
         .route("/api/push", post(refused::change))

@@ -1,24 +1,26 @@
-//! `POST /v1/embeddings`: refused, since no engine here runs embedding models.
+//! `POST /v1/embeddings`.
 
-use axum::Extension;
 use axum::extract::State;
-use baton_schemas::openai::embeddings;
+use axum::{Extension, Json};
+use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
 use crate::generate::Caller;
 use crate::http::body::JsonBody;
-use crate::http::{Failure, HttpState, backend};
+use crate::http::steps::{DrainDeadline, or_drained};
+use crate::http::{Failure, HttpState};
 
-/// 404 for a model that is not there, 501 for one that is.
+/// Reads, embeds, answers. When the client leaves, the server drops this future, and with it what is not computed yet.
 pub async fn embed(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
+    drain: Option<Extension<DrainDeadline>>,
     JsonBody(body): JsonBody,
-) -> Failure {
-    match embeddings::model(&body) {
-        Ok(model) => {
-            let error = backend::no_embeddings(state.models_for(&caller), &model);
-            Failure::of_request(&error, &caller.request_id)
-        }
-        Err(invalid) => invalid.into(),
-    }
+) -> Result<Json<EmbeddingList>, Failure> {
+    let EmbeddingsRequest { embed, encoding } = EmbeddingsRequest::parse(&body)?;
+    drop(body);
+    let model = embed.model.clone();
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    let embedded = or_drained(&drain, state.backend.embed(embed, &caller)).await.and_then(|outcome| outcome);
+    let embedded = embedded.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
+    Ok(Json(EmbeddingList::new(model, embedded.vectors, encoding, embedded.n_tokens)))
 }

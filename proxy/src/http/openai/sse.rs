@@ -10,6 +10,7 @@ use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::generate::Event;
 use crate::http::Failure;
+use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
@@ -106,7 +107,7 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
 
     /// A comment, which every SSE parser skips.
     fn heartbeat(&self, place: Option<usize>) -> String {
-        place.map_or_else(|| ":\n\n".to_owned(), |place| format!(": place {place} in the queue\n\n"))
+        comment(place)
     }
 }
 
@@ -133,7 +134,8 @@ mod tests {
 
     fn finished(choice: u32) -> Step {
         let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
-        Step::Event(Event::Finished { choice, reason: FinishReason::Stop, n_completion: 3, n_reasoning: 0, timings })
+        let (reason, n_completion) = (FinishReason::Stop, 3);
+        Step::Event(Event::Finished { choice, reason, stop: None, n_completion, n_reasoning: 0, timings })
     }
 
     /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.

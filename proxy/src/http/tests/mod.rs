@@ -1,14 +1,17 @@
 //! The HTTP surface over real sockets, in front of a backend that does what a test's script says.
 
 mod access;
+mod anthropic;
 mod bodies;
 mod chat;
 mod completions;
 mod connections;
+mod embeddings;
 mod errors;
 mod keys;
 mod llama_server;
 mod ollama;
+mod responses;
 mod state;
 
 use std::net::SocketAddr;
@@ -17,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
@@ -29,6 +33,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::backend::{self, Model, ReadyModel};
 use super::server::{Deadlines, Shutdown, serve_with};
 use super::{AccessConfig, Backend, Health, HttpConfig};
+use crate::embed::Embedded;
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, Generation, TokenLogprobs};
 use crate::plan::explanation::Explanation;
@@ -52,6 +57,7 @@ struct Fake {
     health: Option<Health>,
     models_panic: bool,
     active_slots: u32,
+    embed_request: Mutex<Option<EmbedRequest>>,
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
     replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
@@ -103,6 +109,27 @@ impl Backend for Fake {
         Ok(Generation { n_prompt: 5, route: "direct test".into(), events })
     }
 
+    async fn embed(&self, request: EmbedRequest, _: &Caller) -> Result<Embedded, RequestError> {
+        let _live = Live::new(&self.live);
+        backend::find(self.models(), &request.model)?;
+        for act in &self.before {
+            match act {
+                Act::Hang => std::future::pending().await,
+                Act::Fail(error) => return Err(error.clone()),
+                Act::Wait(_) | Act::Panic | Act::Emit(_) => unreachable!("not needed for vectors"),
+            }
+        }
+        let timings = EmbedTimings { queue_ms: 0.5, compute_ms: 2.0 };
+        // Enough to tell the inputs apart.
+        let vector = |input: &EmbedInput| match input {
+            EmbedInput::Text(text) => vec![text.len() as f32, 0.5],
+            EmbedInput::Tokens(tokens) => vec![tokens.len() as f32, -0.5],
+        };
+        let vectors: Vec<_> = request.inputs.iter().map(vector).collect();
+        *self.embed_request.lock().unwrap() = Some(request);
+        Ok(Embedded { n_tokens: 3 * vectors.len() as u32, vectors, timings })
+    }
+
     async fn explain(&self, request: GenerateRequest, _: &Caller) -> Result<Explanation, RequestError> {
         Err(RequestError::ModelNotFound { model: request.model })
     }
@@ -141,6 +168,15 @@ impl Backend for Fake {
     ) -> Result<String, RequestError> {
         self.ready(model, caller).await?;
         Ok(tokens.iter().map(|token| format!("<{token}>")).collect())
+    }
+
+    async fn count(
+        &self,
+        model: Option<&str>,
+        conversation: Conversation,
+        caller: &Caller,
+    ) -> Result<u32, RequestError> {
+        Ok(self.render(model, conversation, caller).await?.len() as u32)
     }
 
     async fn render(
@@ -182,6 +218,8 @@ fn info() -> Arc<NodeInfo> {
         n_slots: 2,
         memory: Memory { model: 100, kv: 20 },
         has_chat_template: true,
+        generates: true,
+        embedding: Some(EmbeddingFacts { n_embd: 2, n_ctx: 64, pooling: Pooling::Mean, is_trained: false }),
         role: Role::Both,
         kv: None,
         facts: ModelFacts { file_bytes: 90, chat_template: "{{ messages }}".into(), ..ModelFacts::default() },
@@ -233,13 +271,21 @@ fn calling() -> Fake {
         arguments("{\"a\": "),
         arguments("1}"),
         call(ToolCallDelta::End { index: 0 }),
-        Event::Finished { choice: 0, reason: FinishReason::ToolCalls, n_completion: 4, n_reasoning: 1, timings },
+        Event::Finished {
+            choice: 0,
+            reason: FinishReason::ToolCalls,
+            stop: None,
+            n_completion: 4,
+            n_reasoning: 1,
+            timings,
+        },
     ])
 }
 
 fn finished(choice: u32) -> Event {
     let timings = Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0 };
-    Event::Finished { choice, reason: FinishReason::Stop, n_completion: 4, n_reasoning: 0, timings }
+    let (reason, n_completion) = (FinishReason::Stop, 4);
+    Event::Finished { choice, reason, stop: None, n_completion, n_reasoning: 0, timings }
 }
 
 const SOON: Duration = Duration::from_millis(30);
@@ -410,6 +456,17 @@ impl Reply {
     fn events(&self) -> Vec<&str> {
         assert!(self.text.ends_with("\n\n"), "{:?}", self.text);
         self.text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap_or(event)).collect()
+    }
+
+    /// The stream's events, each with the name that its line says.
+    fn named_events(&self) -> Vec<(&str, Value)> {
+        let events = self.text.split_terminator("\n\n").filter(|event| *event != ":");
+        let events = events.map(|event| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("no data: {event}"));
+            let data = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            (name.strip_prefix("event: ").unwrap(), data)
+        });
+        events.collect()
     }
 
     /// The stream's chunks, without `[DONE]` and comments.

@@ -207,22 +207,3 @@ async fn a_present_model_needs_no_pulling_and_no_other_can_be_pulled() {
     let delete = reqwest::Client::new().delete(server.url("/api/delete")).json(&json!({"model": "m"}));
     Reply::of(delete.send().await.unwrap()).await.failed_as_ollama(403);
 }
-
-#[tokio::test]
-async fn embeddings_are_refused_with_the_reason() {
-    let server = start(hello()).await;
-    for path in ["/api/embed", "/api/embeddings"] {
-        let refused = server.post_to(path, json!({"model": "m", "input": "x"})).await;
-        assert!(refused.failed_as_ollama(501).contains("embeddings"));
-        assert_eq!(refused.header("x-should-retry"), "false");
-        server.post_to(path, json!({"model": "x"})).await.failed_as_ollama(404);
-        server.post_to(path, json!({})).await.failed_as_ollama(400);
-    }
-    let refused = server.post_to("/v1/embeddings", json!({"model": "m", "input": "x"})).await;
-    refused.failed(501, "not_supported_error", None);
-    server.post_to("/v1/embeddings", json!({"model": "x"})).await.failed(
-        404,
-        "not_found_error",
-        Some("model_not_found"),
-    );
-}

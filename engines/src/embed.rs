@@ -1,0 +1,66 @@
+//! What every engine that gives vectors has in common: what it refuses, and the length its vectors have.
+
+use baton_schemas::embed::{EmbedSequences, EmbeddingFacts, MAX_INPUTS, MAX_TOTAL_TOKENS};
+use baton_schemas::{EngineError, Token};
+
+/// Refuses what cannot work: nothing to do, too much of it, unknown tokens, a text that is too long.
+pub fn check(request: &EmbedSequences, facts: EmbeddingFacts, n_vocab: u32) -> Result<(), EngineError> {
+    let n_inputs = request.inputs.len();
+    if !(1..=MAX_INPUTS).contains(&n_inputs) {
+        return Err(EngineError::invalid(format!("there must be 1 to {MAX_INPUTS} texts, not {n_inputs}")));
+    }
+    let n_tokens: usize = request.inputs.iter().map(Vec::len).sum();
+    if n_tokens > MAX_TOTAL_TOKENS {
+        return Err(EngineError::invalid(format!("{n_tokens} tokens in one request are more than {MAX_TOTAL_TOKENS}")));
+    }
+    for input in &request.inputs {
+        if input.is_empty() {
+            return Err(EngineError::invalid("a text without tokens has no vector"));
+        }
+        if input.len() > facts.n_ctx as usize {
+            return Err(EngineError::ContextOverflow { n_prompt: input.len() as u32, n_ctx: facts.n_ctx });
+        }
+        if let Some(bad) = input.iter().find(|&&t: &&Token| t >= n_vocab) {
+            return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {n_vocab} tokens")));
+        }
+    }
+    Ok(())
+}
+
+/// The vector scaled to length 1, as OpenAI's are; one of zeros stays. An error if a value is not finite: JSON has no
+/// word for it, and a search index that took it in would never be right again.
+pub fn normalised(vector: &[f32]) -> Result<Vec<f32>, EngineError> {
+    // In f64 no sum of squares of finite f32 values overflows.
+    let squares: f64 = vector.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+    if !squares.is_finite() {
+        return Err(EngineError::internal("the model gave a vector with a value that is not finite"));
+    }
+    let scale = if squares > 0.0 { squares.sqrt().recip() } else { 0.0 };
+    Ok(vector.iter().map(|&value| (f64::from(value) * scale) as f32).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::embed::Pooling;
+
+    use super::*;
+
+    #[test]
+    fn vectors_have_length_one() {
+        assert_eq!(normalised(&[3.0, 4.0]).unwrap(), [0.6, 0.8]);
+        assert_eq!(normalised(&[0.0, 0.0]).unwrap(), [0.0, 0.0]);
+        assert_eq!(normalised(&[f32::MAX, 0.0]).unwrap(), [1.0, 0.0]);
+        assert!(normalised(&[f32::NAN, 1.0]).is_err() && normalised(&[f32::INFINITY]).is_err());
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        let facts = EmbeddingFacts { n_embd: 2, n_ctx: 4, pooling: Pooling::Last, is_trained: false };
+        let refused = |inputs: Vec<Vec<Token>>| check(&EmbedSequences { inputs }, facts, 10).unwrap_err();
+        assert_eq!(check(&EmbedSequences { inputs: vec![vec![9; 4], vec![0]] }, facts, 10), Ok(()));
+        assert_eq!(refused(vec![vec![0; 5]]), EngineError::ContextOverflow { n_prompt: 5, n_ctx: 4 });
+        for inputs in [vec![], vec![vec![]], vec![vec![10]], vec![vec![0]; MAX_INPUTS + 1]] {
+            assert!(matches!(refused(inputs), EngineError::InvalidRequest { .. }));
+        }
+    }
+}

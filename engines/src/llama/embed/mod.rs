@@ -1,0 +1,288 @@
+//! Vectors of texts, computed by the thread that owns the model's contexts, between the steps of generation.
+//!
+//! They have a context of their own, made for the first of them, so that no slot loses its KV to one. A step is one
+//! `llama_decode`: as many whole texts as fit, of whatever requests there are, or a piece of one long text. Beside
+//! running streams a step is as small as a prefill's would be.
+
+mod plan;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Instant;
+
+use baton_schemas::embed::{EmbedDelta, EmbedTimings};
+use baton_schemas::{EngineError, Token};
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::model::LlamaModel;
+use tokio::sync::mpsc;
+
+pub(super) use self::plan::{EmbedPlan, generates, plan};
+use super::sampler::token;
+use super::scheduler::Shared;
+use super::sequence::Message;
+use super::{LlamaConfig, LoadError, load};
+use crate::embed::normalised;
+
+/// Texts of one step. More would only make the attention mask sparser.
+pub(super) const MAX_SEQUENCES: u32 = 16;
+
+/// Texts on their way to becoming vectors.
+pub(super) struct EmbedJob {
+    /// Those without a vector yet.
+    pub(super) inputs: VecDeque<Vec<Token>>,
+    /// Has room for every vector and the last delta, so that sending never waits.
+    pub(super) deltas: mpsc::Sender<Result<EmbedDelta, EngineError>>,
+    pub(super) accepted: Instant,
+    /// When the first of them was begun with.
+    pub(super) started: Option<Instant>,
+}
+
+impl EmbedJob {
+    /// A reader that left is noticed before the next step.
+    fn send(&self, delta: Result<EmbedDelta, EngineError>) {
+        if self.deltas.try_send(delta).is_err() {
+            tracing::debug!("the reader of some vectors has gone");
+        }
+    }
+
+    fn finish(&self) {
+        let started = self.started.unwrap_or(self.accepted);
+        let timings = EmbedTimings {
+            queue_ms: started.saturating_duration_since(self.accepted).as_secs_f64() * 1e3,
+            compute_ms: started.elapsed().as_secs_f64() * 1e3,
+        };
+        self.send(Ok(EmbedDelta::Finished { timings }));
+    }
+}
+
+/// Owns the context for embeddings. See the module's documentation.
+pub(super) struct Embedder<'m> {
+    model: &'m LlamaModel,
+    config: LlamaConfig,
+    /// `None` for a model that gives no vectors, which then gets no jobs.
+    plan: Option<EmbedPlan>,
+    kv_bytes_per_token: u64,
+    shared: Arc<Shared>,
+    context: Option<LlamaContext<'m>>,
+    batch: LlamaBatch<'static>,
+    jobs: VecDeque<EmbedJob>,
+    /// Tokens of the first job's first text that are computed already. Not 0 only between two pieces of a long text.
+    n_done: usize,
+}
+
+/// A text's part in a step.
+struct Part {
+    job: usize,
+    sequence: i32,
+}
+
+impl<'m> Embedder<'m> {
+    pub(super) fn new(
+        model: &'m LlamaModel,
+        config: LlamaConfig,
+        plan: Option<EmbedPlan>,
+        kv_bytes_per_token: u64,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let batch = LlamaBatch::new(plan.map_or(1, |plan| plan.n_ubatch as usize), 1);
+        let (context, jobs, n_done) = (None, VecDeque::new(), 0);
+        Embedder { model, config, plan, kv_bytes_per_token, shared, context, batch, jobs, n_done }
+    }
+
+    /// What the thread shares with the engine's handles.
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Runs until every handle is dropped: the whole loop of a model that only embeds.
+    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+        loop {
+            if self.is_idle() {
+                match messages.recv() {
+                    Ok(message) => self.take(message),
+                    Err(_) => return,
+                }
+            }
+            loop {
+                match messages.try_recv() {
+                    Ok(message) => self.take(message),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            self.step(None);
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        // The engine refuses whatever else there is before it gets here.
+        if let Message::Embed(job) = message {
+            self.push(*job);
+        }
+    }
+
+    pub(super) fn push(&mut self, job: EmbedJob) {
+        self.jobs.push_back(job);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Tokens still to be computed.
+    pub(super) fn backlog(&self) -> usize {
+        self.jobs.iter().flat_map(|job| &job.inputs).map(Vec::len).sum::<usize>() - self.n_done
+    }
+
+    /// Makes the context now, and not for the first text.
+    pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
+        if let (None, Some(plan)) = (&self.context, &self.plan) {
+            self.context = Some(load::embedding_context(self.model, &self.config, plan, self.kv_bytes_per_token)?);
+        }
+        Ok(())
+    }
+
+    /// One `llama_decode` over at most `limit` tokens, unless a text that cannot be divided is longer.
+    pub(super) fn step(&mut self, limit: Option<usize>) {
+        self.drop_cancelled();
+        if self.is_idle() {
+            return;
+        }
+        if let Err(error) = self.prepare() {
+            tracing::error!(%error, "no context for embeddings");
+            let reason = format!("no vectors can be computed: {}", error.summary());
+            return self.fail(0..self.jobs.len(), &EngineError::Unavailable { reason });
+        }
+        let Some(mut context) = self.context.take() else { return };
+        let parts = self.fill_batch(limit);
+        match context.decode(&mut self.batch) {
+            Ok(()) => self.deliver(&context, &parts),
+            Err(error) => {
+                self.n_done = 0;
+                // A piece of a long text is the first job's and completes nothing.
+                let jobs = parts.iter().map(|part| part.job).chain(parts.is_empty().then_some(0));
+                self.fail(jobs, &EngineError::internal(error));
+            }
+        }
+        if self.n_done == 0 {
+            forget(&mut context);
+            // Requests take turns at being first.
+            let n_jobs = self.jobs.len().max(1);
+            self.jobs.rotate_left(1 % n_jobs);
+        }
+        self.context = Some(context);
+    }
+
+    /// Frees the queue places of readers that left.
+    fn drop_cancelled(&mut self) {
+        if self.n_done > 0 && self.jobs.front().is_some_and(|job| job.deltas.is_closed()) {
+            self.n_done = 0;
+            if let Some(context) = &mut self.context {
+                forget(context);
+            }
+        }
+        self.retain(|job| !job.deltas.is_closed());
+    }
+
+    fn retain(&mut self, keep: impl FnMut(&EmbedJob) -> bool) {
+        let n_before = self.jobs.len();
+        self.jobs.retain(keep);
+        self.shared.n_queued.fetch_sub(n_before - self.jobs.len(), Ordering::AcqRel);
+    }
+
+    fn fail(&mut self, jobs: impl IntoIterator<Item = usize>, error: &EngineError) {
+        for idx in jobs {
+            if let Some(job) = self.jobs.get_mut(idx) {
+                // Told once, however many of its texts were in the step.
+                if !job.inputs.is_empty() {
+                    job.send(Err(error.clone()));
+                }
+                job.inputs.clear();
+            }
+        }
+        self.retain(|job| !job.inputs.is_empty());
+    }
+
+    /// Puts a step together: a piece of the first text if it is long, else whole texts. Lists those that it completes;
+    /// `n_done` is where the piece ends otherwise.
+    fn fill_batch(&mut self, limit: Option<usize>) -> Vec<Part> {
+        let n_ubatch = self.plan.map_or(1, |plan| plan.n_ubatch as usize);
+        let limit = limit.map_or(n_ubatch, |limit| limit.clamp(1, n_ubatch));
+        self.batch.clear();
+        let first = self.jobs.front_mut().and_then(|job| job.begin());
+        if let Some(text) = first.filter(|text| self.n_done > 0 || text.len() > limit)
+            && self.plan.is_some_and(|plan| plan.is_divisible)
+        {
+            let end = text.len().min(self.n_done + limit);
+            add(&mut self.batch, &text[self.n_done..end], self.n_done, 0);
+            let is_complete = end == text.len();
+            self.n_done = if is_complete { 0 } else { end };
+            return if is_complete { vec![Part { job: 0, sequence: 0 }] } else { Vec::new() };
+        }
+        let (mut parts, mut n_tokens) = (Vec::new(), 0);
+        for (idx, job) in self.jobs.iter_mut().enumerate() {
+            for at in 0..job.inputs.len() {
+                let sequence = parts.len() as i32;
+                let n_more = job.inputs[at].len();
+                if parts.len() >= MAX_SEQUENCES as usize || (n_tokens > 0 && n_tokens + n_more > limit) {
+                    break;
+                }
+                job.begin();
+                add(&mut self.batch, &job.inputs[at], 0, sequence);
+                parts.push(Part { job: idx, sequence });
+                n_tokens += n_more;
+            }
+        }
+        parts
+    }
+
+    /// Sends the vectors of the texts that a step completed.
+    fn deliver(&mut self, context: &LlamaContext<'_>, parts: &[Part]) {
+        for part in parts {
+            let vector = context.embeddings_seq_ith(part.sequence).map_err(EngineError::internal).and_then(normalised);
+            let Some(job) = self.jobs.get_mut(part.job).filter(|job| !job.inputs.is_empty()) else { continue };
+            match vector {
+                Ok(vector) => {
+                    job.inputs.pop_front();
+                    job.send(Ok(EmbedDelta::Vector(vector)));
+                    if job.inputs.is_empty() {
+                        job.finish();
+                    }
+                }
+                Err(error) => {
+                    job.inputs.clear();
+                    job.send(Err(error));
+                }
+            }
+        }
+        self.retain(|job| !job.inputs.is_empty());
+    }
+}
+
+impl EmbedJob {
+    /// Its first text, whose time starts now if it has not before.
+    fn begin(&mut self) -> Option<&Vec<Token>> {
+        self.started.get_or_insert_with(Instant::now);
+        self.inputs.front()
+    }
+}
+
+/// Removes every text's KV. Not the whole cache with its data, which would write to all of its memory.
+fn forget(context: &mut LlamaContext<'_>) {
+    for sequence in 0..MAX_SEQUENCES {
+        if let Err(error) = context.clear_kv_cache_seq(Some(sequence), None, None) {
+            tracing::error!(%error, "the KV of a text stays");
+        }
+    }
+}
+
+/// Adds a text, or a piece of it that begins at a position. Every token's state is wanted: llama.cpp pools them.
+fn add(batch: &mut LlamaBatch<'_>, tokens: &[Token], from: usize, sequence: i32) {
+    for (position, &t) in (from..).zip(tokens) {
+        let added = batch.add(token(t), position as i32, &[sequence], true);
+        debug_assert!(added.is_ok(), "the batch holds n_ubatch tokens, and a step is no larger");
+    }
+}

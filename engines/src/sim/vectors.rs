@@ -1,0 +1,46 @@
+//! The simulator's vectors: a pure function of the tokens, nearer for texts that share runs of bytes.
+
+use baton_schemas::Token;
+use baton_schemas::embed::{EmbeddingFacts, Pooling};
+
+/// Values of a vector.
+const N_EMBD: u32 = 64;
+
+/// Tokens whose order counts: a vector is the sum of directions that these short runs of tokens name.
+const RUN: usize = 3;
+
+pub(super) fn facts(n_ctx: u32) -> EmbeddingFacts {
+    EmbeddingFacts { n_embd: N_EMBD, n_ctx, pooling: Pooling::Mean, is_trained: false }
+}
+
+/// The vector of a text, of length 1.
+pub(super) fn of(tokens: &[Token]) -> Vec<f32> {
+    let mut sum = vec![0f32; N_EMBD as usize];
+    for run in tokens.windows(RUN.min(tokens.len().max(1))) {
+        let mut hasher = blake3::Hasher::new();
+        run.iter().for_each(|token| {
+            hasher.update(&token.to_le_bytes());
+        });
+        let mut bytes = [0; N_EMBD as usize];
+        hasher.finalize_xof().fill(&mut bytes);
+        for (value, byte) in sum.iter_mut().zip(bytes) {
+            *value += f32::from(byte) - 127.5;
+        }
+    }
+    let length = sum.iter().map(|value| value * value).sum::<f32>().sqrt();
+    sum.iter().map(|value| value / length.max(f32::MIN_POSITIVE)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_nearer_to_one_that_shares_its_words() {
+        let vector = |text: &str| of(&text.bytes().map(Token::from).collect::<Vec<_>>());
+        let cosine = |a: &str, b: &str| vector(a).iter().zip(vector(b)).map(|(a, b)| a * b).sum::<f32>();
+        assert!((cosine("a quiet river", "a quiet river") - 1.0).abs() < 1e-5);
+        assert!(cosine("a quiet river", "the quiet rivers") > cosine("a quiet river", "stones fall down"));
+        assert_eq!(vector("a").len(), N_EMBD as usize);
+    }
+}

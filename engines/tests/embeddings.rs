@@ -1,0 +1,160 @@
+//! Vectors are what a plain llama.cpp loop gives, for every kind of model, and generation does not notice them.
+#![cfg(feature = "llama")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+mod tiny_gguf;
+
+use std::path::{Path, PathBuf};
+
+use baton_engines::Engine;
+use baton_engines::llama::reference::Reference;
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_schemas::embed::{EmbedDelta, EmbedSequences, Pooling};
+use baton_schemas::generate::Sampling;
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use tempfile::TempDir;
+use tiny_gguf::Architecture;
+
+fn config(model: &Path) -> LlamaConfig {
+    LlamaConfig { n_threads: Some(1), n_ctx: Some(4_096), ..LlamaConfig::new(model) }
+}
+
+fn tiny(architecture: Architecture, numbers: &[(&str, u32)]) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    tiny_gguf::write_with(&path, architecture, 1, numbers);
+    (folder, path)
+}
+
+async fn tokens(engine: &LlamaEngine, text: &str) -> Vec<Token> {
+    let request = TokenizeRequest { text: text.into(), add_special: true, parse_special: false };
+    engine.tokenize(&request).await.unwrap()
+}
+
+async fn vectors(engine: &LlamaEngine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
+    let deltas = engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await.unwrap();
+    let vectors = deltas.filter_map(async |delta| match delta.unwrap() {
+        EmbedDelta::Vector(vector) => Some(vector),
+        EmbedDelta::Finished { .. } => None,
+    });
+    vectors.collect().await
+}
+
+/// 1 − cosine, of vectors of length 1.
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    1.0 - a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>()
+}
+
+/// Texts of these lengths, alone and together, are as a plain loop pools them.
+async fn check(model: &Path, pooling: Pooling, lengths: &[usize], tolerance: f32) {
+    let (path, reference) = (model.to_owned(), config(model));
+    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&path), None).unwrap()).await.unwrap();
+    assert_eq!(engine.info().await.unwrap().embedding.unwrap().pooling, pooling);
+    let text = tokens(&engine, "the quick brown fox jumps over the lazy dog by the river").await;
+    let inputs: Vec<Vec<Token>> = lengths.iter().map(|&n| text.iter().copied().cycle().take(n).collect()).collect();
+    let together = vectors(&engine, &inputs).await;
+    assert_eq!(together.len(), inputs.len());
+    let reference = Reference::load(reference).unwrap();
+    for (input, packed) in inputs.iter().zip(&together) {
+        let plain = reference.embedding(input, pooling).unwrap();
+        let alone = vectors(&engine, std::slice::from_ref(input)).await;
+        let (d_alone, d_packed) = (distance(&alone[0], &plain), distance(packed, &plain));
+        println!("{} tokens: {d_alone} alone, {d_packed} beside others", input.len());
+        assert!(d_alone < tolerance && d_packed < tolerance, "{} tokens: {d_alone} {d_packed}", input.len());
+    }
+}
+
+#[tokio::test]
+async fn every_pooling_is_as_a_plain_loop_does_it() {
+    for (number, pooling) in [(1, Pooling::Mean), (2, Pooling::Cls), (3, Pooling::Last)] {
+        let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", number)]);
+        check(&model, pooling, &[3, 1, 40, 128, 128, 17], 1e-4).await;
+        let (_folder, model) = tiny(Architecture::Qwen3, &[("pooling_type", number)]);
+        check(&model, pooling, &[3, 1, 40, 900], 1e-4).await;
+    }
+}
+
+#[tokio::test]
+async fn a_model_without_a_pooling_is_pooled_at_its_last_token_and_long_texts_come_in_pieces() {
+    for architecture in [Architecture::Llama, Architecture::Qwen3Moe, Architecture::GptOss, Architecture::Mamba] {
+        let (_folder, model) = tiny(architecture, &[]);
+        check(&model, Pooling::Last, &[5, 513, 1_200, 1, 30], 1e-3).await;
+    }
+    let (_folder, model) = tiny(Architecture::Bert, &[]);
+    check(&model, Pooling::Mean, &[3, 100], 1e-4).await;
+}
+
+#[tokio::test]
+async fn an_encoder_generates_nothing_and_says_so() {
+    let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", 1)]);
+    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    let info = engine.info().await.unwrap();
+    assert!(!info.generates && info.kv.is_none() && info.memory.kv == 0);
+    assert_eq!(info.n_ctx as usize, tiny_gguf::bert::N_CTX);
+    let text = tokens(&engine, "quick fox").await;
+    assert_eq!(text, [2, 6, 5, 3], "the tokenizer begins and ends a text");
+    let request = SequenceRequest { prompt: text.clone(), ..SequenceRequest::default() };
+    assert!(matches!(engine.generate(request).await.err(), Some(EngineError::Unsupported { .. })));
+    let long = EmbedSequences { inputs: vec![vec![text[1]; tiny_gguf::bert::N_CTX + 1]] };
+    assert!(matches!(engine.embed(long).await.err(), Some(EngineError::ContextOverflow { .. })));
+}
+
+#[tokio::test]
+async fn a_reranker_gives_no_vectors() {
+    let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", 4)]);
+    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    assert_eq!(engine.info().await.unwrap().embedding, None);
+    let refused = engine.embed(EmbedSequences { inputs: vec![vec![5]] }).await.err();
+    assert!(matches!(refused, Some(EngineError::Unsupported { .. })));
+}
+
+/// The real model's path is given by the test runner, which has pulled it.
+fn real_model() -> Option<PathBuf> {
+    let model = std::env::var_os("BATON_TEST_MODEL").map(PathBuf::from);
+    if model.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+    }
+    model
+}
+
+#[tokio::test]
+async fn the_real_models_vectors_are_the_plain_loops() {
+    let Some(model) = real_model() else { return };
+    check(&model, Pooling::Last, &[8, 64, 700], 5e-3).await;
+}
+
+#[tokio::test]
+async fn a_reply_is_the_same_beside_vectors() {
+    let Some(model) = real_model() else { return };
+    let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
+    let prompt = tokens(&engine, "The three largest cities of France are").await;
+    let request = SequenceRequest {
+        prompt,
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_tokens: Some(24),
+        ignore_eos: true,
+        ..SequenceRequest::default()
+    };
+    let reply = async || {
+        let deltas = engine.generate(request.clone()).await.unwrap();
+        let ids = deltas.filter_map(async |delta| match delta.unwrap() {
+            Delta::Token(token) => Some(token.id),
+            _ => None,
+        });
+        ids.collect::<Vec<_>>().await
+    };
+    let before = reply().await;
+    let text = tokens(&engine, &"a text among many others ".repeat(40)).await;
+    let many = vec![text; 40];
+    let mut beside = engine.embed(EmbedSequences { inputs: many.clone() }).await.unwrap();
+    assert!(matches!(beside.next().await, Some(Ok(EmbedDelta::Vector(_)))));
+    assert_eq!(reply().await, before);
+    // It had its turns while texts were waiting.
+    assert!(engine.load().await.unwrap().queued > 0, "the texts were done before the reply");
+    drop(beside);
+    assert_eq!(reply().await, before);
+}

@@ -1,0 +1,127 @@
+//! Anthropic's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::anthropic`.
+
+mod stream;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use baton_schemas::FinishReason;
+use baton_schemas::anthropic::reply::{Reply, Stop, TokenCount, Usage};
+use baton_schemas::anthropic::{CountRequest, MessagesRequest};
+use baton_schemas::openai::InvalidRequest;
+use futures::StreamExt;
+use tower_http::catch_panic::CatchPanicLayer;
+use uuid::Uuid;
+
+use self::stream::MessageWriter;
+use super::body::JsonBody;
+use super::dialect::Dialect;
+use super::route_header::insert_route;
+use super::steps::{DrainDeadline, Step, Steps, steps};
+use super::tally::Tally;
+use super::{Failure, HttpState, errors, streamed};
+use crate::error::RequestError;
+use crate::generate::{Caller, Event};
+
+/// Its routes.
+pub(super) fn routes() -> Router<HttpState> {
+    Router::new()
+        .route("/v1/messages", post(create))
+        .route("/v1/messages/count_tokens", post(count))
+        .layer(CatchPanicLayer::custom(|panic| errors::panicked(panic, Dialect::Anthropic)))
+}
+
+type Body = Result<JsonBody, Failure>;
+
+/// A failure in Anthropic's envelope.
+#[derive(Debug)]
+struct AnthropicFailure(Failure);
+
+impl From<Failure> for AnthropicFailure {
+    fn from(failure: Failure) -> Self {
+        AnthropicFailure(failure)
+    }
+}
+
+impl From<InvalidRequest> for AnthropicFailure {
+    fn from(invalid: InvalidRequest) -> Self {
+        AnthropicFailure(invalid.into())
+    }
+}
+
+impl IntoResponse for AnthropicFailure {
+    fn into_response(self) -> Response {
+        self.0.respond(Dialect::Anthropic)
+    }
+}
+
+/// The assistant's next message.
+async fn create(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Option<Extension<DrainDeadline>>,
+    body: Body,
+) -> Result<Response, AnthropicFailure> {
+    let MessagesRequest { generate, stream } = MessagesRequest::parse(&body?.0, rand::random())?;
+    let head = Head { id: format!("msg_{}", Uuid::new_v4().simple()), model: generate.model.clone() };
+    let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
+    let response = if stream {
+        streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await
+    } else {
+        whole(steps, head).await
+    };
+    response.map_err(|error| Failure::of_request(&error, &caller.request_id).into())
+}
+
+/// Tokens of a prompt that is not generated from.
+async fn count(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    body: Body,
+) -> Result<Json<TokenCount>, AnthropicFailure> {
+    let CountRequest { model, conversation } = CountRequest::parse(&body?.0)?;
+    let counted = state.backend.count(Some(&model), conversation, &caller).await;
+    let input_tokens = counted.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
+    Ok(Json(TokenCount { input_tokens }))
+}
+
+/// What is known of a message before its first token.
+#[derive(Debug, Clone)]
+struct Head {
+    id: String,
+    model: String,
+}
+
+impl Head {
+    fn begun(&self, usage: Usage) -> Reply {
+        Reply::begun(self.id.clone(), self.model.clone(), usage)
+    }
+}
+
+fn usage(tally: &Tally) -> Usage {
+    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion)
+}
+
+/// Waits for all of a request. Dropping the future cancels it.
+async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
+    let (mut all, mut tally, mut chosen_route) = (String::new(), Tally::new(1), String::new());
+    let mut end = Stop { reason: FinishReason::Stop, sequence: None };
+    while let Some(step) = steps.next().await {
+        let step = step?;
+        tally.record(&step);
+        match step {
+            Step::Accepted { route, .. } => chosen_route = route,
+            Step::Event(Event::Text { text, .. }) => all.push_str(&text),
+            // Steps end only after this.
+            Step::Event(Event::Finished { reason, stop, .. }) => end = Stop { reason, sequence: stop },
+            // No tools are passed on, and what the model thinks is not shown here.
+            Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
+            ) => {}
+        }
+    }
+    let mut response = Json(head.begun(usage(&tally)).ended(all, end)).into_response();
+    insert_route(response.headers_mut(), &chosen_route);
+    Ok(response)
+}

@@ -1,0 +1,71 @@
+//! Steps → the events of a message.
+
+use baton_schemas::anthropic::reply::Stop;
+use baton_schemas::anthropic::{ErrorReply, EventWriter};
+
+use super::{Head, usage};
+use crate::generate::Event;
+use crate::http::Failure;
+use crate::http::event_stream::comment;
+use crate::http::steps::Step;
+use crate::http::streamed::StreamWriter;
+use crate::http::tally::Tally;
+
+/// Writes one stream.
+pub(super) struct MessageWriter {
+    head: Head,
+    events: EventWriter,
+    tally: Tally,
+    has_begun: bool,
+    stop: Option<Stop>,
+}
+
+impl MessageWriter {
+    pub(super) fn new(head: Head) -> Self {
+        MessageWriter { head, events: EventWriter::default(), tally: Tally::new(1), has_begun: false, stop: None }
+    }
+
+    /// The first event, once it is known how much of the prompt was cached.
+    fn begin(&mut self) -> String {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return String::new();
+        }
+        self.events.begun(&self.head.begun(usage(&self.tally)))
+    }
+}
+
+impl StreamWriter for MessageWriter {
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+
+    fn write(&mut self, step: &Step) -> String {
+        self.tally.record(step);
+        match step {
+            Step::Event(Event::Started { .. }) => self.begin(),
+            Step::Event(Event::Text { text, .. }) if !text.is_empty() => self.begin() + &self.events.text(text),
+            Step::Event(Event::Finished { reason, stop, .. }) => {
+                self.stop = Some(Stop { reason: *reason, sequence: stop.clone() });
+                String::new()
+            }
+            // No tools are passed on, and what the model thinks is not shown here.
+            Step::Accepted { .. }
+            | Step::Event(
+                Event::Handoff { .. } | Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
+            ) => String::new(),
+        }
+    }
+
+    /// Without a reason there was no end, and so there are no last events.
+    fn finish(&mut self) -> String {
+        let Some(stop) = self.stop.take() else { return String::new() };
+        self.begin() + &self.events.ended(&stop, usage(&self.tally))
+    }
+
+    fn fail(&mut self, failure: Failure) -> String {
+        ErrorReply::new(failure.status.as_u16(), failure.error).to_sse()
+    }
+
+    /// A ping, but a comment before the first event: accumulators insist that it is the first.
+    fn heartbeat(&self, place: Option<usize>) -> String {
+        if self.has_begun { EventWriter::ping() } else { comment(place) }
+    }
+}

@@ -1,0 +1,71 @@
+//! `POST /api/embed` and `POST /api/embeddings`.
+
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use baton_schemas::embed::{EmbedRequest, EmbedTimings};
+use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply, parse, parse_older};
+
+use super::failure::OllamaFailure;
+use crate::embed::Embedded;
+use crate::error::RequestError;
+use crate::generate::Caller;
+use crate::http::body::JsonBody;
+use crate::http::steps::{DrainDeadline, or_drained};
+use crate::http::{Failure, HttpState};
+
+type Body = Result<JsonBody, Failure>;
+type Drain = Option<Extension<DrainDeadline>>;
+
+/// Any number of texts.
+pub(super) async fn embed(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Drain,
+    body: Body,
+) -> Result<Json<EmbedReply>, OllamaFailure> {
+    let since = Instant::now();
+    let request = parse(&body?.0)?;
+    let model = request.model.clone();
+    let embedded = answer(&state, &caller, drain, request).await?;
+    Ok(Json(EmbedReply {
+        model,
+        embeddings: embedded.vectors,
+        total_duration: u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        load_duration: (embedded.timings.queue_ms * 1e6).round() as u64,
+        prompt_eval_count: embedded.n_tokens,
+    }))
+}
+
+/// One text.
+pub(super) async fn embed_older(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Drain,
+    body: Body,
+) -> Result<Json<OlderEmbedReply>, OllamaFailure> {
+    let request = parse_older(&body?.0)?;
+    let embedded = answer(&state, &caller, drain, request).await?;
+    Ok(Json(OlderEmbedReply { embedding: embedded.vectors.into_iter().next().unwrap_or_default() }))
+}
+
+/// When the client leaves, the server drops this future, and with it what is not computed yet. Without a text it
+/// answers once the model could.
+async fn answer(
+    state: &HttpState,
+    caller: &Caller,
+    drain: Drain,
+    request: EmbedRequest,
+) -> Result<Embedded, OllamaFailure> {
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    let embedded = async {
+        if request.inputs.is_empty() {
+            state.backend.ready(Some(&request.model), caller).await?;
+            return Ok(Embedded { vectors: Vec::new(), n_tokens: 0, timings: EmbedTimings::default() });
+        }
+        state.backend.embed(request, caller).await
+    };
+    let embedded: Result<Embedded, RequestError> = or_drained(&drain, embedded).await.and_then(|outcome| outcome);
+    embedded.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
+}

@@ -1,0 +1,123 @@
+use baton_schemas::EngineError;
+
+use super::*;
+
+fn body(fields: Value) -> Value {
+    let mut body = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+impl Reply {
+    /// Checks status and envelope of a failure in Anthropic's dialect; returns the error.
+    fn failed_as_anthropic(&self, status: u16, kind: &str) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        let body = self.json();
+        assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!(kind)), "{body}");
+        body["error"].clone()
+    }
+}
+
+#[tokio::test]
+async fn a_whole_message_is_one_object() {
+    let server = start(hello()).await;
+    let reply = server.post_to("/v1/messages?beta=true", body(json!({"stop_sequences": ["x"]}))).await;
+    assert_eq!(reply.header("x-baton-route"), "direct test");
+    let message = reply.json();
+    assert_eq!((&message["type"], &message["role"]), (&json!("message"), &json!("assistant")));
+    assert_eq!(message["content"], json!([{"type": "text", "text": "Hello"}]));
+    assert_eq!((&message["stop_reason"], &message["stop_sequence"]), (&json!("end_turn"), &Value::Null));
+    assert_eq!(
+        (&message["usage"]["input_tokens"], &message["usage"]["cache_read_input_tokens"]),
+        (&json!(3), &json!(2))
+    );
+    assert_eq!(message["usage"]["output_tokens"], 4);
+    let requests = server.fake.requests.lock().unwrap();
+    assert_eq!((requests[0].0.max_tokens, &*requests[0].0.stop), (Some(9), &["x".to_owned()][..]));
+}
+
+#[tokio::test]
+async fn a_stream_begins_with_what_was_cached_and_ends_with_its_reason() {
+    let Event::Finished { choice, reason, n_completion, n_reasoning, timings, .. } = finished(0) else {
+        panic!("not an end")
+    };
+    let stopped = Event::Finished { choice, reason, stop: Some("END".into()), n_completion, n_reasoning, timings };
+    let server = start(emits([started(0), text(0, "Hel"), text(0, "lo"), stopped])).await;
+    let reply = server.post_to("/v1/messages", body(json!({"stream": true}))).await;
+    assert_eq!(reply.header("content-type"), "text/event-stream");
+    let events = reply.named_events();
+    assert!(events.iter().all(|(name, data)| data["type"] == *name));
+    let names: Vec<_> = events.iter().map(|(name, _)| *name).collect();
+    let block = ["content_block_start", "ping", "content_block_delta", "content_block_delta", "content_block_stop"];
+    assert_eq!(names, [&["message_start"], &block[..], &["message_delta", "message_stop"]].concat());
+    let started = &events[0].1["message"]["usage"];
+    assert_eq!((&started["input_tokens"], &started["cache_read_input_tokens"]), (&json!(3), &json!(2)));
+    let delta = &events[6].1;
+    assert_eq!(delta["delta"], json!({"stop_reason": "stop_sequence", "stop_sequence": "END"}));
+    assert_eq!(delta["usage"]["output_tokens"], 4);
+}
+
+#[tokio::test]
+async fn silence_is_broken_by_pings_after_the_first_event_and_comments_before() {
+    let acts = acts([
+        Act::Wait(SOON * 4),
+        Act::Emit(started(0)),
+        Act::Wait(SOON * 4),
+        Act::Emit(text(0, "a")),
+        Act::Emit(finished(0)),
+    ]);
+    let config = HttpConfig { head_hold: SOON, heartbeat: SOON, ..HttpConfig::default() };
+    let reply = start_with(acts, config).await.post_to("/v1/messages", body(json!({"stream": true}))).await;
+    assert!(reply.text.starts_with(":\n\n"), "{}", reply.text);
+    let names: Vec<_> = reply.named_events().into_iter().map(|(name, _)| name.to_owned()).collect();
+    assert_eq!((&*names[0], &*names[1]), ("message_start", "ping"), "{names:?}");
+    assert_eq!(names.last().unwrap(), "message_stop");
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_ends_with_an_error() {
+    let broken =
+        acts([Act::Emit(started(0)), Act::Emit(text(0, "a")), Act::Fail(EngineError::lost("10.0.0.7").into())]);
+    let reply = start(broken).await.post_to("/v1/messages", body(json!({"stream": true}))).await;
+    let events = reply.named_events();
+    let (name, data) = events.last().unwrap();
+    assert_eq!((*name, &data["error"]["type"]), ("error", &json!("overloaded_error")));
+    assert!(!reply.text.contains("10.0.0.7") && events.iter().all(|(name, _)| *name != "message_stop"));
+}
+
+#[tokio::test]
+async fn refusals_are_in_anthropics_envelope() {
+    let config = closed_config("key");
+    let server = start_with(hello(), config).await;
+    server.post_to("/v1/messages", body(json!({}))).await.failed_as_anthropic(401, "authentication_error");
+    let request = reqwest::Client::new().post(server.url("/v1/messages")).header("x-api-key", "key");
+    let with_key = request.header("anthropic-version", "2023-06-01").json(&body(json!({}))).send().await.unwrap();
+    assert_eq!(Reply::of(with_key).await.status, 200);
+
+    let server = start(hello()).await;
+    let refused = |fields: Value| server.post_to("/v1/messages", body(fields));
+    let error = refused(json!({"max_tokens": null})).await.failed_as_anthropic(400, "invalid_request_error");
+    assert!(error["message"].as_str().unwrap().contains("max_tokens"), "{error}");
+    refused(json!({"tools": [{"name": "f"}]})).await.failed_as_anthropic(400, "invalid_request_error");
+    server.get("/v1/messages").await.failed_as_anthropic(405, "invalid_request_error");
+    let missing = start(before([Act::Fail(RequestError::ModelNotFound { model: "x".into() })])).await;
+    for stream in [false, true] {
+        let reply = missing.post_to("/v1/messages", body(json!({ "stream": stream }))).await;
+        reply.failed_as_anthropic(404, "not_found_error");
+    }
+    let panics = start(Fake { models_panic: true, ..Fake::default() }).await;
+    let counted = panics.post_to("/v1/messages/count_tokens", body(json!({}))).await;
+    let error = counted.failed_as_anthropic(500, "api_error");
+    assert!(!error["message"].as_str().unwrap().contains("secret"));
+}
+
+#[tokio::test]
+async fn tokens_are_counted_without_generating() {
+    let server = start(hello()).await;
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let counted = server.post_to("/v1/messages/count_tokens", body).await;
+    assert_eq!(counted.json(), json!({"input_tokens": "user: hi\n".len()}));
+    assert!(server.fake.requests.lock().unwrap().is_empty());
+    let unknown = json!({"model": "x", "messages": [{"role": "user", "content": "hi"}]});
+    server.post_to("/v1/messages/count_tokens", unknown).await.failed_as_anthropic(404, "not_found_error");
+}

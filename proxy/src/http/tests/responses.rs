@@ -1,0 +1,83 @@
+use baton_schemas::EngineError;
+
+use super::*;
+
+fn body(fields: Value) -> Value {
+    let mut body = json!({"model": "m", "input": "hi"});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_whole_response_is_one_object() {
+    let server = start(hello()).await;
+    let reply = server.post_to("/v1/responses", body(json!({"max_output_tokens": 9}))).await;
+    assert_eq!(reply.header("x-baton-route"), "direct test");
+    let response = reply.json();
+    assert_eq!((&response["status"], &response["store"]), (&json!("completed"), &json!(false)));
+    assert_eq!(response["output"][0]["content"][0]["text"], "Hello");
+    assert_eq!((&response["usage"]["input_tokens"], &response["usage"]["output_tokens"]), (&json!(5), &json!(4)));
+    assert_eq!(response["usage"]["input_tokens_details"]["cached_tokens"], 2);
+    assert_eq!(server.fake.requests.lock().unwrap()[0].0.max_tokens, Some(9));
+}
+
+#[tokio::test]
+async fn a_stream_is_numbered_and_ends_with_the_whole_response() {
+    let server = start(hello()).await;
+    let reply = server.post_to("/v1/responses", body(json!({"stream": true}))).await;
+    assert_eq!(reply.header("content-type"), "text/event-stream");
+    let events = reply.named_events();
+    for (idx, (name, data)) in events.iter().enumerate() {
+        assert_eq!((data["sequence_number"].as_u64(), data["type"].as_str()), (Some(idx as u64), Some(*name)));
+    }
+    let names: Vec<_> = events.iter().map(|(name, _)| name.trim_start_matches("response.")).collect();
+    assert_eq!(
+        names,
+        [
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "completed"
+        ]
+    );
+    let last = &events.last().unwrap().1["response"];
+    assert_eq!(last["output"][0]["content"][0]["text"], "Hello");
+    assert_eq!(
+        (&last["id"], &last["created_at"]),
+        (&events[0].1["response"]["id"], &events[0].1["response"]["created_at"])
+    );
+}
+
+#[tokio::test]
+async fn a_response_without_text_has_all_its_events_too() {
+    let server = start(emits([started(0), finished(0)])).await;
+    let reply = server.post_to("/v1/responses", body(json!({"stream": true}))).await;
+    let names: Vec<_> = reply.named_events().into_iter().map(|(name, _)| name.to_owned()).collect();
+    assert_eq!(names.len(), 8, "{names:?}");
+    assert_eq!(names.last().unwrap(), "response.completed");
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_says_so_and_never_completes() {
+    let broken =
+        acts([Act::Emit(started(0)), Act::Emit(text(0, "a")), Act::Fail(EngineError::lost("10.0.0.7").into())]);
+    let reply = start(broken).await.post_to("/v1/responses", body(json!({"stream": true}))).await;
+    let events = reply.named_events();
+    let (name, data) = events.last().unwrap();
+    assert_eq!((*name, &data["response"]["status"]), ("response.failed", &json!("failed")));
+    assert!(data["response"]["error"]["message"].as_str().is_some_and(|m| !m.contains("10.0.0.7")), "{data}");
+    assert!(events.iter().all(|(name, _)| *name != "response.completed"));
+    let early = start(before([Act::Fail(EngineError::lost("10.0.0.7").into())])).await;
+    for stream in [false, true] {
+        let refused = early.post_to("/v1/responses", body(json!({ "stream": stream }))).await;
+        refused.failed(503, "unavailable_error", None);
+    }
+    let refused = early.post_to("/v1/responses", body(json!({"previous_response_id": "resp_1"}))).await;
+    assert_eq!(refused.failed(400, "invalid_request_error", None)["param"], "previous_response_id");
+}

@@ -1,0 +1,63 @@
+//! Anthropic's error envelope.
+
+use serde::Serialize;
+
+use crate::openai::{ErrorBody, ErrorKind};
+
+/// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ErrorReply {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: Detail,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Detail {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: String,
+}
+
+impl ErrorReply {
+    /// The error in Anthropic's words, for a reply of this status.
+    pub fn new(status: u16, error: ErrorBody) -> Self {
+        let kind = match (status, error.kind) {
+            (413, _) => "request_too_large",
+            (_, ErrorKind::InvalidRequest | ErrorKind::NotSupported) => "invalid_request_error",
+            (_, ErrorKind::Authentication) => "authentication_error",
+            (_, ErrorKind::Permission) => "permission_error",
+            (_, ErrorKind::NotFound) => "not_found_error",
+            (_, ErrorKind::RateLimit) => "rate_limit_error",
+            (_, ErrorKind::Unavailable) => "overloaded_error",
+            (_, ErrorKind::Server) => "api_error",
+        };
+        ErrorReply { kind: "error", error: Detail { kind, message: error.message } }
+    }
+
+    /// As the last event of a stream.
+    pub fn to_sse(&self) -> String {
+        let json = serde_json::to_string(self).expect("plain structs with string keys always serialize");
+        format!("event: error\ndata: {json}\n\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_has_a_type_that_the_sdk_knows() {
+        let check = |status, kind, expected: &str| {
+            let json = serde_json::to_string(&ErrorReply::new(status, ErrorBody::new(kind, "Oh."))).unwrap();
+            assert_eq!(json, format!(r#"{{"type":"error","error":{{"type":"{expected}","message":"Oh."}}}}"#));
+        };
+        check(400, ErrorKind::InvalidRequest, "invalid_request_error");
+        check(413, ErrorKind::InvalidRequest, "request_too_large");
+        check(401, ErrorKind::Authentication, "authentication_error");
+        check(404, ErrorKind::NotFound, "not_found_error");
+        check(429, ErrorKind::RateLimit, "rate_limit_error");
+        check(500, ErrorKind::Server, "api_error");
+        check(503, ErrorKind::Unavailable, "overloaded_error");
+    }
+}

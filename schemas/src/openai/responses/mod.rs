@@ -1,0 +1,14 @@
+//! `POST /v1/responses`, OpenAI's newer route: what its clients send, and the objects and events they expect back.
+//!
+//! There is no store: every request carries its whole history as `input`, and what would need one
+//! (`previous_response_id`, `conversation`, `store: true`, `background`) is refused by name.
+
+pub mod events;
+pub mod request;
+pub mod response;
+
+mod input;
+
+pub use events::EventWriter;
+pub use request::ResponsesRequest;
+pub use response::{Echo, Head};

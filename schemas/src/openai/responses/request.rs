@@ -1,0 +1,209 @@
+//! A body → one [`GenerateRequest`].
+//!
+//! Accepted and ignored: `metadata` (but for its echo), `service_tier`, `prompt_cache_*`, `safety_identifier`,
+//! `text.verbosity`, `max_tool_calls`, `include` of what is never there, `user`, and any field nobody here has heard of.
+
+use serde_json::{Map, Value, json};
+
+use super::input;
+use super::response::Echo;
+use crate::constraint::{Constraint, check_schema};
+use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
+use crate::openai::chat_request::TOP_LOGPROBS;
+use crate::openai::template_args;
+use crate::request::fields::Fields;
+use crate::request::{self, InvalidRequest, off, sampling, stop};
+use crate::tools::ToolUse;
+
+/// OpenAI's limits on what it echoes.
+const MAX_METADATA: usize = 16;
+
+/// What `include` calls log-probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// A response as the client asked for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ResponsesRequest {
+    /// What to generate.
+    pub generate: GenerateRequest,
+    /// As server-sent events.
+    pub stream: bool,
+    /// What the reply repeats of the request.
+    pub echo: Echo,
+}
+
+impl ResponsesRequest {
+    /// Reads a body. `drawn_seed` is used where the client sent none.
+    pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
+        let object = request::json::read_object(body)?;
+        let root = Fields::root(&object);
+        refuse(root)?;
+        let sampling = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let max_tokens = root.integer("max_output_tokens", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
+        let (constraint, format) = format(root)?;
+        let effort = effort(root)?;
+        let mut template_args = template_args::parse(root)?;
+        if let Some(effort) = effort {
+            template_args::set_effort(&mut template_args, effort);
+        }
+        let messages = input::parse(root)?;
+        let top_logprobs = top_logprobs(root)?;
+        let echo = Echo {
+            instructions: root.string("instructions")?.map(str::to_owned),
+            max_output_tokens: max_tokens,
+            metadata: metadata(root)?,
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            format,
+            effort: effort.map(str::to_owned),
+            parallel_tool_calls: root.boolean("parallel_tool_calls")?.unwrap_or(true),
+            top_logprobs: top_logprobs.unwrap_or(0),
+        };
+        Ok(ResponsesRequest {
+            generate: GenerateRequest {
+                model: root.model()?,
+                input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args }),
+                n: 1,
+                max_tokens,
+                stop: stop::parse(root)?,
+                sampling,
+                top_logprobs,
+                ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
+                constraint,
+                tools: ToolUse::default(),
+                wants_thinking: false,
+            },
+            stream: root.boolean("stream")?.unwrap_or(false),
+            echo,
+        })
+    }
+}
+
+/// Refuses what needs a store, and what is not built. Values that ask for nothing pass.
+fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
+    for field in ["previous_response_id", "conversation", "prompt"] {
+        if root.get(field).is_some_and(|value| !off::asks_for_nothing(value, 0.0)) {
+            return Err(InvalidRequest::at(field, "nothing is stored here; send the whole history as 'input'"));
+        }
+    }
+    if root.boolean("store")?.unwrap_or(false) {
+        return Err(InvalidRequest::at("store", "nothing is stored here; send false, or nothing"));
+    }
+    if root.boolean("background")?.unwrap_or(false) {
+        return Err(InvalidRequest::at("background", "nothing is stored here; stream the response instead"));
+    }
+    if root.string("truncation")? == Some("auto") {
+        return Err(InvalidRequest::unsupported("truncation", "Leaving out the beginning of a conversation"));
+    }
+    refuse_tools(root)
+}
+
+/// Functions are refused; tools that run on OpenAI's own servers are skipped, as nobody here can run them.
+fn refuse_tools(root: Fields<'_>) -> Result<(), InvalidRequest> {
+    let tools = root.array("tools")?.unwrap_or_default();
+    if tools.iter().any(|tool| tool.get("type").and_then(Value::as_str) == Some("function")) {
+        return Err(InvalidRequest::unsupported("tools", "Tool calling on this route"));
+    }
+    match root.get("tool_choice") {
+        None => Ok(()),
+        Some(Value::String(choice)) if choice == "none" || choice == "auto" => Ok(()),
+        Some(_) => Err(InvalidRequest::unsupported("tool_choice", "Tool choice on this route")),
+    }
+}
+
+/// `text.format`, and its echo.
+fn format(root: Fields<'_>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
+    const FIELD: &str = "text.format";
+    let plain = || json!({"type": "text"});
+    let Some(text) = root.get("text") else { return Ok((None, plain())) };
+    let Some(format) = Fields::at(text, "text")?.get("format") else { return Ok((None, plain())) };
+    match Fields::at(format, FIELD)?.string("type")? {
+        None | Some("text") => Ok((None, plain())),
+        Some("json_object") => Ok((Some(Constraint::JsonObject), format.clone())),
+        Some("json_schema") => {
+            let schema = format.get("schema").filter(|schema| !schema.is_null());
+            let schema = schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs a schema"))?;
+            check_schema(schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
+            Ok((Some(Constraint::JsonSchema { schema: schema.clone() }), format.clone()))
+        }
+        Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
+    }
+}
+
+/// `reasoning.effort`; templates read it under the name that chats have for it.
+fn effort<'a>(root: Fields<'a>) -> Result<Option<&'a str>, InvalidRequest> {
+    let Some(reasoning) = root.get("reasoning") else { return Ok(None) };
+    template_args::effort(Fields::at(reasoning, "reasoning")?, "effort")
+}
+
+/// Wanted if `include` names them, or if there is a number of alternatives.
+fn top_logprobs(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
+    let top = root.integer("top_logprobs", TOP_LOGPROBS)?.map(|n| n as u32);
+    let included = root.array("include")?.unwrap_or_default().iter().any(|name| name == LOGPROBS);
+    Ok(top.filter(|&top| top > 0 || included).or(included.then_some(0)))
+}
+
+fn metadata(root: Fields<'_>) -> Result<Map<String, Value>, InvalidRequest> {
+    let metadata = root.object("metadata")?.cloned().unwrap_or_default();
+    if metadata.len() > MAX_METADATA {
+        return Err(InvalidRequest::at("metadata", format_args!("must have at most {MAX_METADATA} entries")));
+    }
+    Ok(metadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(extra: Value) -> Result<ResponsesRequest, InvalidRequest> {
+        let mut body = json!({"model": "m", "input": "hi"});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        ResponsesRequest::parse(body.to_string().as_bytes(), 7)
+    }
+
+    fn refused(extra: Value, param: &str) {
+        assert_eq!(parsed(extra.clone()).unwrap_err().param.as_deref(), Some(param), "{extra}");
+    }
+
+    #[test]
+    fn fields_reach_the_request_and_its_echo() {
+        let request = parsed(json!({})).unwrap();
+        assert_eq!((request.stream, request.generate.max_tokens, request.generate.n), (false, None, 1));
+        assert_eq!((request.generate.sampling.seed, request.generate.top_logprobs), (7, None));
+        assert_eq!((request.echo.format, request.echo.parallel_tool_calls), (json!({"type": "text"}), true));
+        let schema = json!({"type": "object"});
+        let format = json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema});
+        let request = parsed(json!({"stream": true, "max_output_tokens": 5, "temperature": 0, "top_p": 0.5,
+            "instructions": "be brief", "text": {"format": format, "verbosity": "low"}, "metadata": {"a": "b"},
+            "reasoning": {"effort": "low", "summary": "auto"}, "store": false, "include": [LOGPROBS],
+            "tools": [{"type": "web_search"}], "tool_choice": "auto", "previous_response_id": null}))
+        .unwrap();
+        assert!(request.stream && request.generate.sampling.temperature == 0.0);
+        assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (Some(5), Some(0)));
+        assert_eq!(request.generate.constraint, Some(Constraint::JsonSchema { schema }));
+        assert_eq!((request.echo.format, request.echo.metadata["a"].as_str()), (format, Some("b")));
+        let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };
+        assert_eq!(conversation.messages.len(), 2);
+        assert_eq!(conversation.template_args["reasoning_effort"], "low");
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_by_name() {
+        refused(json!({"previous_response_id": "resp_1"}), "previous_response_id");
+        refused(json!({"conversation": {"id": "x"}}), "conversation");
+        refused(json!({"prompt": {"id": "x"}}), "prompt");
+        refused(json!({"store": true}), "store");
+        refused(json!({"background": true}), "background");
+        refused(json!({"truncation": "auto"}), "truncation");
+        refused(json!({"tools": [{"type": "function", "name": "f"}]}), "tools");
+        refused(json!({"tool_choice": "required"}), "tool_choice");
+        refused(json!({"text": {"format": {"type": "xml"}}}), "text.format");
+        refused(json!({"text": {"format": {"type": "json_schema", "name": "n"}}}), "text.format");
+        refused(json!({"reasoning": {"effort": "huge"}}), "reasoning.effort");
+        refused(json!({"max_output_tokens": 0}), "max_output_tokens");
+        refused(json!({"temperature": 3}), "temperature");
+        refused(json!({"top_logprobs": 21}), "top_logprobs");
+        refused(json!({"model": null}), "model");
+        refused(json!({"input": null}), "input");
+    }
+}

@@ -1,0 +1,224 @@
+//! The response object: the whole reply, and what a stream's first and last events carry.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::openai::logprobs::TokenLogprob;
+use crate::sequence::FinishReason;
+
+/// What a reply repeats of its request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Echo {
+    /// `instructions`.
+    pub instructions: Option<String>,
+    /// `max_output_tokens`.
+    pub max_output_tokens: Option<u32>,
+    /// `metadata`.
+    pub metadata: Map<String, Value>,
+    /// In effect.
+    pub temperature: f32,
+    /// In effect.
+    pub top_p: f32,
+    /// `text.format`.
+    pub format: Value,
+    /// `reasoning.effort`.
+    pub effort: Option<String>,
+    /// `parallel_tool_calls`.
+    pub parallel_tool_calls: bool,
+    /// `top_logprobs`.
+    pub top_logprobs: u32,
+}
+
+/// What is known of a response before its first token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Head {
+    /// `resp_…`
+    pub id: String,
+    /// `msg_…`, of the one message that there is.
+    pub item_id: String,
+    /// Seconds since the Unix epoch.
+    pub created_at: u64,
+    /// As the client wrote it.
+    pub model: String,
+    /// What it repeats.
+    pub echo: Echo,
+}
+
+/// A response at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Response {
+    id: String,
+    object: &'static str,
+    created_at: u64,
+    status: &'static str,
+    background: bool,
+    error: Option<Failure>,
+    incomplete_details: Option<Value>,
+    instructions: Option<String>,
+    max_output_tokens: Option<u32>,
+    metadata: Map<String, Value>,
+    model: String,
+    output: Vec<Item>,
+    parallel_tool_calls: bool,
+    previous_response_id: Option<()>,
+    reasoning: Value,
+    service_tier: &'static str,
+    store: bool,
+    temperature: f32,
+    text: Value,
+    tool_choice: &'static str,
+    tools: [(); 0],
+    top_logprobs: u32,
+    top_p: f32,
+    truncation: &'static str,
+    usage: Option<ResponseUsage>,
+    user: Option<()>,
+}
+
+/// Why a response failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Failure {
+    /// For programs.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+/// Token counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ResponseUsage {
+    input_tokens: u32,
+    input_tokens_details: InputDetails,
+    output_tokens: u32,
+    output_tokens_details: OutputDetails,
+    total_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct InputDetails {
+    cached_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct OutputDetails {
+    reasoning_tokens: u32,
+}
+
+impl ResponseUsage {
+    /// The usage of a request.
+    pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32) -> Self {
+        ResponseUsage {
+            input_tokens: n_prompt,
+            input_tokens_details: InputDetails { cached_tokens: n_cached },
+            output_tokens: n_completion,
+            output_tokens_details: OutputDetails { reasoning_tokens: 0 },
+            total_tokens: n_prompt.saturating_add(n_completion),
+        }
+    }
+}
+
+/// A message of the assistant.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Item {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    status: &'static str,
+    content: Vec<Part>,
+    role: &'static str,
+}
+
+/// Its text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Part {
+    #[serde(rename = "type")]
+    kind: OutputText,
+    annotations: [(); 0],
+    /// Empty unless asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    /// So far.
+    pub text: String,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+enum OutputText {
+    #[default]
+    #[serde(rename = "output_text")]
+    OutputText,
+}
+
+impl Head {
+    /// Before there is anything.
+    pub fn in_progress(&self) -> Response {
+        self.response("in_progress", Vec::new())
+    }
+
+    /// The end, for this reason.
+    pub fn finished(&self, reason: FinishReason, part: Part, usage: ResponseUsage) -> Response {
+        let response = self.response(status(reason), vec![self.item(reason, part)]);
+        let incomplete_details = match reason {
+            FinishReason::Stop | FinishReason::ToolCalls => None,
+            FinishReason::Length => Some(json!({"reason": "max_output_tokens"})),
+        };
+        Response { usage: Some(usage), incomplete_details, ..response }
+    }
+
+    /// The end that is none.
+    pub fn failed(&self, failure: Failure) -> Response {
+        Response { error: Some(failure), ..self.response("failed", Vec::new()) }
+    }
+
+    /// The message before its text.
+    pub fn opened_item(&self) -> Item {
+        self.item_with("in_progress", Vec::new())
+    }
+
+    /// The message at its end.
+    pub fn item(&self, reason: FinishReason, part: Part) -> Item {
+        self.item_with(status(reason), vec![part])
+    }
+
+    fn item_with(&self, status: &'static str, content: Vec<Part>) -> Item {
+        Item { id: self.item_id.clone(), kind: "message", status, content, role: "assistant" }
+    }
+
+    fn response(&self, status: &'static str, output: Vec<Item>) -> Response {
+        let echo = self.echo.clone();
+        Response {
+            id: self.id.clone(),
+            object: "response",
+            created_at: self.created_at,
+            status,
+            background: false,
+            error: None,
+            incomplete_details: None,
+            instructions: echo.instructions,
+            max_output_tokens: echo.max_output_tokens,
+            metadata: echo.metadata,
+            model: self.model.clone(),
+            output,
+            parallel_tool_calls: echo.parallel_tool_calls,
+            previous_response_id: None,
+            reasoning: json!({"effort": echo.effort, "summary": null}),
+            service_tier: "default",
+            store: false,
+            temperature: echo.temperature,
+            text: json!({"format": echo.format}),
+            tool_choice: "auto",
+            tools: [],
+            top_logprobs: echo.top_logprobs,
+            top_p: echo.top_p,
+            truncation: "disabled",
+            usage: None,
+            user: None,
+        }
+    }
+}
+
+/// The status of what ended for this reason.
+fn status(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop | FinishReason::ToolCalls => "completed",
+        FinishReason::Length => "incomplete",
+    }
+}
