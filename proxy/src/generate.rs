@@ -62,12 +62,16 @@ async fn accept(
     let (mut n_attempts, mut failed) = (0, Vec::new());
     loop {
         n_attempts += 1;
-        match start(model, request, caller, &mut failed, watch).await {
+        match start(&model, request, caller, &mut failed, watch).await {
             // Another engine may have room.
-            Err(RequestError::Engine(EngineError::QueueFull { .. }))
-                if (0..model.decode.len()).any(|node| !failed.contains(&node)) && n_attempts < MAX_ATTEMPTS => {}
+            Err(RequestError::Engine(EngineError::QueueFull { .. } | EngineError::Unavailable { .. }))
+                if (0..model.decode.len()).any(|node| !failed.contains(&node)) && n_attempts < MAX_ATTEMPTS =>
+            {
+                model.fallbacks.count("decode_busy");
+            }
             // The engine's process ended, and its restart has not been noticed yet. Nothing was sent to the client.
             Err(RequestError::Engine(error)) if error.is_lost_engine() && n_attempts < MAX_ATTEMPTS => {
+                model.fallbacks.count("decode_lost");
                 tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
@@ -87,7 +91,7 @@ pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> R
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request, &ReplyForm::of(request, &info)?).await?;
-    let explained = plan::explain(model, &plan_request(&prompt, request, caller, &[]));
+    let explained = plan::explain(&model, &plan_request(&prompt, request, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))
 }
 
@@ -130,7 +134,7 @@ async fn start(
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
-    let prompt = prompt_of(node, &info, request, &mut form).await.inspect_err(|error| {
+    let prompt = node.call(prompt_of(node, &info, request, &mut form)).await.inspect_err(|error| {
         if matches!(error, RequestError::Engine(error) if error.is_lost_engine()) {
             node.breaker.failed("decode_lost");
         }
@@ -146,7 +150,7 @@ async fn start(
         let mut sequence = base.clone();
         // Each choice draws with its own seed.
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
-        let accepted = plan.decode().engine.generate(sequence.clone()).await;
+        let accepted = plan.decode().call(plan.decode().engine.generate(sequence.clone())).await;
         let deltas = accepted.map_err(|error| {
             if error.is_lost_engine() {
                 plan.decode().breaker.failed("decode_lost");

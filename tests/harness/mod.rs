@@ -85,6 +85,11 @@ impl Server {
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
+    /// The server's process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends the server a signal.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.process), signal).unwrap();

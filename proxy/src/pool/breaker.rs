@@ -1,7 +1,9 @@
 //! Keeps requests away from a node that fails, and lets one through now and then to see whether it is back.
 //!
 //! Closed: requests pass. A failure opens it for a while that doubles with each failure in a row. When the while is
-//! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer.
+//! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer. A node that
+//! has not answered a question since its failure is not tried: a request to a frozen node would wait for seconds, and
+//! the pool asks every node for its load anyway.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -27,6 +29,9 @@ pub struct Breaker(Mutex<State>);
 struct State {
     n_in_a_row: u32,
     closed_until: Option<Instant>,
+    failed_at: Option<Instant>,
+    /// Whether the node has answered since the last failure.
+    was_heard: bool,
     counts: BTreeMap<&'static str, u64>,
     last_reason: Option<&'static str>,
 }
@@ -50,7 +55,7 @@ impl Breaker {
         let mut state = self.lock();
         match state.closed_until {
             None => true,
-            Some(until) if Instant::now() < until => false,
+            Some(until) if Instant::now() < until || !state.was_heard => false,
             Some(_) => {
                 state.closed_until = Some(Instant::now() + TRIAL_TIME);
                 true
@@ -60,7 +65,14 @@ impl Breaker {
 
     /// Whether [`Breaker::try_pass`] would say yes.
     pub fn would_pass(&self) -> bool {
-        self.lock().closed_until.is_none_or(|until| Instant::now() >= until)
+        let state = self.lock();
+        state.closed_until.is_none_or(|until| state.was_heard && Instant::now() >= until)
+    }
+
+    /// The node has answered a question that was asked after `since`.
+    pub fn heard(&self, since: Instant) {
+        let mut state = self.lock();
+        state.was_heard |= state.failed_at.is_none_or(|failed_at| since >= failed_at);
     }
 
     /// A request went well.
@@ -74,7 +86,8 @@ impl Breaker {
         let mut state = self.lock();
         let pause = FIRST_PAUSE.saturating_mul(1 << state.n_in_a_row.min(8)).min(MAX_PAUSE);
         state.n_in_a_row = state.n_in_a_row.saturating_add(1);
-        state.closed_until = Some(Instant::now() + pause);
+        let now = Instant::now();
+        (state.closed_until, state.failed_at, state.was_heard) = (Some(now + pause), Some(now), false);
         state.last_reason = Some(reason);
         *state.counts.entry(reason).or_default() += 1;
     }
@@ -109,6 +122,12 @@ impl Breaker {
 mod tests {
     use super::*;
 
+    impl Breaker {
+        fn was_heard(&self) -> bool {
+            self.lock().was_heard
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_failure_keeps_requests_away_and_one_is_let_through_later() {
         let breaker = Breaker::default();
@@ -116,10 +135,17 @@ mod tests {
         breaker.failed("prefill_down");
         assert!(!breaker.try_pass());
         tokio::time::advance(FIRST_PAUSE).await;
+        assert!(!breaker.try_pass(), "nothing was heard of it");
+        breaker.heard(Instant::now());
         assert!(breaker.would_pass());
         assert!(breaker.try_pass(), "half-open: one request");
         assert!(!breaker.try_pass(), "and no second one");
+        let asked_before = Instant::now();
+        tokio::time::advance(Duration::from_millis(1)).await;
         breaker.failed("prefill_down");
+        breaker.heard(asked_before);
+        assert!(!breaker.was_heard(), "an answer from before the failure");
+        breaker.heard(Instant::now());
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(!breaker.try_pass(), "the second pause is longer");
         tokio::time::advance(FIRST_PAUSE).await;
@@ -135,6 +161,7 @@ mod tests {
         for _ in 0..100 {
             breaker.failed("prefill_down");
         }
+        breaker.heard(Instant::now());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(breaker.try_pass());
         // A trial whose outcome never came does not close the door for ever.
