@@ -29,6 +29,8 @@ pub struct Breaker(Mutex<State>);
 struct State {
     n_in_a_row: u32,
     closed_until: Option<Instant>,
+    /// The one request that was let through has not come to anything yet.
+    is_on_trial: bool,
     failed_at: Option<Instant>,
     /// Whether the node has answered since the last failure.
     was_heard: bool,
@@ -57,7 +59,7 @@ impl Breaker {
             None => true,
             Some(until) if Instant::now() < until || !state.was_heard => false,
             Some(_) => {
-                state.closed_until = Some(Instant::now() + TRIAL_TIME);
+                (state.closed_until, state.is_on_trial) = (Some(Instant::now() + TRIAL_TIME), true);
                 true
             }
         }
@@ -78,15 +80,19 @@ impl Breaker {
     /// A request went well.
     pub fn succeeded(&self) {
         let mut state = self.lock();
-        (state.n_in_a_row, state.closed_until) = (0, None);
+        (state.n_in_a_row, state.closed_until, state.is_on_trial) = (0, None, false);
     }
 
     /// A request failed for a reason that is the node's.
     pub fn failed(&self, reason: &'static str) {
         let mut state = self.lock();
-        let pause = FIRST_PAUSE.saturating_mul(1 << state.n_in_a_row.min(8)).min(MAX_PAUSE);
-        state.n_in_a_row = state.n_in_a_row.saturating_add(1);
         let now = Instant::now();
+        // What was under way when the breaker opened fails for the same cause, and makes the pause no longer.
+        let is_another = state.closed_until.is_none_or(|until| until <= now) || state.is_on_trial;
+        state.n_in_a_row = state.n_in_a_row.saturating_add(u32::from(is_another));
+        state.is_on_trial = false;
+        let doublings = state.n_in_a_row.saturating_sub(1).min(8);
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE);
         (state.closed_until, state.failed_at, state.was_heard) = (Some(now + pause), Some(now), false);
         state.last_reason = Some(reason);
         *state.counts.entry(reason).or_default() += 1;
@@ -134,6 +140,8 @@ mod tests {
         assert!(breaker.try_pass());
         breaker.failed("prefill_down");
         assert!(!breaker.try_pass());
+        // A second request that was under way.
+        breaker.failed("prefill_down");
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(!breaker.try_pass(), "nothing was heard of it");
         breaker.heard(Instant::now());
@@ -152,7 +160,7 @@ mod tests {
         assert!(breaker.try_pass());
         breaker.succeeded();
         assert!(breaker.try_pass() && breaker.try_pass());
-        assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 2)]));
+        assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 3)]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -160,7 +168,11 @@ mod tests {
         let breaker = Breaker::default();
         for _ in 0..100 {
             breaker.failed("prefill_down");
+            breaker.heard(Instant::now());
+            tokio::time::advance(MAX_PAUSE).await;
+            assert!(breaker.try_pass());
         }
+        breaker.failed("prefill_down");
         breaker.heard(Instant::now());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(breaker.try_pass());

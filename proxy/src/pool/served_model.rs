@@ -101,13 +101,19 @@ impl ServedModel {
         node.info().filter(|info| self.bars_decode(info).is_none())
     }
 
-    /// A decode node that is ready, and what it is: one that has not just failed, with the longest context. Waits for one
-    /// that is starting.
+    /// A decode node that is ready, and what it is. Waits for one that is starting.
     pub async fn any_ready(&self) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let ready = self.decode.iter().filter_map(|node| Some((node, self.ready_decode(node)?)));
-        let best = ready.rev().max_by_key(|(node, info)| (node.breaker.would_pass(), info.n_ctx));
-        if let Some(best) = best {
-            return Ok(best);
+        self.any_ready_but(&[]).await
+    }
+
+    /// The same: not one of those that have just failed, if there is another; then one whose breaker is closed; then the one
+    /// with the longest context.
+    pub async fn any_ready_but(&self, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
+        let best =
+            ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.breaker.would_pass(), info.n_ctx));
+        if let Some((_, node, info)) = best {
+            return Ok((node, info));
         }
         let mut last = unavailable("no engine serves this model", READY_WAIT);
         let waits = self.decode.iter().map(|node| Box::pin(async move { Ok((node, node.ready().await?)) }));
