@@ -40,9 +40,9 @@ test: setup ## Everything CI runs: checks, unit tests, cross-process tests with 
 	target/release/baton pull gemma3-270m
 	scripts/run-tests.sh
 
-chaos: build ## Break nodes and links under 600 requests; writes the figures into docs/reliability.md
+chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/reliability.md
 	target/release/baton pull smollm2
-	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-600} CHAOS_PAGE=docs/reliability.md \
+	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/reliability.md \
 		cargo test $(PROFILE) --locked --test chaos -- --nocapture
 
 check: ## Formatting, lints, docs and the direction of dependencies

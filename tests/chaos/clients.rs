@@ -28,10 +28,19 @@ pub struct Reply {
 pub struct Outcome {
     /// Requests made.
     pub n_requests: usize,
-    /// Those that were not complete and equal to the undisturbed reply, with what was wrong.
+    /// Those that were not complete, with what was wrong.
     pub wrong: Vec<String>,
+    /// Those whose text was complete and another than that of the undisturbed reply, with both.
+    pub differing: Vec<String>,
     /// How long each took, in order of size.
     pub times: Vec<Duration>,
+}
+
+impl Reply {
+    /// Whether the two are of the same length and ended in the same way.
+    fn is_as_complete_as(&self, other: &Reply) -> bool {
+        Reply { text: String::new(), ..self.clone() } == Reply { text: String::new(), ..other.clone() }
+    }
 }
 
 impl Outcome {
@@ -133,23 +142,30 @@ pub async fn run(base: &str, bodies: &[Value], expected: &[Reply], concurrency: 
     let one = async |i: usize| {
         let began = Instant::now();
         let reply = tokio::time::timeout(HUNG, ask(&client, base, &bodies[i])).await;
-        let wrong = match reply {
-            Err(_) => Some(format!("{i}: hung for {HUNG:?}")),
-            Ok(Err(problem)) => Some(format!("{i}: {problem}")),
-            Ok(Ok(reply)) if reply != expected[i] => Some(format!("{i}: {reply:?} and not {:?}", expected[i])),
-            Ok(Ok(_)) => None,
+        let both = |reply: &Reply| format!("{i}: {reply:?} and not {:?}", expected[i]);
+        let (wrong, differs) = match reply {
+            Err(_) => (Some(format!("{i}: hung for {HUNG:?}")), None),
+            Ok(Err(problem)) => (Some(format!("{i}: {problem}")), None),
+            Ok(Ok(reply)) if !reply.is_as_complete_as(&expected[i]) => (Some(both(&reply)), None),
+            Ok(Ok(reply)) if reply != expected[i] => (None, Some(both(&reply))),
+            Ok(Ok(_)) => (None, None),
         };
         wrong.iter().for_each(|wrong| println!("WRONG {wrong}"));
+        differs.iter().for_each(|differs| println!("DIFFERS {differs}"));
         let n_done = n_done.fetch_add(1, Ordering::Relaxed) + 1;
         if n_done.is_multiple_of(50) {
             println!("{n_done} of {} requests", bodies.len());
         }
-        (wrong, began.elapsed())
+        (wrong, differs, began.elapsed())
     };
     let outcomes = futures::stream::iter(0..bodies.len()).map(one).buffer_unordered(concurrency);
     let outcomes: Vec<_> = outcomes.collect().await;
-    let mut times: Vec<Duration> = outcomes.iter().map(|(_, time)| *time).collect();
+    let mut times: Vec<Duration> = outcomes.iter().map(|(.., time)| *time).collect();
     times.sort_unstable();
-    let wrong = outcomes.into_iter().filter_map(|(wrong, _)| wrong).collect();
-    Outcome { n_requests: bodies.len(), wrong, times }
+    let mut outcome = Outcome { n_requests: bodies.len(), times, ..Outcome::default() };
+    for (wrong, differs, _) in outcomes {
+        outcome.wrong.extend(wrong);
+        outcome.differing.extend(differs);
+    }
+    outcome
 }

@@ -46,8 +46,12 @@ async fn no_reply_is_lost_or_changed_whatever_breaks() {
     let seed = setting("CHAOS_SEED", rand::random::<u64>() % 1_000_000);
     println!("seed {seed}, {n_requests} simulated requests (CHAOS_SEED, CHAOS_REQUESTS)");
     let simulated = simulated(seed, n_requests).await;
-    // Far fewer, one at a time: beside other streams, llama.cpp's rounding may differ.
+    assert_eq!(simulated.outcome.differing, Vec::<String>::new(), "seed {seed}");
+    // Far fewer, one at a time: beside other streams, llama.cpp's rounding may differ. It does beside those that fill a
+    // queue, and where tokens that were generated are computed as a prompt: then a near tie can go the other way.
     let real = real(seed, n_requests / 10).await;
+    let n_differing = real.outcome.differing.len();
+    assert!(n_differing <= 1 + real.outcome.n_requests / 10, "seed {seed}: {:#?}", real.outcome.differing);
     if let Ok(page) = std::env::var("CHAOS_PAGE") {
         page::write(page.as_ref(), seed, &[("simulated engines", &simulated), ("SmolLM2-135M", &real)]);
     }
@@ -65,7 +69,7 @@ async fn simulated(seed: u64, n_requests: usize) -> Figures {
 
 /// A few requests at the real model.
 async fn real(seed: u64, n_requests: usize) -> Figures {
-    let bodies: Vec<_> = (0..n_requests).map(|i| clients::real_request(i)).collect();
+    let bodies: Vec<_> = (0..n_requests).map(clients::real_request).collect();
     // An engine that takes part in handoffs, as those of the cluster do: it computes prompts in the same chunks.
     let undisturbed = Server::start(&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"]);
     let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
