@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test check build thin setup fmt bench plan clients help
+.PHONY: run demo test chaos check build thin setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -39,6 +39,11 @@ test: setup ## Everything CI runs: checks, unit tests, cross-process tests with 
 	target/release/baton pull smollm2
 	target/release/baton pull gemma3-270m
 	scripts/run-tests.sh
+
+chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/reliability.md
+	target/release/baton pull smollm2
+	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/reliability.md \
+		cargo test $(PROFILE) --locked --test chaos -- --nocapture
 
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check

@@ -72,7 +72,7 @@ fn plain_http_beyond_this_machine_needs_a_word_of_permission() {
     for (args, url) in [
         (&["--engine", "sim", "--prefill", "192.0.2.1:9000"][..], "http://192.0.2.1:9000"),
         (&["--engine", "sim", "--prefill", "http://spark.example:9000"], "http://spark.example:9000"),
-        (&["--node", "http://192.0.2.1:9000"], "http://192.0.2.1:9000"),
+        (&["--decode", "http://192.0.2.1:9000"], "http://192.0.2.1:9000"),
     ] {
         let message = refusal(&[&serve[..], args].concat());
         assert!(message.contains(url) && message.contains("--allow-plain-http"), "{message}");

@@ -1,4 +1,4 @@
-//! `baton serve --node`: an endpoint in front of a node that runs elsewhere, comes late, goes away and returns.
+//! `baton serve --decode`: an endpoint in front of a node that runs elsewhere, comes late, goes away and returns.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 mod harness;
@@ -66,7 +66,7 @@ fn a_refused_key_ends_the_start_with_one_line() {
     let address = free_address();
     let _node = node("right", &address);
     let url = format!("http://{address}");
-    let mut process = baton("wrong", &["serve", "--listen", "127.0.0.1:0", "--node", &url]).spawn().unwrap();
+    let mut process = baton("wrong", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap();
     let stderr = read_all(process.stderr.take());
     assert_eq!(process.wait().unwrap().code(), Some(1), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
@@ -80,7 +80,7 @@ fn a_refused_key_ends_the_start_with_one_line() {
 async fn a_node_is_waited_for_and_its_comings_and_goings_are_told_once() {
     let (node_address, address) = (free_address(), free_address());
     let url = format!("http://{node_address}");
-    let args = ["serve", "--listen", &address, "--node", &url];
+    let args = ["serve", "--listen", &address, "--decode", &url];
     let mut serve = Process(baton("secret", &args).spawn().unwrap());
     let (out, log) = (lines(serve.0.stdout.take().unwrap()), lines(serve.0.stderr.take().unwrap()));
 
@@ -120,6 +120,6 @@ async fn what_is_not_a_node_is_called_so() {
             let _ = stream.write_all(page.as_bytes()).await;
         }
     });
-    let mut serve = Process(baton("secret", &["serve", "--listen", "127.0.0.1:0", "--node", &url]).spawn().unwrap());
+    let mut serve = Process(baton("secret", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap());
     next_line(&lines(serve.0.stderr.take().unwrap()), "what answers there is not a Baton node (HTTP 404)");
 }

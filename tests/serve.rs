@@ -331,8 +331,12 @@ fn mistakes_at_start_up_are_one_clear_line() {
     std::fs::write(path("wrong.toml"), "[model]\n\n[model.engine]\nslots = 0\n").unwrap();
     check(&["--config", &path("wrong.toml")], None, "wrong.toml: line 4: model.engine.slots");
     check(&["--engine", "sim", "--sim-decode-tps=-1"], None, "--sim-decode-tps");
-    check(&["--node", "http://x:1", "--model", &good], None, "--node and --model");
-    check(&["--node", "http://x:1", "--slots", "2"], None, "--node and --slots");
+    check(&["--decode", "http://127.0.0.1:1", "--slots", "2"], None, "--slots is for an engine here");
+    check(
+        &["--decode", "127.0.0.1:1", "--decode", "http://127.0.0.1:1/"],
+        None,
+        "--decode names http://127.0.0.1:1 twice",
+    );
     check(&["--model", "../../no/such/file"], None, "../../no/such/file");
     let serve = ["serve", "--engine", "sim", "--listen", free];
     for (variable, value, expected) in

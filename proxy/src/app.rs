@@ -25,7 +25,7 @@ pub struct App {
     /// The door.
     pub admission: Admission,
     /// The models and their engines.
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     /// What is noted of requests.
     pub observer: Arc<Observer>,
 }
@@ -36,9 +36,10 @@ impl App {
         &self,
         model: Option<&str>,
         caller: &Caller,
-    ) -> Result<(&Arc<ServedModel>, &Arc<Node>, Arc<NodeInfo>), RequestError> {
+    ) -> Result<(Arc<ServedModel>, Arc<Node>, Arc<NodeInfo>), RequestError> {
         let model = self.pool.find_for(model, &caller.account)?;
         let (node, info) = model.any_ready().await?;
+        let node = Arc::clone(node);
         Ok((model, node, info))
     }
 }
@@ -61,9 +62,9 @@ impl Backend for App {
         let model = |model: &Arc<ServedModel>| Model {
             names: model.names().cloned().collect(),
             since: model.since,
-            info: model.decode.iter().find_map(|node| node.info()),
+            info: model.decode.iter().find_map(|node| model.ready_decode(node)),
         };
-        self.pool.models.iter().map(model).collect()
+        self.pool.models().iter().map(model).collect()
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {
@@ -80,8 +81,8 @@ impl Backend for App {
 
     /// The endpoint is well if every model could answer.
     fn health(&self) -> Health {
-        for model in &self.pool.models {
-            if model.decode.iter().any(|node| node.info().is_some()) {
+        for model in &self.pool.models() {
+            if model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
                 continue;
             }
             for node in &model.decode {

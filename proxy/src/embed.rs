@@ -68,7 +68,7 @@ async fn run(
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "texts to embed");
     permit.charge_prompt(n_tokens);
-    let (vectors, timings) = compute(model, inputs, facts).await?;
+    let (vectors, timings) = compute(&model, inputs, facts).await?;
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
@@ -223,7 +223,11 @@ async fn attempt(node: &Node, inputs: &[Vec<Token>], facts: EmbeddingFacts) -> (
 
 /// The node with the least to do, of those that have not failed this request; if all have, any that is ready.
 async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<(usize, &'m Arc<Node>), RequestError> {
-    let untried = model.decode.iter().enumerate().filter(|(idx, node)| !failed.contains(idx) && node.info().is_some());
+    let untried = model
+        .decode
+        .iter()
+        .enumerate()
+        .filter(|(idx, node)| !failed.contains(idx) && model.ready_decode(node).is_some());
     let best = untried.min_by_key(|(_, node)| {
         let load = node.load();
         (!node.breaker.would_pass(), load.queued + load.active_slots)

@@ -59,16 +59,29 @@ async fn accept(
     app.admission.set_slots(app.pool.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
     watch.meter(permit.meter());
-    let (mut n_attempts, mut failed) = (0, Vec::new());
+    let (mut deadline, mut failed) = (None, Vec::new());
     loop {
-        n_attempts += 1;
-        match start(model, request, caller, &mut failed, watch).await {
+        match start(&model, request, caller, &mut failed, watch).await {
             // Another engine may have room.
-            Err(RequestError::Engine(EngineError::QueueFull { .. }))
-                if (0..model.decode.len()).any(|node| !failed.contains(&node)) && n_attempts < MAX_ATTEMPTS => {}
-            // The engine's process ended, and its restart has not been noticed yet. Nothing was sent to the client.
-            Err(RequestError::Engine(error)) if error.is_lost_engine() && n_attempts < MAX_ATTEMPTS => {
+            Err(RequestError::Engine(EngineError::QueueFull { .. } | EngineError::Unavailable { .. }))
+                if failed.len() < model.decode.len() =>
+            {
+                model.fallbacks.count("decode_busy");
+            }
+            // The engine is gone or cut off, which may not have been noticed yet. Nothing was sent to the client.
+            Err(RequestError::Engine(error))
+                if error.is_lost_engine() && Instant::now() < *deadline.get_or_insert_with(start_deadline) =>
+            {
+                model.fallbacks.count("decode_lost");
                 tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
+                // Those that failed may be back.
+                if failed.len() >= model.decode.len() {
+                    failed.clear();
+                }
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            // No other is there, but the one that was lost may be back soon.
+            Err(RequestError::Unavailable { .. }) if deadline.is_some_and(|deadline| Instant::now() < deadline) => {
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
             outcome => {
@@ -87,7 +100,7 @@ pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> R
     let (node, info) = model.any_ready().await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request, &ReplyForm::of(request, &info)?).await?;
-    let explained = plan::explain(model, &plan_request(&prompt, request, caller, &[]));
+    let explained = plan::explain(&model, &plan_request(&prompt, request, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))
 }
 
@@ -106,10 +119,15 @@ fn plan_request<'a>(
     }
 }
 
-/// Attempts to start a request on an engine whose process may just have ended. With the pauses between them they
-/// outlast the time in which the supervisor notices that.
-const MAX_ATTEMPTS: u32 = 5;
+/// How long a request that has lost an engine before its first event looks for one that takes it.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Between attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+fn start_deadline() -> Instant {
+    Instant::now() + START_DEADLINE
+}
 
 /// What is known once engines have accepted every choice.
 struct Accepted {
@@ -127,12 +145,15 @@ async fn start(
     failed: &mut Vec<usize>,
     watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
-    let (node, info) = model.any_ready().await?;
+    let (node, info) = model.any_ready_but(failed).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
-    let prompt = prompt_of(node, &info, request, &mut form).await.inspect_err(|error| {
+    let prompt = node.call(prompt_of(node, &info, request, &mut form)).await.inspect_err(|error| {
         if matches!(error, RequestError::Engine(error) if error.is_lost_engine()) {
             node.breaker.failed("decode_lost");
+        }
+        if matches!(error, RequestError::Engine(EngineError::Lost { .. } | EngineError::Unavailable { .. })) {
+            failed.extend(model.decode.iter().position(|other| Arc::ptr_eq(other, node)));
         }
     })?;
     // One plan for all choices: they share the prompt, which is computed once.
@@ -146,7 +167,7 @@ async fn start(
         let mut sequence = base.clone();
         // Each choice draws with its own seed.
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
-        let accepted = plan.decode().engine.generate(sequence.clone()).await;
+        let accepted = plan.decode().call(plan.decode().engine.generate(sequence.clone())).await;
         let deltas = accepted.map_err(|error| {
             if error.is_lost_engine() {
                 plan.decode().breaker.failed("decode_lost");

@@ -1,6 +1,9 @@
 //! What the cross-process tests share: the real model, and a running `baton serve`.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
+pub mod occupy;
+pub mod relay;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -85,6 +88,11 @@ impl Server {
         String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
     }
 
+    /// The server's process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends the server a signal.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.process), signal).unwrap();
@@ -122,12 +130,17 @@ impl Node {
 
     /// A node with exactly these arguments, on a free port of loopback if they name no address.
     pub fn with(args: &[&str]) -> Node {
+        Node::with_key(CLUSTER_KEY, args)
+    }
+
+    /// The same with another secret.
+    pub fn with_key(key: &str, args: &[&str]) -> Node {
         let listen: &[&str] = if args.contains(&"--listen") { &[] } else { &["--listen", "127.0.0.1:0"] };
         let mut process = Command::new(BATON)
             .arg("node")
             .args(listen)
             .args(args)
-            .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
+            .env("BATON_CLUSTER_KEY", key)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

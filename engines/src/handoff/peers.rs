@@ -13,7 +13,7 @@ use baton_schemas::node::KvIdentity;
 const ADMITTED_FOR: Duration = Duration::from_secs(300);
 
 /// How soon a peer that was refused is looked at again.
-const REFUSED_FOR: Duration = Duration::from_secs(10);
+const REFUSED_FOR: Duration = Duration::from_secs(4);
 
 /// Peers remembered; more than any cluster this is for.
 const MAX_PEERS: usize = 256;

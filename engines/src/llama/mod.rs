@@ -67,6 +67,8 @@ use crate::template::{ChatTemplate, SpecialTokens};
 pub struct LlamaConfig {
     /// The GGUF file.
     pub model: PathBuf,
+    /// The model's name; by default the file's own.
+    pub name: Option<String>,
     /// Sequences decoded together.
     pub n_slots: u32,
     /// Tokens one sequence may hold; by default what the model was trained on, up to 16,384.
@@ -92,6 +94,7 @@ impl LlamaConfig {
     pub fn new(model: impl Into<PathBuf>) -> Self {
         LlamaConfig {
             model: model.into(),
+            name: None,
             n_slots: DEFAULT_SLOTS,
             n_ctx: None,
             n_cells: None,
@@ -181,7 +184,8 @@ impl LlamaEngine {
             sliding_window: gguf.sliding_window().and_then(|w| usize::try_from(w).ok()).filter(|&w| w > 0),
             indivisible: model.is_recurrent() || model.is_hybrid(),
         };
-        let name = gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
+        let of_file = || gguf.name().map_or_else(|| file_stem(&config.model), str::to_owned);
+        let name = config.name.clone().unwrap_or_else(of_file);
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
         let facts = facts::gather(&config, &gguf, &model, &vocabulary);
         let embedding = embed::plan(&gguf, &model, &config, sizes.n_ctx);

@@ -1,4 +1,4 @@
-//! What answers the requests of `baton serve`: an engine in a child process, or a node that runs elsewhere.
+//! What answers the requests of `baton serve`: an engine in a child process, nodes that run elsewhere, or both.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,23 +10,23 @@ use baton_engines::transport::Transport;
 use baton_schemas::node::{KEY_VARIABLE, NodeInfo};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 
 use super::{Failure, pull};
 use crate::config::ServeConfig;
 use crate::engine_args::EngineKind;
 use crate::models;
-use crate::node_watch::{self, RefusedKey};
-use crate::pool::{EngineState, Node};
+use crate::node_watch::{self, RefusedKey, Watched};
+use crate::pool::Node;
 use crate::supervisor::{self, StartError, Supervised};
 
-/// What answers requests, and the handles that keep it alive.
+/// What the endpoint begins with, and the handles that keep it alive.
 pub(super) struct Backend {
-    /// `None`: to be learned from the node.
+    /// Of the first model. `None`: to be learned from a node.
     pub name: Option<String>,
     pub aliases: Vec<String>,
-    pub engine: Arc<dyn Engine>,
-    pub state: watch::Receiver<EngineState>,
+    /// This endpoint's own engine.
+    pub own: Option<Arc<Node>>,
     /// Resolves once requests can be sent, with what answers them, or never will be.
     pub first_start: BoxFuture<'static, Result<Arc<NodeInfo>, Failure>>,
     pub supervised: Option<Supervised>,
@@ -42,59 +42,76 @@ pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
         args.extend([OsString::from("--model"), path.into()]);
     }
     let (supervised, first_start) = supervisor::supervise(args, cluster_key(&config.prefill)?.as_deref())?;
+    let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     Ok(Backend {
         name: Some(config.name.clone().unwrap_or(name)),
         aliases,
-        engine: Arc::clone(&supervised.engine) as Arc<dyn Engine>,
-        state: supervised.state.clone(),
+        own: Some(Node::new("local".to_owned(), None, engine, supervised.state.clone())),
         first_start: first_start.map(|first| Ok(first.unwrap_or(Err(StartError::TimedOut))?)).boxed(),
         supervised: Some(supervised),
     })
 }
 
 /// The cluster's key, if there are nodes to present it to.
-fn cluster_key(prefill: &[String]) -> Result<Option<String>, Failure> {
-    let Some(url) = prefill.first() else { return Ok(None) };
+fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Result<Option<String>, Failure> {
+    let Some(url) = urls.into_iter().next() else { return Ok(None) };
     match std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()) {
         Some(key) => Ok(Some(key)),
-        None => Err(Failure(format!("the prefill node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
+        None => Err(Failure(format!("the node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
     }
 }
 
-/// The nodes that compute prompts, each watched from now on.
-pub(super) fn prefill_nodes(urls: &[String], transport: &Transport) -> Result<Vec<Arc<Node>>, Failure> {
-    let key = cluster_key(urls)?.unwrap_or_default();
-    let node = |(i, url): (usize, &String)| {
+/// Nodes that run elsewhere, each watched from now on.
+pub(super) struct Nodes {
+    pub decode: Vec<Arc<Node>>,
+    /// A node that is named for both tasks is in both lists.
+    pub prefill: Vec<Arc<Node>>,
+    first_answers: Vec<BoxFuture<'static, Result<Arc<NodeInfo>, Failure>>>,
+}
+
+/// The configured nodes.
+pub(super) fn nodes(config: &ServeConfig, transport: &Transport) -> Result<Nodes, Failure> {
+    let key = cluster_key(config.decode.iter().chain(&config.prefill))?.unwrap_or_default();
+    let mut first_answers = Vec::new();
+    let mut node = |task: &str, i: usize, url: &String| -> Result<Arc<Node>, Failure> {
         let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
         let engine: Arc<dyn Engine> = Arc::new(client);
-        let watched = node_watch::watch(Arc::clone(&engine), url.clone());
-        Ok(Node::new(format!("prefill-{}", i + 1), Some(url.clone()), engine, watched.state))
+        let Watched { state, first_answer } = node_watch::watch(Arc::clone(&engine), url.clone());
+        first_answers.push(told(first_answer, url.clone()));
+        Ok(Node::new(format!("{task}-{}", i + 1), Some(url.clone()), engine, state))
     };
-    urls.iter().enumerate().map(node).collect()
+    let decode = config.decode.iter().enumerate().map(|(i, url)| node("decode", i, url));
+    let decode = decode.collect::<Result<Vec<_>, _>>()?;
+    let known = |url: &String| decode.iter().find(|node| node.url.as_ref() == Some(url)).map(Arc::clone);
+    let prefill = config.prefill.iter().enumerate();
+    let prefill = prefill.map(|(i, url)| known(url).map_or_else(|| node("prefill", i, url), Ok));
+    let prefill = prefill.collect::<Result<Vec<_>, _>>()?;
+    first_answers.truncate(decode.len());
+    Ok(Nodes { decode, prefill, first_answers })
 }
 
-/// A node on another machine.
-pub(super) fn remote(url: &str, name: Option<String>, transport: &Transport) -> Result<Backend, Failure> {
-    let key = std::env::var(KEY_VARIABLE).unwrap_or_default();
-    if key.is_empty() {
-        return Err(Failure(format!("--node needs the cluster key: set {KEY_VARIABLE} to the node's secret")));
+impl Nodes {
+    /// An endpoint without an engine of its own. It can begin once one of these nodes has answered.
+    pub(super) fn backend(&mut self, name: Option<String>) -> Backend {
+        let answers = futures::future::select_all(std::mem::take(&mut self.first_answers));
+        let first_start = answers.map(|(first, ..)| first).boxed();
+        Backend { name, aliases: Vec::new(), own: None, first_start, supervised: None }
     }
-    if !url.starts_with("http://") && !url.starts_with("https://") {
-        return Err(Failure(format!("--node {url:?} is not a URL like http://spark.local:9000")));
-    }
-    let client = RemoteEngine::with_transport(&NodeAddress::Url(url.to_owned()), &key, transport)?;
-    let engine: Arc<dyn Engine> = Arc::new(client);
-    let watched = node_watch::watch(Arc::clone(&engine), url.to_owned());
-    let url = url.to_owned();
-    let first_start = watched.first_answer.map(move |first| match first {
+}
+
+/// A node's first answer, for the operator.
+fn told(
+    first: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>,
+    url: String,
+) -> BoxFuture<'static, Result<Arc<NodeInfo>, Failure>> {
+    let told = first.map(move |first| match first {
         Ok(Err(RefusedKey)) => Err(Failure(format!(
             "the node at {url} refused the cluster key: set {KEY_VARIABLE} to the secret that the node was started with"
         ))),
         Ok(Ok(info)) => Ok(info),
         Err(_) => Err(Failure(format!("the node at {url} is not watched any more"))),
     });
-    let first_start = first_start.boxed();
-    Ok(Backend { name, aliases: Vec::new(), engine, state: watched.state, first_start, supervised: None })
+    told.boxed()
 }
 
 /// Public names of a model: the catalogue's, or the file's.

@@ -23,6 +23,9 @@ pub(super) struct NodeArgs {
     /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
+    /// What the model is called, and served as by an endpoint that gives it no other name [default: from the model]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    name: Option<String>,
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
     listen: ListenAddress,
@@ -138,15 +141,15 @@ async fn start(args: NodeArgs) -> Result<Started, NodeFailure> {
     }
     let transport = args.transport.transport().map_err(NodeFailure::setup)?;
     let puller = puller(&key, &args, transport)?;
-    let (model, options) = (args.model, args.engine);
+    let (model, name, options) = (args.model, args.name, args.engine);
     if let Some((key, message)) = options.problems().into_iter().next() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
     let engine = match options.engine.unwrap_or_default() {
-        EngineKind::Sim => sim(&options, puller),
+        EngineKind::Sim => sim(name, &options, puller),
         // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
-        EngineKind::Llama if args.child => llama(model, options, puller).await?,
-        EngineKind::Llama => llama(located(model).await?, options, puller).await?,
+        EngineKind::Llama if args.child => llama(model, name, options, puller).await?,
+        EngineKind::Llama => llama(located(model).await?, name, options, puller).await?,
     };
     // Bound last: an address that answers has an engine behind it.
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
@@ -203,10 +206,11 @@ fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc
     Ok(Some(Arc::new(puller)))
 }
 
-fn sim(options: &EngineArgs, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
+fn sim(name: Option<String>, options: &EngineArgs, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
     use baton_engines::sim::{SimConfig, SimEngine};
     let defaults = SimConfig::default();
     let config = SimConfig {
+        model: name.unwrap_or(defaults.model),
         n_slots: options.slots.unwrap_or(defaults.n_slots),
         n_ctx: options.ctx_size.unwrap_or(defaults.n_ctx),
         prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
@@ -220,6 +224,7 @@ fn sim(options: &EngineArgs, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engin
 #[cfg(feature = "llama")]
 async fn llama(
     model: Option<PathBuf>,
+    name: Option<String>,
     options: EngineArgs,
     puller: Option<Arc<dyn KvPuller>>,
 ) -> Result<Arc<dyn Engine>, NodeFailure> {
@@ -231,6 +236,7 @@ async fn llama(
     });
     let defaults = LlamaConfig::new(model);
     let config = LlamaConfig {
+        name,
         n_slots: options.slots.unwrap_or(defaults.n_slots),
         n_ctx: options.ctx_size,
         n_cells: options.kv_cells,
@@ -253,6 +259,7 @@ async fn llama(
 #[cfg(not(feature = "llama"))]
 async fn llama(
     _: Option<PathBuf>,
+    _: Option<String>,
     _: EngineArgs,
     _: Option<Arc<dyn KvPuller>>,
 ) -> Result<Arc<dyn Engine>, NodeFailure> {

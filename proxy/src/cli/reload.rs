@@ -51,7 +51,7 @@ impl Reload {
     }
 
     fn reload(&mut self) {
-        let (new, _) = match self.args.clone().into_config() {
+        let new = match self.args.clone().into_config() {
             Ok(config) => config,
             Err(error) => {
                 tracing::error!("the configuration was not reloaded, and stays as it was: {}", error.0);
@@ -82,6 +82,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
         ("model.name", old.name != new.name),
         ("model.aliases", old.aliases != new.aliases),
         ("model.prefill", old.prefill != new.prefill),
+        ("model.decode", old.decode != new.decode || old.has_own_engine != new.has_own_engine),
         ("model.policy", old.policy.name() != new.policy.name()),
         ("model.calibrate", old.calibrate != new.calibrate),
         ("model.engine", old.engine != new.engine),

@@ -1,4 +1,4 @@
-//! `baton serve`: the endpoint, with an engine of its own in a child process or in front of a node.
+//! `baton serve`: the endpoint, with an engine of its own in a child process, in front of nodes, or both.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
 use crate::observe::Observer;
-use crate::pool::{self, Node, Pool, ServedModel};
+use crate::pool::{self, Pool, ServedModel};
 use crate::transport_args::TransportArgs;
 
 /// The environment variable of `--api-key`.
@@ -45,9 +45,10 @@ pub(super) struct ServeArgs {
     /// A key clients must present; repeat for several. Better in the configuration file: arguments show in `ps`
     #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
     api_keys: Vec<String>,
-    /// Use a node that runs elsewhere (`baton node`) and start no engine here; needs BATON_CLUSTER_KEY
-    #[arg(long, value_name = "URL")]
-    node: Option<String>,
+    /// A node that generates (`baton node --role decode` or `both`), http:// if no scheme is given; repeat for several.
+    /// Without a model here, no engine is started here; needs BATON_CLUSTER_KEY
+    #[arg(long, alias = "node", value_name = "HOST:PORT|URL")]
+    decode: Vec<String>,
     /// A node that computes prompts (`baton node --role prefill`), http:// if no scheme is given; repeat for several;
     /// needs BATON_CLUSTER_KEY
     #[arg(long, value_name = "HOST:PORT|URL")]
@@ -65,13 +66,8 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// The checked configuration: flags over the file over the defaults; and `--node`.
-    pub(super) fn into_config(self) -> Result<(ServeConfig, Option<String>), Failure> {
-        if let (Some(_), Some(flag)) = (&self.node, self.local_flag()) {
-            return Err(Failure(format!(
-                "--node and {flag} exclude each other: a node runs the model it was started with"
-            )));
-        }
+    /// The checked configuration: flags over the file over the defaults.
+    pub(super) fn into_config(self) -> Result<ServeConfig, Failure> {
         let mut raw = self.config.as_deref().map_or_else(|| Ok(RawConfig::default()), RawConfig::read)?;
         raw.listen = self.listen.or(raw.listen);
         raw.ollama_listen = self.ollama_listen.or(raw.ollama_listen);
@@ -83,18 +79,22 @@ impl ServeArgs {
         if !self.prefill.is_empty() {
             raw.model.prefill = self.prefill;
         }
+        if !self.decode.is_empty() {
+            raw.model.decode = self.decode;
+        }
         raw.model.calibrate = self.no_calibration.then_some(false).or(raw.model.calibrate);
         raw.model.policy = self.policy.or(raw.model.policy);
         raw.tls_ca = self.transport.tls_ca.or(raw.tls_ca);
         raw.allow_plain_http |= self.transport.allow_plain_http;
         raw.model.engine = self.engine.over(raw.model.engine);
-        Ok((raw.check()?, self.node))
-    }
-
-    /// The first flag that only concerns an engine of our own.
-    fn local_flag(&self) -> Option<String> {
-        let engine = || self.engine.to_args().first().map(|flag| flag.to_string_lossy().into_owned());
-        self.model.as_ref().map(|_| "--model".to_owned()).or_else(engine)
+        if let Some(flag) = raw.model.engine.to_args().first().filter(|_| !raw.model.has_own_engine()) {
+            return Err(Failure(format!(
+                "{} is for an engine here, and there is none: nodes run the models they were started with. Name a model \
+                 with --model to generate here, too",
+                flag.display()
+            )));
+        }
+        Ok(raw.check()?)
     }
 }
 
@@ -109,14 +109,14 @@ fn refuse_an_empty_variable() -> Result<(), Failure> {
 /// How long running streams may go on after a stop was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long the start waits for prefill nodes.
-const PREFILL_ANSWER: Duration = Duration::from_secs(2);
+/// How long the start waits for nodes.
+const NODE_ANSWER: Duration = Duration::from_secs(2);
 
 /// Serves until it is told to stop.
 pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     http::open_files::raise_limit();
     refuse_an_empty_variable()?;
-    let (config, node) = args.clone().into_config()?;
+    let config = args.clone().into_config()?;
     // The ports first: the commonest mistake is told at once, and not after a model was loaded.
     let mut listeners = vec![bind(&config.listen, "--listen").await?];
     if let Some(address) = &config.ollama_listen {
@@ -124,21 +124,12 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let transport = config.transport.transport()?;
-    let prefill = backend::prefill_nodes(&config.prefill, &transport)?;
-    let backend = match node {
-        Some(url) => backend::remote(&url, config.name.clone(), &transport)?,
-        None => backend::local(&config).await?,
+    let mut nodes = backend::nodes(&config, &transport)?;
+    let backend = match config.has_own_engine {
+        true => backend::local(&config).await?,
+        false => nodes.backend(config.name.clone()),
     };
-    let aliases = [backend.aliases, config.aliases.clone()].concat();
-    let place = if backend.supervised.is_some() { "local" } else { "remote" };
-    let decode = Node::new(place.to_owned(), None, backend.engine, backend.state);
-    let name = backend.name.map_or_else(OnceLock::new, OnceLock::from);
-    let model = ServedModel { policy: config.policy, ..ServedModel::new(name, aliases, vec![decode], prefill) };
-    let model = Arc::new(model);
-    if config.calibrate {
-        pool::keep_calibrated(&model);
-    }
-    let pool = Pool { models: vec![model] };
+    let pool = pool_of(&config, &nodes, &backend);
     let observer = Arc::new(Observer::default());
     let app = Arc::new(App { admission: Admission::new(config.bounds), pool, observer });
     let shutdown = Shutdown::default();
@@ -165,7 +156,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     match started {
         Some(Ok(info)) => {
-            hear_from_prefill_nodes(&app).await;
+            hear_from(&nodes).await;
             announce(&app, &info, &addresses, config.needs_key());
         }
         Some(Err(error)) => {
@@ -184,25 +175,53 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives prefill nodes a moment to answer, so that the first request can use them. One that does not is used later.
-async fn hear_from_prefill_nodes(app: &App) {
-    let nodes = app.pool.models.iter().flat_map(|model| &model.prefill);
-    let answers = futures::future::join_all(nodes.map(|node| node.ready()));
-    if tokio::time::timeout(PREFILL_ANSWER, answers).await.is_err() {
-        tracing::warn!("a prefill node has not answered yet; prompts are computed here until it does");
+/// The models that are served from the start, and those that nodes will tell of.
+fn pool_of(config: &ServeConfig, nodes: &backend::Nodes, backend: &backend::Backend) -> Arc<Pool> {
+    let decode = backend.own.iter().chain(&nodes.decode).map(Arc::clone).collect();
+    let aliases = [&backend.aliases[..], &config.aliases].concat();
+    let name = backend.name.clone().map_or_else(OnceLock::new, OnceLock::from);
+    let (policy, calibrate, has_own_engine) = (config.policy, config.calibrate, backend.own.is_some());
+    let in_service = move |mut model: ServedModel| {
+        model.policy = policy;
+        let model = Arc::new(model);
+        if calibrate {
+            pool::keep_calibrated(&model);
+        }
+        model
+    };
+    let mut first = ServedModel::new(name, aliases, decode, nodes.prefill.clone());
+    first.has_own_engine = has_own_engine;
+    let pool = Arc::new(Pool::with_undeclared(vec![in_service(first)], nodes.decode.clone()));
+    pool::keep_discovering(&pool, nodes.prefill.clone(), in_service);
+    pool
+}
+
+/// Gives nodes a moment to answer, so that the first request can use them. One that does not is used later.
+async fn hear_from(nodes: &backend::Nodes) {
+    let answers = nodes.prefill.iter().chain(&nodes.decode).map(|node| async {
+        let _ = node.ready().await;
+    });
+    if tokio::time::timeout(NODE_ANSWER, futures::future::join_all(answers)).await.is_err() {
+        tracing::warn!("a node has not answered yet; requests are served without it until it does");
     }
+    // What they run is taken into service.
+    tokio::time::sleep(2 * pool::DISCOVERY_INTERVAL).await;
 }
 
 /// Tells the person who started this what is there, and what is unwise about it.
 #[allow(clippy::print_stdout, reason = "the ready message is for the person who started this")]
 fn announce(app: &App, info: &NodeInfo, addresses: &[SocketAddr], needs_key: bool) {
-    let (Some(model), Some(&address)) = (app.pool.models.first(), addresses.first()) else { return };
-    let name = model.name.get_or_init(|| info.model.clone());
+    let (models, Some(&address)) = (app.pool.models(), addresses.first()) else { return };
+    let names: Vec<&str> = models.iter().map(|model| model.name.get_or_init(|| info.model.clone()).as_str()).collect();
+    let Some((&name, others)) = names.split_first() else { return };
     if !info.has_chat_template {
         tracing::warn!("{name} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
     println!("{}", banner::banner(address, lan, addresses.get(1).copied(), name, needs_key));
+    if !others.is_empty() {
+        println!("Other models: {}", others.join(", "));
+    }
     for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
         tracing::warn!(
             "whoever can reach {address} can use this server: it asks for no key. Set api_keys, or --api-key"

@@ -74,14 +74,18 @@ pub struct ServeConfig {
     pub allowed_origins: Vec<String>,
     /// Additional host names.
     pub allowed_hosts: Vec<String>,
-    /// A path, a catalogue name, or `owner/repo[:file]`.
+    /// A path, a catalogue name, or `owner/repo[:file]`: what this endpoint's own engine runs.
     pub source: String,
+    /// Whether there is an engine of its own. Without one, nodes generate.
+    pub has_own_engine: bool,
     /// The public name, if it is not to follow from the source.
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
-    /// URLs of nodes that compute prompts for it.
+    /// URLs of nodes that compute prompts.
     pub prefill: Vec<String>,
+    /// URLs of nodes that generate.
+    pub decode: Vec<String>,
     /// How requests are planned.
     pub policy: &'static dyn Policy,
     /// Whether idle nodes and links are measured with made-up prompts.

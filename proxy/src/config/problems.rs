@@ -68,9 +68,18 @@ impl RawConfig {
             let names = POLICIES.map(|policy| policy.name()).join(", ");
             problem("model.policy", "--policy", format!("must be one of {names}, not {name:?}"));
         }
-        if let Some(address) = self.model.prefill.iter().find(|address| !is_node_address(address)) {
-            let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
-            problem("model.prefill", "--prefill", message);
+        for (key, flag, addresses) in
+            [("model.prefill", "--prefill", &self.model.prefill), ("model.decode", "--decode", &self.model.decode)]
+        {
+            if let Some(address) = addresses.iter().find(|address| !is_node_address(address)) {
+                let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
+                problem(key, flag, message);
+            }
+            let mut urls: Vec<String> = addresses.iter().map(|address| node_url(address)).collect();
+            urls.sort();
+            if let Some(twice) = urls.windows(2).find(|pair| pair[0] == pair[1]) {
+                problem(key, flag, format!("names {} twice", twice[0]));
+            }
         }
         for (key, message) in self.model.engine.problems() {
             problem(&format!("model.engine.{key}"), &flag(key), message);
@@ -82,9 +91,12 @@ impl RawConfig {
 
 /// Whether nodes may be reached the way that is configured: the certificates are there, and no key goes readable over a
 /// network without leave.
-pub(super) fn check_paths(transport: &TransportArgs, urls: &[String]) -> Result<(), ConfigError> {
+pub(super) fn check_paths<'a>(
+    transport: &TransportArgs,
+    urls: impl IntoIterator<Item = &'a String>,
+) -> Result<(), ConfigError> {
     let transport = transport.transport().map_err(|error| ConfigError::Together(error.to_string()))?;
-    let refused = urls.iter().find_map(|url| transport.check(url).err());
+    let refused = urls.into_iter().find_map(|url| transport.check(url).err());
     refused.map_or(Ok(()), |error| Err(ConfigError::Together(error.to_string())))
 }
 

@@ -58,14 +58,23 @@ pub struct RawModel {
     pub name: Option<String>,
     /// More public names.
     pub aliases: Vec<String>,
-    /// Addresses of nodes that compute prompts for it.
+    /// Addresses of nodes that compute prompts.
     pub prefill: Vec<String>,
+    /// Addresses of nodes that generate.
+    pub decode: Vec<String>,
     /// How requests are planned.
     pub policy: Option<String>,
     /// Measure idle nodes and links with made-up prompts.
     pub calibrate: Option<bool>,
     /// How the engine runs it.
     pub engine: EngineArgs,
+}
+
+impl RawModel {
+    /// Whether an engine is started here: where a model or an engine is named, and where no node generates.
+    pub fn has_own_engine(&self) -> bool {
+        self.source.is_some() || self.engine.engine.is_some() || self.decode.is_empty()
+    }
 }
 
 impl RawConfig {
@@ -95,9 +104,11 @@ impl RawConfig {
         if let Some(Problem { flag, message, .. }) = self.problems().into_iter().next() {
             return Err(ConfigError::Flag(format!("{flag} {message}")));
         }
-        let prefill: Vec<String> = self.model.prefill.iter().map(|address| node_url(address)).collect();
+        let has_own_engine = self.model.has_own_engine();
+        let urls = |addresses: &[String]| addresses.iter().map(|address| node_url(address)).collect::<Vec<_>>();
+        let (prefill, decode) = (urls(&self.model.prefill), urls(&self.model.decode));
         let transport = TransportArgs { tls_ca: self.tls_ca, allow_plain_http: self.allow_plain_http };
-        check_paths(&transport, &prefill)?;
+        check_paths(&transport, prefill.iter().chain(&decode))?;
         Ok(ServeConfig {
             listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
             ollama_listen: self.ollama_listen,
@@ -117,6 +128,8 @@ impl RawConfig {
             calibrate: self.model.calibrate.unwrap_or(true),
             policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
             prefill,
+            decode,
+            has_own_engine,
             transport,
             engine: self.model.engine,
         })

@@ -124,3 +124,23 @@ fn a_key_goes_readable_over_a_network_only_with_leave() {
     assert_eq!(at("allow_plain_http = true\n").unwrap().prefill, ["http://spark.local:9000"]);
     assert!(read("tls_ca = \"/nowhere.pem\"\n").unwrap_err().contains("/nowhere.pem"));
 }
+
+#[test]
+fn an_engine_is_started_here_unless_nodes_generate_instead() {
+    let example = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(name);
+        RawConfig::read(&path).and_then(RawConfig::check).unwrap()
+    };
+    let thin = example("two-sparks-two-macs.toml");
+    assert!(!thin.has_own_engine, "it runs on any machine");
+    assert_eq!(thin.decode.len(), 4);
+    assert!(thin.prefill.iter().all(|node| thin.decode.contains(node)), "the Sparks do both");
+    let mac = example("spark-mac.toml");
+    assert!(mac.has_own_engine && mac.decode.is_empty());
+    assert_eq!(mac.prefill, ["http://spark.local:9000"]);
+    let both = read("allow_plain_http = true\n[model]\nsource = \"m\"\ndecode = [\"a:1\"]").unwrap();
+    assert!(both.has_own_engine && both.decode == ["http://a:1"], "beside nodes");
+    assert!(read("[model]\ndecode = [\"a:1\"]").unwrap_err().contains("--allow-plain-http"));
+    assert!(read("[model]\ndecode = [\"a\", \"http://a/\"]").unwrap_err().contains("twice"));
+    assert!(read("\n[model]\n\ndecode = [\"a b\"]").unwrap_err().contains("line 4: model.decode"));
+}

@@ -78,7 +78,7 @@ async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
         decode.push(node("spare", sim()).await);
     }
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
-    let pool = Pool { models: vec![Arc::new(model)] };
+    let pool = Arc::new(Pool::of(vec![Arc::new(model)]));
     (App { admission: Admission::new(Bounds::default()), pool, observer: Arc::new(Observer::default()) }, n_asked)
 }
 

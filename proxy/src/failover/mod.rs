@@ -20,8 +20,12 @@ use crate::pool::Claim;
 /// Engines that one sequence may lose in a row, without a token between, before its client is told.
 const MAX_ATTEMPTS: u32 = 8;
 
-/// Between attempts. With the wait for a node to become ready, this outlasts the restart of a local engine.
+/// Between attempts to find an engine that goes on.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
+
+/// How long an engine that goes on is looked for. It outlasts the restart of a local engine, and of a node that its
+/// machine's service manager starts again.
+const TAKE_UP_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A sequence on its way through the pool.
 pub struct Resilient {
@@ -85,7 +89,7 @@ impl Resilient {
                             Err(error.clone())?;
                         }
                         earlier.n_tokens = self.request.generated.len() as u32;
-                        self.take_up(error, &mut n_attempts).await?;
+                        self.take_up(error).await?;
                     }
                     Err(error) => Err(error)?,
                 }
@@ -112,27 +116,30 @@ impl Resilient {
     }
 
     /// Finds another engine that goes on. Gives up with the error that came first.
-    async fn take_up(&mut self, lost: EngineError, n_attempts: &mut u32) -> Result<(), EngineError> {
+    async fn take_up(&mut self, lost: EngineError) -> Result<(), EngineError> {
         // Its choices run on their own from here.
         self.request.group = None;
+        let deadline = Instant::now() + TAKE_UP_DEADLINE;
         let mut failed = vec![self.plan.route.decode];
         loop {
-            match self.start_again(&failed).await {
+            match self.start_again(&mut failed).await {
                 Ok(()) => return Ok(()),
                 Err(RequestError::Engine(error)) if !may_pass(&error) => return Err(error),
                 Err(error) => tracing::info!(%error, "no engine takes the stream up yet"),
             }
-            *n_attempts += 1;
-            if *n_attempts >= MAX_ATTEMPTS {
+            if Instant::now() >= deadline {
                 return Err(lost);
             }
-            // The one that failed may be back.
-            failed.clear();
+            // Those that failed may be back, or have room now.
+            if failed.len() >= self.plan.model.decode.len() {
+                failed.clear();
+            }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
-    async fn start_again(&mut self, failed: &[usize]) -> Result<(), RequestError> {
+    /// Starts what is left of the sequence on a node that has not failed yet, or else notes that it has.
+    async fn start_again(&mut self, failed: &mut Vec<usize>) -> Result<(), RequestError> {
         let model = Arc::clone(&self.plan.model);
         model.any_ready().await?;
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
@@ -142,11 +149,13 @@ impl Resilient {
             scope: self.request.cache_scope,
             max_tokens: left,
             policy: None,
-            exclude: failed,
+            exclude: failed.as_slice(),
         };
         let plan = plan::plan(&model, &request)?;
         self.request.kv_source = plan.kv_source();
-        self.deltas = plan.decode().engine.generate(self.request.clone()).await.inspect_err(|error| {
+        let accepted = plan.decode().call(plan.decode().engine.generate(self.request.clone())).await;
+        self.deltas = accepted.inspect_err(|error| {
+            failed.push(plan.route.decode);
             if error.is_lost_engine() {
                 plan.decode().breaker.failed("decode_lost");
             }

@@ -137,6 +137,34 @@ async fn an_engine_that_dies_at_every_token_is_given_up_only_without_progress() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error() {
+    for comes_back in [true, false] {
+        let engine = mortal(3, 1);
+        let info = Arc::new(engine.info().await.unwrap());
+        let (state, watched) = watch::channel(EngineState::Ready(Arc::clone(&info)));
+        let model = model(vec![Node::new("mortal".into(), None, Arc::new(engine), watched)]);
+        // In the middle of the stream: 99 tokens of prompt at 10,000 a second, then one a millisecond.
+        let goes = async {
+            tokio::time::sleep(Duration::from_millis(12)).await;
+            state.send_replace(EngineState::Failed { reason: "gone".into(), retry_in: Duration::from_secs(2) });
+            tokio::time::sleep(TAKE_UP_DEADLINE / 2).await;
+            if comes_back {
+                state.send_replace(EngineState::Ready(info));
+            }
+        };
+        let began = Instant::now();
+        let (outcome, ()) = tokio::join!(run(&model), goes);
+        match comes_back {
+            true => assert_eq!(outcome.unwrap().0.len(), 12),
+            false => {
+                assert!(matches!(outcome, Err(EngineError::Lost { .. })), "{outcome:?}");
+                assert!(began.elapsed() >= TAKE_UP_DEADLINE);
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_node_is_avoided_and_counted() {
     let pair = model(vec![node("mortal", mortal(3, 1)).await, node("spare", sim()).await]);
     run(&pair).await.unwrap();

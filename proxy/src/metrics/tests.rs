@@ -37,7 +37,7 @@ async fn what_happened_can_be_scraped() {
         while reply.events.next().await.is_some() {}
     }
     assert!(generate(&app, request("not-there"), &caller()).await.is_err());
-    app.pool.models[0].fallbacks.count("decode_lost");
+    app.pool.models()[0].fallbacks.count("decode_lost");
     app.observer.metrics.replied("/v1/models/{*id}", 404);
 
     let text = text(&app.observer.metrics, &state::snapshot(&app, false));
@@ -72,7 +72,7 @@ async fn every_series_of_the_dashboard_is_there() {
     while reply.events.next().await.is_some() {}
     drop(reply);
     app.observer.metrics.replied("/", 200);
-    app.pool.models[0].fallbacks.count("prefill_down");
+    app.pool.models()[0].fallbacks.count("prefill_down");
     app.observer.metrics.ended(&Summary {
         model: "m",
         outcome: Outcome::Failed,

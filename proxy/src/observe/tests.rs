@@ -28,7 +28,7 @@ pub(crate) async fn app() -> App {
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec!["alias".into()], vec![node], Vec::new());
     App {
         admission: Admission::new(Bounds::default()),
-        pool: Pool { models: vec![Arc::new(model)] },
+        pool: Arc::new(Pool::of(vec![Arc::new(model)])),
         observer: Arc::new(Observer::default()),
     }
 }

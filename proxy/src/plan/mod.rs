@@ -106,27 +106,24 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
 
 fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
     let routes = model.routes.view();
-    let mut decode: Vec<NodeView> = (model.decode.iter().enumerate())
-        .map(|(i, node)| {
-            let view = node.view(request.scope, request.tokens);
-            let role = (!view.role.decodes()).then_some("wrong_role");
-            let excluded = request.exclude.contains(&i).then_some("just_failed");
-            NodeView { barred: view.barred.or(role).or(excluded), ..view }
-        })
-        .collect();
+    let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
+        let view = node.view(request.scope, request.tokens);
+        let (is_ready, unfit) = (node.info().is_some(), unfit(model, node, request));
+        let barred = unfit.or(view.barred).or(request.exclude.contains(&i).then_some("just_failed"));
+        (NodeView { barred, ..view }, is_ready, unfit)
+    });
+    let mut looked_at: Vec<_> = looked_at.collect();
     // A node that has just failed is better than none.
-    if decode.iter().all(|node| node.barred.is_some()) {
-        for (view, node) in decode.iter_mut().zip(&model.decode) {
-            if view.role.decodes() && node.info().is_some() {
-                view.barred = None;
-            }
+    if looked_at.iter().all(|(view, ..)| view.barred.is_some()) {
+        for (view, _, unfit) in looked_at.iter_mut().filter(|(_, is_ready, _)| *is_ready) {
+            view.barred = *unfit;
         }
     }
+    let decode = looked_at.into_iter().map(|(view, ..)| view).collect();
     let prefill = model.prefill.iter().map(|node| {
         let view = node.view(request.scope, request.tokens);
         let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
-        let role = (!view.role.prefills()).then_some("wrong_role");
-        NodeView { barred: barred.or(role).or_else(|| mismatch(model, node)), ..view }
+        NodeView { barred: barred.or_else(|| model.bars_prefill(&*node.info()?)), ..view }
     });
     Snapshot {
         request: RequestSize {
@@ -141,16 +138,11 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     }
 }
 
-/// Why a prefill node's KV fits none of the decode nodes. The decode node itself decides; this saves it the attempt.
-fn mismatch(model: &ServedModel, prefill: &Node) -> Option<&'static str> {
-    let theirs = prefill.info()?.kv.clone();
-    let fits = model.decode.iter().filter_map(|node| node.info()).any(|ours| match (&ours.kv, &theirs) {
-        (Some(ours), Some(theirs)) => {
-            ours.fingerprint.vocabulary == theirs.fingerprint.vocabulary && ours.layout == theirs.layout
-        }
-        _ => false,
-    });
-    (!fits).then_some("fingerprint_mismatch")
+/// Why a decode node cannot generate for this request, however well it is.
+fn unfit(model: &ServedModel, node: &Node, request: &PlanRequest<'_>) -> Option<&'static str> {
+    let info = node.info()?;
+    let is_too_long = request.tokens.len() > info.n_ctx as usize;
+    model.bars_decode(&info).or(is_too_long.then_some("context_too_small"))
 }
 
 impl Plan {

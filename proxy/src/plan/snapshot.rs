@@ -1,7 +1,5 @@
 //! What a plan is made from: the request's size and what is known of every node, at one moment.
 
-use baton_schemas::node::Role;
-
 use crate::pool::rates::{LinkRates, NodeRates};
 
 /// A request, as far as its cost goes.
@@ -18,8 +16,6 @@ pub struct RequestSize {
 pub struct NodeView {
     /// For explanations.
     pub name: String,
-    /// What it does for others.
-    pub role: Role,
     /// Why it cannot be sent requests, if it cannot.
     pub barred: Option<&'static str>,
     /// Sequences it decodes together.

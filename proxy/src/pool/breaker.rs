@@ -1,7 +1,9 @@
 //! Keeps requests away from a node that fails, and lets one through now and then to see whether it is back.
 //!
 //! Closed: requests pass. A failure opens it for a while that doubles with each failure in a row. When the while is
-//! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer.
+//! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer. A node that
+//! has not answered a question since its failure is not tried: a request to a frozen node would wait for seconds, and
+//! the pool asks every node for its load anyway.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -27,6 +29,11 @@ pub struct Breaker(Mutex<State>);
 struct State {
     n_in_a_row: u32,
     closed_until: Option<Instant>,
+    /// The one request that was let through has not come to anything yet.
+    is_on_trial: bool,
+    failed_at: Option<Instant>,
+    /// Whether the node has answered since the last failure.
+    was_heard: bool,
     counts: BTreeMap<&'static str, u64>,
     last_reason: Option<&'static str>,
 }
@@ -50,9 +57,9 @@ impl Breaker {
         let mut state = self.lock();
         match state.closed_until {
             None => true,
-            Some(until) if Instant::now() < until => false,
+            Some(until) if Instant::now() < until || !state.was_heard => false,
             Some(_) => {
-                state.closed_until = Some(Instant::now() + TRIAL_TIME);
+                (state.closed_until, state.is_on_trial) = (Some(Instant::now() + TRIAL_TIME), true);
                 true
             }
         }
@@ -60,21 +67,33 @@ impl Breaker {
 
     /// Whether [`Breaker::try_pass`] would say yes.
     pub fn would_pass(&self) -> bool {
-        self.lock().closed_until.is_none_or(|until| Instant::now() >= until)
+        let state = self.lock();
+        state.closed_until.is_none_or(|until| state.was_heard && Instant::now() >= until)
+    }
+
+    /// The node has answered a question that was asked after `since`.
+    pub fn heard(&self, since: Instant) {
+        let mut state = self.lock();
+        state.was_heard |= state.failed_at.is_none_or(|failed_at| since >= failed_at);
     }
 
     /// A request went well.
     pub fn succeeded(&self) {
         let mut state = self.lock();
-        (state.n_in_a_row, state.closed_until) = (0, None);
+        (state.n_in_a_row, state.closed_until, state.is_on_trial) = (0, None, false);
     }
 
     /// A request failed for a reason that is the node's.
     pub fn failed(&self, reason: &'static str) {
         let mut state = self.lock();
-        let pause = FIRST_PAUSE.saturating_mul(1 << state.n_in_a_row.min(8)).min(MAX_PAUSE);
-        state.n_in_a_row = state.n_in_a_row.saturating_add(1);
-        state.closed_until = Some(Instant::now() + pause);
+        let now = Instant::now();
+        // What was under way when the breaker opened fails for the same cause, and makes the pause no longer.
+        let is_another = state.closed_until.is_none_or(|until| until <= now) || state.is_on_trial;
+        state.n_in_a_row = state.n_in_a_row.saturating_add(u32::from(is_another));
+        state.is_on_trial = false;
+        let doublings = state.n_in_a_row.saturating_sub(1).min(8);
+        let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE);
+        (state.closed_until, state.failed_at, state.was_heard) = (Some(now + pause), Some(now), false);
         state.last_reason = Some(reason);
         *state.counts.entry(reason).or_default() += 1;
     }
@@ -109,24 +128,39 @@ impl Breaker {
 mod tests {
     use super::*;
 
+    impl Breaker {
+        fn was_heard(&self) -> bool {
+            self.lock().was_heard
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_failure_keeps_requests_away_and_one_is_let_through_later() {
         let breaker = Breaker::default();
         assert!(breaker.try_pass());
         breaker.failed("prefill_down");
         assert!(!breaker.try_pass());
+        // A second request that was under way.
+        breaker.failed("prefill_down");
         tokio::time::advance(FIRST_PAUSE).await;
+        assert!(!breaker.try_pass(), "nothing was heard of it");
+        breaker.heard(Instant::now());
         assert!(breaker.would_pass());
         assert!(breaker.try_pass(), "half-open: one request");
         assert!(!breaker.try_pass(), "and no second one");
+        let asked_before = Instant::now();
+        tokio::time::advance(Duration::from_millis(1)).await;
         breaker.failed("prefill_down");
+        breaker.heard(asked_before);
+        assert!(!breaker.was_heard(), "an answer from before the failure");
+        breaker.heard(Instant::now());
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(!breaker.try_pass(), "the second pause is longer");
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(breaker.try_pass());
         breaker.succeeded();
         assert!(breaker.try_pass() && breaker.try_pass());
-        assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 2)]));
+        assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 3)]));
     }
 
     #[tokio::test(start_paused = true)]
@@ -134,7 +168,12 @@ mod tests {
         let breaker = Breaker::default();
         for _ in 0..100 {
             breaker.failed("prefill_down");
+            breaker.heard(Instant::now());
+            tokio::time::advance(MAX_PAUSE).await;
+            assert!(breaker.try_pass());
         }
+        breaker.failed("prefill_down");
+        breaker.heard(Instant::now());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(breaker.try_pass());
         // A trial whose outcome never came does not close the door for ever.

@@ -74,18 +74,19 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
 }
 
 fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Instant>) -> Vec<Unknown> {
-    let generates = |node: &Node| node.info().is_some_and(|info| info.generates);
-    let idle = |node: &Node| generates(node) && node.load().active_slots == 0 && node.breaker.would_pass();
+    let idle = |node: &Node| node.load().active_slots == 0 && node.breaker.would_pass();
+    let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node);
+    let prefills = |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node);
     let is_due = |unknown: &Unknown| due.get(unknown).is_none_or(|at| *at <= Instant::now());
     let links = model.routes.view().links;
     let mut found = Vec::new();
-    for (d, decode) in model.decode.iter().enumerate().filter(|(_, node)| idle(node)) {
+    for (d, decode) in model.decode.iter().enumerate().filter(|(_, node)| decodes(node)) {
         let rates = decode.rates();
         if !rates.decode.is_known() || !rates.prefill.is_known() {
             found.push(Unknown::Decode(d));
         }
-        for (p, prefill) in model.prefill.iter().enumerate().filter(|(_, node)| idle(node)) {
-            if prefill.url.is_none() {
+        for (p, prefill) in model.prefill.iter().enumerate().filter(|(_, node)| prefills(node)) {
+            if prefill.url.is_none() || prefill.name == decode.name {
                 continue;
             }
             found.push(Unknown::Link(p, d));

@@ -2,29 +2,32 @@
 
 mod breaker;
 mod calibration;
+mod discovery;
 mod fallbacks;
+mod identity;
 mod learning;
 pub mod names;
 mod node;
 mod prefixes;
 pub mod rates;
 mod routes;
+mod served_model;
 
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use baton_schemas::node::NodeInfo;
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 
 pub use self::breaker::{Breaker, BreakerView};
 pub use self::calibration::keep_calibrated;
+pub use self::discovery::{DISCOVERY_INTERVAL, keep_discovering};
 pub use self::fallbacks::{Fallback, Fallbacks};
+pub use self::identity::Identity;
 pub use self::node::{Claim, Node};
 pub use self::routes::{Routes, expected_output};
+pub use self::served_model::ServedModel;
 use crate::admission::Account;
 use crate::error::RequestError;
-use crate::plan::policy::{POLICIES, Policy};
 
 /// How long a request waits for an engine that is starting. A restart of the default model takes well under this; a
 /// client whose engine needs longer is told to come back.
@@ -46,100 +49,59 @@ pub enum EngineState {
     },
 }
 
-/// A model under its public names.
-pub struct ServedModel {
-    /// The name in `/v1/models`. Unset until a remote node has said what it runs, if nobody gave it another name.
-    pub name: OnceLock<String>,
-    /// Other names that find it.
-    pub aliases: Vec<String>,
-    /// When it was put into service, for `created`.
-    pub since: SystemTime,
-    /// Nodes that generate, at least one.
-    pub decode: Vec<Arc<Node>>,
-    /// Nodes that compute prompts for them.
-    pub prefill: Vec<Arc<Node>>,
-    /// How requests are planned unless they ask for another way.
-    pub policy: &'static dyn Policy,
-    /// What was learned about routes.
-    pub routes: Routes,
-    /// How often its requests had to go another way than planned.
-    pub fallbacks: Fallbacks,
-}
-
-impl ServedModel {
-    /// A model served by these nodes.
-    pub fn new(
-        name: OnceLock<String>,
-        aliases: Vec<String>,
-        decode: Vec<Arc<Node>>,
-        prefill: Vec<Arc<Node>>,
-    ) -> ServedModel {
-        let routes = Routes::new(prefill.len(), decode.len());
-        let (since, fallbacks) = (SystemTime::now(), Fallbacks::default());
-        ServedModel { name, aliases, since, decode, prefill, policy: POLICIES[0], routes, fallbacks }
-    }
-
-    /// All names, the public one first.
-    pub fn names(&self) -> impl Iterator<Item = &String> {
-        self.name.get().into_iter().chain(&self.aliases)
-    }
-
-    /// While its own name is not known a model answers to any: whoever asks is to come back, and not to be told that
-    /// there is no such model.
-    fn is_called(&self, name: &str) -> bool {
-        self.name.get().is_none() || self.names().any(|known| names::are_same(known, name))
-    }
-
-    /// A decode node that is ready, and what it is. Waits for one that is starting.
-    pub async fn any_ready(&self) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let ready = |node: &&Arc<Node>| node.info().is_some();
-        let passes = |node: &&Arc<Node>| node.breaker.would_pass();
-        let nodes = || self.decode.iter().filter(ready);
-        if let Some((node, info)) = nodes().find(passes).or_else(|| nodes().next()).and_then(|n| Some((n, n.info()?))) {
-            return Ok((node, info));
-        }
-        let mut last = unavailable("no engine serves this model", READY_WAIT);
-        let waits = self.decode.iter().map(|node| Box::pin(async move { Ok((node, node.ready().await?)) }));
-        let mut waits: FuturesUnordered<_> = waits.collect();
-        while let Some(outcome) = waits.next().await {
-            match outcome {
-                Ok(ready) => return Ok(ready),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-}
-
 fn unavailable(reason: &str, retry_after: Duration) -> RequestError {
     RequestError::Unavailable { reason: reason.to_owned(), retry_after: retry_after.max(Duration::from_secs(1)) }
 }
 
-/// All served models.
+/// All served models, and the nodes that may turn out to run more of them.
 pub struct Pool {
-    /// In the order of the configuration.
-    pub models: Vec<Arc<ServedModel>>,
+    /// In the order of the configuration; then as they were discovered.
+    models: RwLock<Vec<Arc<ServedModel>>>,
+    /// Decode nodes of which nobody has said which model they run: they do.
+    undeclared: Vec<Arc<Node>>,
 }
 
 impl Pool {
-    /// Slots of the decode nodes that are ready.
-    pub fn n_slots(&self) -> usize {
-        let nodes = self.models.iter().flat_map(|model| &model.decode);
-        nodes.filter_map(|node| node.info()).map(|info| info.n_slots as usize).sum()
+    /// A pool of these models alone.
+    pub fn of(models: Vec<Arc<ServedModel>>) -> Pool {
+        Pool::with_undeclared(models, Vec::new())
     }
 
-    /// The model of that name.
-    fn find(&self, name: &str) -> Result<&Arc<ServedModel>, RequestError> {
-        let found = self.models.iter().find(|model| model.is_called(name));
-        found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
+    /// A pool that also serves whatever these nodes run; see [`keep_discovering`].
+    pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> Pool {
+        Pool { models: RwLock::new(models), undeclared }
+    }
+
+    /// Those that are served now.
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Slots of the decode nodes that are ready, whichever model they serve.
+    pub fn n_slots(&self) -> usize {
+        let of_model = |model: &Arc<ServedModel>| -> usize {
+            model.decode.iter().filter_map(|node| model.ready_decode(node)).map(|info| info.n_slots as usize).sum()
+        };
+        self.models().iter().map(of_model).sum()
+    }
+
+    /// The model of that name. Errors: there is none, or a node that may run it has not said yet what it runs.
+    fn find(&self, name: &str) -> Result<Arc<ServedModel>, RequestError> {
+        if let Some(found) = self.models().into_iter().find(|model| model.is_called(name)) {
+            return Ok(found);
+        }
+        if self.undeclared.iter().any(|node| node.last_info().is_none()) {
+            return Err(unavailable("a node has not said yet which model it runs", Duration::from_secs(1)));
+        }
+        Err(RequestError::ModelNotFound { model: name.to_owned() })
     }
 
     /// The model of that name, if this account may use it; without a name, the first one that it may.
-    pub fn find_for(&self, name: Option<&str>, account: &Account) -> Result<&Arc<ServedModel>, RequestError> {
-        let is_allowed = |model: &&Arc<ServedModel>| account.may_use(model.names());
+    pub fn find_for(&self, name: Option<&str>, account: &Account) -> Result<Arc<ServedModel>, RequestError> {
+        let is_allowed = |model: &Arc<ServedModel>| account.may_use(model.names());
         let Some(name) = name else {
             let none = || unavailable("no model is served to this API key", READY_WAIT);
-            return self.models.iter().find(is_allowed).ok_or_else(none);
+            return self.models().into_iter().find(is_allowed).ok_or_else(none);
         };
         let model = self.find(name)?;
         match (is_allowed(&model), model.name.get()) {

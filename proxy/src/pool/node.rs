@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use baton_engines::Engine;
-use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 use baton_schemas::sequence::CacheScope;
+use baton_schemas::{EngineError, Token};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::breaker::Breaker;
 use super::prefixes::Prefixes;
@@ -24,6 +25,10 @@ const LOAD_INTERVAL: Duration = Duration::from_millis(250);
 /// How long an answer may take. An old answer is better than none: it is kept.
 const LOAD_DEADLINE: Duration = Duration::from_secs(2);
 
+/// A node that has answered nothing for so long is frozen or cut off: no call to it is waited for any longer. A node
+/// answers from other threads than those that compute.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// See the module.
 pub struct Node {
     /// What it is called in `x-baton-route`: no address.
@@ -37,6 +42,8 @@ pub struct Node {
     /// Keeps requests away while it fails.
     pub breaker: Breaker,
     load: Mutex<NodeLoad>,
+    last_info: Mutex<Option<Arc<NodeInfo>>>,
+    heard_at: Mutex<Instant>,
     claims: Claims,
     learned: Mutex<Learned>,
 }
@@ -69,16 +76,26 @@ impl Node {
             state,
             breaker: Breaker::default(),
             load: Mutex::default(),
+            last_info: Mutex::default(),
+            heard_at: Mutex::new(Instant::now()),
             claims: Claims::default(),
             learned: Mutex::default(),
         });
         let watched = Arc::downgrade(&node);
         tokio::spawn(async move {
             while let Some(node) = watched.upgrade() {
-                if let (Some(_), Ok(Ok(load))) =
-                    (node.info(), tokio::time::timeout(LOAD_DEADLINE, node.engine.load()).await)
-                {
-                    *lock(&node.load) = load;
+                let asked = Instant::now();
+                match node.info() {
+                    Some(info) => {
+                        *lock(&node.last_info) = Some(info);
+                        if let Ok(Ok(load)) = tokio::time::timeout(LOAD_DEADLINE, node.engine.load()).await {
+                            *lock(&node.load) = load;
+                            *lock(&node.heard_at) = Instant::now();
+                            node.breaker.heard(asked);
+                        }
+                    }
+                    // Not asked, so not silent.
+                    None => *lock(&node.heard_at) = asked,
                 }
                 drop(node);
                 tokio::time::sleep(LOAD_INTERVAL).await;
@@ -95,6 +112,11 @@ impl Node {
         }
     }
 
+    /// What the node is, or was when it was last ready.
+    pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
+        self.info().or_else(|| lock(&self.last_info).clone())
+    }
+
     /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
     pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
         let mut state = self.state.clone();
@@ -107,6 +129,22 @@ impl Node {
             },
             Ok(Err(_)) => Err(unavailable("the engine has been stopped", READY_WAIT)),
             Err(_) => Err(unavailable("the model is loading", READY_WAIT)),
+        }
+    }
+
+    /// Waits for a call to this node's engine, but no longer than the node shows that it lives. Errors: the call's, or
+    /// that the engine is lost.
+    pub async fn call<T, E: From<EngineError>>(&self, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        tokio::select! {
+            outcome = call => outcome,
+            () = self.silence() => Err(EngineError::lost("the node has stopped answering").into()),
+        }
+    }
+
+    /// Returns once the node is down or has been silent for too long.
+    async fn silence(&self) {
+        while self.info().is_some() && lock(&self.heard_at).elapsed() < SILENCE_TIMEOUT {
+            tokio::time::sleep(LOAD_INTERVAL).await;
         }
     }
 
@@ -126,7 +164,6 @@ impl Node {
         let n_streams = self.claims.n_streams.load(Ordering::Relaxed);
         NodeView {
             name: self.name.clone(),
-            role: info.as_ref().map(|info| info.role).unwrap_or_default(),
             barred,
             n_slots: info.as_ref().map_or(1, |info| info.n_slots),
             n_active: load.active_slots.max(n_streams.min(info.as_ref().map_or(0, |info| info.n_slots))),

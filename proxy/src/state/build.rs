@@ -1,6 +1,9 @@
 //! The snapshot, out of what is running.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use baton_schemas::node::NodeInfo;
 
 use super::{
     BreakerState, EndpointState, FallbackState, Life, LinkState, ModelState, NodeState, RatePoint, RequestsState, Task,
@@ -11,6 +14,7 @@ use crate::pool::{BreakerView, EngineState, Node, ServedModel};
 
 /// The endpoint now; with the nodes' addresses only for who may know them.
 pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
+    let models = app.pool.models();
     EndpointState {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         at_ms: unix_ms(SystemTime::now()),
@@ -19,17 +23,20 @@ pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
             limit: app.admission.limit() as u64,
             waiting: app.admission.n_waiting() as u64,
         },
-        models: app.pool.models.iter().map(|served| model(served, with_addresses)).collect(),
+        models: models.iter().map(|served| model(served, &models, with_addresses)).collect(),
         routes: app.observer.journal.latest(),
     }
 }
 
-fn model(model: &ServedModel, with_addresses: bool) -> ModelState {
-    let decode = model.decode.iter().map(|n| node(n, Task::Decode, with_addresses));
-    let prefill = model.prefill.iter().map(|n| node(n, Task::Prefill, with_addresses));
+fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) -> ModelState {
+    let decodes = |n: &Arc<Node>| !is_anothers(model, all, n, ServedModel::bars_decode);
+    let prefills = |n: &Arc<Node>| !is_anothers(model, all, n, ServedModel::bars_prefill);
+    let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| node(n, Task::Decode, with_addresses));
+    let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| node(n, Task::Prefill, with_addresses));
     let known = model.routes.view();
-    let links = model.prefill.iter().zip(&known.links).flat_map(|(from, row)| {
-        model.decode.iter().zip(row).map(|(to, link)| LinkState {
+    let from = model.prefill.iter().zip(&known.links).filter(|(from, _)| prefills(from));
+    let links = from.flat_map(|(from, row)| {
+        model.decode.iter().zip(row).filter(|(to, _)| decodes(to)).map(|(to, link)| LinkState {
             prefill: from.name.clone(),
             decode: to.name.clone(),
             bytes_per_second: link.bytes_per_second,
@@ -50,6 +57,18 @@ fn model(model: &ServedModel, with_addresses: bool) -> ModelState {
         prediction_error: known.error,
         mean_output_tokens: crate::pool::expected_output(&known.n_output, None),
     }
+}
+
+/// Whether a node serves another model and not this one, by what is known of it. Nodes lie in the lists of all models
+/// that they may turn out to serve.
+fn is_anothers(
+    model: &ServedModel,
+    all: &[Arc<ServedModel>],
+    node: &Node,
+    bars: fn(&ServedModel, &NodeInfo) -> Option<&'static str>,
+) -> bool {
+    let Some(info) = node.last_info() else { return false };
+    bars(model, &info).is_some() && all.iter().any(|model| bars(model, &info).is_none())
 }
 
 fn node(node: &Node, task: Task, with_address: bool) -> NodeState {

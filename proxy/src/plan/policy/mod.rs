@@ -58,7 +58,10 @@ fn why_direct(candidates: &[Candidate]) -> &'static str {
         return "only_route";
     }
     let reasons: Option<Vec<&'static str>> = handoffs.map(|c| c.barred).collect();
-    reasons.and_then(|reasons| reasons.first().copied()).unwrap_or("not_worth_it")
+    let Some(reasons) = reasons else { return "not_worth_it" };
+    // Nodes of another model are no reason while there are some of this one.
+    let of_this_model = reasons.iter().find(|reason| **reason != "fingerprint_mismatch");
+    of_this_model.or(reasons.first()).copied().unwrap_or("not_worth_it")
 }
 
 #[cfg(test)]

@@ -1,0 +1,89 @@
+//! Whether two nodes run the same model, so that a sequence may begin on one and go on on the other.
+
+use baton_schemas::kv::{Fingerprint, KvLayout};
+use baton_schemas::node::NodeInfo;
+
+/// What a sequence's tokens depend on. Names are not part of it: the same file may be called differently on two machines,
+/// and two quantizations the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Hashes of vocabulary and weights, and the shape of the KV. A model that cannot be handed over has none.
+    kv: Option<(Fingerprint, KvLayout)>,
+    /// What is known of any model.
+    described: Description,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Description {
+    architecture: String,
+    n_vocab: u32,
+    n_params: u64,
+    file_bytes: u64,
+}
+
+impl Identity {
+    /// Of the model that a node runs.
+    pub fn of(info: &NodeInfo) -> Identity {
+        Identity {
+            kv: info.kv.as_ref().map(|kv| (kv.fingerprint, kv.layout.clone())),
+            described: Description {
+                architecture: info.architecture.clone(),
+                n_vocab: info.n_vocab,
+                n_params: info.facts.n_params,
+                file_bytes: info.facts.file_bytes,
+            },
+        }
+    }
+
+    /// Whether a sequence gets the same tokens there.
+    pub fn is_same(&self, other: &Identity) -> bool {
+        match (&self.kv, &other.kv) {
+            (Some((one, _)), Some((other, _))) => one == other,
+            (None, None) => self.described == other.described,
+            _ => false,
+        }
+    }
+
+    /// Whether KV of `other` has this model's vocabulary and shape. Whether its weights are near enough is for the node
+    /// to say that takes it.
+    pub fn takes_kv_of(&self, other: &Identity) -> bool {
+        match (&self.kv, &other.kv) {
+            (Some((one, shape)), Some((other, others))) => one.vocabulary == other.vocabulary && shape == others,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_engines::Engine;
+    use baton_engines::sim::{SimConfig, SimEngine};
+
+    use super::*;
+
+    async fn info(model: &str, kv_bytes_per_token: u32) -> NodeInfo {
+        let config = SimConfig { model: model.into(), kv_bytes_per_token, ..SimConfig::default() };
+        SimEngine::new(config).info().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn weights_make_a_model_and_names_do_not() {
+        let (one, mut renamed) = (info("a", 256).await, info("a", 256).await);
+        renamed.model = "another name".into();
+        let other_weights = NodeInfo { model: "a".into(), ..info("b", 256).await };
+        let [a, renamed, b] = [&one, &renamed, &other_weights].map(Identity::of);
+        assert!(a.is_same(&renamed));
+        assert!(!a.is_same(&b), "the same name on other weights");
+        assert!(a.takes_kv_of(&b), "their KV has the same shape: the canary decides");
+        assert!(!a.takes_kv_of(&Identity::of(&info("a", 512).await)));
+    }
+
+    #[tokio::test]
+    async fn a_model_without_kv_to_hand_over_is_known_by_what_it_says_of_itself() {
+        let plain = NodeInfo { kv: None, ..info("a", 256).await };
+        let larger = NodeInfo { n_vocab: plain.n_vocab + 1, ..plain.clone() };
+        let [plain, larger, handed] = [&plain, &larger, &info("a", 256).await].map(Identity::of);
+        assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
+        assert!(!plain.takes_kv_of(&plain));
+    }
+}

@@ -1,0 +1,176 @@
+//! `baton serve --decode`: several nodes that generate, of one model or of two, behind an endpoint with or without an engine
+//! of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+mod harness;
+
+use std::time::Duration;
+
+use harness::{Node, Server, chat, eventually_async, long_prompt};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// A simulated node, slow enough that a reply can be interrupted.
+fn sim_node(args: &[&str]) -> Node {
+    Node::with(&[&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"], args].concat())
+}
+
+fn sim_chat(tag: &str, max_tokens: u32) -> Value {
+    chat(&long_prompt(tag, 100), json!({ "model": "sim", "max_tokens": max_tokens, "ignore_eos": true }))
+}
+
+async fn post(server: &Server, body: &Value) -> (u16, String, Value) {
+    let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
+    let response = call.send().await.unwrap();
+    let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
+    (response.status().as_u16(), route, response.json().await.unwrap())
+}
+
+async fn state(server: &Server) -> Value {
+    reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap()
+}
+
+fn text(reply: &Value) -> &str {
+    reply["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{reply}"))
+}
+
+/// The decode node that a route names.
+fn decode_of(route: &str) -> usize {
+    let name = route.split("; ").find_map(|part| part.strip_prefix("decode=decode-"));
+    name.unwrap_or_else(|| panic!("{route}")).parse::<usize>().unwrap() - 1
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_goes_on_on_another_node_when_its_own_is_killed_or_freezes() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let prefill = sim_node(&["--role", "prefill"]);
+        let decode = [sim_node(&["--role", "decode"]), sim_node(&["--role", "both"])];
+        let nodes = ["--decode", &decode[0].url, "--decode", &decode[1].url, "--prefill", &prefill.url];
+        let server = Server::with(&[&nodes[..], &["--policy", "always_handoff", "--no-calibration"]].concat());
+        assert!(server.children().is_empty(), "no engine is started here");
+
+        let body = sim_chat("undisturbed", 100);
+        let (status, route, undisturbed) = post(&server, &body).await;
+        assert_eq!(status, 200, "{undisturbed}");
+        assert!(route.starts_with("handoff; prefill=prefill-1; decode=decode-"), "{route}");
+        let handoff = &undisturbed["timings"]["handoff"];
+        assert_eq!(handoff["failure"], Value::Null, "{handoff}");
+        assert!(handoff["n_tokens"].as_u64().unwrap() > 500, "{handoff}");
+
+        let reply = tokio::join!(post(&server, &body), async {
+            // Two seconds long, so half of it is out.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let state = state(&server).await;
+            let busy = |node: &&Value| node["active_slots"].as_u64().unwrap() > 0 && node["task"] == "decode";
+            let nodes = state["models"][0]["nodes"].as_array().unwrap();
+            let node = nodes.iter().find(busy).expect("a node that generates")["name"].as_str().unwrap();
+            decode[if node == "decode-1" { 0 } else { 1 }].signal(signal);
+        });
+        let (status, _, reply) = reply.0;
+        assert_eq!((status, text(&reply)), (200, text(&undisturbed)), "{signal:?}");
+        assert_eq!(reply["usage"]["completion_tokens"], 100);
+        let model = &state(&server).await["models"][0];
+        assert_eq!(model["fallbacks"]["decode_lost"]["count"], 1, "{model}");
+        decode.iter().for_each(|node| node.signal(Signal::CONT));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_comes_back_is_used_again_within_five_seconds() {
+    let mut decode = [sim_node(&[]), sim_node(&[])];
+    let address = decode[0].url.trim_start_matches("http://").to_owned();
+    let nodes = ["--decode", &decode[0].url, "--decode", &decode[1].url].map(str::to_owned);
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let server = Server::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat());
+    let used = |tag: &'static str| {
+        let server = &server;
+        async move {
+            let (status, route, reply) = post(server, &sim_chat(tag, 2)).await;
+            assert_eq!(status, 200, "{reply}");
+            decode_of(&route)
+        }
+    };
+    for round in 0..2 {
+        match round {
+            0 => decode[0].signal(Signal::KILL),
+            _ => decode[0].signal(Signal::STOP),
+        }
+        // Requests that would have gone there do not fail, and the node is left alone.
+        for _ in 0..4 {
+            used("away").await;
+        }
+        eventually_async("the node to be known as gone", || async {
+            state(&server).await["models"][0]["nodes"][0]["life"] == "failed"
+        })
+        .await;
+        match round {
+            0 => decode[0] = sim_node(&["--listen", &address]),
+            _ => decode[0].signal(Signal::CONT),
+        }
+        let back = tokio::time::Instant::now();
+        while used("back").await != 0 {
+            assert!(back.elapsed() < Duration::from_secs(5), "round {round}: not used again");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        println!("used again after {:?}", back.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_of_nodes_are_listed_and_requests_go_to_the_engines_of_theirs() {
+    let real = Node::start(&["--role", "decode", "--name", "smollm2"]);
+    let sims = [sim_node(&[]), sim_node(&["--name", "other"])];
+    // The same name on other weights, which comes second.
+    let namesake = sim_node(&["--name", "smollm2"]);
+    namesake.signal(Signal::STOP);
+    let nodes = [&real, &sims[0], &sims[1], &namesake].map(|node| ["--decode", &node.url]).concat();
+    let server = Server::with(&[&nodes[..], &["--no-calibration"]].concat());
+    let models: Value = reqwest::get(format!("{}/v1/models", server.base)).await.unwrap().json().await.unwrap();
+    let mut ids: Vec<_> = models["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+    ids.sort_unstable();
+    assert!(ids == ["other", "sim", "smollm2"], "{models}");
+    namesake.signal(Signal::CONT);
+    eventually_async("the namesake to answer", || async {
+        let state = state(&server).await;
+        let nodes = state["models"][0]["nodes"].as_array().unwrap();
+        nodes.iter().any(|node| node["name"] == "decode-4" && node["life"] == "ready")
+    })
+    .await;
+    for (model, expected) in [("smollm2", "decode=decode-1"), ("sim", "decode=decode-2"), ("other", "decode=decode-3")]
+    {
+        for _ in 0..3 {
+            let (status, route, reply) = post(&server, &chat("hello", json!({ "model": model }))).await;
+            assert_eq!((status, &reply["model"]), (200, &json!(model)), "{reply}");
+            assert!(route.contains(expected), "{model}: {route}");
+        }
+    }
+    let (status, _, reply) = post(&server, &chat("hello", json!({ "model": "third" }))).await;
+    assert_eq!((status, &reply["error"]["code"]), (404, &json!("model_not_found")), "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoints_own_engine_and_a_node_serve_one_model_together() {
+    let node = Node::start(&["--role", "decode"]);
+    let server = Server::start(&["--decode", &node.url, "--policy", "round_robin", "--no-calibration"]);
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let (status, route, reply) = post(&server, &chat("What is the capital of France?", json!({}))).await;
+        assert_eq!(status, 200, "{reply}");
+        seen.push((route.contains("decode=local"), text(&reply).to_owned()));
+    }
+    assert!(seen.iter().any(|(local, _)| *local) && seen.iter().any(|(local, _)| !local), "{seen:?}");
+    assert!(seen.iter().all(|(_, text)| *text == seen[0].1), "{seen:?}");
+    // The node's own name for the model is not a second one.
+    let models: Value = reqwest::get(format!("{}/v1/models", server.base)).await.unwrap().json().await.unwrap();
+    assert!(models["data"].as_array().unwrap().iter().all(|m| !m["id"].as_str().unwrap().contains(' ')), "{models}");
+    // What the endpoint's own engine loses the node goes on with.
+    let body = chat("Count from one to one hundred in words.", json!({ "max_tokens": 64, "ignore_eos": true }));
+    let (_, _, undisturbed) = post(&server, &body).await;
+    for _ in 0..2 {
+        let reply = tokio::join!(post(&server, &body), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            rustix::process::kill_process(server.engine(), Signal::KILL).unwrap();
+        });
+        assert_eq!(text(&reply.0.2), text(&undisturbed));
+    }
+}

@@ -1,0 +1,40 @@
+//! Somebody else's work on a node, in the way of an endpoint's.
+
+use baton_schemas::SequenceRequest;
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::{Codec, HandoffId};
+use baton_schemas::node::NodeInfo;
+use baton_schemas::sequence::CacheScope;
+
+use super::CLUSTER_KEY;
+
+/// Takes a slot of a node, or a place in its queue, until it is dropped: a reply that is not read goes on no further.
+pub async fn occupy(url: String, i: u32) {
+    let client = reqwest::Client::new();
+    let node = |call: &str| format!("{url}/node/v1/{call}");
+    let info = client.get(node("info")).bearer_auth(CLUSTER_KEY).send().await.unwrap();
+    let info: NodeInfo = info.json().await.unwrap();
+    let n_tokens = info.n_ctx - 2;
+    let tokens: Vec<u32> = (0..n_tokens).map(|t| (t * (i + 1)) % 200).collect();
+    let call = if info.role.decodes() {
+        let request = SequenceRequest {
+            prompt: tokens[..8].to_vec(),
+            ignore_eos: true,
+            ephemeral: true,
+            ..SequenceRequest::default()
+        };
+        client.post(node("generate")).json(&request)
+    } else {
+        let request = PrefillRequest {
+            handoff: HandoffId(rand::random()),
+            tokens,
+            start: 0,
+            codecs: vec![Codec::None as u8],
+            fingerprint: info.kv.unwrap().fingerprint,
+            cache_scope: CacheScope(u64::from(i)),
+        };
+        client.post(node("prefill")).json(&request)
+    };
+    let _reply = call.bearer_auth(CLUSTER_KEY).send().await;
+    std::future::pending().await
+}
