@@ -154,8 +154,9 @@ impl Show {
         };
         let insert = info.facts.infill.is_some().then_some("insert");
         // Where the template knows no tools, the system message tells of them.
-        let tools = info.has_chat_template.then_some("tools");
-        let thinking = thinks(&info.facts.chat_template).then_some("thinking");
+        let chats = task == Some("completion") && info.has_chat_template;
+        let tools = chats.then_some("tools");
+        let thinking = (chats && thinks(&info.facts.chat_template)).then_some("thinking");
         Show {
             modelfile: "# This model is served from a GGUF file, without a Modelfile.".to_owned(),
             template: info.facts.chat_template.clone(),
@@ -243,7 +244,8 @@ mod tests {
         let show = |generates, embedding| Show::new(String::new(), &NodeInfo { generates, embedding, ..info() });
         assert_eq!(show(false, Some(facts)).capabilities, ["embedding"]);
         assert_eq!(show(false, Some(facts)).model_info["llama.embedding_length"], 384);
-        assert_eq!(show(true, Some(EmbeddingFacts { is_trained: false, ..facts })).capabilities, ["completion"]);
+        let untrained = EmbeddingFacts { is_trained: false, ..facts };
+        assert_eq!(show(true, Some(untrained)).capabilities, ["completion", "tools"]);
     }
 
     #[test]
