@@ -22,7 +22,7 @@ const RECIPIENT: &str = "to=functions.";
 const ENDS: [&str; 4] = ["<|end|>", "<|start|>", "<|call|>", "<|return|>"];
 
 /// A longer header is none: the model does not follow its format.
-const MAX_HEADER_BYTES: usize = 512;
+const MAX_HEADER_CHARS: usize = 512;
 
 /// See the module.
 #[derive(Debug)]
@@ -138,12 +138,17 @@ impl Parser {
         if let State::Header(header) = &mut self.state {
             let (more, message) = self.pending.take_until(&[MESSAGE]);
             header.push_str(&more);
+            // No header is that long: this is text, which may hold a marker from here on.
+            if let Some((end, _)) = header.char_indices().nth(MAX_HEADER_CHARS) {
+                let rest = header.split_off(end) + message.map_or("", |_| MESSAGE);
+                self.pending.0.insert_str(0, &rest);
+                out.text(&std::mem::take(header));
+                self.state = State::Text;
+                return true;
+            }
             if message.is_some() {
                 let header = std::mem::take(header);
                 self.begin(&header, out);
-            } else if header.len() > MAX_HEADER_BYTES {
-                out.text(&std::mem::take(header));
-                self.state = State::Text;
             }
             return message.is_some();
         }

@@ -101,6 +101,9 @@ fn short_id(id: &str) -> String {
     blake3::hash(id.as_bytes()).to_hex().chars().take(ID_CHARS).collect()
 }
 
+/// What stands behind a name.
+const NAME_ENDS: [&str; 3] = [ID, ARGUMENTS, "{"];
+
 enum State {
     /// In text.
     Outside,
@@ -197,16 +200,17 @@ impl Parser {
 
     fn name(&mut self, out: &mut Pieces) -> bool {
         let State::Name(name) = &mut self.state else { return false };
-        let (more, tag) = self.pending.take_until(&[ID, ARGUMENTS, "{"]);
+        let (more, tag) = self.pending.take_until(&NAME_ENDS);
         name.push_str(&more);
-        let Some(tag) = tag else {
-            if name.len() > MAX_NAME_CHARS + self.pending.0.len() {
-                out.text(&std::mem::take(name));
-                self.state = State::Outside;
-                return true;
-            }
-            return false;
-        };
+        // No name is that long: this is text, which may hold a marker from here on.
+        if let Some((end, _)) = name.char_indices().nth(MAX_NAME_CHARS) {
+            let rest = name.split_off(end) + tag.map_or("", |tag| NAME_ENDS[tag]);
+            self.pending.0.insert_str(0, &rest);
+            out.text(&std::mem::take(name));
+            self.state = State::Outside;
+            return true;
+        }
+        let Some(tag) = tag else { return false };
         let known = self.tools.iter().find(|tool| tool.name == name.trim());
         if let Some(tool) = known {
             out.begin(&tool.name);

@@ -265,10 +265,10 @@ const BITS: [&str; 34] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(4_000))]
     #[test]
     fn however_a_reply_is_cut_it_is_read_the_same(
-        bits in prop::collection::vec(prop::sample::select(BITS.to_vec()), 0..24),
+        bits in prop::collection::vec(prop::sample::select(BITS.to_vec()), 0..80),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         is_cut in any::<bool>(),
         thinks in any::<bool>(),
