@@ -37,10 +37,13 @@ impl App {
         model: Option<&str>,
         caller: &Caller,
     ) -> Result<(Arc<ServedModel>, Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let model = self.pool.find_for(model, &caller.account)?;
-        let (node, info) = model.any_ready().await?;
+        let found = self.pool.find_for(model, &caller.account)?;
+        let (node, info) = match model {
+            Some(name) => found.ready_as(name, &[]).await?,
+            None => found.any_ready().await?,
+        };
         let node = Arc::clone(node);
-        Ok((model, node, info))
+        Ok((found, node, info))
     }
 }
 

@@ -59,7 +59,7 @@ async fn run(
     watch.is_for(model.name.get().map_or("", String::as_str));
     app.admission.set_slots(app.pool.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
-    let (node, info) = model.any_ready().await?;
+    let (node, info) = model.ready_as(&request.model, &[]).await?;
     let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
         feature: "embeddings: its model gives no vectors of texts".to_owned(),
     })?;

@@ -97,7 +97,7 @@ async fn accept(
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     let _permit = app.admission.admit_brief(&caller.account)?;
-    let (node, info) = model.any_ready().await?;
+    let (node, info) = model.ready_as(&request.model, &[]).await?;
     check_biases(request, &info)?;
     let prompt = prompt::prepare(node, &info, request, &ReplyForm::of(request, &info)?).await?;
     let explained = plan::explain(&model, &plan_request(&prompt, request, caller, &[]));
@@ -145,7 +145,7 @@ async fn start(
     failed: &mut Vec<usize>,
     watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
-    let (node, info) = model.any_ready_but(failed).await?;
+    let (node, info) = model.ready_as(&request.model, failed).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
     let prompt = node.call(prompt_of(node, &info, request, &mut form)).await.inspect_err(|error| {

@@ -35,17 +35,20 @@ impl Reload {
         let Some(path) = self.args.config.clone() else { return };
         let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
         tokio::spawn(async move {
-            let mut seen = stamp(&path).await;
+            let mut in_force = stamp(&path).await;
+            let mut last = in_force;
             loop {
                 let is_asked = tokio::select! {
                     asked = hangup.recv() => asked.is_some(),
                     () = tokio::time::sleep(INTERVAL) => false,
                 };
                 let now = stamp(&path).await;
-                if is_asked || now != seen {
-                    seen = now;
+                // A file that is being written is not read: it has to have been the same twice.
+                if is_asked || (now != in_force && now == last) {
+                    in_force = now;
                     self.reload();
                 }
+                last = now;
             }
         });
     }
@@ -58,12 +61,17 @@ impl Reload {
                 return;
             }
         };
+        // A file that was cut short is a valid one, and would open the endpoint to everybody.
+        if self.config.needs_key() && !new.needs_key() {
+            tracing::error!(
+                "the configuration was not reloaded, and stays as it was: it has no keys any more, and an endpoint that \
+                 asks for none has to be started so"
+            );
+            return;
+        }
         let waiting = needs_restart(&self.config, &new);
         if !waiting.is_empty() {
             tracing::warn!("these changes take a restart: {}", waiting.join(", "));
-        }
-        if self.config.needs_key() && !new.needs_key() {
-            tracing::warn!("the configuration has no keys any more: everybody may call");
         }
         access::renew(&self.access, &new.access());
         self.app.admission.set_bounds(new.bounds);

@@ -42,7 +42,7 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
         let removed = error.span().and_then(|span| remove(root.get_mut(), &span, &mut Vec::new()));
         let message = removed.as_ref().map_or_else(
             || error.message().to_owned(),
-            |path| unknown_key(path).unwrap_or_else(|| format!("{}: {}", path.join("."), error.message())),
+            |path| unknown_key(path).unwrap_or_else(|| format!("{}: {}", path.join("."), told(path, error.message()))),
         );
         mistakes.push(Mistake { at: error.span().map(|span| span.start), message });
         if removed.is_none() {
@@ -50,6 +50,16 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
         }
     }
     (RawConfig::default(), mistakes)
+}
+
+/// What serde says of a value, without the value where it may be a secret: this goes to logs.
+fn told(path: &[String], message: &str) -> String {
+    let is_secret = path.first().is_some_and(|key| key.contains("key"));
+    match message.rsplit_once(", expected ") {
+        Some((_, expected)) if is_secret => format!("is not what it has to be: {expected}"),
+        None if is_secret => "is not what it has to be".to_owned(),
+        _ => message.to_owned(),
+    }
 }
 
 fn mistake(error: &toml::de::Error) -> Mistake {

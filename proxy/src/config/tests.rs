@@ -72,6 +72,17 @@ fn every_example_is_valid() {
 }
 
 #[test]
+fn a_key_in_the_wrong_place_is_not_repeated() {
+    for text in ["api_keys = \"sk-secret\"", "keys = \"sk-secret\"", "[[keys]]\nname = \"a\"\nhash = [\"sk-secret\"]\n"]
+    {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let Err(ConfigError::Invalid { mistakes, .. }) = RawConfig::read(file.path()) else { panic!("{text}") };
+        assert!(!mistakes.is_empty() && !format!("{mistakes:?}").contains("secret"), "{mistakes:?}");
+    }
+}
+
+#[test]
 fn every_mistake_is_told_at_once_with_the_nearest_key() {
     let text = "listen_on = \"h:1\"\nmax_requests = \"many\"\nwhatever = 1\n\n[model]\nsauce = \"x\"\nname = \"\"\n\n\
                 [model.engine]\nslot = 1\nctx_size = 1\n\n[[keys]]\nname = \"a\"\nhash = \"secret\"\nmodel = []\n";

@@ -1,7 +1,7 @@
 //! A model under its public names, and the nodes that may serve it.
 
 use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use baton_schemas::node::NodeInfo;
 use futures::StreamExt;
@@ -99,6 +99,16 @@ impl ServedModel {
     /// What a node is, if it is ready and generates for this model.
     pub fn ready_decode(&self, node: &Node) -> Option<Arc<NodeInfo>> {
         node.info().filter(|info| self.bars_decode(info).is_none())
+    }
+
+    /// [`any_ready_but`](Self::any_ready_but) for a request that names its model. While a model has no name it is taken for
+    /// any; by now its node has told which it is.
+    pub async fn ready_as(&self, name: &str, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        let found = self.any_ready_but(failed).await?;
+        if self.is_called(name) {
+            return Ok(found);
+        }
+        Err(unavailable("its nodes have only now said which models they run", Duration::from_secs(1)))
     }
 
     /// A decode node that is ready, and what it is. Waits for one that is starting.

@@ -3,7 +3,7 @@
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
 //! `anthropic-beta` headers, and any field nobody here has heard of.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::messages;
 use crate::constraint::{Constraint, check_schema};
@@ -66,7 +66,16 @@ impl CountRequest {
 
 fn conversation(root: Fields<'_>) -> Result<Conversation, InvalidRequest> {
     refuse(root)?;
-    Ok(Conversation { messages: messages::parse(root)?, ..Conversation::default() })
+    let mut template_args = Map::new();
+    if thinking(root) == Some("disabled") {
+        template_args.insert("enable_thinking".to_owned(), false.into());
+    }
+    Ok(Conversation { messages: messages::parse(root)?, template_args, ..Conversation::default() })
+}
+
+/// The kind of thinking that is asked for.
+fn thinking<'a>(root: Fields<'a>) -> Option<&'a str> {
+    root.get("thinking").and_then(|value| value.get("type")).and_then(Value::as_str)
 }
 
 /// Refuses what is asked for in earnest and not built.
@@ -79,7 +88,7 @@ fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
         None | Some("auto" | "none") => {}
         Some(_) => return Err(InvalidRequest::unsupported("tool_choice", "Tool choice on this route")),
     }
-    match kind("thinking") {
+    match thinking(root) {
         // 'adaptive' leaves it to the model.
         None | Some("disabled" | "adaptive") => Ok(()),
         Some(_) => Err(InvalidRequest::unsupported("thinking", "Asking for thinking on this route")),

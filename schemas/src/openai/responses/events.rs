@@ -155,7 +155,7 @@ mod tests {
         part.logprobs.push(logprob.clone());
         let mut transcript = writer.created() + &writer.opened() + &writer.delta("Hi", &[logprob]);
         transcript += &writer.delta(" \u{1F600}", &[]);
-        transcript += &writer.finished(FinishReason::Length, part, ResponseUsage::new(9, 4, 2));
+        transcript += &writer.finished(FinishReason::Length, part, ResponseUsage::new(9, 4, 2, 0));
         let mut writer = EventWriter::new(head());
         transcript += &writer.created();
         transcript += &writer.failed(Failure { code: "server_error", message: "The engine stopped.".into() });

@@ -106,12 +106,12 @@ struct OutputDetails {
 
 impl ResponseUsage {
     /// The usage of a request.
-    pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32) -> Self {
+    pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
         ResponseUsage {
             input_tokens: n_prompt,
             input_tokens_details: InputDetails { cached_tokens: n_cached },
             output_tokens: n_completion,
-            output_tokens_details: OutputDetails { reasoning_tokens: 0 },
+            output_tokens_details: OutputDetails { reasoning_tokens: n_reasoning },
             total_tokens: n_prompt.saturating_add(n_completion),
         }
     }

@@ -96,7 +96,8 @@ impl Text {
     }
 
     fn end(self) -> (Part, FinishReason, ResponseUsage) {
-        let usage = ResponseUsage::new(self.tally.n_prompt, self.tally.n_cached, self.tally.n_completion);
+        let Tally { n_prompt, n_cached, n_completion, n_reasoning, .. } = self.tally;
+        let usage = ResponseUsage::new(n_prompt, n_cached, n_completion, n_reasoning);
         (self.part, self.reason.unwrap_or(FinishReason::Stop), usage)
     }
 }
