@@ -7,7 +7,7 @@ mod harness;
 use std::process::Command;
 use std::time::Duration;
 
-use harness::occupy::occupy;
+use harness::occupy::fill;
 use harness::relay::{Fault, Relay};
 use harness::{BATON, Node, Server, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
@@ -73,10 +73,8 @@ async fn prefill_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn prefill_busy() {
     let rig = Rig::start(&["--slots", "1", "--max-queued", "1"]).await;
-    let crowd = (0..3).map(|i| tokio::spawn(occupy(rig.node.url.clone(), i))).collect::<Vec<_>>();
-    soon().await;
+    let _crowd = fill(&rig.node.url).await;
     rig.check("prefill_busy", async {}).await;
-    crowd.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,12 +128,11 @@ async fn decode_busy_and_decode_lost() {
     let decode = ["--decode", &nodes[0].url, "--decode", &nodes[1].url];
     let server = Server::with(&[&decode[..], &["--policy", "round_robin", "--no-calibration"]].concat());
     let body = |tag| chat(tag, json!({ "model": "sim", "max_tokens": 100, "ignore_eos": true }));
-    let crowd = (0..3).map(|i| tokio::spawn(occupy(nodes[0].url.clone(), i))).collect::<Vec<_>>();
-    soon().await;
+    let crowd = fill(&nodes[0].url).await;
     // The first turn is the full node's.
     post(&server, &body("one")).await;
     shows(&server, "decode_busy").await;
-    crowd.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(crowd);
     let kill = async {
         soon().await;
         nodes[1].signal(Signal::KILL);

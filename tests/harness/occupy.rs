@@ -3,10 +3,24 @@
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::{Codec, HandoffId};
-use baton_schemas::node::NodeInfo;
+use baton_schemas::node::{NodeInfo, NodeLoad};
 use baton_schemas::sequence::CacheScope;
+use tokio::task::JoinSet;
 
-use super::CLUSTER_KEY;
+use super::{CLUSTER_KEY, eventually_async};
+
+/// Takes the one slot and the one place in the queue of a node; both are free again when what this returns is dropped.
+pub async fn fill(url: &str) -> JoinSet<()> {
+    let crowd = (0..3).map(|i| occupy(url.to_owned(), i)).collect();
+    let client = reqwest::Client::new();
+    eventually_async("a full node", async || {
+        let load = client.get(format!("{url}/node/v1/load")).bearer_auth(CLUSTER_KEY).send().await.unwrap();
+        let load: NodeLoad = load.json().await.unwrap();
+        load.active_slots == 1 && load.queued == 1
+    })
+    .await;
+    crowd
+}
 
 /// Takes a slot of a node, or a place in its queue, until it is dropped: a reply that is not read goes on no further.
 pub async fn occupy(url: String, i: u32) {
