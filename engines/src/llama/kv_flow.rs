@@ -39,6 +39,11 @@ impl Export {
         self.next < self.reach(n_kv)
     }
 
+    /// Whether all that is wanted is computed.
+    pub(super) fn is_computed(&self, n_kv: usize) -> bool {
+        self.reach(n_kv) == self.end
+    }
+
     /// The next chunk that can be sent now, at most `max` positions, all computed; and how long it waited for room.
     pub(super) fn next_range(&mut self, n_kv: usize, max: usize) -> Option<(Range<u32>, Duration)> {
         let reach = self.reach(n_kv);

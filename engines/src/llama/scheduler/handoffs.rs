@@ -1,7 +1,7 @@
 //! KV in and out, between steps.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
@@ -13,6 +13,16 @@ use super::super::placement::BlobPlacement;
 use super::super::transfer::KvTransfer;
 use super::Scheduler;
 use crate::handoff::{KvPuller, PlaceRows, PullOrder};
+
+/// What importing may take between two steps, if others stream: a chunk that begins before this is over is finished.
+const IMPORT_SHARE: Duration = Duration::from_millis(2);
+
+/// What a chunk of computed KV has at most, in bytes, if nothing is left to compute meanwhile. Export, digest, wire and
+/// import overlap from chunk to chunk; below this, waking threads costs more than that saves.
+const CACHED_CHUNK: usize = 6 << 20;
+
+/// Positions of such a chunk at least: each costs two copies of sequences and a pass over the cells.
+const MIN_CHUNK: usize = 32;
 
 /// What handing KV over takes. The engine of a model whose KV cannot be handed over has none.
 pub(in super::super) struct Handoffs {
@@ -55,21 +65,29 @@ impl Scheduler<'_> {
         sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
-    /// Takes in at most one chunk for every sequence that waits for KV, so that running streams wait for little.
+    /// Takes in what has come for every sequence that waits for KV: one chunk, and more of them while that takes little
+    /// of the time of running streams.
     pub(super) fn import_chunks(&mut self) {
+        let began = Instant::now();
         for slot in 0..self.slots.len() {
-            let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { continue };
-            match import.poll() {
-                Incoming::Nothing => {}
-                Incoming::Over(timings) => self.end_import(slot, timings),
-                Incoming::Chunk(chunk) => {
-                    if let Err(error) = self.import_chunk(slot, chunk) {
-                        tracing::warn!(slot, error, "a verified chunk could not be imported");
-                        self.fail_import(slot);
-                    }
+            while self.import_next(slot) && began.elapsed() < IMPORT_SHARE {}
+        }
+    }
+
+    /// Takes in what a sequence's pull has next. False if there is nothing yet, or no more.
+    fn import_next(&mut self, slot: usize) -> bool {
+        let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { return false };
+        match import.poll() {
+            Incoming::Nothing => return false,
+            Incoming::Over(timings) => self.end_import(slot, timings),
+            Incoming::Chunk(chunk) => {
+                if let Err(error) = self.import_chunk(slot, chunk) {
+                    tracing::warn!(slot, error, "a verified chunk could not be imported");
+                    self.fail_import(slot);
                 }
             }
         }
+        true
     }
 
     fn import_chunk(&mut self, slot: usize, chunk: VerifiedKv) -> Result<(), String> {
@@ -132,11 +150,14 @@ impl Scheduler<'_> {
     pub(super) fn export_chunks(&mut self) {
         let Some(handoffs) = &self.handoffs else { return };
         let transfer = handoffs.transfer.clone();
+        let n_ubatch = self.limits.budget.n_ubatch;
+        let cached_chunk = (CACHED_CHUNK / transfer.layout().bytes_per_position().max(1)).max(MIN_CHUNK);
         for slot in 0..self.slots.len() {
             let n_kv = self.slots[slot].kv.len();
             let Some(sequence) = &mut self.running[slot] else { continue };
             let Some(export) = &mut sequence.export else { continue };
-            let Some((positions, waited)) = export.next_range(n_kv, self.limits.budget.n_ubatch) else { continue };
+            let max = if export.is_computed(n_kv) { cached_chunk } else { n_ubatch };
+            let Some((positions, waited)) = export.next_range(n_kv, max.min(n_ubatch)) else { continue };
             let began = Instant::now();
             match transfer.export(&mut self.context, slot as u32, positions, export.end()) {
                 Ok(chunk) => export.send(Exported { chunk, took: began.elapsed(), waited }),
