@@ -95,6 +95,9 @@ pub struct EngineArgs {
     /// Layers on the GPU [default: all]
     #[arg(long, value_name = "N")]
     pub gpu_layers: Option<u32>,
+    /// The one device that computes, by its name in `baton doctor`, or cpu [default: every GPU there is]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
     /// Prompt tokens per step beside running streams [default: what 100 ms allow]
     #[arg(long, value_name = "TOKENS")]
     pub prefill_budget: Option<u32>,
@@ -129,6 +132,7 @@ impl EngineArgs {
             ubatch: self.ubatch.or(base.ubatch),
             threads: self.threads.or(base.threads),
             gpu_layers: self.gpu_layers.or(base.gpu_layers),
+            device: self.device.or(base.device),
             prefill_budget: self.prefill_budget.or(base.prefill_budget),
             max_queued: self.max_queued.or(base.max_queued),
             max_canary_distance: self.max_canary_distance.or(base.max_canary_distance),
@@ -177,7 +181,7 @@ impl EngineArgs {
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 14] = [
+        let options: [(&str, Option<OsString>); 15] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -185,6 +189,7 @@ impl EngineArgs {
             ("--ubatch", number(self.ubatch)),
             ("--threads", number(self.threads)),
             ("--gpu-layers", number(self.gpu_layers)),
+            ("--device", self.device.as_ref().map(Into::into)),
             ("--prefill-budget", number(self.prefill_budget)),
             ("--max-queued", number(self.max_queued)),
             ("--max-canary-distance", rate(self.max_canary_distance)),
@@ -224,6 +229,7 @@ mod tests {
             ubatch: Some(4),
             threads: Some(5),
             gpu_layers: Some(6),
+            device: Some("Vulkan0".into()),
             prefill_budget: Some(7),
             max_queued: Some(8),
             max_canary_distance: Some(0.25),

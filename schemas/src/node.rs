@@ -66,6 +66,9 @@ pub struct NodeInfo {
     /// How its vectors come about, if it gives any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingFacts>,
+    /// What it computes on, in the words of the engine: `CUDA0 (NVIDIA GB10)`, `Metal (Apple M3 Ultra)`, `CPU`.
+    #[serde(default)]
+    pub devices: Vec<String>,
     /// What the node does for others.
     #[serde(default)]
     pub role: Role,

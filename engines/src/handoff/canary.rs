@@ -25,6 +25,11 @@ pub(super) fn distance_of_parts(layout: &KvLayout, ours: &Chunk, parts: &[Chunk]
     joined(parts).map_or(f64::INFINITY, |theirs| distance(layout, ours, &theirs))
 }
 
+/// The same for rows that came in several chunks on both sides, cut differently perhaps.
+pub fn distance_of_captures(layout: &KvLayout, ours: &[Chunk], theirs: &[Chunk]) -> f64 {
+    joined(ours).map_or(f64::INFINITY, |ours| distance_of_parts(layout, &ours, theirs))
+}
+
 /// Chunks that follow one another as one. `None` if they do not, or if one lacks rows.
 fn joined(parts: &[Chunk]) -> Option<Chunk> {
     let (first, last) = (parts.first()?, parts.last()?);

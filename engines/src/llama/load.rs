@@ -1,7 +1,7 @@
 //! From a GGUF path to a loaded model and a context, with every foreseeable failure in one clear line.
 
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
 use baton_schemas::embed::Pooling;
@@ -11,8 +11,8 @@ use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::model::params::LlamaModelParams;
 
-use super::LlamaConfig;
 use super::embed::{self, EmbedPlan};
+use super::{LlamaConfig, devices};
 use crate::gguf::{Gguf, GgufError};
 use crate::limits;
 
@@ -173,11 +173,14 @@ pub(super) fn backend() -> Result<&'static LlamaBackend, LoadError> {
 }
 
 /// Loads the weights.
-pub(super) fn model(path: &Path, gguf: &Gguf, n_gpu_layers: Option<u32>) -> Result<LlamaModel, LoadError> {
+pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
     // All layers where a GPU is compiled in; without one llama.cpp ignores it.
-    let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers.unwrap_or(999));
-    LlamaModel::load_from_file(backend()?, path, &params).map_err(|_| LoadError::Refused {
-        path: path.to_owned(),
+    let mut params = LlamaModelParams::default().with_n_gpu_layers(config.n_gpu_layers.unwrap_or(999));
+    if let Some(name) = &config.device {
+        params = params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))?;
+    }
+    LlamaModel::load_from_file(backend()?, &config.model, &params).map_err(|_| LoadError::Refused {
+        path: config.model.clone(),
         architecture: gguf.architecture().unwrap_or("unknown").to_owned(),
     })
 }

@@ -9,6 +9,7 @@ mod budget;
 mod canary;
 mod cell_order;
 mod constrain;
+pub mod devices;
 mod embed;
 mod facts;
 mod kv_flow;
@@ -81,6 +82,8 @@ pub struct LlamaConfig {
     pub n_threads: Option<u32>,
     /// Layers on the GPU; by default all.
     pub n_gpu_layers: Option<u32>,
+    /// The one device that computes, by llama.cpp's name for it, or `cpu`; by default every GPU there is.
+    pub device: Option<String>,
     /// Prompt tokens in a step beside running streams; by default what 100 ms allow at the measured rate.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -101,6 +104,7 @@ impl LlamaConfig {
             n_ubatch: DEFAULT_UBATCH,
             n_threads: None,
             n_gpu_layers: None,
+            device: None,
             prefill_budget: None,
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,
@@ -170,7 +174,7 @@ impl LlamaEngine {
         let gguf = Gguf::open(&config.model)?;
         let file_bytes = std::fs::metadata(&config.model).map_or(0, |m| m.len());
         let sizes = load::sizes(&gguf, file_bytes, &config, load::available_memory())?;
-        let model = Arc::new(load::model(&config.model, &gguf, config.n_gpu_layers)?);
+        let model = Arc::new(load::model(&config, &gguf)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
         let limits = Limits {
@@ -190,6 +194,7 @@ impl LlamaEngine {
         let facts = facts::gather(&config, &gguf, &model, &vocabulary);
         let embedding = embed::plan(&gguf, &model, &config, sizes.n_ctx);
         let generates = embed::generates(&gguf);
+        let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
@@ -221,6 +226,7 @@ impl LlamaEngine {
             has_chat_template: template.is_some(),
             generates,
             embedding: embedding.map(|plan| plan.facts),
+            devices,
             role: Role::Both,
             kv: started.kv,
             facts,

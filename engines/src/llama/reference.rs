@@ -41,7 +41,7 @@ impl Reference {
     pub fn load(config: LlamaConfig) -> Result<Reference, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
-        let model = load::model(&config.model, &gguf, config.n_gpu_layers)?;
+        let model = load::model(&config, &gguf)?;
         Ok(Reference { model, config })
     }
 

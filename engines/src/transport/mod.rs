@@ -73,7 +73,7 @@ impl Transport {
     }
 
     /// What every client of a node begins with.
-    pub(crate) fn client(&self) -> ClientBuilder {
+    pub fn client(&self) -> ClientBuilder {
         let builder = reqwest::Client::builder()
             // A redirect would take the prompt, and on the same host the key, to where nobody configured it to go.
             .redirect(Policy::none())

@@ -4,14 +4,20 @@ mod backend;
 mod banner;
 #[cfg(feature = "llama")]
 mod bench;
+#[cfg(feature = "llama")]
+mod capture;
 mod check_config;
 #[cfg(feature = "llama")]
 mod demo;
+#[cfg(feature = "llama")]
+mod doctor;
 mod key;
 mod node;
 #[cfg(feature = "llama")]
 mod node_process;
 mod plan;
+#[cfg(feature = "llama")]
+mod prompts;
 mod pull;
 mod reload;
 mod serve;
@@ -72,6 +78,9 @@ enum Command {
     /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
+    /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.
+    #[cfg(feature = "llama")]
+    Doctor(doctor::DoctorArgs),
     /// Hand a long prompt from one node to another on this machine, and show where the time went.
     #[cfg(feature = "llama")]
     Demo(demo::DemoArgs),
@@ -101,6 +110,8 @@ pub fn main() -> ExitCode {
         Command::Status(args) => run(status::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
+        #[cfg(feature = "llama")]
+        Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),
         #[cfg(feature = "llama")]
         Command::Demo(args) => run(demo::run(args)),
     };

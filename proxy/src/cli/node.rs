@@ -243,6 +243,7 @@ async fn llama(
         n_ubatch: options.ubatch.unwrap_or(defaults.n_ubatch),
         n_threads: options.threads,
         n_gpu_layers: options.gpu_layers,
+        device: options.device,
         prefill_budget: options.prefill_budget,
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: template.transpose()?,

@@ -201,6 +201,7 @@ mod tests {
             has_chat_template: true,
             generates: true,
             embedding: None,
+            devices: Vec::new(),
             role: Role::Both,
             kv: None,
             facts: ModelFacts {

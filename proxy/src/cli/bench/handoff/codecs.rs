@@ -5,10 +5,10 @@ use std::time::Instant;
 use baton_schemas::kv::{Codec, Event, Reader, Writer};
 use serde::Serialize;
 
-use super::capture::{Captured, capture};
 use super::pair::Bench;
 use crate::cli::Failure;
 use crate::cli::bench::stats::median;
+use crate::cli::capture::{Captured, capture};
 
 /// Repetitions; a codec's speed varies less than a network's.
 const ROUNDS: usize = 3;
@@ -26,7 +26,7 @@ pub(super) struct CodecRow {
 pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<CodecRow>, Failure> {
     eprintln!("codecs");
     let prompt = bench.prompts.next(bench.sizes.joining.min(1_000));
-    let captured = capture(bench, prompt).await?;
+    let captured = capture(bench.source(), prompt).await?;
     tokio::task::spawn_blocking(move || Codec::ALL.into_iter().map(|codec| one(&captured, codec)).collect()).await?
 }
 

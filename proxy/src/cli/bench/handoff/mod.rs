@@ -3,14 +3,12 @@
 //! Everything is measured from outside, through the nodes' own protocol, except the single-core figures of codecs and
 //! stages, which run here on KV that was pulled from a real model. `docs/handoff.md` explains each figure.
 
-mod capture;
 mod charts;
 mod codecs;
 mod fairness;
 mod footprint;
 mod overlap;
 mod pair;
-mod prompts;
 mod relay;
 mod report;
 mod streams;

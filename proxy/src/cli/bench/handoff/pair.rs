@@ -4,14 +4,16 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use baton_engines::transport::Transport;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffTimings, KvSource};
 
 use super::Sizes;
-use super::prompts::Prompts;
 use crate::cli::Failure;
 use crate::cli::bench::timeline::{Timeline, greedy, stream};
+use crate::cli::capture::Source;
 use crate::cli::node_process::NodeProcess;
+use crate::cli::prompts::Prompts;
 
 /// Tokens of a prompt that makes a slot forget the one before.
 const SHORT: usize = 2;
@@ -29,6 +31,7 @@ pub(super) struct Bench {
     /// The cluster's.
     pub(super) key: String,
     node_args: Vec<OsString>,
+    transport: Transport,
 }
 
 /// A pull that brought everything.
@@ -49,7 +52,7 @@ impl Bench {
         let prefill = NodeProcess::start(&key, prefill).await?;
         let mut prompts = Prompts::of(&prefill.engine).await?;
         let long = prompts.next(sizes.long);
-        Ok(Bench { prefill, prompts, sizes, long, key, node_args })
+        Ok(Bench { prefill, prompts, sizes, long, key, node_args, transport: Transport::default() })
     }
 
     /// A decode node with further arguments, warmed up.
@@ -59,6 +62,11 @@ impl Bench {
         let warm_up = self.prompts.next(WARM_UP);
         pull(&node, &self.prefill.url, warm_up).await?;
         Ok(node)
+    }
+
+    /// The prefill node, for KV that is kept in this process.
+    pub(super) fn source(&self) -> Source<'_> {
+        Source { url: &self.prefill.url, engine: &self.prefill.engine, key: &self.key, transport: &self.transport }
     }
 
     /// Where the prefill node listens.

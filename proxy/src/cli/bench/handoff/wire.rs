@@ -8,11 +8,11 @@ use std::time::Instant;
 use baton_schemas::kv::{Codec, all_finite};
 use serde::Serialize;
 
-use super::capture::{Captured, capture};
 use super::codecs;
 use super::pair::{Bench, pull};
 use crate::cli::Failure;
 use crate::cli::bench::stats::median;
+use crate::cli::capture::{Captured, capture};
 
 /// Repetitions: each takes a fraction of a second.
 const ROUNDS: usize = 7;
@@ -58,7 +58,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Wire, Failure> {
         ratios.push(copied * 1e3 / timings.total_ms);
         imports.push(rate(timings.import_ms));
     }
-    let captured = capture(bench, prompt[..prompt.len() - 1].to_vec()).await?;
+    let captured = capture(bench.source(), prompt[..prompt.len() - 1].to_vec()).await?;
     let export = captured.n_bytes() as f64 / captured.timings.export_ms / 1e6;
     let mut stages = vec![Stage { name: "export from llama.cpp (the node's own clock)", gb_s: export }];
     stages.extend(tokio::task::spawn_blocking(move || in_process(&captured)).await??);

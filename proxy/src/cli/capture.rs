@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use baton_engines::Engine;
+use baton_engines::remote::RemoteEngine;
+use baton_engines::transport::Transport;
 use baton_schemas::Token;
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::{Chunk, Codec, Event, Handoff, HandoffId, PrefillTimings, Reader};
 use baton_schemas::node::BASE_PATH;
+use baton_schemas::sequence::CacheScope;
 use futures::StreamExt;
 
-use super::pair::Bench;
-use crate::cli::Failure;
+use super::Failure;
 
 /// For a prompt that the prefill node has cached, as a rule.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -30,13 +32,23 @@ impl Captured {
     }
 }
 
-/// Pulls the KV of all of `tokens` from the prefill node.
-pub(super) async fn capture(bench: &Bench, tokens: Vec<Token>) -> Result<Captured, Failure> {
-    tokio::time::timeout(DEADLINE, read(bench, tokens)).await.map_err(|_| Failure("a pull takes too long".into()))?
+/// A node whose KV is captured.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) url: &'a str,
+    pub(super) engine: &'a RemoteEngine,
+    /// The cluster's.
+    pub(super) key: &'a str,
+    pub(super) transport: &'a Transport,
 }
 
-async fn read(bench: &Bench, tokens: Vec<Token>) -> Result<Captured, Failure> {
-    let info = bench.prefill.engine.info().await?;
+/// Pulls the KV of all of `tokens` from a node.
+pub(super) async fn capture(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failure> {
+    tokio::time::timeout(DEADLINE, read(source, tokens)).await.map_err(|_| Failure("a pull takes too long".into()))?
+}
+
+async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failure> {
+    let info = source.engine.info().await?;
     let kv = info.kv.ok_or_else(|| Failure("this model's KV is not handed over".into()))?;
     let id = HandoffId(rand::random());
     let request = PrefillRequest {
@@ -45,12 +57,12 @@ async fn read(bench: &Bench, tokens: Vec<Token>) -> Result<Captured, Failure> {
         start: 0,
         codecs: vec![Codec::None as u8],
         fingerprint: kv.fingerprint,
-        cache_scope: Default::default(),
+        cache_scope: CacheScope::SHARED,
     };
     let handoff = Handoff { id, fingerprint: kv.fingerprint, layout: kv.layout, start: 0, tokens };
-    let mut reader = Reader::new(bench.key.as_bytes(), handoff.clone(), &[Codec::None])?;
-    let client = reqwest::Client::builder().no_proxy().build()?;
-    let call = client.post(format!("{}{BASE_PATH}/prefill", bench.prefill.url)).bearer_auth(&bench.key);
+    let mut reader = Reader::new(source.key.as_bytes(), handoff.clone(), &[Codec::None])?;
+    let client = source.transport.client().build()?;
+    let call = client.post(format!("{}{BASE_PATH}/prefill", source.url)).bearer_auth(source.key);
     let mut pieces = call.json(&request).send().await?.error_for_status()?.bytes_stream();
     let mut chunks = Vec::new();
     while let Some(piece) = pieces.next().await {

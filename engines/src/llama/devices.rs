@@ -1,0 +1,94 @@
+//! What this machine has to compute on, as llama.cpp sees it.
+
+use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType, list_llama_ggml_backend_devices};
+
+use super::load::{LoadError, backend};
+
+/// The name that stands for no GPU at all.
+pub const CPU: &str = "cpu";
+
+/// A device that models can be computed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// llama.cpp's name for it, e.g. `CUDA0`, `Metal`, `Vulkan0`; [`CPU`] for the processor.
+    pub name: String,
+    /// What it is, e.g. `NVIDIA GB10`.
+    pub description: String,
+    /// Its memory, bytes; 0 if it does not tell.
+    pub memory: u64,
+}
+
+/// The processor, and every GPU that this build and its drivers can use.
+pub fn all() -> Result<Vec<Device>, LoadError> {
+    let listed = listed()?;
+    let processor = listed.iter().find(|device| device.device_type == LlamaBackendDeviceType::Cpu);
+    let processor = Device {
+        name: CPU.to_owned(),
+        description: processor.map_or_else(|| "processor".to_owned(), |device| device.description.clone()),
+        memory: processor.map_or(0, |device| device.memory_total as u64),
+    };
+    let gpus = listed.iter().filter(|device| is_gpu(device)).map(|device| Device {
+        name: device.name.clone(),
+        description: device.description.clone(),
+        memory: device.memory_total as u64,
+    });
+    Ok(std::iter::once(processor).chain(gpus).collect())
+}
+
+/// What a model is computed on with these options, in words.
+pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<String>, LoadError> {
+    let chosen = |device: &&LlamaBackendDevice| is_gpu(device) && name.is_none_or(|name| is_called(device, name));
+    let words = |device: &LlamaBackendDevice| format!("{} ({})", device.name, device.description);
+    let gpus: Vec<String> = match n_gpu_layers {
+        Some(0) => Vec::new(),
+        _ => listed()?.iter().filter(chosen).map(words).collect(),
+    };
+    Ok(if gpus.is_empty() { vec!["CPU".to_owned()] } else { gpus })
+}
+
+/// llama.cpp's numbers of the GPUs that a name stands for: none for [`CPU`].
+pub(super) fn indices(name: &str) -> Result<Vec<usize>, LoadError> {
+    if name.eq_ignore_ascii_case(CPU) {
+        return Ok(Vec::new());
+    }
+    let listed = listed()?;
+    let Some(device) = listed.iter().find(|device| is_gpu(device) && is_called(device, name)) else {
+        let known: Vec<&str> = listed.iter().filter(|d| is_gpu(d)).map(|d| d.name.as_str()).collect();
+        let known = if known.is_empty() { "only cpu".to_owned() } else { format!("cpu, {}", known.join(", ")) };
+        return Err(LoadError::Config(format!("there is no device {name:?} here; there is {known}")));
+    };
+    Ok(vec![device.index])
+}
+
+fn listed() -> Result<Vec<LlamaBackendDevice>, LoadError> {
+    backend()?;
+    Ok(list_llama_ggml_backend_devices())
+}
+
+fn is_gpu(device: &LlamaBackendDevice) -> bool {
+    matches!(device.device_type, LlamaBackendDeviceType::Gpu | LlamaBackendDeviceType::IntegratedGpu)
+}
+
+fn is_called(device: &LlamaBackendDevice, name: &str) -> bool {
+    device.name.eq_ignore_ascii_case(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_always_there_and_others_are_asked_for_by_name() {
+        let devices = all().unwrap();
+        assert_eq!(devices[0].name, CPU);
+        assert_eq!(indices("CPU").unwrap(), Vec::<usize>::new());
+        let error = indices("Warp9").unwrap_err().to_string();
+        assert!(error.contains("\"Warp9\"") && error.contains("cpu"), "{error}");
+        assert_eq!(in_use(Some(CPU), None).unwrap(), ["CPU"]);
+        assert_eq!(in_use(None, Some(0)).unwrap(), ["CPU"]);
+        for gpu in &devices[1..] {
+            assert_eq!(indices(&gpu.name).unwrap().len(), 1);
+            assert!(in_use(Some(&gpu.name), None).unwrap()[0].starts_with(&gpu.name));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What was found, for people and as JSON.
+
+use std::fmt;
+
+use baton_engines::llama::devices::Device;
+use serde::Serialize;
+
+use super::Verdict;
+
+/// GPU backends that this binary was built with.
+const BUILT_WITH: [(&str, bool); 3] = [
+    ("cuda", cfg!(feature = "cuda")),
+    ("metal", cfg!(any(feature = "metal", all(target_os = "macos", target_arch = "aarch64")))),
+    ("vulkan", cfg!(feature = "vulkan")),
+];
+
+/// The whole report.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    version: &'static str,
+    system: String,
+    /// GPU backends in this binary.
+    backends: Vec<&'static str>,
+    /// What is missing that this binary was built for.
+    missing: Option<String>,
+    devices: Vec<Listed>,
+    pub(super) speeds: Vec<Speed>,
+    pub(super) handoffs: Vec<Handoff>,
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    name: String,
+    description: String,
+    memory_bytes: u64,
+}
+
+/// A device alone.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Speed {
+    pub(super) device: String,
+    /// Prompt tokens per second, to the first token.
+    pub(super) prefill_tps: f64,
+    /// Tokens per second of one stream.
+    pub(super) decode_tps: f64,
+    /// Why there is no node on it.
+    pub(super) failure: Option<String>,
+}
+
+impl Speed {
+    pub(super) fn failed(device: &str, why: String) -> Speed {
+        Speed { device: device.to_owned(), failure: Some(why), ..Speed::default() }
+    }
+}
+
+/// A prompt computed in one place and continued in another.
+#[derive(Debug, Serialize)]
+pub(super) struct Handoff {
+    pub(super) from: String,
+    pub(super) to: String,
+    /// Bytes of KV, encoded.
+    pub(super) n_bytes: u64,
+    /// Relative L2 between the KV of both, worst layer; `None` if parts of a sliding window did not travel.
+    pub(super) kv_distance: Option<f64>,
+    /// KL(alone ‖ handed over), nats a token.
+    pub(super) mean_kl: f64,
+    /// Positions with the same likeliest token,
+    pub(super) n_agreed: usize,
+    /// of so many up to the first other one.
+    pub(super) n_compared: usize,
+    pub(super) prefill_ms: f64,
+    /// From the end of the prefill to the decode node's being ready.
+    pub(super) unhidden_ms: f64,
+    #[serde(flatten)]
+    pub(super) verdict: Verdict,
+}
+
+impl Default for Handoff {
+    fn default() -> Handoff {
+        Handoff {
+            from: String::new(),
+            to: String::new(),
+            n_bytes: 0,
+            kv_distance: None,
+            mean_kl: 0.0,
+            n_agreed: 0,
+            n_compared: 0,
+            prefill_ms: 0.0,
+            unhidden_ms: 0.0,
+            verdict: Verdict::Failed(String::new()),
+        }
+    }
+}
+
+impl Handoff {
+    pub(super) fn failed(why: String) -> Handoff {
+        Handoff { verdict: Verdict::Failed(why), ..Handoff::default() }
+    }
+}
+
+impl Report {
+    /// With nothing examined yet.
+    pub(super) fn new(devices: &[Device]) -> Report {
+        let backends: Vec<&str> = BUILT_WITH.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect();
+        let lacks_gpu = !backends.is_empty() && devices.len() == 1;
+        let missing = lacks_gpu.then(|| format!("built for {}, and no such device is found", backends.join(", ")));
+        let listed = |device: &Device| Listed {
+            name: device.name.clone(),
+            description: device.description.clone(),
+            memory_bytes: device.memory,
+        };
+        Report {
+            version: env!("CARGO_PKG_VERSION"),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            backends,
+            missing,
+            devices: devices.iter().map(listed).collect(),
+            speeds: Vec::new(),
+            handoffs: Vec::new(),
+        }
+    }
+
+    /// Checks that did not come out as they should.
+    pub(super) fn n_failed(&self) -> usize {
+        let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
+        let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
+        usize::from(self.missing.is_some()) + devices + handoffs
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let backends = if self.backends.is_empty() { "no GPU".to_owned() } else { self.backends.join(", ") };
+        writeln!(f, "baton {} on {}, built for {backends}", self.version, self.system)?;
+        if let Some(missing) = &self.missing {
+            writeln!(f, "FAILED: {missing}")?;
+        }
+        for device in &self.devices {
+            let gib = device.memory_bytes as f64 / (1u64 << 30) as f64;
+            writeln!(f, "  {:<10} {} ({gib:.1} GiB)", device.name, device.description)?;
+        }
+        writeln!(f, "\nalone       prefill tok/s  decode tok/s")?;
+        for speed in &self.speeds {
+            match &speed.failure {
+                None => writeln!(f, "{:<12}{:>13.0}{:>14.1}", speed.device, speed.prefill_tps, speed.decode_tps)?,
+                Some(why) => writeln!(f, "{:<12}FAILED: {why}", speed.device)?,
+            }
+        }
+        let width = self.handoffs.iter().map(|h| h.from.chars().count() + h.to.chars().count() + 3).max();
+        let width = width.unwrap_or(0).max("handoff".len());
+        writeln!(f, "\n{:<width$}  KV distance  mean KL  same token  un-hidden  verdict", "handoff")?;
+        for handoff in &self.handoffs {
+            let pair = format!("{} → {}", handoff.from, handoff.to);
+            let verdict = match &handoff.verdict {
+                Verdict::Exact => "exact",
+                Verdict::Close => "close",
+                Verdict::Failed(why) => {
+                    writeln!(f, "{pair:<width$}  FAILED: {why}")?;
+                    continue;
+                }
+            };
+            let distance = handoff.kv_distance.map_or_else(|| "–".to_owned(), |d| format!("{d:.1e}"));
+            let agreed = format!("{}/{}", handoff.n_agreed, handoff.n_compared);
+            let (kl, unhidden) = (handoff.mean_kl, handoff.unhidden_ms);
+            writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
+        }
+        Ok(())
+    }
+}
