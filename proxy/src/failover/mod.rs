@@ -3,6 +3,8 @@
 //! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
 //! take it up where another left it. The reader of the stream sees a pause and then the next token.
 
+mod attempts;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +15,8 @@ use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;
 use tokio::time::Instant;
 
+use self::attempts::may_pass;
+pub use self::attempts::{Attempts, ask};
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
 use crate::pool::Claim;
@@ -195,11 +199,6 @@ impl Resilient {
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }
-}
-
-/// Whether another engine, or the same one later, may take what this one refused.
-fn may_pass(error: &EngineError) -> bool {
-    error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
 }
 
 /// What came from engines that were lost.

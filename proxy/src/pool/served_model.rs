@@ -111,6 +111,18 @@ impl ServedModel {
         Err(unavailable("its nodes have only now said which models they run", Duration::from_secs(1)))
     }
 
+    /// [`ready_as`](Self::ready_as) for a request that names its model, else [`any_ready_but`](Self::any_ready_but).
+    pub async fn ready_for(
+        &self,
+        name: Option<&str>,
+        failed: &[usize],
+    ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        match name {
+            Some(name) => self.ready_as(name, failed).await,
+            None => self.any_ready_but(failed).await,
+        }
+    }
+
     /// A decode node that is ready, and what it is. Waits for one that is starting.
     pub async fn any_ready(&self) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
         self.any_ready_but(&[]).await
