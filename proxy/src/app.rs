@@ -18,7 +18,7 @@ use crate::http::{Backend, Health};
 use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
-use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::pool::{EngineState, Node, Pool, ServedModel, Unused};
 use crate::state::{self, EndpointState};
 
 /// A running endpoint.
@@ -66,6 +66,11 @@ impl Backend for App {
         self.observer.metrics.replied(route, status);
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
+        self.pool.unused().into_iter().map(warning).collect()
+    }
+
     /// The endpoint is well if every model could answer.
     fn health(&self) -> Health {
         for model in &self.pool.models() {
@@ -79,6 +84,7 @@ impl Backend for App {
                     EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },
                 }
             }
+            return Health::Unavailable { reason: "no node runs what a model's name stands for".into() };
         }
         Health::Ok
     }

@@ -76,9 +76,11 @@ async fn accept(
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     let _permit = app.admission.admit_brief(&caller.account)?;
+    let served = &model;
     let prompt = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         check_biases(request, &info)?;
-        prompt::prepare(&node, &info, request, &ReplyForm::of(request, &info)?).await
+        let form = ReplyForm::of(request, &info)?;
+        prompt::prepare(&node, (&info, served.longest_context(&info)), request, &form).await
     };
     let prompt = ask(&model, Some(&request.model), prompt).await?;
     let explained = plan::explain(&model, &plan_request(&prompt, request, caller, &[]));
@@ -119,7 +121,8 @@ async fn start(
     let (node, info) = model.ready_as(&request.model, attempts.failed()).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
-    let prompt = attempts.call(model, node, prompt_of(node, &info, request, &mut form)).await?;
+    let prompt =
+        attempts.call(model, node, prompt_of(node, (&info, model.longest_context(&info)), request, &mut form)).await?;
     // One plan for all choices: they share the prompt, which is computed once.
     let plan = plan::plan(model, &plan_request(&prompt, request, caller, attempts.failed()))?;
     watch.planned(&plan, prompt.len() as u32);
@@ -142,11 +145,11 @@ async fn start(
 /// The prompt, and what it says of the reply's form.
 async fn prompt_of(
     node: &Node,
-    info: &NodeInfo,
+    on: (&NodeInfo, u32),
     request: &GenerateRequest,
     form: &mut ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
-    let prompt = prompt::prepare(node, info, request, form).await?;
+    let prompt = prompt::prepare(node, on, request, form).await?;
     form.look_at_prompt(node, &prompt).await?;
     Ok(prompt)
 }

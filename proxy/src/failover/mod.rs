@@ -46,7 +46,7 @@ impl Resilient {
     /// A sequence that `plan`'s decode node has accepted.
     pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream) -> Resilient {
         let claims = plan.claim();
-        let n_ctx = plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize);
+        let n_ctx = n_ctx_of(&plan);
         Resilient { plan, request, deltas, claims, planned: Instant::now(), n_ctx }
     }
 
@@ -166,7 +166,7 @@ impl Resilient {
         })?;
         tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
         self.claims = plan.claim();
-        (self.plan, self.planned) = (plan, Instant::now());
+        (self.n_ctx, self.plan, self.planned) = (n_ctx_of(&plan), plan, Instant::now());
         Ok(())
     }
 
@@ -199,6 +199,11 @@ impl Resilient {
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }
+}
+
+/// Tokens one sequence may hold on a plan's decode node.
+fn n_ctx_of(plan: &Plan) -> usize {
+    plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize)
 }
 
 /// What came from engines that were lost.

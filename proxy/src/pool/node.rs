@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::breaker::Breaker;
 use super::prefixes::Prefixes;
 use super::rates::{Curve, NodeRates};
-use super::{EngineState, READY_WAIT, unavailable};
+use super::{EngineState, Identity, READY_WAIT, unavailable};
 use crate::error::RequestError;
 use crate::plan::snapshot::NodeView;
 
@@ -87,7 +87,7 @@ impl Node {
                 let asked = Instant::now();
                 match node.info() {
                     Some(info) => {
-                        *lock(&node.last_info) = Some(info);
+                        node.is_now(info);
                         if let Ok(Ok(load)) = tokio::time::timeout(LOAD_DEADLINE, node.engine.load()).await {
                             *lock(&node.load) = load;
                             *lock(&node.heard_at) = Instant::now();
@@ -115,6 +115,16 @@ impl Node {
     /// What the node is, or was when it was last ready.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.info().or_else(|| lock(&self.last_info).clone())
+    }
+
+    /// Notes what the node is. One that was restarted with another model has to be learned anew.
+    fn is_now(&self, info: Arc<NodeInfo>) {
+        let was = lock(&self.last_info).replace(Arc::clone(&info));
+        let is_other =
+            |was: Arc<NodeInfo>| !Arc::ptr_eq(&was, &info) && !Identity::of(&was).is_same(&Identity::of(&info));
+        if was.is_some_and(is_other) {
+            *lock(&self.learned) = Learned::default();
+        }
     }
 
     /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
