@@ -4,6 +4,7 @@
 //! that is pure; here it meets the pool.
 
 pub mod cost;
+pub mod deadlines;
 pub mod explanation;
 pub mod policy;
 pub mod snapshot;
@@ -174,7 +175,8 @@ impl Plan {
 
     /// What the decode node is told of where to get the prompt's KV.
     pub fn kv_source(&self) -> Option<KvSource> {
-        self.prefill()?.kv_source()
+        let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
+        Some(KvSource { patience_ms, ..self.prefill()?.kv_source()? })
     }
 
     /// The plan of one of several choices that share a prompt: the first computes it, and is what is learned from.

@@ -199,7 +199,7 @@ impl Node {
 
     /// What a decode node is told, to pull KV from this one.
     pub fn kv_source(&self) -> Option<KvSource> {
-        Some(KvSource { url: self.url.clone()? })
+        Some(KvSource::at(self.url.clone()?))
     }
 
     /// Takes measurements into account.

@@ -10,6 +10,7 @@ use futures::stream::FuturesUnordered;
 use super::succession::History;
 use super::{EngineState, Fallbacks, Identity, Node, READY_WAIT, Routes, names, unavailable};
 use crate::error::RequestError;
+use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{POLICIES, Policy};
 
 /// See the module. Its lists may hold nodes that turn out to run another model; those are barred.
@@ -26,6 +27,8 @@ pub struct ServedModel {
     pub prefill: Vec<Arc<Node>>,
     /// How requests are planned unless they ask for another way.
     pub policy: &'static dyn Policy,
+    /// How long is waited for what a plan predicts.
+    pub deadlines: Deadlines,
     /// What was learned about routes.
     pub routes: Routes,
     /// How often its requests had to go another way than planned.
@@ -57,6 +60,7 @@ impl ServedModel {
             decode,
             prefill,
             policy: POLICIES[0],
+            deadlines: Deadlines::default(),
             routes,
             fallbacks: Arc::default(),
             has_own_engine: false,

@@ -160,7 +160,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_the_only_node_with_other_weights_is_followed_at_once() {
     let (app, [first, second]) = endpoint(None);
-    goes_down(&second);
+    runs(&second, "third", "t").await;
     runs(&first, "old", "m").await;
     discovered().await;
     runs(&first, "new", "m").await;

@@ -217,7 +217,7 @@ mod tests {
         for part in [
             "1 of 8 requests running, 2 waiting",
             "predictions off by 11 %",
-            "local      decode   ready                               1/4    0       -          78        closed",
+            "local      decode   ready                                1/4    0       -          78        closed",
             "open: prefill_down",
             "ready, barred: fingerprint_mismatch",
             "\nWARNING decode-2 runs other weights\n",
