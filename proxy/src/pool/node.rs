@@ -18,6 +18,7 @@ use super::rates::{Curve, NodeRates};
 use super::{EngineState, Identity, READY_WAIT, unavailable};
 use crate::error::RequestError;
 use crate::plan::snapshot::NodeView;
+use crate::probe::jittered;
 
 /// How often a node's load is asked for. What this endpoint itself sends is known without asking.
 const LOAD_INTERVAL: Duration = Duration::from_millis(250);
@@ -98,7 +99,7 @@ impl Node {
                     None => *lock(&node.heard_at) = asked,
                 }
                 drop(node);
-                tokio::time::sleep(LOAD_INTERVAL).await;
+                tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
             }
         });
         node
