@@ -11,13 +11,14 @@ use baton_schemas::{GenerateRequest, Token};
 use crate::admission::Admission;
 use crate::embed::{self, Embedded};
 use crate::error::RequestError;
+use crate::failover::ask;
 use crate::generate::{self, Caller, Generation};
 use crate::http::backend::{Model, ReadyModel};
 use crate::http::{Backend, Health};
 use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
-use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::pool::{EngineState, Node, Pool, ServedModel, Unused};
 use crate::state::{self, EndpointState};
 
 /// A running endpoint.
@@ -28,23 +29,6 @@ pub struct App {
     pub pool: Arc<Pool>,
     /// What is noted of requests.
     pub observer: Arc<Observer>,
-}
-
-impl App {
-    /// A model's engine, once it is ready, for who may use it.
-    async fn engine(
-        &self,
-        model: Option<&str>,
-        caller: &Caller,
-    ) -> Result<(Arc<ServedModel>, Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let found = self.pool.find_for(model, &caller.account)?;
-        let (node, info) = match model {
-            Some(name) => found.ready_as(name, &[]).await?,
-            None => found.any_ready().await?,
-        };
-        let node = Arc::clone(node);
-        Ok((found, node, info))
-    }
 }
 
 #[async_trait]
@@ -82,6 +66,11 @@ impl Backend for App {
         self.observer.metrics.replied(route, status);
     }
 
+    fn warnings(&self) -> Vec<String> {
+        let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
+        self.pool.unused().into_iter().map(warning).collect()
+    }
+
     /// The endpoint is well if every model could answer.
     fn health(&self) -> Health {
         for model in &self.pool.models() {
@@ -95,12 +84,14 @@ impl Backend for App {
                     EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },
                 }
             }
+            return Health::Unavailable { reason: "no node runs what a model's name stands for".into() };
         }
         Health::Ok
     }
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
-        let (model, node, info) = self.engine(model, caller).await?;
+        let (called, model) = (model, self.pool.find_for(model, &caller.account)?);
+        let (node, info) = model.ready_for(called, &[]).await?;
         let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
         Ok(ReadyModel { name, since: model.since, load: node.load(), info })
     }
@@ -112,8 +103,8 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (_, node, _) = self.engine(model, caller).await?;
-        Ok(node.engine.tokenize(&text).await?)
+        let (text, found) = (&text, self.pool.find_for(model, &caller.account)?);
+        ask(&found, model, |node, _| async move { Ok(node.engine.tokenize(text).await?) }).await
     }
 
     async fn detokenize(
@@ -123,12 +114,15 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (_, node, info) = self.engine(model, caller).await?;
-        if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
-            let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
-            return Err(RequestError::InvalidField { field: "tokens", problem });
-        }
-        Ok(node.engine.detokenize(&tokens).await?)
+        let (tokens, found) = (&tokens, self.pool.find_for(model, &caller.account)?);
+        let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+            if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
+                let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
+                return Err(RequestError::InvalidField { field: "tokens", problem });
+            }
+            Ok(node.engine.detokenize(tokens).await?)
+        };
+        ask(&found, model, text).await
     }
 
     async fn count(
@@ -138,8 +132,9 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<u32, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (_, node, _) = self.engine(model, caller).await?;
-        Ok(u32::try_from(node.engine.render(&conversation).await?.len()).unwrap_or(u32::MAX))
+        let (conversation, found) = (&conversation, self.pool.find_for(model, &caller.account)?);
+        let count = |node: Arc<Node>, _| async move { Ok(node.engine.render(conversation).await?.len()) };
+        Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
     }
 
     async fn render(
@@ -149,9 +144,12 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (_, node, _) = self.engine(model, caller).await?;
+        let (conversation, found) = (&conversation, self.pool.find_for(model, &caller.account)?);
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
-        let tokens = node.engine.render(&conversation).await?;
-        Ok(node.engine.detokenize(&tokens).await?)
+        let text = |node: Arc<Node>, _| async move {
+            let tokens = node.engine.render(conversation).await?;
+            Ok(node.engine.detokenize(&tokens).await?)
+        };
+        ask(&found, model, text).await
     }
 }

@@ -4,27 +4,23 @@
 //! the least to do is the best.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use baton_schemas::embed::{EmbedDelta, EmbedInput, EmbedRequest, EmbedSequences, EmbedTimings, EmbeddingFacts};
 use baton_schemas::embed::{MAX_INPUTS, MAX_TOTAL_TOKENS};
-use baton_schemas::node::TokenizeRequest;
+use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, Token};
 use futures::StreamExt;
 use futures::future::try_join_all;
 
 use crate::app::App;
 use crate::error::RequestError;
+use crate::failover::{Attempts, ask};
 use crate::generate::Caller;
 use crate::observe::EmbedWatch;
 use crate::pool::{Node, ServedModel};
 
 /// Texts that are tokenized at once: each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
-
-/// Attempts in a row that bring nothing, the first node's restart included if there is no other.
-const MAX_ATTEMPTS: u32 = 5;
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request's vectors.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,12 +55,14 @@ async fn run(
     watch.is_for(model.name.get().map_or("", String::as_str));
     app.admission.set_slots(app.pool.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
-    let (node, info) = model.ready_as(&request.model, &[]).await?;
-    let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
-        feature: "embeddings: its model gives no vectors of texts".to_owned(),
-    })?;
-    check_dimensions(request, facts)?;
-    let inputs = tokens(node, request, facts).await?;
+    let prepared = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+        let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
+            feature: "embeddings: its model gives no vectors of texts".to_owned(),
+        })?;
+        check_dimensions(request, facts)?;
+        Ok((tokens(&node, request, facts).await?, facts))
+    };
+    let (inputs, facts) = ask(&model, Some(&request.model), prepared).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "texts to embed");
     permit.charge_prompt(n_tokens);
@@ -159,33 +157,29 @@ async fn compute(
     facts: EmbeddingFacts,
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
     let (mut vectors, mut timings) = (Vec::with_capacity(inputs.len()), EmbedTimings::default());
-    let (mut failed, mut n_attempts): (Vec<usize>, u32) = (Vec::new(), 0);
+    let mut attempts = Attempts::default();
     loop {
-        n_attempts += 1;
-        let (idx, node) = choose(model, &failed).await?;
-        let (attempt, error) = attempt(node, &inputs, facts).await;
-        timings.queue_ms += attempt.timings.queue_ms;
-        timings.compute_ms += attempt.timings.compute_ms;
-        if !attempt.vectors.is_empty() {
-            n_attempts = 0;
-        }
-        inputs.drain(..attempt.vectors.len());
-        vectors.extend(attempt.vectors);
-        let Some(error) = error else { return Ok((vectors, timings)) };
-        let may_go_on = match &error {
-            EngineError::QueueFull { .. } => failed.len() + 1 < model.decode.len(),
-            error if error.is_lost_engine() => {
-                node.breaker.failed("decode_lost");
-                true
+        let error = match choose(model, attempts.failed()).await {
+            Ok(node) => {
+                let (attempt, outcome) = attempt(node, &inputs, facts).await;
+                timings.queue_ms += attempt.timings.queue_ms;
+                timings.compute_ms += attempt.timings.compute_ms;
+                if !attempt.vectors.is_empty() {
+                    attempts.progressed();
+                }
+                inputs.drain(..attempt.vectors.len());
+                vectors.extend(attempt.vectors);
+                attempts.note(model, node, &outcome);
+                match outcome {
+                    Ok(()) => return Ok((vectors, timings)),
+                    Err(error) => error.into(),
+                }
             }
-            _ => false,
+            Err(error) => error,
         };
-        if !may_go_on || n_attempts >= MAX_ATTEMPTS {
-            return Err(error.into());
+        if !attempts.may_go_on(model, &error).await {
+            return Err(error);
         }
-        tracing::info!(%error, n_left = inputs.len(), "the engine was lost: trying again");
-        failed.push(idx);
-        tokio::time::sleep(RETRY_PAUSE).await;
     }
 }
 
@@ -196,33 +190,39 @@ struct Attempt {
     timings: EmbedTimings,
 }
 
-async fn attempt(node: &Node, inputs: &[Vec<Token>], facts: EmbeddingFacts) -> (Attempt, Option<EngineError>) {
+async fn attempt(node: &Node, inputs: &[Vec<Token>], facts: EmbeddingFacts) -> (Attempt, Result<(), EngineError>) {
     let mut attempt = Attempt::default();
-    let mut deltas = match node.engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await {
-        Ok(deltas) => deltas,
-        Err(error) => return (attempt, Some(error)),
-    };
+    let outcome = fill(&mut attempt, node, inputs, facts).await;
+    (attempt, outcome)
+}
+
+async fn fill(
+    attempt: &mut Attempt,
+    node: &Node,
+    inputs: &[Vec<Token>],
+    facts: EmbeddingFacts,
+) -> Result<(), EngineError> {
+    let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
     while let Some(delta) = deltas.next().await {
-        match delta {
-            Ok(EmbedDelta::Vector(vector))
+        match delta? {
+            EmbedDelta::Vector(vector)
                 if vector.len() == facts.n_embd as usize && attempt.vectors.len() < inputs.len() =>
             {
                 attempt.vectors.push(vector);
             }
-            Ok(EmbedDelta::Finished { timings }) if attempt.vectors.len() == inputs.len() => {
+            EmbedDelta::Finished { timings } if attempt.vectors.len() == inputs.len() => {
                 attempt.timings = timings;
                 node.breaker.succeeded();
-                return (attempt, None);
+                return Ok(());
             }
-            Ok(_) => return (attempt, Some(EngineError::internal("the node sent vectors that were not asked for"))),
-            Err(error) => return (attempt, Some(error)),
+            _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
         }
     }
-    (attempt, Some(EngineError::lost("the stream of vectors ended early")))
+    Err(EngineError::lost("the stream of vectors ended early"))
 }
 
 /// The node with the least to do, of those that have not failed this request; if all have, any that is ready.
-async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<(usize, &'m Arc<Node>), RequestError> {
+async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<Node>, RequestError> {
     let untried = model
         .decode
         .iter()
@@ -233,15 +233,11 @@ async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<(usize, 
         (!node.breaker.would_pass(), load.queued + load.active_slots)
     });
     match best {
-        Some((idx, node)) => {
+        Some((_, node)) => {
             node.breaker.try_pass();
-            Ok((idx, node))
+            Ok(node)
         }
-        None => {
-            let (node, _) = model.any_ready().await?;
-            let idx = model.decode.iter().position(|known| Arc::ptr_eq(known, node)).unwrap_or(0);
-            Ok((idx, node))
-        }
+        None => Ok(model.any_ready_but(failed).await?.0),
     }
 }
 

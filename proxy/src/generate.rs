@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use baton_engines::DeltaStream;
 use baton_schemas::handoff::HandoffTimings;
@@ -18,7 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use crate::admission::{Account, Permit, QueuePlace};
 use crate::app::App;
 use crate::error::RequestError;
-use crate::failover::Resilient;
+use crate::failover::{Attempts, Resilient, ask};
 use crate::observe::RequestWatch;
 use crate::plan::explanation::Explanation;
 use crate::plan::policy::Policy;
@@ -59,31 +59,10 @@ async fn accept(
     app.admission.set_slots(app.pool.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
     watch.meter(permit.meter());
-    let (mut deadline, mut failed) = (None, Vec::new());
+    let mut attempts = Attempts::default();
     loop {
-        match start(&model, request, caller, &mut failed, watch).await {
-            // Another engine may have room.
-            Err(RequestError::Engine(EngineError::QueueFull { .. } | EngineError::Unavailable { .. }))
-                if failed.len() < model.decode.len() =>
-            {
-                model.fallbacks.count("decode_busy");
-            }
-            // The engine is gone or cut off, which may not have been noticed yet. Nothing was sent to the client.
-            Err(RequestError::Engine(error))
-                if error.is_lost_engine() && Instant::now() < *deadline.get_or_insert_with(start_deadline) =>
-            {
-                model.fallbacks.count("decode_lost");
-                tracing::info!(request_id = caller.request_id, %error, "the engine was lost: trying again");
-                // Those that failed may be back.
-                if failed.len() >= model.decode.len() {
-                    failed.clear();
-                }
-                tokio::time::sleep(RETRY_PAUSE).await;
-            }
-            // No other is there, but the one that was lost may be back soon.
-            Err(RequestError::Unavailable { .. }) if deadline.is_some_and(|deadline| Instant::now() < deadline) => {
-                tokio::time::sleep(RETRY_PAUSE).await;
-            }
+        match start(&model, request, caller, &mut attempts, watch).await {
+            Err(error) if attempts.may_go_on(&model, &error).await => {}
             outcome => {
                 let accepted = outcome?;
                 permit.charge_prompt(accepted.n_prompt);
@@ -97,9 +76,13 @@ async fn accept(
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     let _permit = app.admission.admit_brief(&caller.account)?;
-    let (node, info) = model.ready_as(&request.model, &[]).await?;
-    check_biases(request, &info)?;
-    let prompt = prompt::prepare(node, &info, request, &ReplyForm::of(request, &info)?).await?;
+    let served = &model;
+    let prompt = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+        check_biases(request, &info)?;
+        let form = ReplyForm::of(request, &info)?;
+        prompt::prepare(&node, (&info, served.longest_context(&info)), request, &form).await
+    };
+    let prompt = ask(&model, Some(&request.model), prompt).await?;
     let explained = plan::explain(&model, &plan_request(&prompt, request, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))
 }
@@ -119,16 +102,6 @@ fn plan_request<'a>(
     }
 }
 
-/// How long a request that has lost an engine before its first event looks for one that takes it.
-const START_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Between attempts.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
-
-fn start_deadline() -> Instant {
-    Instant::now() + START_DEADLINE
-}
-
 /// What is known once engines have accepted every choice.
 struct Accepted {
     n_prompt: u32,
@@ -142,22 +115,16 @@ async fn start(
     model: &Arc<ServedModel>,
     request: &GenerateRequest,
     caller: &Caller,
-    failed: &mut Vec<usize>,
+    attempts: &mut Attempts,
     watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
-    let (node, info) = model.ready_as(&request.model, failed).await?;
+    let (node, info) = model.ready_as(&request.model, attempts.failed()).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
-    let prompt = node.call(prompt_of(node, &info, request, &mut form)).await.inspect_err(|error| {
-        if matches!(error, RequestError::Engine(error) if error.is_lost_engine()) {
-            node.breaker.failed("decode_lost");
-        }
-        if matches!(error, RequestError::Engine(EngineError::Lost { .. } | EngineError::Unavailable { .. })) {
-            failed.extend(model.decode.iter().position(|other| Arc::ptr_eq(other, node)));
-        }
-    })?;
+    let prompt =
+        attempts.call(model, node, prompt_of(node, (&info, model.longest_context(&info)), request, &mut form)).await?;
     // One plan for all choices: they share the prompt, which is computed once.
-    let plan = plan::plan(model, &plan_request(&prompt, request, caller, failed))?;
+    let plan = plan::plan(model, &plan_request(&prompt, request, caller, attempts.failed()))?;
     watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
@@ -168,13 +135,8 @@ async fn start(
         // Each choice draws with its own seed.
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
         let accepted = plan.decode().call(plan.decode().engine.generate(sequence.clone())).await;
-        let deltas = accepted.map_err(|error| {
-            if error.is_lost_engine() {
-                plan.decode().breaker.failed("decode_lost");
-            }
-            failed.push(plan.route.decode);
-            refused(error, request)
-        })?;
+        attempts.note(model, plan.decode(), &accepted);
+        let deltas = accepted.map_err(|error| refused(error, request))?;
         choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas).into_deltas());
     }
     Ok(Accepted { n_prompt, route, form, choices })
@@ -183,11 +145,11 @@ async fn start(
 /// The prompt, and what it says of the reply's form.
 async fn prompt_of(
     node: &Node,
-    info: &NodeInfo,
+    on: (&NodeInfo, u32),
     request: &GenerateRequest,
     form: &mut ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
-    let prompt = prompt::prepare(node, info, request, form).await?;
+    let prompt = prompt::prepare(node, on, request, form).await?;
     form.look_at_prompt(node, &prompt).await?;
     Ok(prompt)
 }

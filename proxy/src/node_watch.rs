@@ -37,7 +37,7 @@ pub fn watch(engine: Arc<dyn Engine>, url: String) -> Watched {
                 Ok(info) => watcher.answered(info),
                 Err(error) => watcher.missed(&error),
             }
-            tokio::time::sleep(probe::INTERVAL).await;
+            tokio::time::sleep(probe::jittered(probe::INTERVAL)).await;
         }
     });
     Watched { state: state_rx, first_answer }

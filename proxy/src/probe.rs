@@ -18,6 +18,11 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Questions in a row without an answer until an engine counts as frozen: one or two are lost to a busy moment.
 const MAX_MISSES: u32 = 3;
 
+/// An interval, longer or shorter by up to a fifth: endpoints and nodes that began together do not ask in step.
+pub fn jittered(interval: Duration) -> Duration {
+    interval.mul_f64(rand::random_range(0.8..1.2))
+}
+
 /// What the engine is, if it says so in time.
 pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
     in_time(DEADLINE, engine.info()).await
@@ -31,7 +36,7 @@ pub async fn until_frozen(engine: &dyn Engine) {
 async fn until_frozen_within(engine: &dyn Engine, interval: Duration, deadline: Duration) {
     let mut n_missed = 0;
     while n_missed < MAX_MISSES {
-        tokio::time::sleep(interval).await;
+        tokio::time::sleep(jittered(interval)).await;
         n_missed = if in_time(deadline, engine.load()).await.is_ok() { 0 } else { n_missed + 1 };
     }
 }
@@ -96,6 +101,13 @@ mod tests {
         let soon = Duration::from_millis(10);
         until_frozen_within(&engine, soon, soon).await;
         assert_eq!(engine.n_asked.load(Ordering::SeqCst), expected, "{answers:?}");
+    }
+
+    #[test]
+    fn an_interval_varies_and_stays_about_what_it_is() {
+        let waits: Vec<_> = (0..100).map(|_| jittered(INTERVAL)).collect();
+        assert!(waits.iter().all(|wait| (INTERVAL.mul_f64(0.79)..INTERVAL.mul_f64(1.21)).contains(wait)), "{waits:?}");
+        assert!(waits.iter().any(|wait| *wait != waits[0]), "{waits:?}");
     }
 
     #[tokio::test]

@@ -8,10 +8,11 @@ use crate::error::RequestError;
 use crate::pool::Node;
 use crate::tools::ReplyForm;
 
-/// Renders and tokenizes. Context overflow is found here, before any stream starts.
+/// Renders and tokenizes. Context overflow is found here, before any stream starts: what no node of the model that is
+/// up holds, `n_ctx` tokens at most.
 pub async fn prepare(
     node: &Node,
-    info: &NodeInfo,
+    (info, n_ctx): (&NodeInfo, u32),
     request: &GenerateRequest,
     form: &ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
@@ -24,8 +25,8 @@ pub async fn prepare(
     };
     // Room for one new token, unless the client wants none.
     let room_needed = usize::from(request.max_tokens != Some(0));
-    if tokens.len() + room_needed > info.n_ctx as usize {
-        return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx: info.n_ctx }.into());
+    if tokens.len() + room_needed > n_ctx as usize {
+        return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx }.into());
     }
     Ok(tokens)
 }

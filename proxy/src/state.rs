@@ -25,6 +25,9 @@ pub struct EndpointState {
     pub models: Vec<ModelState>,
     /// The last routes, the newest first.
     pub routes: Vec<RouteRecord>,
+    /// What is not as configured, in a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Requests in the house.
@@ -116,6 +119,9 @@ pub struct NodeState {
     /// Why it failed, in words that are safe to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Why this model is not served by it, ready as it may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub barred: Option<String>,
     /// Where other nodes reach it; only for operators.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,

@@ -10,6 +10,17 @@ use crate::sequence::{CacheScope, Token};
 pub struct KvSource {
     /// Base address of the prefill node, `http://host:port` or `https://host:port`.
     pub url: String,
+    /// How long no new position has to come until the pull is given up, milliseconds, however the prefill node shows that
+    /// it lives. Where nothing is known of how long the handoff takes, the decode node's own patience counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience_ms: Option<u32>,
+}
+
+impl KvSource {
+    /// A node about which no more is known than its address.
+    pub fn at(url: impl Into<String>) -> KvSource {
+        KvSource { url: url.into(), patience_ms: None }
+    }
 }
 
 /// What a decode node asks of a prefill node: the KV of positions `[start, tokens.len())`.

@@ -23,7 +23,8 @@ use crate::transport::Transport;
 /// A prefill node in the same network answers well within this, or is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// For the prefill node's queue and its first chunk. Longer, and the decode node had better begin itself.
+/// For the prefill node's queue and its first chunk, and between chunks, where nothing was predicted. Longer, and the
+/// decode node had better begin itself.
 const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 
 /// What KV may travel in unless the operator says otherwise: nothing is lost in these.
@@ -39,7 +40,8 @@ pub struct PullPolicy {
     pub codecs: Vec<Codec>,
     /// What is trusted, and what may travel readable.
     pub transport: Transport,
-    /// How long nothing has to come, signs of life aside. Each position that comes then adds 50 ms.
+    /// How long no new position has to come, signs of life aside, for a pull of which nobody has predicted how long it
+    /// takes. All of it may take this and 50 ms for each position.
     pub allowance: Duration,
 }
 
@@ -214,7 +216,7 @@ impl Inner {
     /// Has the peer prefill the canary's tokens, and compares.
     async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
         let order = PullOrder {
-            source: KvSource { url: url.to_owned() },
+            source: KvSource::at(url),
             tokens: local.identity.canary.clone(),
             start: 0,
             cache_scope: CacheScope::SHARED,

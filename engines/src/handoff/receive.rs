@@ -58,7 +58,8 @@ impl Inner {
         let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
         let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
-        let mut patience = Patience::new(self.policy.allowance);
+        let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
+        let mut patience = Patience::new(predicted.unwrap_or(self.policy.allowance));
         let mut bytes = self.open(url, &request).await?.bytes_stream();
         let mut progress = Progress::default();
         reader.recycle(buffers.take());

@@ -214,7 +214,7 @@ mod tests {
             prompt: (0..8_192).map(|i| i % 251).collect(),
             max_tokens: Some(2),
             ignore_eos: true,
-            kv_source: Some(KvSource { url: "sim://spark".into() }),
+            kv_source: Some(KvSource::at("sim://spark")),
             ..SequenceRequest::default()
         };
         let began = Instant::now();
@@ -255,7 +255,7 @@ mod tests {
         let speed = LinkSpeed { bytes_per_second: 12.5e9, round_trip: Duration::from_micros(300) };
         let engine = Arc::new(SimEngine::new(SimConfig::default()));
         let link = SimLink::new([("sim://a".to_owned(), engine, speed)]);
-        let source = |url: &str| KvSource { url: url.into() };
+        let source = |url: &str| KvSource::at(url);
         let measured = link.measure_link(&source("sim://a")).await.unwrap();
         assert!((measured.n_bytes as f64 / measured.seconds / 12.5e9 - 1.0).abs() < 1e-3, "{measured:?}");
         assert_eq!(measured.rtt_ms, 0.3);

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use baton_engines::handoff::PullPolicy;
 use baton_engines::sim::SimEngine;
-use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::SequenceRequest;
+use baton_schemas::handoff::{HandoffFailure, KvSource};
 use baton_schemas::kv::Wait;
 use baton_schemas::node::Role;
 use tokio::io::AsyncWriteExt;
@@ -13,7 +14,7 @@ use tokio::net::TcpStream;
 
 use super::{Decoder, OK, begin, small_info};
 use crate::peers::fake::{Call, FakeNode, drip, say};
-use crate::peers::{KEY, node, small_sim};
+use crate::peers::{KEY, generate, node, request, small_sim};
 
 /// Deadlines of a pull are 5 s each; a busy machine may need some more.
 const ABOUT_A_DEADLINE: Duration = Duration::from_secs(9);
@@ -58,6 +59,28 @@ async fn signs_of_life_without_end_are_not_waited_for() {
     .await;
     let policy = PullPolicy { allowance: Duration::from_secs(1), ..PullPolicy::default() };
     gives_up(&fake, policy, Duration::from_secs(4)).await;
+}
+
+#[tokio::test]
+async fn a_pull_is_waited_for_as_long_as_its_plan_says() {
+    let fake = staller(|call, mut stream| async move {
+        let (mut writer, head) = begin(&call, KEY.as_bytes(), &small_info().await);
+        let mut answer = [OK.as_bytes(), &head].concat();
+        while stream.write_all(&answer).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            answer = writer.wait(Wait::default()).unwrap().concat();
+        }
+    })
+    .await;
+    // The node itself would wait for a minute.
+    let decoder = Decoder::new(PullPolicy::default()).await;
+    let source = KvSource { patience_ms: Some(1_000), ..KvSource::at(&fake.url) };
+    let request = SequenceRequest { kv_source: Some(source), ..request(&decoder.prompt, 4, None) };
+    let began = Instant::now();
+    let reply = generate(&decoder.engine, request).await;
+    assert_eq!(reply.tokens, decoder.expected);
+    assert_eq!(reply.handoff.unwrap().failure, Some(HandoffFailure::PrefillStalled));
+    assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -74,7 +74,7 @@ pub fn small_sim() -> SimConfig {
 
 /// A request for `n` greedy tokens, with KV from `url`.
 pub fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRequest {
-    let kv_source = url.map(|url| KvSource { url: url.to_owned() });
+    let kv_source = url.map(KvSource::at);
     let mut request =
         SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
     request.sampling.temperature = 0.0;

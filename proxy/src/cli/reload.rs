@@ -92,6 +92,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
         ("model.prefill", old.prefill != new.prefill),
         ("model.decode", old.decode != new.decode || old.has_own_engine != new.has_own_engine),
         ("model.policy", old.policy.name() != new.policy.name()),
+        ("deadlines", old.deadlines != new.deadlines),
         ("model.calibrate", old.calibrate != new.calibrate),
         ("model.engine", old.engine != new.engine),
     ];

@@ -180,9 +180,10 @@ fn pool_of(config: &ServeConfig, nodes: &backend::Nodes, backend: &backend::Back
     let decode = backend.own.iter().chain(&nodes.decode).map(Arc::clone).collect();
     let aliases = [&backend.aliases[..], &config.aliases].concat();
     let name = backend.name.clone().map_or_else(OnceLock::new, OnceLock::from);
-    let (policy, calibrate, has_own_engine) = (config.policy, config.calibrate, backend.own.is_some());
+    let (policy, deadlines) = (config.policy, config.deadlines);
+    let (calibrate, has_own_engine) = (config.calibrate, backend.own.is_some());
     let in_service = move |mut model: ServedModel| {
-        model.policy = policy;
+        (model.policy, model.deadlines) = (policy, deadlines);
         let model = Arc::new(model);
         if calibrate {
             pool::keep_calibrated(&model);

@@ -11,7 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::RawKey;
-use super::raw::{RawConfig, RawModel};
+use super::raw::{RawConfig, RawDeadlines, RawModel};
 use crate::engine_args::EngineArgs;
 
 /// Mistakes that are reported. A file with more of them is no configuration.
@@ -106,6 +106,7 @@ fn unknown_key(path: &[String]) -> Option<String> {
         [] => fields_of::<RawConfig>(),
         ["model"] => fields_of::<RawModel>(),
         ["model", "engine"] => fields_of::<EngineArgs>(),
+        ["deadlines"] => fields_of::<RawDeadlines>(),
         ["keys"] => fields_of::<RawKey>(),
         _ => return None,
     };

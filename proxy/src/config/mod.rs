@@ -11,11 +11,12 @@ use std::path::PathBuf;
 
 pub use self::keys::{RawKey, hash_text};
 pub use self::problems::node_url;
-pub use self::raw::{RawConfig, RawModel};
+pub use self::raw::{RawConfig, RawDeadlines, RawModel};
 use crate::admission::Bounds;
 use crate::engine_args::EngineArgs;
 use crate::http::AccessConfig;
 use crate::http::auth::ConfiguredKey;
+use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::Policy;
 use crate::transport_args::TransportArgs;
 
@@ -88,6 +89,8 @@ pub struct ServeConfig {
     pub decode: Vec<String>,
     /// How requests are planned.
     pub policy: &'static dyn Policy,
+    /// How long is waited for what was predicted.
+    pub deadlines: Deadlines,
     /// Whether idle nodes and links are measured with made-up prompts.
     pub calibrate: bool,
     /// How nodes are reached.

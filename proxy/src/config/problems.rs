@@ -55,6 +55,21 @@ impl RawConfig {
         if let Some(message) = self.allowed_hosts.iter().find_map(|name| host::check_configured(name).err()) {
             problem("allowed_hosts", "allowed_hosts", format!("has a wrong entry: {message}"));
         }
+        for (key, ms) in [("deadlines.floor_ms", self.deadlines.floor_ms), ("deadlines.max_ms", self.deadlines.max_ms)]
+        {
+            if ms.is_some_and(|ms| !DEADLINE_MS.contains(&ms)) {
+                problem(key, key, format!("must be between {} and {}", DEADLINE_MS.start(), DEADLINE_MS.end()));
+            }
+        }
+        let deadlines = self.deadlines.typed();
+        if deadlines.floor > deadlines.max {
+            let (key, most) = ("deadlines.floor_ms", deadlines.max.as_millis());
+            problem(key, key, format!("must be at most deadlines.max_ms, which is {most}"));
+        }
+        if !DEADLINE_FACTOR.contains(&deadlines.factor) {
+            let (least, most) = (DEADLINE_FACTOR.start(), DEADLINE_FACTOR.end());
+            problem("deadlines.factor", "deadlines.factor", format!("must be between {least} and {most}"));
+        }
         if is_empty(&self.model.source) {
             problem("model.source", "--model", "must not be empty".into());
         }
@@ -108,6 +123,12 @@ const MAX_MAX_WAITING: usize = 10_000;
 
 /// No client waits longer.
 const MAX_WAIT_SECONDS: std::ops::RangeInclusive<f64> = 0.0..=3_600.0;
+
+/// Below, a busy moment would be late; above, nobody waits any more.
+const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
+
+/// Below 1 a prediction that holds would be late.
+const DEADLINE_FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1_000.0;
 
 fn is_node_address(address: &str) -> bool {
     let url = reqwest::Url::parse(&node_url(address));

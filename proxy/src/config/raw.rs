@@ -13,6 +13,7 @@ use super::problems::{Problem, check_paths, node_url};
 use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig, diagnose};
 use crate::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::engine_args::EngineArgs;
+use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{self, POLICIES};
 use crate::transport_args::TransportArgs;
 
@@ -44,8 +45,37 @@ pub struct RawConfig {
     pub tls_ca: Option<PathBuf>,
     /// Let the cluster key and prompts travel readable between machines.
     pub allow_plain_http: bool,
+    /// How long is waited for what was predicted.
+    pub deadlines: RawDeadlines,
     /// The model.
     pub model: RawModel,
+}
+
+/// `[deadlines]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawDeadlines {
+    /// No deadline is shorter.
+    pub floor_ms: Option<u64>,
+    /// Deadline ÷ prediction.
+    pub factor: Option<f64>,
+    /// No deadline is longer.
+    pub max_ms: Option<u64>,
+    /// Start a second route when the first token is late.
+    pub hedge: Option<bool>,
+}
+
+impl RawDeadlines {
+    /// With defaults for what is not written.
+    pub(super) fn typed(&self) -> Deadlines {
+        let defaults = Deadlines::default();
+        Deadlines {
+            floor: self.floor_ms.map_or(defaults.floor, Duration::from_millis),
+            factor: self.factor.unwrap_or(defaults.factor),
+            max: self.max_ms.map_or(defaults.max, Duration::from_millis),
+            hedge: self.hedge.unwrap_or(defaults.hedge),
+        }
+    }
 }
 
 /// `[model]` as written.
@@ -125,6 +155,7 @@ impl RawConfig {
             source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
             name: self.model.name,
             aliases: self.model.aliases,
+            deadlines: self.deadlines.typed(),
             calibrate: self.model.calibrate.unwrap_or(true),
             policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
             prefill,

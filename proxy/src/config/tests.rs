@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::time::Duration;
 
 use super::*;
 
@@ -154,4 +155,21 @@ fn an_engine_is_started_here_unless_nodes_generate_instead() {
     assert!(read("[model]\ndecode = [\"a:1\"]").unwrap_err().contains("--allow-plain-http"));
     assert!(read("[model]\ndecode = [\"a\", \"http://a/\"]").unwrap_err().contains("twice"));
     assert!(read("\n[model]\n\ndecode = [\"a b\"]").unwrap_err().contains("line 4: model.decode"));
+}
+
+#[test]
+fn deadlines_are_bounded_and_hedging_is_one_line() {
+    assert!(!read("").unwrap().deadlines.hedge);
+    let config = read("[deadlines]\nhedge = true\nfloor_ms = 500\n").unwrap();
+    assert!(config.deadlines.hedge && config.deadlines.floor == Duration::from_millis(500));
+    for (text, message) in [
+        ("[deadlines]\nfactor = 0.5", "line 2: deadlines.factor must be between 1 and 1000"),
+        ("[deadlines]\nfactor = nan", "line 2: deadlines.factor must be between 1 and 1000"),
+        ("[deadlines]\nmax_ms = 5", "line 2: deadlines.max_ms must be between 100 and 3600000"),
+        ("[deadlines]\nmax_ms = 5000", "deadlines.floor_ms must be at most deadlines.max_ms, which is 5000"),
+        ("[deadlines]\nhedging = true", "line 2: unknown key \"hedging\"; did you mean \"hedge\"?"),
+    ] {
+        let told = read(text).unwrap_err();
+        assert!(told.contains(message), "{told}");
+    }
 }

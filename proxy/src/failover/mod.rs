@@ -3,6 +3,11 @@
 //! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
 //! take it up where another left it. The reader of the stream sees a pause and then the next token.
 
+mod attempts;
+mod hedge;
+mod patience;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +18,10 @@ use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;
 use tokio::time::Instant;
 
+use self::attempts::may_pass;
+pub use self::attempts::{Attempts, ask};
+use self::hedge::Hedge;
+use self::patience::Patience;
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
 use crate::pool::Claim;
@@ -36,14 +45,33 @@ pub struct Resilient {
     planned: Instant,
     /// Tokens one sequence may hold.
     n_ctx: usize,
+    /// A second route for the first token, and the wait that it may belong to.
+    hedge: Option<Hedge>,
+    /// There was one. A request has no third route.
+    was_hedged: bool,
+    patience: Patience,
+    /// Deltas that have come and were not passed on yet: those of a second route that has become the only one.
+    said: VecDeque<Delta>,
 }
 
 impl Resilient {
     /// A sequence that `plan`'s decode node has accepted.
     pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream) -> Resilient {
         let claims = plan.claim();
-        let n_ctx = plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize);
-        Resilient { plan, request, deltas, claims, planned: Instant::now(), n_ctx }
+        let n_ctx = n_ctx_of(&plan);
+        let (planned, patience) = (Instant::now(), Patience::for_first_token(&plan));
+        Resilient {
+            plan,
+            request,
+            deltas,
+            claims,
+            planned,
+            n_ctx,
+            hedge: None,
+            was_hedged: false,
+            patience,
+            said: VecDeque::new(),
+        }
     }
 
     /// The sequence's deltas: those of a single engine, whoever they come from. Dropping the stream cancels.
@@ -52,7 +80,7 @@ impl Resilient {
             let mut earlier = Earlier::default();
             let mut n_attempts = 0;
             loop {
-                match self.deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta"))) {
+                match self.next_delta().await {
                     Ok(Delta::Started { n_cached }) => {
                         if !std::mem::replace(&mut earlier.started, true) {
                             yield Delta::Started { n_cached };
@@ -70,6 +98,7 @@ impl Resilient {
                         }
                         n_attempts = 0;
                         self.request.generated.push(token.id);
+                        self.patience = Patience::for_next_token(&self.plan);
                         yield Delta::Token(token);
                     }
                     Ok(Delta::Finished { reason, timings }) => {
@@ -162,6 +191,7 @@ impl Resilient {
         })?;
         tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
         self.claims = plan.claim();
+        (self.n_ctx, self.patience) = (n_ctx_of(&plan), Patience::for_first_token(&plan));
         (self.plan, self.planned) = (plan, Instant::now());
         Ok(())
     }
@@ -197,9 +227,9 @@ impl Resilient {
     }
 }
 
-/// Whether another engine, or the same one later, may take what this one refused.
-fn may_pass(error: &EngineError) -> bool {
-    error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
+/// Tokens one sequence may hold on a plan's decode node.
+fn n_ctx_of(plan: &Plan) -> usize {
+    plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize)
 }
 
 /// What came from engines that were lost.

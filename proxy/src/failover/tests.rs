@@ -12,7 +12,9 @@ use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use tokio::sync::watch;
 
 use super::*;
+use crate::plan::deadlines::Deadlines;
 use crate::plan::plan;
+use crate::pool::rates::Curve;
 use crate::pool::{EngineState, Node, ServedModel, expected_output};
 
 /// A simulator whose streams break after so many tokens, a number of times.
@@ -20,6 +22,62 @@ struct Mortal {
     sim: SimEngine,
     dies_after: u32,
     n_deaths: AtomicU32,
+}
+
+/// A simulator that shows that it lives, and gives no token before so long. Counts the streams that run.
+struct Late {
+    sim: SimEngine,
+    by: Duration,
+    n_running: Arc<AtomicU32>,
+}
+
+/// Lives as long as a stream.
+struct Running(Arc<AtomicU32>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[async_trait]
+impl Engine for Late {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.sim.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.sim.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.sim.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.sim.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.sim.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        let mut deltas = self.sim.generate(request).await?;
+        self.n_running.fetch_add(1, Ordering::AcqRel);
+        let (by, running) = (self.by, Running(Arc::clone(&self.n_running)));
+        let stream = async_stream::stream! {
+            let _running = running;
+            let mut is_late = false;
+            while let Some(delta) = deltas.next().await {
+                if matches!(delta, Ok(Delta::Token(_))) && !std::mem::replace(&mut is_late, true) {
+                    tokio::time::sleep(by).await;
+                }
+                yield delta;
+            }
+        };
+        Ok(stream.boxed())
+    }
 }
 
 #[async_trait]
@@ -186,4 +244,122 @@ async fn predictions_are_learned_from_what_happens() {
     assert!((decode / 1_000.0 - 1.0).abs() < 0.1, "{decode} tokens/s");
     let expected = expected_output(&model.routes.view().n_output, None);
     assert!(expected < 100.0, "replies of 12 tokens were seen, not of {expected}");
+}
+
+/// A model on a node that is late by so long and on one that is late by `other`, with the rates of both known, and how
+/// many streams run on the first.
+async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<ServedModel>, Arc<AtomicU32>) {
+    let n_running = Arc::new(AtomicU32::new(0));
+    let late = |by, n_running: &Arc<AtomicU32>| Late { sim: sim(), by, n_running: Arc::clone(n_running) };
+    let decode = vec![node("late", late(by, &n_running)).await, node("spare", late(other, &Arc::default())).await];
+    for node in &decode {
+        node.learn(|rates| {
+            (rates.prefill, rates.decode) = (Curve::constant(10_000.0), Curve::constant(1_000.0));
+        });
+    }
+    (model_within(decode, deadlines), n_running)
+}
+
+fn model_within(decode: Vec<Arc<Node>>, deadlines: Deadlines) -> Arc<ServedModel> {
+    let mut model = ServedModel::new(OnceLock::from("sim".to_owned()), Vec::new(), decode, Vec::new());
+    model.deadlines = deadlines;
+    Arc::new(model)
+}
+
+fn count(model: &ServedModel, reason: &str) -> u64 {
+    model.fallbacks.view().get(reason).map_or(0, |fallback| fallback.count)
+}
+
+const HEDGED: Deadlines =
+    Deadlines { floor: Duration::from_secs(1), factor: 4.0, max: Duration::from_secs(60), hedge: true };
+
+#[tokio::test(start_paused = true)]
+async fn a_late_first_token_is_hedged_and_the_first_to_deliver_wins() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    let seconds = Duration::from_secs;
+    for (by, other, is_won) in [(20, 0, true), (20, 5, true), (3, 20, false)] {
+        let (model, n_running) = late_by(seconds(by), seconds(other), HEDGED).await;
+        let began = Instant::now();
+        assert_eq!(run(&model).await.unwrap(), (expected.clone(), 1, 12), "{by} {other}");
+        // Until the deadline, and then the faster of the two.
+        let expected_s = by.min(1 + other);
+        assert!((began.elapsed().as_secs_f64() - expected_s as f64).abs() < 0.2, "{:?}", began.elapsed());
+        assert_eq!((count(&model, "first_token_late"), count(&model, "hedged")), (1, 1));
+        assert_eq!(count(&model, "hedge_won"), u64::from(is_won));
+        assert_eq!((n_running.load(Ordering::Acquire), count(&model, "decode_lost")), (0, 0), "the loser is cancelled");
+        let corrected = model.routes.view().corrections[0][0];
+        assert!(corrected > 1.2, "that the route was late is learned: {corrected}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_is_late_is_waited_for_where_nothing_is_hedged() {
+    let deadlines = Deadlines { hedge: false, ..HEDGED };
+    let (model, _) = late_by(Duration::from_secs(20), Duration::ZERO, deadlines).await;
+    let began = Instant::now();
+    run(&model).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(20), "a node that lives is not cut off: {:?}", began.elapsed());
+    assert_eq!((count(&model, "first_token_late"), count(&model, "hedged")), (1, 0));
+    // Until it is clear that nothing comes.
+    let (model, _) = late_by(Duration::from_secs(3_600), Duration::ZERO, deadlines).await;
+    let began = Instant::now();
+    run(&model).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(70), "{:?}", began.elapsed());
+    assert_eq!((count(&model, "first_token_late"), count(&model, "decode_lost")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hedge_without_a_second_node_is_none() {
+    let (model, _) = late_by(Duration::from_secs(20), Duration::ZERO, HEDGED).await;
+    let alone = model_within(vec![Arc::clone(&model.decode[0])], HEDGED);
+    run(&alone).await.unwrap();
+    assert_eq!((count(&alone, "first_token_late"), count(&alone, "hedged")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hedge_takes_over_when_the_first_route_dies() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    let (model, _) = late_by(Duration::from_secs(5), Duration::from_secs(10), HEDGED).await;
+    let breaks = Breaks(Arc::clone(&model.decode[0].engine), Duration::from_secs(3));
+    let decode = vec![node("breaks", breaks).await, Arc::clone(&model.decode[1])];
+    decode[0].learn(|rates| (rates.prefill, rates.decode) = (Curve::constant(1e4), Curve::constant(1e3)));
+    let served = model_within(decode, HEDGED);
+    let began = Instant::now();
+    assert_eq!(run(&served).await.unwrap(), (expected, 1, 12));
+    let counts = ["hedged", "hedge_won", "decode_lost"].map(|reason| count(&served, reason));
+    assert_eq!(counts, [1, 0, 1]);
+    assert!(began.elapsed() < Duration::from_millis(11_200), "it did not begin anew: {:?}", began.elapsed());
+}
+
+/// An engine whose streams break after so long.
+struct Breaks(Arc<dyn Engine>, Duration);
+
+#[async_trait]
+impl Engine for Breaks {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.0.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.0.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.0.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.0.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.0.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        let deltas = self.0.generate(request).await?;
+        let after = self.1;
+        let lost = futures::stream::once(async { Err(EngineError::lost("killed")) });
+        Ok(deltas.take_until(tokio::time::sleep(after)).chain(lost).boxed())
+    }
 }

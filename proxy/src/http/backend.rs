@@ -44,6 +44,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether a request sent now would be answered.
     fn health(&self) -> Health;
 
+    /// What is not as configured and costs no request its reply, in words that are safe to show to anybody.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// What a model's engine is. Waits for one that is starting.
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError>;
 

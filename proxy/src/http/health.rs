@@ -20,18 +20,22 @@ struct Report {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorBody>,
+    /// What is not as configured, and costs no request its reply.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.
 pub async fn health(State(state): State<HttpState>) -> Response {
+    let warnings = state.backend.warnings();
     let (status, reason) = match state.backend.health() {
-        Health::Ok => return Json(Report { status: "ok", error: None }).into_response(),
+        Health::Ok => return Json(Report { status: "ok", error: None, warnings }).into_response(),
         Health::Loading { reason } => ("loading", reason),
         Health::Unavailable { reason } => ("unavailable", reason),
     };
     let error = ErrorBody::new(ErrorKind::Unavailable, reason);
     let failure = Failure { retry: Retry::After(RETRY_AFTER), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) };
-    let report = Report { status, error: Some(failure.error.clone()) };
+    let report = Report { status, error: Some(failure.error.clone()), warnings };
     // The head of an ordinary failure, under a body with one key more.
     let (mut head, _) = failure.into_response().into_parts();
     head.headers.remove(http::header::CONTENT_LENGTH);

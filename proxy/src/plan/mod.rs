@@ -4,6 +4,7 @@
 //! that is pure; here it meets the pool.
 
 pub mod cost;
+pub mod deadlines;
 pub mod explanation;
 pub mod policy;
 pub mod snapshot;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
+use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::CacheScope;
 
 use self::cost::{Candidate, Prediction, Route, candidates};
@@ -106,43 +108,58 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
 
 fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
     let routes = model.routes.view();
-    let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
-        let view = node.view(request.scope, request.tokens);
-        let (is_ready, unfit) = (node.info().is_some(), unfit(model, node, request));
-        let barred = unfit.or(view.barred).or(request.exclude.contains(&i).then_some("just_failed"));
-        (NodeView { barred, ..view }, is_ready, unfit)
-    });
-    let mut looked_at: Vec<_> = looked_at.collect();
-    // A node that has just failed is better than none.
-    if looked_at.iter().all(|(view, ..)| view.barred.is_some()) {
-        for (view, _, unfit) in looked_at.iter_mut().filter(|(_, is_ready, _)| *is_ready) {
-            view.barred = *unfit;
-        }
-    }
-    let decode = looked_at.into_iter().map(|(view, ..)| view).collect();
+    let size = RequestSize {
+        n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
+        n_output: expected_output(&routes.n_output, request.max_tokens),
+    };
     let prefill = model.prefill.iter().map(|node| {
         let view = node.view(request.scope, request.tokens);
         let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
         NodeView { barred: barred.or_else(|| model.bars_prefill(&*node.info()?)), ..view }
     });
     Snapshot {
-        request: RequestSize {
-            n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
-            n_output: expected_output(&routes.n_output, request.max_tokens),
-        },
+        request: size,
         prefill: prefill.collect(),
-        decode,
+        decode: decode_nodes(model, request, &size),
         links: routes.links,
         corrections: routes.corrections,
         turn,
     }
 }
 
+/// The decode nodes, barred where they cannot generate for this request or another one should.
+fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSize) -> Vec<NodeView> {
+    let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
+    let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
+    let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
+        let view = node.view(request.scope, request.tokens);
+        let barred = unfit[i].or(view.barred).or(request.exclude.contains(&i).then_some("just_failed"));
+        NodeView { barred, ..view }
+    });
+    let mut views: Vec<_> = looked_at.collect();
+    // A node that has just failed is better than none.
+    if views.iter().all(|view| view.barred.is_some()) {
+        for (i, view) in views.iter_mut().enumerate().filter(|(i, _)| infos[*i].is_some()) {
+            view.barred = unfit[i];
+        }
+    }
+    // Where one node has room for the whole reply, none is sent to another that would cut it short.
+    let n_ctx = |i: usize| infos[i].as_ref().map_or(0, |info| u64::from(info.n_ctx));
+    let open = (0..views.len()).filter(|&i| views[i].barred.is_none());
+    let longest = open.map(n_ctx).max().unwrap_or(0);
+    let n_output = request.max_tokens.map_or(size.n_output.ceil() as u64, u64::from);
+    let wanted = (u64::from(size.n_prompt) + n_output).min(longest);
+    for (_, view) in views.iter_mut().enumerate().filter(|(i, view)| view.barred.is_none() && n_ctx(*i) < wanted) {
+        view.barred = Some("context_too_small");
+    }
+    views
+}
+
 /// Why a decode node cannot generate for this request, however well it is.
-fn unfit(model: &ServedModel, node: &Node, request: &PlanRequest<'_>) -> Option<&'static str> {
-    let info = node.info()?;
-    let is_too_long = request.tokens.len() > info.n_ctx as usize;
-    model.bars_decode(&info).or(is_too_long.then_some("context_too_small"))
+fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<&'static str> {
+    // Room for one new token, unless none is wanted.
+    let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
+    model.bars_decode(info).or((n_needed > info.n_ctx as usize).then_some("context_too_small"))
 }
 
 impl Plan {
@@ -158,7 +175,8 @@ impl Plan {
 
     /// What the decode node is told of where to get the prompt's KV.
     pub fn kv_source(&self) -> Option<KvSource> {
-        self.prefill()?.kv_source()
+        let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
+        Some(KvSource { patience_ms, ..self.prefill()?.kv_source()? })
     }
 
     /// The plan of one of several choices that share a prompt: the first computes it, and is what is learned from.
@@ -197,3 +215,6 @@ impl fmt::Display for Plan {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

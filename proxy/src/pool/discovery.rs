@@ -1,7 +1,8 @@
 //! Puts models into service that nodes say they run.
 //!
 //! A node tells what it runs; nobody has to repeat it in a configuration. A model that is served already gets the node as
-//! one more engine; any other becomes a model of its own, under the name that the node has for it.
+//! one more engine; any other becomes a model of its own, under the name that the node has for it. And where nodes were
+//! restarted with other weights, their name goes with them.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -9,74 +10,81 @@ use std::time::Duration;
 
 use baton_schemas::node::NodeInfo;
 
+use super::succession::Fate;
 use super::{Identity, Node, Pool, ServedModel};
 
 /// How often nodes are looked at. What is looked at is known here: nothing is sent.
 pub const DISCOVERY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Watches the pool's undeclared nodes until the pool is dropped. A model that is found has all of them and these
-/// prefill nodes in its lists; `found` adds what else a model has.
+/// Watches the pool's nodes until the pool is dropped. A model that is found has all undeclared nodes and these prefill
+/// nodes in its lists; `found` adds what else a model has.
 pub fn keep_discovering(
     pool: &Arc<Pool>,
     prefill: Vec<Arc<Node>>,
     found: impl Fn(ServedModel) -> Arc<ServedModel> + Send + 'static,
 ) {
-    if pool.undeclared.is_empty() {
-        return;
-    }
     let pool = Arc::downgrade(pool);
     tokio::spawn(async move {
-        let mut refused = HashSet::new();
+        let mut told = HashSet::new();
         while let Some(pool) = pool.upgrade() {
+            pool.renew(&found);
             for node in &pool.undeclared {
                 let Some(info) = node.info().filter(|info| info.role.decodes()) else { continue };
-                match pool.look_at(&info) {
-                    Finding::Known => {}
-                    Finding::New => {
-                        tracing::info!(node = node.name, model = info.model, "a node runs a model that was not served");
-                        let name = OnceLock::from(info.model.clone());
-                        let model = ServedModel::new(name, Vec::new(), pool.undeclared.clone(), prefill.clone());
-                        pool.add(found(model.with_identity(Identity::of(&info))));
-                    }
-                    Finding::NameTaken if refused.insert((node.name.clone(), info.model.clone())) => tracing::warn!(
-                        "the node {} is not used: what it calls {:?} are other weights than those served under that \
-                         name. Start it with another --name",
-                        node.name,
-                        info.model
-                    ),
-                    Finding::NameTaken => {}
+                if pool.is_new(&info) {
+                    tracing::info!(node = node.name, model = info.model, "a node runs a model that was not served");
+                    let name = OnceLock::from(info.model.clone());
+                    let model = ServedModel::new(name, Vec::new(), pool.undeclared.clone(), prefill.clone());
+                    pool.add(found(model.with_identity(Identity::of(&info))));
                 }
             }
+            let unused: HashSet<String> = pool.unused().iter().map(ToString::to_string).collect();
+            unused.difference(&told).for_each(|unused| tracing::warn!("{unused}"));
+            told = unused;
             drop(pool);
             tokio::time::sleep(DISCOVERY_INTERVAL).await;
         }
     });
 }
 
-/// What a node runs, as far as the pool is concerned.
-enum Finding {
-    /// A model that is served, or cannot be told yet.
-    Known,
-    /// A model that is not served yet.
-    New,
-    /// Another model under the name of one that is served.
-    NameTaken,
-}
-
 impl Pool {
-    fn look_at(&self, info: &NodeInfo) -> Finding {
+    /// Whether a node runs a model that is not served yet, under a name that is free. One whose name is taken is
+    /// [not used](Pool::unused).
+    fn is_new(&self, info: &NodeInfo) -> bool {
         let (models, theirs) = (self.models(), Identity::of(info));
         // A model whose own engine has not answered yet may be this one.
-        if models.iter().any(|model| model.identity().is_none_or(|ours| ours.is_same(&theirs))) {
-            Finding::Known
-        } else if models.iter().any(|model| model.is_called(&info.model)) {
-            Finding::NameTaken
-        } else {
-            Finding::New
-        }
+        let is_served = |model: &Arc<ServedModel>| model.identity().is_none_or(|ours| ours.is_same(&theirs));
+        !models.iter().any(|model| is_served(model) || model.is_called(&info.model))
     }
 
     fn add(&self, model: Arc<ServedModel>) {
         self.models.write().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
+
+    /// Lets names follow their nodes to other weights, and drops models that nobody serves or names any more.
+    fn renew(&self, found: &impl Fn(ServedModel) -> Arc<ServedModel>) {
+        for old in self.models() {
+            let new = match old.fate() {
+                Fate::Stays => continue,
+                Fate::Follows(info) if !self.serves_elsewhere(&old, &info) => {
+                    let model = old.name.get();
+                    tracing::warn!(model, "its nodes run other weights now, and none the old ones: the name follows");
+                    Some(found(ServedModel::succeeding(&old, &info)))
+                }
+                Fate::Follows(_) if old.name_is_configured => continue,
+                Fate::Follows(_) | Fate::Retires => {
+                    tracing::warn!(model = old.name.get(), "its nodes run other models now: it is no longer served");
+                    None
+                }
+            };
+            let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(at) = models.iter().position(|model| Arc::ptr_eq(model, &old)) {
+                models.splice(at..=at, new);
+            }
+        }
+    }
+
+    /// Whether another model than this one is what a node runs.
+    fn serves_elsewhere(&self, this: &Arc<ServedModel>, info: &NodeInfo) -> bool {
+        self.models().iter().any(|model| !Arc::ptr_eq(model, this) && model.bars_decode(info).is_none())
     }
 }

@@ -12,6 +12,8 @@ mod prefixes;
 pub mod rates;
 mod routes;
 mod served_model;
+mod succession;
+mod unused;
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -26,6 +28,7 @@ pub use self::identity::Identity;
 pub use self::node::{Claim, Node};
 pub use self::routes::{Routes, expected_output};
 pub use self::served_model::ServedModel;
+pub use self::unused::Unused;
 use crate::admission::Account;
 use crate::error::RequestError;
 
@@ -112,3 +115,6 @@ impl Pool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,9 +15,10 @@ use tokio::time::Instant;
 use super::breaker::Breaker;
 use super::prefixes::Prefixes;
 use super::rates::{Curve, NodeRates};
-use super::{EngineState, READY_WAIT, unavailable};
+use super::{EngineState, Identity, READY_WAIT, unavailable};
 use crate::error::RequestError;
 use crate::plan::snapshot::NodeView;
+use crate::probe::jittered;
 
 /// How often a node's load is asked for. What this endpoint itself sends is known without asking.
 const LOAD_INTERVAL: Duration = Duration::from_millis(250);
@@ -87,7 +88,7 @@ impl Node {
                 let asked = Instant::now();
                 match node.info() {
                     Some(info) => {
-                        *lock(&node.last_info) = Some(info);
+                        node.is_now(info);
                         if let Ok(Ok(load)) = tokio::time::timeout(LOAD_DEADLINE, node.engine.load()).await {
                             *lock(&node.load) = load;
                             *lock(&node.heard_at) = Instant::now();
@@ -98,7 +99,7 @@ impl Node {
                     None => *lock(&node.heard_at) = asked,
                 }
                 drop(node);
-                tokio::time::sleep(LOAD_INTERVAL).await;
+                tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
             }
         });
         node
@@ -115,6 +116,16 @@ impl Node {
     /// What the node is, or was when it was last ready.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.info().or_else(|| lock(&self.last_info).clone())
+    }
+
+    /// Notes what the node is. One that was restarted with another model has to be learned anew.
+    fn is_now(&self, info: Arc<NodeInfo>) {
+        let was = lock(&self.last_info).replace(Arc::clone(&info));
+        let is_other =
+            |was: Arc<NodeInfo>| !Arc::ptr_eq(&was, &info) && !Identity::of(&was).is_same(&Identity::of(&info));
+        if was.is_some_and(is_other) {
+            *lock(&self.learned) = Learned::default();
+        }
     }
 
     /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
@@ -189,7 +200,7 @@ impl Node {
 
     /// What a decode node is told, to pull KV from this one.
     pub fn kv_source(&self) -> Option<KvSource> {
-        Some(KvSource { url: self.url.clone()? })
+        Some(KvSource::at(self.url.clone()?))
     }
 
     /// Takes measurements into account.

@@ -7,8 +7,10 @@ use baton_schemas::node::NodeInfo;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
-use super::{Fallbacks, Identity, Node, READY_WAIT, Routes, names, unavailable};
+use super::succession::History;
+use super::{EngineState, Fallbacks, Identity, Node, READY_WAIT, Routes, names, unavailable};
 use crate::error::RequestError;
+use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{POLICIES, Policy};
 
 /// See the module. Its lists may hold nodes that turn out to run another model; those are barred.
@@ -25,12 +27,18 @@ pub struct ServedModel {
     pub prefill: Vec<Arc<Node>>,
     /// How requests are planned unless they ask for another way.
     pub policy: &'static dyn Policy,
+    /// How long is waited for what a plan predicts.
+    pub deadlines: Deadlines,
     /// What was learned about routes.
     pub routes: Routes,
     /// How often its requests had to go another way than planned.
-    pub fallbacks: Fallbacks,
+    pub fallbacks: Arc<Fallbacks>,
     /// Its first decode node is this endpoint's own engine, and alone says what the model is.
     pub has_own_engine: bool,
+    /// The operator has named it, and not a node.
+    pub name_is_configured: bool,
+    /// Which decode nodes have run it; see [`succession`](super::succession).
+    pub(super) history: History,
     identity: OnceLock<Identity>,
 }
 
@@ -43,14 +51,44 @@ impl ServedModel {
         prefill: Vec<Arc<Node>>,
     ) -> ServedModel {
         let routes = Routes::new(prefill.len(), decode.len());
-        let (since, fallbacks) = (SystemTime::now(), Fallbacks::default());
-        let (policy, has_own_engine, identity) = (POLICIES[0], false, OnceLock::new());
-        ServedModel { name, aliases, since, decode, prefill, policy, routes, fallbacks, has_own_engine, identity }
+        ServedModel {
+            name_is_configured: name.get().is_some(),
+            name,
+            aliases,
+            since: SystemTime::now(),
+            history: History::of(decode.len()),
+            decode,
+            prefill,
+            policy: POLICIES[0],
+            deadlines: Deadlines::default(),
+            routes,
+            fallbacks: Arc::default(),
+            has_own_engine: false,
+            identity: OnceLock::new(),
+        }
     }
 
     /// The same, of a model that a node has told of.
     pub fn with_identity(self, identity: Identity) -> ServedModel {
-        ServedModel { identity: OnceLock::from(identity), ..self }
+        ServedModel { identity: OnceLock::from(identity), name_is_configured: false, ..self }
+    }
+
+    /// Takes the place of `old`, under the same names, for what its nodes run now.
+    pub(super) fn succeeding(old: &ServedModel, now: &NodeInfo) -> ServedModel {
+        let name = if old.name_is_configured { old.name.clone() } else { OnceLock::from(now.model.clone()) };
+        let new = ServedModel::new(name, old.aliases.clone(), old.decode.clone(), old.prefill.clone());
+        ServedModel {
+            fallbacks: Arc::clone(&old.fallbacks),
+            has_own_engine: old.has_own_engine,
+            name_is_configured: old.name_is_configured,
+            identity: OnceLock::from(Identity::of(now)),
+            ..new
+        }
+    }
+
+    /// The nodes that say what the model is.
+    pub(super) fn telling(&self) -> &[Arc<Node>] {
+        if self.has_own_engine { &self.decode[..1] } else { &self.decode }
     }
 
     /// All names, the public one first.
@@ -64,13 +102,19 @@ impl ServedModel {
         self.name.get().is_none() || self.names().any(|known| names::are_same(known, name))
     }
 
-    /// What the model is, once one of its nodes has said so. Where nobody has named it, that also gives it its name.
+    /// What the model is: what the first of its nodes runs that is up. So nodes that have not answered yet are waited
+    /// for (they count as down after 2 s), and which of two is faster decides nothing. Where nobody has named the model,
+    /// that also gives it its name.
     pub fn identity(&self) -> Option<&Identity> {
         if let Some(known) = self.identity.get() {
             return Some(known);
         }
-        let telling = if self.has_own_engine { &self.decode[..1] } else { &self.decode[..] };
-        let info = telling.iter().filter_map(|node| node.info()).find(|info| info.role.decodes())?;
+        let info = self.telling().iter().find_map(|node| match &*node.state.borrow() {
+            EngineState::Starting => Some(None),
+            EngineState::Ready(info) if info.role.decodes() => Some(Some(Arc::clone(info))),
+            EngineState::Ready(_) | EngineState::Failed { .. } => None,
+        });
+        let info = info.flatten()?;
         let identity = self.identity.get_or_init(|| Identity::of(&info));
         if identity.is_same(&Identity::of(&info)) {
             self.name.get_or_init(|| info.model.clone());
@@ -101,6 +145,12 @@ impl ServedModel {
         node.info().filter(|info| self.bars_decode(info).is_none())
     }
 
+    /// Tokens that one sequence may hold on the best of the nodes that are up, of which one is this.
+    pub fn longest_context(&self, known: &NodeInfo) -> u32 {
+        let others = self.decode.iter().filter_map(|node| self.ready_decode(node));
+        others.map(|info| info.n_ctx).max().unwrap_or(0).max(known.n_ctx)
+    }
+
     /// [`any_ready_but`](Self::any_ready_but) for a request that names its model. While a model has no name it is taken for
     /// any; by now its node has told which it is.
     pub async fn ready_as(&self, name: &str, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
@@ -111,6 +161,18 @@ impl ServedModel {
         Err(unavailable("its nodes have only now said which models they run", Duration::from_secs(1)))
     }
 
+    /// [`ready_as`](Self::ready_as) for a request that names its model, else [`any_ready_but`](Self::any_ready_but).
+    pub async fn ready_for(
+        &self,
+        name: Option<&str>,
+        failed: &[usize],
+    ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        match name {
+            Some(name) => self.ready_as(name, failed).await,
+            None => self.any_ready_but(failed).await,
+        }
+    }
+
     /// A decode node that is ready, and what it is. Waits for one that is starting.
     pub async fn any_ready(&self) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
         self.any_ready_but(&[]).await
@@ -119,23 +181,27 @@ impl ServedModel {
     /// The same: not one of those that have just failed, if there is another; then one whose breaker is closed; then the one
     /// with the longest context.
     pub async fn any_ready_but(&self, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
-        let best =
-            ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.breaker.would_pass(), info.n_ctx));
-        if let Some((_, node, info)) = best {
-            return Ok((node, info));
+        if let Some(best) = self.best_ready(failed) {
+            return Ok(best);
         }
         let mut last = unavailable("no engine serves this model", READY_WAIT);
-        let waits = self.decode.iter().map(|node| Box::pin(async move { Ok((node, node.ready().await?)) }));
-        let mut waits: FuturesUnordered<_> = waits.collect();
+        let mut waits: FuturesUnordered<_> = self.decode.iter().map(|node| node.ready()).collect();
         while let Some(outcome) = waits.next().await {
-            match outcome {
-                Ok((node, info)) if self.bars_decode(&info).is_none() => return Ok((node, info)),
-                // It runs another model.
-                Ok(_) => {}
-                Err(error) => last = error,
+            // Each of them may settle what the model is, and so which of the others serve it.
+            if let Some(best) = self.best_ready(failed) {
+                return Ok(best);
+            }
+            if let Err(error) = outcome {
+                last = error;
             }
         }
         Err(last)
+    }
+
+    fn best_ready(&self, failed: &[usize]) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
+        let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
+        let best =
+            ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.breaker.would_pass(), info.n_ctx));
+        best.map(|(_, node, info)| (node, info))
     }
 }

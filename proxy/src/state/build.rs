@@ -25,14 +25,21 @@ pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
         },
         models: models.iter().map(|served| model(served, &models, with_addresses)).collect(),
         routes: app.observer.journal.latest(),
+        warnings: app.pool.unused().iter().map(ToString::to_string).collect(),
     }
 }
 
 fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) -> ModelState {
     let decodes = |n: &Arc<Node>| !is_anothers(model, all, n, ServedModel::bars_decode);
     let prefills = |n: &Arc<Node>| !is_anothers(model, all, n, ServedModel::bars_prefill);
-    let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| node(n, Task::Decode, with_addresses));
-    let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| node(n, Task::Prefill, with_addresses));
+    let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeState {
+        barred: bar(model, n, ServedModel::bars_decode),
+        ..node(n, Task::Decode, with_addresses)
+    });
+    let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| NodeState {
+        barred: bar(model, n, ServedModel::bars_prefill),
+        ..node(n, Task::Prefill, with_addresses)
+    });
     let known = model.routes.view();
     let from = model.prefill.iter().zip(&known.links).filter(|(from, _)| prefills(from));
     let links = from.flat_map(|(from, row)| {
@@ -59,14 +66,16 @@ fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) ->
     }
 }
 
+/// Why a node cannot do something for a model.
+type Bars = fn(&ServedModel, &NodeInfo) -> Option<&'static str>;
+
+fn bar(model: &ServedModel, node: &Node, bars: Bars) -> Option<String> {
+    bars(model, &*node.info()?).map(str::to_owned)
+}
+
 /// Whether a node serves another model and not this one, by what is known of it. Nodes lie in the lists of all models
 /// that they may turn out to serve.
-fn is_anothers(
-    model: &ServedModel,
-    all: &[Arc<ServedModel>],
-    node: &Node,
-    bars: fn(&ServedModel, &NodeInfo) -> Option<&'static str>,
-) -> bool {
+fn is_anothers(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, bars: Bars) -> bool {
     let Some(info) = node.last_info() else { return false };
     bars(model, &info).is_some() && all.iter().any(|model| bars(model, &info).is_none())
 }

@@ -14,6 +14,9 @@ pub(super) fn render(state: &EndpointState) -> String {
         "baton {}: {} of {} requests running, {} waiting\n",
         state.version, requests.admitted, requests.limit, requests.waiting
     );
+    for warning in &state.warnings {
+        let _ = writeln!(out, "WARNING {}", clean(warning));
+    }
     for model in &state.models {
         let name = if model.name.is_empty() { "(not known yet)" } else { &model.name };
         let _ = write!(out, "\nMODEL {}  policy {}", clean(name), model.policy);
@@ -45,9 +48,10 @@ fn nodes(model: &ModelState) -> String {
             (Some(reason), false) => format!("closed, was {reason}"),
             (None, false) => "closed".to_owned(),
         };
-        let life = match &node.reason {
-            Some(reason) => format!("{}: {reason}", node.life.as_str()),
-            None => node.life.as_str().to_owned(),
+        let life = match (&node.reason, &node.barred) {
+            (Some(reason), _) => format!("{}: {reason}", node.life.as_str()),
+            (None, Some(barred)) => format!("{}, barred: {barred}", node.life.as_str()),
+            (None, None) => node.life.as_str().to_owned(),
         };
         vec![
             node.name.clone(),
@@ -159,6 +163,7 @@ mod tests {
             name: name.into(),
             task,
             life: Life::Ready,
+            barred: (task == Task::Prefill).then(|| "fingerprint_mismatch".into()),
             active_slots: 1,
             slots: 4,
             decode_rates: vec![RatePoint { size: 1, tokens_per_second: 78.4 }],
@@ -206,13 +211,16 @@ mod tests {
             requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
             models: vec![model],
             routes: vec![route],
+            warnings: vec!["decode-2 runs other weights".into()],
         };
         let text = render(&state);
         for part in [
             "1 of 8 requests running, 2 waiting",
             "predictions off by 11 %",
-            "local      decode   ready  1/4    0       -          78        closed",
+            "local      decode   ready                                1/4    0       -          78        closed",
             "open: prefill_down",
+            "ready, barred: fingerprint_mismatch",
+            "\nWARNING decode-2 runs other weights\n",
             "prefill-1 > local  -     -           -",
             "prefill_down  3      2 min ago",
             "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",

@@ -94,3 +94,46 @@ async fn a_stream_that_waits_is_told_its_place() {
     assert!(text.contains("data: [DONE]"), "{text}");
     server.abort();
 }
+
+#[tokio::test]
+async fn a_dry_run_is_for_who_may_have_the_reply() {
+    let app = Arc::new(crate::observe::tests::app().await);
+    let key = |name: &str, limits: KeyLimits| ConfiguredKey {
+        hash: key_hash(name.as_bytes()),
+        account: Arc::new(Account::new(name, limits)),
+    };
+    let models = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let keys = vec![
+        key("theirs", KeyLimits { models: models(&["M"]), ..guest() }),
+        key("others", KeyLimits { models: models(&["another"]), ..guest() }),
+        key("planner", KeyLimits { may_choose_policy: true, ..guest() }),
+    ];
+    let access = AccessConfig { api_keys: vec!["owner".into()], keys, ..AccessConfig::default() };
+    let router = crate::http::router(app.clone(), HttpConfig { access, ..HttpConfig::default() });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(serve_with(Deadlines::default(), listener, router, Shutdown::default(), SOON));
+    let ask = async |path: &str, key: &str, policy: Option<&str>| {
+        let body = chat_body(json!({"max_tokens": 2}));
+        let mut call = reqwest::Client::new().post(format!("{base}{path}")).bearer_auth(key).json(&body);
+        if let Some(policy) = policy {
+            call = call.header("x-baton-policy", policy);
+        }
+        Reply::of(call.send().await.unwrap()).await
+    };
+    for path in ["/baton/plan", "/v1/chat/completions"] {
+        for key in ["theirs", "planner", "owner"] {
+            assert_eq!(ask(path, key, None).await.status, 200, "{path} {key}");
+        }
+        ask(path, "others", None).await.failed(403, "permission_error", Some("model_not_allowed"));
+        assert_eq!(ask(path, "wrong", None).await.status, 401, "{path}");
+        for key in ["theirs", "others"] {
+            ask(path, key, Some("direct")).await.failed(403, "permission_error", Some("policy_not_allowed"));
+        }
+        for key in ["planner", "owner"] {
+            assert_eq!(ask(path, key, Some("direct")).await.status, 200, "{path} {key}");
+            assert_eq!(ask(path, key, Some("nonsense")).await.status, 400, "{path} {key}");
+        }
+    }
+    server.abort();
+}

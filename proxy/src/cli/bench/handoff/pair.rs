@@ -88,7 +88,7 @@ impl Bench {
 /// A prompt and its first token, with the KV pulled from `url`.
 pub(super) async fn pull(node: &NodeProcess, url: &str, prompt: Vec<Token>) -> Result<Pull, Failure> {
     let mut request = greedy(prompt, 1);
-    request.kv_source = Some(KvSource { url: url.to_owned() });
+    request.kv_source = Some(KvSource::at(url));
     let timeline = stream(&node.engine, request).await?;
     let timings = timeline.handoff.ok_or_else(|| Failure("the node did not pull".into()))?;
     match timings.failure {

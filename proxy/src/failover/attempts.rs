@@ -1,0 +1,129 @@
+//! What has not begun to answer yet is asked again elsewhere when its node is lost.
+//!
+//! Of a request that no token has come of, nothing is lost with a node but time: prompts are rendered, sequences
+//! accepted and vectors begun on another node, or on the restarted one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_schemas::EngineError;
+use baton_schemas::node::NodeInfo;
+use tokio::time::Instant;
+
+use crate::error::RequestError;
+use crate::pool::{Node, ServedModel};
+
+/// How long a request that has lost an engine before its first answer looks for one that takes it.
+const START_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Between attempts.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A request's attempts to begin.
+#[derive(Debug, Default)]
+pub struct Attempts {
+    failed: Vec<usize>,
+    deadline: Option<Instant>,
+}
+
+impl Attempts {
+    /// Decode nodes that have failed or refused this request.
+    pub fn failed(&self) -> &[usize] {
+        &self.failed
+    }
+
+    /// There was an answer: the next loss has as much time as the first.
+    pub fn progressed(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Notes what came of asking a decode node. Full, gone or silent, it is not the first to be asked again.
+    pub fn note<T>(&mut self, model: &ServedModel, node: &Arc<Node>, outcome: &Result<T, EngineError>) {
+        let Err(error) = outcome else { return };
+        if error.is_lost_engine() {
+            node.breaker.failed("decode_lost");
+        }
+        if may_pass(error) {
+            self.failed.extend(model.decode.iter().position(|other| Arc::ptr_eq(other, node)));
+        }
+    }
+
+    /// Waits for a call to a decode node as long as the node shows that it lives, and notes what came of it.
+    pub async fn call<T>(
+        &mut self,
+        model: &ServedModel,
+        node: &Arc<Node>,
+        call: impl Future<Output = Result<T, RequestError>>,
+    ) -> Result<T, RequestError> {
+        let outcome = node.call(call).await;
+        if let Err(RequestError::Engine(error)) = &outcome {
+            self.note::<()>(model, node, &Err(error.clone()));
+        }
+        outcome
+    }
+
+    /// Whether to try again after this failure. Counts it, and waits before it says yes where that helps.
+    pub async fn may_go_on(&mut self, model: &ServedModel, error: &RequestError) -> bool {
+        match error {
+            // Another engine may have room.
+            RequestError::Engine(EngineError::QueueFull { .. } | EngineError::Unavailable { .. }) => {
+                let has_another = self.failed.len() < model.decode.len();
+                if has_another {
+                    model.fallbacks.count("decode_busy");
+                }
+                has_another
+            }
+            // The engine is gone or cut off, which may not have been noticed yet. Nothing was sent to the client.
+            RequestError::Engine(error) if error.is_lost_engine() => {
+                let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + START_DEADLINE);
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                model.fallbacks.count("decode_lost");
+                tracing::info!(%error, "the engine was lost: trying again");
+                // Those that failed may be back.
+                if self.failed.len() >= model.decode.len() {
+                    self.failed.clear();
+                }
+                tokio::time::sleep(RETRY_PAUSE).await;
+                true
+            }
+            // No other is there, but the one that was lost may be back soon.
+            RequestError::Unavailable { .. } if self.deadline.is_some_and(|deadline| Instant::now() < deadline) => {
+                tokio::time::sleep(RETRY_PAUSE).await;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether another engine, or the same one later, may take what this one refused.
+pub(super) fn may_pass(error: &EngineError) -> bool {
+    error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
+}
+
+/// Asks one of a model's nodes something short; another one if that node is lost or silent.
+pub async fn ask<T, F>(
+    model: &ServedModel,
+    name: Option<&str>,
+    call: impl Fn(Arc<Node>, Arc<NodeInfo>) -> F,
+) -> Result<T, RequestError>
+where
+    F: Future<Output = Result<T, RequestError>>,
+{
+    let mut attempts = Attempts::default();
+    loop {
+        let outcome = match model.ready_for(name, attempts.failed()).await {
+            Ok((node, info)) => attempts.call(model, node, call(Arc::clone(node), info)).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Err(error) if attempts.may_go_on(model, &error).await => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! Nodes that stop at any of their calls, and requests that do not notice.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use async_trait::async_trait;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::{DeltaStream, EmbedStream, Engine};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{NodeLoad, TokenizeRequest};
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::*;
+use crate::admission::{Admission, Bounds};
+use crate::app::App;
+use crate::generate::{Event, generate};
+use crate::http::Backend;
+use crate::observe::Observer;
+use crate::observe::tests::{caller, request};
+use crate::pool::{EngineState, Pool};
+
+/// How a node ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum End {
+    /// It answers nothing any more, and keeps its connections.
+    Freezes,
+    /// Calls to it break.
+    Dies,
+}
+
+/// A simulator that answers so many calls, and then ends.
+struct Stopping {
+    sim: SimEngine,
+    n_calls: AtomicU32,
+    end: End,
+}
+
+impl Stopping {
+    /// Answers nothing once `n_calls` are used up.
+    async fn gate(&self, takes: u32) -> Result<(), EngineError> {
+        let is_open = self.n_calls.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| match n {
+            0 => None,
+            n => Some(n - takes),
+        });
+        match (is_open, self.end) {
+            (Ok(_), _) => Ok(()),
+            (Err(_), End::Dies) => Err(EngineError::lost("gone")),
+            (Err(_), End::Freezes) => std::future::pending().await,
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Stopping {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.sim.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.gate(0).await?;
+        self.sim.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.gate(1).await?;
+        self.sim.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.gate(1).await?;
+        self.sim.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.gate(1).await?;
+        self.sim.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.gate(1).await?;
+        self.sim.generate(request).await
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        self.gate(1).await?;
+        self.sim.embed(request).await
+    }
+}
+
+fn sim() -> SimEngine {
+    SimEngine::new(SimConfig { prefill_tps: 100_000.0, decode_tps: 1_000.0, ..SimConfig::default() })
+}
+
+async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
+    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(engine.info().await.unwrap())));
+    // Nobody has noticed yet that the node has stopped.
+    std::mem::forget(sender);
+    Node::new(name.into(), None, Arc::new(engine), state)
+}
+
+/// An endpoint whose first node ends after so many calls, and whose second one is well.
+async fn app(end: End, n_calls: u32) -> App {
+    let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end };
+    let decode = vec![node("stopping", stopping).await, node("spare", sim()).await];
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new());
+    App {
+        admission: Admission::new(Bounds::default()),
+        pool: Arc::new(Pool::of(vec![Arc::new(model)])),
+        observer: Arc::new(Observer::default()),
+    }
+}
+
+/// What a request gives, however soon the node that it is sent to ends.
+async fn check<T: PartialEq + std::fmt::Debug>(ask: impl AsyncFn(&App) -> Result<T, RequestError>) {
+    let expected = ask(&app(End::Dies, 1_000).await).await.unwrap();
+    for end in [End::Freezes, End::Dies] {
+        for n_calls in 0..8 {
+            let app = app(end, n_calls).await;
+            // The node was well until now.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let began = Instant::now();
+            let given = ask(&app).await;
+            assert_eq!(given.unwrap_or_else(|error| panic!("{end:?} after {n_calls}: {error}")), expected);
+            assert!(began.elapsed() < START_DEADLINE, "{end:?} after {n_calls}: {:?}", began.elapsed());
+        }
+    }
+}
+
+fn conversation() -> Conversation {
+    serde_json::from_value(json!({ "messages": [{ "role": "user", "content": "hello" }] })).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn vectors_come_whatever_their_node_stops_at() {
+    let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
+    let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None };
+    check(async |app| Ok(crate::embed::embed(app, &request, &caller()).await?.vectors)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn brief_questions_are_answered_whatever_their_node_stops_at() {
+    let text = || TokenizeRequest { text: "some text".into(), add_special: false, parse_special: false };
+    check(async |app| app.tokenize(Some("m"), text(), &caller()).await).await;
+    check(async |app| app.detokenize(None, vec![65, 66, 67], &caller()).await).await;
+    check(async |app| app.count(Some("m"), conversation(), &caller()).await).await;
+    check(async |app| app.render(Some("m"), conversation(), &caller()).await).await;
+    check(async |app| Ok(app.explain(request("m"), &caller()).await?.n_prompt)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_comes_whatever_its_node_stops_at() {
+    check(async |app| {
+        let mut events = generate(app, request("m"), &caller()).await?.events;
+        let mut reply = String::new();
+        while let Some(event) = events.next().await {
+            if let Event::Text { text, .. } = event? {
+                reply += &text;
+            }
+        }
+        Ok(reply)
+    })
+    .await;
+}

@@ -1,0 +1,53 @@
+//! Plans from nodes with contexts of different lengths.
+
+use std::sync::OnceLock;
+
+use baton_engines::Engine;
+use baton_engines::sim::{SimConfig, SimEngine};
+use tokio::sync::watch;
+
+use super::*;
+use crate::pool::EngineState;
+
+/// One model on nodes that hold so many tokens.
+async fn model(contexts: &[u32]) -> Arc<ServedModel> {
+    let mut decode = Vec::new();
+    for n_ctx in contexts {
+        let sim = SimEngine::new(SimConfig { n_ctx: *n_ctx, ..SimConfig::default() });
+        let (sender, state) = watch::channel(EngineState::Ready(Arc::new(sim.info().await.unwrap())));
+        // The node's life never changes in these tests.
+        std::mem::forget(sender);
+        decode.push(Node::new(format!("holds {n_ctx}"), None, Arc::new(sim), state));
+    }
+    Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()))
+}
+
+/// What bars each node for a prompt of so many tokens.
+fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<&'static str>> {
+    let tokens: Vec<Token> = (0..n_prompt).collect();
+    let scope = CacheScope::SHARED;
+    let request = PlanRequest { tokens: &tokens, scope, max_tokens, policy: None, exclude };
+    explain(model, &request).candidates.iter().map(|candidate| candidate.barred).collect()
+}
+
+const SMALL: Option<&str> = Some("context_too_small");
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_fills_a_context_leaves_no_room_for_a_reply() {
+    let model = model(&[32]).await;
+    assert_eq!(barred(&model, 31, Some(1), &[]), [None]);
+    assert_eq!(barred(&model, 32, Some(1), &[]), [SMALL]);
+    assert_eq!(barred(&model, 32, None, &[]), [SMALL]);
+    assert_eq!(barred(&model, 32, Some(0), &[]), [None], "none is wanted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_is_not_cut_short_where_another_node_has_room() {
+    let model = model(&[64, 1_024]).await;
+    assert_eq!(barred(&model, 20, Some(44), &[]), [None, None]);
+    assert_eq!(barred(&model, 20, Some(45), &[]), [SMALL, None]);
+    assert_eq!(barred(&model, 20, Some(5_000), &[]), [SMALL, None], "and nobody has room for all of it");
+    assert_eq!(barred(&model, 20, None, &[]), [SMALL, None], "replies of 256 tokens are expected at first");
+    assert_eq!(barred(&model, 20, Some(45), &[1]), [None, Some("just_failed")], "short is better than none");
+    assert_eq!(barred(&model, 64, Some(45), &[1]), [SMALL, None], "but not where it cannot begin");
+}
