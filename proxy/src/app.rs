@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{GenerateRequest, Token};
 
@@ -18,6 +18,7 @@ use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
 use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::prompt;
 use crate::state::{self, EndpointState};
 
 /// A running endpoint.
@@ -131,27 +132,17 @@ impl Backend for App {
         Ok(node.engine.detokenize(&tokens).await?)
     }
 
-    async fn count(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<u32, RequestError> {
+    async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (_, node, _) = self.engine(model, caller).await?;
-        Ok(u32::try_from(node.engine.render(&conversation).await?.len()).unwrap_or(u32::MAX))
+        let (_, node, info) = self.engine(model, caller).await?;
+        Ok(u32::try_from(prompt::of_chat(&node, &info, &chat).await?.len()).unwrap_or(u32::MAX))
     }
 
-    async fn render(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<String, RequestError> {
+    async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (_, node, _) = self.engine(model, caller).await?;
+        let (_, node, info) = self.engine(model, caller).await?;
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
-        let tokens = node.engine.render(&conversation).await?;
+        let tokens = prompt::of_chat(&node, &info, &chat).await?;
         Ok(node.engine.detokenize(&tokens).await?)
     }
 }
