@@ -8,6 +8,7 @@ mod completions;
 mod connections;
 mod embeddings;
 mod errors;
+mod golden;
 mod keys;
 mod llama_server;
 mod ollama;
