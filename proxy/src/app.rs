@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{GenerateRequest, Token};
 
@@ -19,6 +19,7 @@ use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
 use crate::pool::{EngineState, Node, Pool, ServedModel, Unused};
+use crate::prompt;
 use crate::state::{self, EndpointState};
 
 /// A running endpoint.
@@ -125,29 +126,20 @@ impl Backend for App {
         ask(&found, model, text).await
     }
 
-    async fn count(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<u32, RequestError> {
+    async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (conversation, found) = (&conversation, self.pool.find_for(model, &caller.account)?);
-        let count = |node: Arc<Node>, _| async move { Ok(node.engine.render(conversation).await?.len()) };
+        let (chat, found) = (&chat, self.pool.find_for(model, &caller.account)?);
+        let count =
+            |node: Arc<Node>, info: Arc<NodeInfo>| async move { Ok(prompt::of_chat(&node, &info, chat).await?.len()) };
         Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
     }
 
-    async fn render(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<String, RequestError> {
+    async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (conversation, found) = (&conversation, self.pool.find_for(model, &caller.account)?);
+        let (chat, found) = (&chat, self.pool.find_for(model, &caller.account)?);
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
-        let text = |node: Arc<Node>, _| async move {
-            let tokens = node.engine.render(conversation).await?;
+        let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+            let tokens = prompt::of_chat(&node, &info, chat).await?;
             Ok(node.engine.detokenize(&tokens).await?)
         };
         ask(&found, model, text).await

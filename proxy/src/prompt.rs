@@ -1,12 +1,12 @@
 //! From a request's input to exact tokens, on the node that holds the model; and the check that they fit.
 
-use baton_schemas::generate::Input;
+use baton_schemas::generate::{ChatPrompt, Input};
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
 use crate::pool::Node;
-use crate::tools::ReplyForm;
+use crate::tools::{self, ReplyForm};
 
 /// Renders and tokenizes. Context overflow is found here, before any stream starts: what no node of the model that is
 /// up holds, `n_ctx` tokens at most.
@@ -29,6 +29,12 @@ pub async fn prepare(
         return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx }.into());
     }
     Ok(tokens)
+}
+
+/// The prompt of a chat that is not generated from. It may be longer than the context.
+pub async fn of_chat(node: &Node, info: &NodeInfo, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
+    let presented = tools::present(&chat.conversation, &chat.tools, &info.facts.chat_template);
+    Ok(node.engine.render(&presented).await?)
 }
 
 /// Whether a text spells the token that begins a prompt, as one from a chat template does. A second one would make the

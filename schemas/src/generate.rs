@@ -55,6 +55,15 @@ pub enum Input {
     Tokens(Vec<Token>),
 }
 
+/// A conversation and the tools that its model is told of: what a chat's prompt is made of.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ChatPrompt {
+    /// What was said.
+    pub conversation: Conversation,
+    /// What the model may call.
+    pub tools: ToolUse,
+}
+
 /// A conversation in the form that chat templates expect.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {

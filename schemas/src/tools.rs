@@ -110,8 +110,9 @@ pub enum ToolCallDelta {
     },
 }
 
-/// Tools in one request; OpenAI's limit. Each costs prompt tokens and a grammar.
-pub const MAX_TOOLS: usize = 128;
+/// Tools in one request. OpenAI takes 128, Anthropic any number, and agents with many servers of tools come beyond the
+/// former. Each costs prompt tokens and a grammar.
+pub const MAX_TOOLS: usize = 512;
 
 /// Characters of a tool's name. OpenAI allows 64, Anthropic 128.
 pub const MAX_NAME_CHARS: usize = 128;
@@ -215,5 +216,10 @@ impl CallCollector {
             }
             ToolCallDelta::End { .. } => self.0.take(),
         }
+    }
+
+    /// The call that was cut off before its end, if one was.
+    pub fn rest(&mut self) -> Option<ToolCall> {
+        self.0.take()
     }
 }

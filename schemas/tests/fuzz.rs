@@ -6,6 +6,9 @@
 #[path = "../../tests/fuzz/src/bodies.rs"]
 mod bodies;
 #[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too")]
+#[path = "../../tests/fuzz/src/requests.rs"]
+mod requests;
+#[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too")]
 #[path = "../../tests/fuzz/src/sample.rs"]
 mod sample;
 

@@ -96,3 +96,50 @@ def test_mistakes_are_the_sdks_own_errors(client, change, error, words):
         with pytest.raises(error) as raised:
             client.messages.create(**{**GREEDY, "messages": ASK, **change}, stream=stream)
         assert words in raised.value.message and raised.value.request_id
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+    },
+}
+CALL = {**GREEDY, "max_tokens": 100, "tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"},
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
+
+
+def test_a_tool_is_used_and_its_result_answered(client):
+    reply = client.messages.create(**CALL)
+    [use] = reply.content
+    assert reply.stop_reason == "tool_use" and use.type == "tool_use" and use.name == "get_weather"
+    assert set(use.input) == {"city", "unit"}
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "Sunny, 21 degrees.", "is_error": False}
+    messages = [*CALL["messages"], {"role": "assistant", "content": reply.content},
+                {"role": "user", "content": [result]}]
+    answer = client.messages.create(**{**CALL, "messages": messages, "tool_choice": {"type": "none"}})
+    assert answer.content[0].type == "text"
+
+
+def test_a_streamed_input_adds_up(client):
+    [whole] = client.messages.create(**CALL).content
+    with client.messages.stream(**CALL) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    assert json.loads("".join(pieces)) == whole.input == final.content[0].input and len(pieces) > 3
+    assert final.stop_reason == "tool_use"
+
+
+def test_any_tool_and_only_one(client):
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    reply = client.beta.messages.create(**{**CALL, "tool_choice": choice}, betas=["interleaved-thinking-2025-05-14"])
+    assert [block.type for block in reply.content] == ["tool_use"]
+
+
+def test_tokens_of_tools_are_counted(client):
+    asked = {key: CALL[key] for key in ("model", "messages", "tools", "tool_choice")}
+    usage = client.messages.create(**CALL).usage
+    counted = client.messages.count_tokens(**asked).input_tokens
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens

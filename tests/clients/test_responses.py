@@ -116,3 +116,59 @@ def test_mistakes_are_the_sdks_own_errors(client, change, error, words):
         with pytest.raises(error) as raised:
             client.responses.create(**{**GREEDY, "input": ASK, **change}, stream=stream)
         assert words in raised.value.message
+
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+}
+CALL = {"model": MODEL, "temperature": 0, "max_output_tokens": 100, "input": "What is the weather in Paris?",
+        "tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}}
+
+
+def test_a_function_is_called_and_its_output_answered(client):
+    reply = client.responses.create(**CALL)
+    [call] = reply.output
+    assert call.type == "function_call" and call.name == "get_weather" and call.status == "completed"
+    assert set(json.loads(call.arguments)) == {"city", "unit"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 21 degrees."}
+    history = [{"role": "user", "content": CALL["input"]}, *reply.output, result]
+    answer = client.responses.create(**{**CALL, "input": history, "tool_choice": "none"})
+    assert answer.output_text and answer.usage.input_tokens > reply.usage.input_tokens / 2
+
+
+def test_a_streamed_call_adds_up(client):
+    [whole] = client.responses.create(**CALL).output
+    with client.responses.stream(**CALL) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == whole.arguments == final.output[0].arguments and len(deltas) > 3
+    assert final.output[0].parsed_arguments["unit"] in ("celsius", "fahrenheit")
+
+
+def test_a_required_call_is_of_one_of_the_tools(client):
+    reply = client.responses.create(**{**CALL, "tool_choice": "required", "parallel_tool_calls": False})
+    assert [item.type for item in reply.output] == ["function_call"]
+    assert not reply.parallel_tool_calls and reply.tools[0].name == "get_weather"
+
+
+def test_langchain_uses_responses(base_url):
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=MODEL, base_url=base_url, api_key="none", temperature=0, max_tokens=100, max_retries=0,
+                       use_responses_api=True)
+    tool = {"type": "function", "function": {k: WEATHER[k] for k in ("name", "description", "parameters")}}
+    bound = model.bind_tools([tool], tool_choice="get_weather")
+    [call] = bound.invoke("What is the weather in Paris?").tool_calls
+    streamed = None
+    for chunk in bound.stream("What is the weather in Paris?"):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert [(c["name"], c["args"]) for c in streamed.tool_calls] == [(call["name"], call["args"])]

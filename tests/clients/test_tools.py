@@ -132,3 +132,17 @@ def test_langchain_structured_output_by_tool(base_url):
 
     model = langchain(base_url).with_structured_output(Weather, method="function_calling")
     assert isinstance(model.invoke("The weather in Paris for three days."), Weather)
+
+
+def test_functions_are_called_in_their_own_form(client):
+    function = {"name": "get_weather", "parameters": PARAMETERS}
+    asked = {"model": MODEL, "messages": ASK, "functions": [function], "function_call": {"name": "get_weather"},
+             "temperature": 0, "max_tokens": 100}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.tool_calls is None
+    check(json.loads(choice.message.function_call.arguments))
+    deltas = [chunk.choices[0].delta.function_call for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(d.arguments or "" for d in deltas if d) == choice.message.function_call.arguments
+    history = [*ASK, choice.message, {"role": "function", "name": "get_weather", "content": "Sunny."}]
+    reply = client.chat.completions.create(**{**asked, "messages": history, "function_call": "none"})
+    assert reply.choices[0].message.content

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{GenerateRequest, Token};
 
@@ -68,21 +68,11 @@ pub trait Backend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<String, RequestError>;
 
-    /// Tokens of a conversation as a model's chat template writes it.
-    async fn count(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<u32, RequestError>;
+    /// Tokens of a chat's prompt, as it would be generated from.
+    async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError>;
 
-    /// A conversation as a model's chat template writes it.
-    async fn render(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<String, RequestError>;
+    /// A chat's prompt, as it would be generated from.
+    async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError>;
 }
 
 /// A model that requests may name.

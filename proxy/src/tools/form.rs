@@ -34,6 +34,18 @@ enum Opening {
     Closed,
 }
 
+/// A conversation as this template is to render it: with the tools that the model is told of, and with earlier calls in
+/// the form that the template reads.
+pub fn present<'a>(conversation: &'a Conversation, tools: &ToolUse, template: &str) -> Cow<'a, Conversation> {
+    let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == "tool");
+    if tools.offered().is_empty() && !has_calls() {
+        return Cow::Borrowed(conversation);
+    }
+    let mut conversation = conversation.clone();
+    format_of(template).present(&mut conversation, tools, template);
+    Cow::Owned(conversation)
+}
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct ReplyForm {
@@ -71,15 +83,7 @@ impl ReplyForm {
 
     /// The conversation as the template is to render it.
     pub fn present<'a>(&self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
-        let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == "tool");
-        match self.format {
-            Some(format) if !self.called.is_empty() || has_calls() => {
-                let mut conversation = conversation.clone();
-                format.present(&mut conversation, &self.tools, &self.template);
-                Cow::Owned(conversation)
-            }
-            _ => Cow::Borrowed(conversation),
-        }
+        present(conversation, &self.tools, &self.template)
     }
 
     /// Looks whether the rendered prompt ends in reasoning.

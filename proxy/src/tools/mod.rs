@@ -28,7 +28,7 @@ use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
 use baton_schemas::tools::{Tool, ToolUse};
 
-pub use form::ReplyForm;
+pub use form::{ReplyForm, present};
 pub use reader::{Part, ReplyReader};
 
 /// How a family of models writes its calls.

@@ -28,6 +28,8 @@ pub struct ReplyReader {
     one_call: bool,
     n_calls: u32,
     is_in_call: bool,
+    /// The call has arguments, as far as it was read.
+    has_arguments: bool,
     /// White space that is dropped if a call follows.
     space: String,
     stopped: bool,
@@ -49,6 +51,7 @@ impl ReplyReader {
             one_call,
             n_calls: 0,
             is_in_call: false,
+            has_arguments: false,
             space: String::new(),
             stopped: false,
         }
@@ -70,7 +73,7 @@ impl ReplyReader {
         self.stopped
     }
 
-    /// Whether a call was complete.
+    /// Whether a call came to its end.
     pub fn has_called(&self) -> bool {
         self.n_calls > 0
     }
@@ -90,6 +93,9 @@ impl ReplyReader {
     }
 
     /// The text has ended; `is_cut` if by a limit, so that what is not complete stays so.
+    ///
+    /// A call that the model itself left open ends with the arguments it has: parts of it may have been sent, so it can
+    /// become neither text nor an error any more, and a call without an end would be lost to who waits for it.
     pub fn finish(&mut self, is_cut: bool) -> Vec<Part> {
         let mut pieces = Pieces::default();
         let answer = self.thought.as_mut().map(|thought| thought.finish(&mut pieces)).unwrap_or_default();
@@ -104,6 +110,14 @@ impl ReplyReader {
             pieces.0.retain(|piece| *piece != Piece::End);
         }
         let mut parts = self.parts(pieces);
+        if self.is_in_call && !is_cut {
+            let mut rest = Pieces::default();
+            if !self.has_arguments {
+                rest.arguments("{}");
+            }
+            rest.end();
+            parts.extend(self.parts(rest));
+        }
         if !self.stopped {
             let mut rest = String::new();
             if self.n_calls == 0 && !self.is_in_call {
@@ -134,10 +148,11 @@ impl ReplyReader {
                     self.space.clear();
                     let held = std::mem::replace(&mut self.stop, StopScanner::new(self.stops.clone())).finish();
                     push_text(&mut parts, held.text);
-                    self.is_in_call = true;
+                    (self.is_in_call, self.has_arguments) = (true, false);
                     parts.push(Part::Call(ToolCallDelta::Begin { index: self.n_calls, id: new_id(), name }));
                 }
                 Piece::Arguments(fragment) => {
+                    self.has_arguments = true;
                     parts.push(Part::Call(ToolCallDelta::Arguments { index: self.n_calls, fragment }));
                 }
                 Piece::End => {

@@ -116,9 +116,12 @@ fn hermes() {
     ] {
         check(text, text);
     }
-    // A call that is not complete stays so.
+    // A call that is cut off by a limit stays open; one that the model left open ends as it is.
     let cut = "<tool_call>{\"name\": \"look\", \"arguments\": {\"place\": \"Ber";
     assert_eq!(read(reader(&hermes::Hermes, false, &[]), &[cut], true), "[look({\"place\": \"Ber…");
+    check(cut, "[look({\"place\": \"Ber)]");
+    check("<tool_call>{\"name\": \"look\", \"arguments\": {\"a\": 1}", "[look({\"a\": 1})]");
+    check("<tool_call>{\"name\": \"look\"", "[look({})]");
 }
 
 #[test]
@@ -134,6 +137,7 @@ fn qwen_xml() {
         "[look({\"place\": \"5\", \"days\": \"many\", \"x\": true})]",
     );
     check("<tool_call>\n<function=stop>\n</function>\n</tool_call>\n", "[stop({})]");
+    check("<function=look><parameter=place>Ber", "[look({\"place\": \"Ber)]");
     check("<function=rm>\n<parameter=x>", "<function=rm>\n<parameter=x>");
     check("1 < 2 <tool_call> x", "1 < 2 <tool_call>x");
 }
@@ -167,6 +171,7 @@ fn mistral() {
         "I look.[TOOL_CALLS]look[CALL_ID]123456789[ARGS]{\"place\": \"}\"}[TOOL_CALLS]stop{}",
         "I look.[look({\"place\": \"}\"})][stop({})]",
     );
+    check("[TOOL_CALLS]look[ARGS]{\"place\": ", "[look({\"place\": )]");
     check("a [1] b", "a [1] b");
 }
 

@@ -1,14 +1,27 @@
 //! The events of a streamed message.
 
 use serde::Serialize;
+use serde_json::Map;
 
-use super::reply::{Block, Reply, Stop, Usage};
+use super::reply::{Block, Reply, SIGNATURE, Stop, Usage};
+use crate::tools::ToolCallDelta;
 
 /// Writes one message's events; each method gives server-sent events.
 #[derive(Debug, Default)]
 pub struct EventWriter {
-    /// A text block is open; its index is 0, as that of the only one.
-    is_open: bool,
+    /// What the open block is.
+    open: Option<Kind>,
+    /// Blocks that were closed.
+    n_closed: u32,
+    /// The first block was followed by Anthropic's ping.
+    has_pinged: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Thinking,
+    Text,
+    ToolUse,
 }
 
 #[derive(Serialize)]
@@ -26,7 +39,10 @@ enum Event<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Delta<'a> {
+    ThinkingDelta { thinking: &'a str },
+    SignatureDelta { signature: &'a str },
     TextDelta { text: &'a str },
+    InputJsonDelta { partial_json: &'a str },
 }
 
 #[derive(Serialize)]
@@ -43,13 +59,29 @@ impl EventWriter {
 
     /// More text.
     pub fn text(&mut self, text: &str) -> String {
-        let mut events = String::new();
-        if !std::mem::replace(&mut self.is_open, true) {
-            events +=
-                &write(&Event::ContentBlockStart { index: 0, content_block: &Block::Text { text: String::new() } });
-            events += &EventWriter::ping();
+        if text.is_empty() {
+            return String::new();
         }
-        events + &write(&Event::ContentBlockDelta { index: 0, delta: Delta::TextDelta { text } })
+        self.turn_to(Kind::Text, &Block::Text { text: String::new() }) + &self.delta(Delta::TextDelta { text })
+    }
+
+    /// More of what the model thinks.
+    pub fn thinking(&mut self, thinking: &str) -> String {
+        // The signature comes as a delta of its own, at the end.
+        let block = Block::Thinking { thinking: String::new(), signature: "" };
+        self.turn_to(Kind::Thinking, &block) + &self.delta(Delta::ThinkingDelta { thinking })
+    }
+
+    /// A step of a call.
+    pub fn call(&mut self, step: &ToolCallDelta) -> String {
+        match step {
+            ToolCallDelta::Begin { id, name, .. } => {
+                let block = Block::ToolUse { id: id.clone(), name: name.clone(), input: Map::new() };
+                self.close() + &self.open(Kind::ToolUse, &block)
+            }
+            ToolCallDelta::Arguments { fragment, .. } => self.delta(Delta::InputJsonDelta { partial_json: fragment }),
+            ToolCallDelta::End { .. } => self.close(),
+        }
     }
 
     /// A sign of life; clients skip it.
@@ -59,12 +91,35 @@ impl EventWriter {
 
     /// The end.
     pub fn ended(&mut self, stop: &Stop, usage: Usage) -> String {
-        let mut events = String::new();
-        if std::mem::replace(&mut self.is_open, false) {
-            events += &write(&Event::ContentBlockStop { index: 0 });
-        }
         let delta = End { stop_reason: stop.reason(), stop_sequence: stop.sequence.as_deref() };
-        events + &write(&Event::MessageDelta { delta, usage: &usage }) + &write(&Event::MessageStop)
+        self.close() + &write(&Event::MessageDelta { delta, usage: &usage }) + &write(&Event::MessageStop)
+    }
+
+    /// Goes on with the open block if it is of this kind, else with a new one.
+    fn turn_to(&mut self, kind: Kind, begun: &Block) -> String {
+        if self.open == Some(kind) { String::new() } else { self.close() + &self.open(kind, begun) }
+    }
+
+    fn open(&mut self, kind: Kind, begun: &Block) -> String {
+        self.open = Some(kind);
+        let ping = if std::mem::replace(&mut self.has_pinged, true) { String::new() } else { EventWriter::ping() };
+        write(&Event::ContentBlockStart { index: self.n_closed, content_block: begun }) + &ping
+    }
+
+    fn delta(&self, delta: Delta<'_>) -> String {
+        write(&Event::ContentBlockDelta { index: self.n_closed, delta })
+    }
+
+    /// The open block, if there is one, ends.
+    fn close(&mut self) -> String {
+        let Some(kind) = self.open.take() else { return String::new() };
+        let signature = match kind {
+            Kind::Thinking => self.delta(Delta::SignatureDelta { signature: SIGNATURE }),
+            Kind::Text | Kind::ToolUse => String::new(),
+        };
+        let stop = write(&Event::ContentBlockStop { index: self.n_closed });
+        self.n_closed += 1;
+        signature + &stop
     }
 }
 
@@ -85,27 +140,77 @@ fn write(event: &Event<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::anthropic::reply::Content;
     use crate::sequence::FinishReason;
+
+    fn begun(n_completion: u32) -> Reply {
+        Reply::begun("msg_1".into(), "m".into(), Usage::new(9, 4, n_completion))
+    }
+
+    fn calls() -> [ToolCallDelta; 7] {
+        let begin = |index, id: &str| ToolCallDelta::Begin { index, id: id.into(), name: "f".into() };
+        let arguments = |index, fragment: &str| ToolCallDelta::Arguments { index, fragment: fragment.into() };
+        [
+            begin(0, "call_1"),
+            arguments(0, "{\"a\":"),
+            arguments(0, "1}"),
+            ToolCallDelta::End { index: 0 },
+            begin(1, "call_2"),
+            arguments(1, "{}"),
+            ToolCallDelta::End { index: 1 },
+        ]
+    }
 
     #[test]
     fn a_transcript_has_anthropics_order_and_shapes() {
         let mut writer = EventWriter::default();
-        let begun = Reply::begun("msg_1".into(), "m".into(), Usage::new(9, 4, 0));
-        let mut transcript = writer.begun(&begun) + &writer.text("Hi") + &writer.text(" \u{1F600}");
+        let mut transcript = writer.begun(&begun(0)) + &writer.text("Hi") + &writer.text(" \u{1F600}");
         let stop = Stop { reason: FinishReason::Stop, sequence: Some("END".into()) };
         transcript += &writer.ended(&stop, Usage::new(9, 4, 3));
         assert_eq!(transcript, include_str!("golden/events.sse"));
     }
 
     #[test]
+    fn thinking_text_and_calls_are_blocks_one_after_the_other() {
+        let mut writer = EventWriter::default();
+        let mut transcript = writer.begun(&begun(0)) + &writer.thinking("h") + &writer.thinking("m");
+        transcript += &writer.text("So");
+        for step in calls() {
+            transcript += &writer.call(&step);
+        }
+        let stop = Stop { reason: FinishReason::ToolCalls, sequence: None };
+        transcript += &writer.ended(&stop, Usage::new(9, 4, 20));
+        assert_eq!(transcript, include_str!("golden/calls.sse"));
+    }
+
+    #[test]
     fn a_whole_message_has_its_shape() {
-        let begun = || Reply::begun("msg_1".into(), "m".into(), Usage::new(9, 4, 3));
-        let ended = begun().ended("Hi".into(), Stop { reason: FinishReason::Length, sequence: None });
+        let mut content = Content::default();
+        content.text("H");
+        content.text("i");
+        let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
         assert_eq!(
             serde_json::to_string(&ended).unwrap(),
             r#"{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hi"}],"stop_reason":"max_tokens","stop_sequence":null,"usage":{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":3}}"#
         );
-        let nothing = begun().ended(String::new(), Stop { reason: FinishReason::Stop, sequence: None });
+        let nothing = begun(3).ended(Content::default(), Stop { reason: FinishReason::Stop, sequence: None });
         assert!(serde_json::to_string(&nothing).unwrap().contains(r#""content":[],"stop_reason":"end_turn""#));
+    }
+
+    #[test]
+    fn a_whole_messages_calls_have_objects_even_if_they_are_cut() {
+        let mut content = Content::default();
+        content.thinking("hm");
+        calls().iter().for_each(|step| content.call(step));
+        content.call(&ToolCallDelta::Begin { index: 2, id: "call_3".into(), name: "f".into() });
+        content.call(&ToolCallDelta::Arguments { index: 2, fragment: "{\"a".into() });
+        let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
+        let call = |id: &str, input| serde_json::json!({"type": "tool_use", "id": id, "name": "f", "input": input});
+        assert_eq!(
+            serde_json::to_value(&ended).unwrap()["content"],
+            serde_json::json!([{"type": "thinking", "thinking": "hm", "signature": SIGNATURE},
+                call("call_1", serde_json::json!({"a": 1})), call("call_2", serde_json::json!({})),
+                call("call_3", serde_json::json!({"INVALID_JSON": "{\"a"}))])
+        );
     }
 }

@@ -98,6 +98,7 @@ impl History {
     fn block(&mut self, role: &str, block: Fields<'_>) -> Result<(), InvalidRequest> {
         match (block.string("type")?, role) {
             (Some("text"), _) => self.push(role, required_text(block)?.to_owned()),
+            (Some("document"), "user") => self.push(role, document(block)?),
             (Some("tool_use"), "assistant") => {
                 let input = block.object("input")?.cloned().unwrap_or_default();
                 let mut call = Map::new();
@@ -108,7 +109,11 @@ impl History {
             }
             (Some("tool_result"), "user") => {
                 let tool_call_id = Some(required(block, "tool_use_id")?.to_owned());
-                let content = result(block)?;
+                let mut content = result(block)?;
+                // No template knows of failed results but by their words.
+                if block.boolean("is_error")?.unwrap_or(false) {
+                    content.insert_str(0, "Error: ");
+                }
                 self.messages.push(Message { role: "tool".into(), content, tool_call_id, ..Message::default() });
             }
             (Some("thinking"), "assistant") => {
@@ -126,6 +131,18 @@ impl History {
         }
         Ok(())
     }
+}
+
+/// A document that is text. Others have to be read from their bytes, as images have.
+fn document(block: Fields<'_>) -> Result<String, InvalidRequest> {
+    let path = block.name("source");
+    let source = Fields::at(block.get("source").ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?, &path)?;
+    if source.string("type")? != Some("text") {
+        return Err(InvalidRequest::unsupported(path, "A document that is not plain text"));
+    }
+    let text = source.string("data")?.ok_or_else(|| InvalidRequest::at(source.name("data"), "is missing"))?;
+    let title = block.string("title")?.map(|title| format!("{title}\n\n")).unwrap_or_default();
+    Ok(title + text)
 }
 
 /// What a tool said: a string, or text blocks.
@@ -215,6 +232,21 @@ mod tests {
                     {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]},
                 {"role": "tool", "content": "4", "tool_call_id": "t1"}, {"role": "user", "content": "and now?"}]),
         );
+    }
+
+    #[test]
+    fn failed_results_and_documents_are_told_in_words() {
+        check(
+            json!({"messages": [{"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "no such file", "is_error": true},
+                {"type": "tool_result", "tool_use_id": "t2", "is_error": false},
+                {"type": "document", "title": "A", "source": {"type": "text", "media_type": "text/plain", "data": "b"}}]}]}),
+            json!([{"role": "tool", "content": "Error: no such file", "tool_call_id": "t1"},
+                {"role": "tool", "content": "", "tool_call_id": "t2"}, {"role": "user", "content": "A\n\nb"}]),
+        );
+        let pdf =
+            json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}});
+        refused(json!([{"role": "user", "content": [pdf]}]), "messages[0].content[0].source");
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod reply;
 pub mod request;
 
 mod messages;
+mod tools;
 
 pub use error::ErrorReply;
 pub use events::EventWriter;

@@ -1,8 +1,10 @@
 //! A whole message, and what it has in common with a streamed one.
 
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use crate::sequence::FinishReason;
+use crate::tools::ToolCallDelta;
 
 /// A reply, or its beginning.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,15 +20,96 @@ pub struct Reply {
     usage: Usage,
 }
 
-/// A part of a message.
+/// A part of a message. In a stream's first event of it, its text is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
+    /// What the model thinks.
+    Thinking {
+        /// All of it.
+        thinking: String,
+        /// See [`SIGNATURE`].
+        signature: &'static str,
+    },
     /// What the model says.
     Text {
-        /// All of it; in a stream's first event of it, nothing.
+        /// All of it.
         text: String,
     },
+    /// A call of one of the request's tools.
+    ToolUse {
+        /// By which the tool's result will refer to it.
+        id: String,
+        /// Which one.
+        name: String,
+        /// Its arguments.
+        input: Map<String, Value>,
+    },
+}
+
+/// Thinking is not signed here: nothing depends on who wrote it, and it is read back as any other text. Clients drop
+/// blocks without a signature from their histories, so there is one; it is base64 of "unsigned".
+pub const SIGNATURE: &str = "dW5zaWduZWQ=";
+
+/// The blocks of a whole message as they come to be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    blocks: Vec<Block>,
+    /// The last block's call is open, with these arguments so far.
+    arguments: Option<String>,
+}
+
+impl Content {
+    /// More text.
+    pub fn text(&mut self, more: &str) {
+        match self.blocks.last_mut() {
+            _ if more.is_empty() => {}
+            Some(Block::Text { text }) => text.push_str(more),
+            _ => self.blocks.push(Block::Text { text: more.to_owned() }),
+        }
+    }
+
+    /// More of what the model thinks.
+    pub fn thinking(&mut self, more: &str) {
+        match self.blocks.last_mut() {
+            Some(Block::Thinking { thinking, .. }) => thinking.push_str(more),
+            _ => self.blocks.push(Block::Thinking { thinking: more.to_owned(), signature: SIGNATURE }),
+        }
+    }
+
+    /// A step of a call.
+    pub fn call(&mut self, step: &ToolCallDelta) {
+        match step {
+            ToolCallDelta::Begin { id, name, .. } => {
+                self.blocks.push(Block::ToolUse { id: id.clone(), name: name.clone(), input: Map::new() });
+                self.arguments = Some(String::new());
+            }
+            ToolCallDelta::Arguments { fragment, .. } => {
+                if let Some(arguments) = &mut self.arguments {
+                    arguments.push_str(fragment);
+                }
+            }
+            ToolCallDelta::End { .. } => self.end_call(),
+        }
+    }
+
+    /// The open call, if there is one, has its arguments. What is no object, because the model went wrong or a limit
+    /// cut it off, is kept as Anthropic asks clients to keep it.
+    fn end_call(&mut self) {
+        let (Some(written), Some(Block::ToolUse { input, .. })) = (self.arguments.take(), self.blocks.last_mut())
+        else {
+            return;
+        };
+        *input = match serde_json::from_str(&written) {
+            Ok(Value::Object(object)) => object,
+            _ => Map::from_iter([("INVALID_JSON".to_owned(), json!(written))]),
+        };
+    }
+
+    fn into_blocks(mut self) -> Vec<Block> {
+        self.end_call();
+        self.blocks
+    }
 }
 
 /// Token counts. Those of the prompt that were cached are counted apart from the others.
@@ -71,16 +154,15 @@ impl Stop {
 }
 
 impl Reply {
-    /// Before its first text.
+    /// Before its first block.
     pub fn begun(id: String, model: String, usage: Usage) -> Self {
         let (kind, role) = ("message", "assistant");
         Reply { id, kind, role, model, content: Vec::new(), stop_reason: None, stop_sequence: None, usage }
     }
 
-    /// With all its text. A message that says nothing has no blocks.
-    pub fn ended(self, text: String, stop: Stop) -> Self {
-        let content = if text.is_empty() { Vec::new() } else { vec![Block::Text { text }] };
-        Reply { content, stop_reason: Some(stop.reason()), stop_sequence: stop.sequence, ..self }
+    /// With all its blocks. A message that says nothing has none.
+    pub fn ended(self, content: Content, stop: Stop) -> Self {
+        Reply { content: content.into_blocks(), stop_reason: Some(stop.reason()), stop_sequence: stop.sequence, ..self }
     }
 }
 

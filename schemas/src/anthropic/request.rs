@@ -3,14 +3,13 @@
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
 //! `anthropic-beta` headers, and any field nobody here has heard of.
 
-use serde_json::{Map, Value};
+use serde_json::Map;
 
-use super::messages;
+use super::{messages, tools};
 use crate::constraint::{Constraint, check_schema};
-use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
+use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
 use crate::request::fields::Fields;
 use crate::request::{InvalidRequest, json, sampling, stop};
-use crate::tools::ToolUse;
 
 /// A message as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,15 +18,17 @@ pub struct MessagesRequest {
     pub generate: GenerateRequest,
     /// As server-sent events.
     pub stream: bool,
+    /// What the model thinks is a part of the reply.
+    pub shows_thinking: bool,
 }
 
-/// A conversation whose tokens are to be counted.
+/// A chat whose prompt's tokens are to be counted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountRequest {
     /// The model's public name, as the client wrote it.
     pub model: String,
     /// What to count.
-    pub conversation: Conversation,
+    pub chat: ChatPrompt,
 }
 
 impl MessagesRequest {
@@ -38,9 +39,10 @@ impl MessagesRequest {
         let model = root.model()?;
         let max_tokens = root.integer("max_tokens", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
         let max_tokens = max_tokens.ok_or_else(|| InvalidRequest::at("max_tokens", "is missing"))?;
+        let ChatPrompt { conversation, tools } = chat(root)?;
         let generate = GenerateRequest {
             model,
-            input: Input::Chat(conversation(root)?),
+            input: Input::Chat(conversation),
             n: 1,
             max_tokens: Some(max_tokens),
             stop: stop::parse_named(root, "stop_sequences")?,
@@ -48,10 +50,12 @@ impl MessagesRequest {
             top_logprobs: None,
             ignore_eos: false,
             constraint: constraint(root)?,
-            tools: ToolUse::default(),
+            tools,
+            // Claude's clients ask every model to think, whatever it is.
             wants_thinking: false,
         };
-        Ok(MessagesRequest { generate, stream: root.boolean("stream")?.unwrap_or(false) })
+        let shows_thinking = matches!(thinking(root)?, Some(Thinking::Enabled | Thinking::Adaptive));
+        Ok(MessagesRequest { generate, stream: root.boolean("stream")?.unwrap_or(false), shows_thinking })
     }
 }
 
@@ -60,38 +64,50 @@ impl CountRequest {
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let object = json::read_object(body)?;
         let root = Fields::root(&object);
-        Ok(CountRequest { model: root.model()?, conversation: conversation(root)? })
+        Ok(CountRequest { model: root.model()?, chat: chat(root)? })
     }
 }
 
-fn conversation(root: Fields<'_>) -> Result<Conversation, InvalidRequest> {
-    refuse(root)?;
+fn chat(root: Fields<'_>) -> Result<ChatPrompt, InvalidRequest> {
     let mut template_args = Map::new();
-    if thinking(root) == Some("disabled") {
-        template_args.insert("enable_thinking".to_owned(), false.into());
+    match thinking(root)? {
+        Some(Thinking::Enabled) => template_args.insert("enable_thinking".to_owned(), true.into()),
+        Some(Thinking::Disabled) => template_args.insert("enable_thinking".to_owned(), false.into()),
+        // The model's own habit.
+        Some(Thinking::Adaptive) | None => None,
+    };
+    if let Some(effort) = effort(root)? {
+        template_args.insert("reasoning_effort".to_owned(), effort.into());
     }
-    Ok(Conversation { messages: messages::parse(root)?, template_args, ..Conversation::default() })
+    let conversation = Conversation { messages: messages::parse(root)?, template_args, ..Conversation::default() };
+    Ok(ChatPrompt { conversation, tools: tools::parse(root)? })
 }
 
 /// The kind of thinking that is asked for.
-fn thinking<'a>(root: Fields<'a>) -> Option<&'a str> {
-    root.get("thinking").and_then(|value| value.get("type")).and_then(Value::as_str)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Thinking {
+    Enabled,
+    Disabled,
+    Adaptive,
 }
 
-/// Refuses what is asked for in earnest and not built.
-fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    if root.array("tools")?.is_some_and(|tools| !tools.is_empty()) {
-        return Err(InvalidRequest::unsupported("tools", "Tool calling on this route"));
+/// How many tokens it may take (`budget_tokens`) is not kept.
+fn thinking(root: Fields<'_>) -> Result<Option<Thinking>, InvalidRequest> {
+    let Some(thinking) = root.get("thinking") else { return Ok(None) };
+    match Fields::at(thinking, "thinking")?.string("type")? {
+        Some("enabled") => Ok(Some(Thinking::Enabled)),
+        Some("disabled") => Ok(Some(Thinking::Disabled)),
+        Some("adaptive") => Ok(Some(Thinking::Adaptive)),
+        _ => Err(InvalidRequest::at("thinking.type", "must be enabled, disabled or adaptive")),
     }
-    let kind = |field: &str| root.get(field).and_then(|value| value.get("type")).and_then(Value::as_str);
-    match kind("tool_choice") {
-        None | Some("auto" | "none") => {}
-        Some(_) => return Err(InvalidRequest::unsupported("tool_choice", "Tool choice on this route")),
-    }
-    match thinking(root) {
-        // 'adaptive' leaves it to the model.
-        None | Some("disabled" | "adaptive") => Ok(()),
-        Some(_) => Err(InvalidRequest::unsupported("thinking", "Asking for thinking on this route")),
+}
+
+/// `output_config.effort`; templates read it under the name that chats have for it.
+fn effort<'a>(root: Fields<'a>) -> Result<Option<&'a str>, InvalidRequest> {
+    let Some(config) = root.get("output_config") else { return Ok(None) };
+    match Fields::at(config, "output_config")?.string("effort")? {
+        known @ (None | Some("low" | "medium" | "high" | "xhigh" | "max")) => Ok(known),
+        Some(_) => Err(InvalidRequest::at("output_config.effort", "must be low, medium, high, xhigh or max")),
     }
 }
 
@@ -119,7 +135,7 @@ fn constraint(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -146,7 +162,30 @@ mod tests {
         assert_eq!((request.generate.sampling.top_k, request.generate.stop), (3, vec!["a".into(), "b".into()]));
         assert_eq!(request.generate.constraint, Some(Constraint::JsonSchema { schema }));
         let count = CountRequest::parse(br#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#).unwrap();
-        assert_eq!(count.conversation.messages.len(), 1);
+        assert_eq!(count.chat.conversation.messages.len(), 1);
+    }
+
+    #[test]
+    fn thinking_is_shown_to_those_who_asked() {
+        let args = |extra: Value| {
+            let request = parsed(extra).unwrap();
+            let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };
+            (request.shows_thinking, Value::Object(conversation.template_args))
+        };
+        assert_eq!(args(json!({})), (false, json!({})));
+        assert_eq!(args(json!({"thinking": {"type": "adaptive"}})), (true, json!({})));
+        let enabled =
+            json!({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}});
+        assert_eq!(args(enabled), (true, json!({"enable_thinking": true, "reasoning_effort": "low"})));
+        assert_eq!(args(json!({"thinking": {"type": "disabled"}})), (false, json!({"enable_thinking": false})));
+    }
+
+    #[test]
+    fn a_count_is_of_the_tools_too() {
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"}});
+        let count = CountRequest::parse(body.to_string().as_bytes()).unwrap();
+        assert_eq!(count.chat.tools.offered()[0].name, "f");
     }
 
     #[test]
@@ -157,9 +196,10 @@ mod tests {
         refused(json!({"messages": []}), "messages");
         refused(json!({"stop_sequences": [""]}), "stop_sequences");
         refused(json!({"temperature": 3}), "temperature");
-        refused(json!({"tools": [{"name": "f", "input_schema": {}}]}), "tools");
+        refused(json!({"tools": [{"name": "a b", "input_schema": {}}]}), "tools[0].name");
         refused(json!({"tool_choice": {"type": "any"}}), "tool_choice");
-        refused(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking");
+        refused(json!({"thinking": {"type": "always"}}), "thinking.type");
+        refused(json!({"output_config": {"effort": "huge"}}), "output_config.effort");
         refused(json!({"output_config": {"format": {"type": "xml"}}}), "output_config.format");
         refused(json!({"output_format": {"type": "json_schema"}}), "output_format");
     }

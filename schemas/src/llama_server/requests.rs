@@ -1,10 +1,10 @@
 //! What clients send.
 
-use crate::generate::Conversation;
+use crate::generate::ChatPrompt;
 use crate::node::TokenizeRequest;
 use crate::openai;
 use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, json, off};
+use crate::request::{InvalidRequest, json, tools};
 use crate::sequence::Token;
 
 /// `POST /tokenize`.
@@ -31,7 +31,7 @@ pub struct ApplyTemplate {
     /// Whose template.
     pub model: Option<String>,
     /// What to render.
-    pub conversation: Conversation,
+    pub chat: ChatPrompt,
 }
 
 impl Tokenize {
@@ -66,12 +66,12 @@ impl Detokenize {
 }
 
 impl ApplyTemplate {
-    /// Reads a body. Messages are OpenAI's.
+    /// Reads a body. Messages and tools are OpenAI's.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let object = json::read_object(body)?;
         let root = Fields::root(&object);
-        off::refuse(root, &[("tools", "Tool calling", 0.0)])?;
-        Ok(ApplyTemplate { model: model(root)?, conversation: openai::conversation(root)? })
+        let chat = ChatPrompt { conversation: openai::conversation(root)?, tools: tools::parse(root)? };
+        Ok(ApplyTemplate { model: model(root)?, chat })
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
     fn a_template_is_applied_to_messages_and_never_taken() {
         let parsed = |body: &str| ApplyTemplate::parse(body.as_bytes());
         let request = parsed(r#"{"messages": [{"role": "user", "content": "hi"}], "model": "m"}"#).unwrap();
-        assert_eq!((request.conversation.messages.len(), request.model.as_deref()), (1, Some("m")));
+        assert_eq!((request.chat.conversation.messages.len(), request.model.as_deref()), (1, Some("m")));
         let theirs = r#"{"messages": [{"role": "user", "content": "hi"}], "chat_template": "x"}"#;
         assert_eq!(parsed(theirs).unwrap_err().param.as_deref(), Some("chat_template"));
         assert!(parsed("{}").is_err());

@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{messages, not_yet, response_format, template_args};
+use super::{functions, messages, not_yet, response_format, template_args};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::request::fields::Fields;
 use crate::request::{InvalidRequest, json, sampling, stop, tools};
@@ -26,6 +26,8 @@ pub struct ChatRequest {
     pub stream: bool,
     /// With a last event that carries the usage.
     pub include_usage: bool,
+    /// Tools came as `functions`, and a call is to be answered in that form.
+    pub has_functions: bool,
 }
 
 impl ChatRequest {
@@ -35,6 +37,8 @@ impl ChatRequest {
         let root = Fields::root(&object);
         not_yet::refuse(root)?;
         let conversation = conversation(root)?;
+        let functions = functions::parse(root)?;
+        let has_functions = functions.is_some();
         Ok(ChatRequest {
             generate: GenerateRequest {
                 model: root.model()?,
@@ -46,11 +50,12 @@ impl ChatRequest {
                 top_logprobs: top_logprobs(root)?,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
                 constraint: response_format::parse(root)?,
-                tools: tools::parse(root)?,
+                tools: functions.map_or_else(|| tools::parse(root), Ok)?,
                 wants_thinking: false,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage(root)?,
+            has_functions,
         })
     }
 }

@@ -34,6 +34,7 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
         },
         stream: false,
         include_usage: false,
+        has_functions: false,
     };
     change(&mut expected);
     assert_eq!(parsed(&extra), Ok(expected), "{extra}");

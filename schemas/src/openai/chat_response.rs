@@ -85,6 +85,9 @@ pub struct ReplyMessage {
     /// The tools it calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
+    /// The function it calls, for requests with `functions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionCall>,
 }
 
 impl ReplyMessage {
@@ -92,7 +95,15 @@ impl ReplyMessage {
     pub fn new(content: String) -> Self {
         let (reasoning_content, reasoning) = (None, None);
         let content = Some(content);
-        ReplyMessage { role: "assistant", content, refusal: None, reasoning_content, reasoning, tool_calls: Vec::new() }
+        ReplyMessage {
+            role: "assistant",
+            content,
+            refusal: None,
+            reasoning_content,
+            reasoning,
+            tool_calls: Vec::new(),
+            function_call: None,
+        }
     }
 }
 
@@ -170,6 +181,9 @@ pub struct Delta {
     /// More of a call.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallFragment>,
+    /// More of a function's call, for requests with `functions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function_call: Option<FunctionFragment>,
 }
 
 /// A step of a call. SDKs add up the strings of fragments with one index, so everything but arguments comes once.
@@ -240,10 +254,15 @@ impl ChunkChoice {
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
-    /// A choice's last chunk.
-    pub fn finish(index: u32, reason: FinishReason) -> Self {
-        let finish_reason = Some(finish_reason(reason));
-        ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason }
+    /// More of a function's call.
+    pub fn function_call(index: u32, fragment: FunctionFragment) -> Self {
+        let delta = Delta { function_call: Some(fragment), ..Delta::default() };
+        ChunkChoice { index, delta, logprobs: None, finish_reason: None }
+    }
+
+    /// A choice's last chunk, with [`finish_reason`] or [`function_finish_reason`].
+    pub fn finish(index: u32, finish_reason: &'static str) -> Self {
+        ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason: Some(finish_reason) }
     }
 }
 
@@ -253,6 +272,14 @@ pub fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
         FinishReason::ToolCalls => "tool_calls",
+    }
+}
+
+/// The same for requests with `functions`.
+pub fn function_finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::ToolCalls => "function_call",
+        other => finish_reason(other),
     }
 }
 
@@ -315,9 +342,9 @@ mod tests {
             chunk(ChunkChoice::reasoning(0, "hm")),
             fragment(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() }),
             fragment(ToolCallDelta::Arguments { index: 0, fragment: "{\"a\":".into() }),
-            chunk(ChunkChoice::finish(0, FinishReason::ToolCalls)),
-            chunk(ChunkChoice::finish(0, FinishReason::Length)),
-            ChatChunk { usage: None, ..chunk(ChunkChoice::finish(0, FinishReason::Stop)) },
+            chunk(ChunkChoice::finish(0, finish_reason(FinishReason::ToolCalls))),
+            chunk(ChunkChoice::finish(0, finish_reason(FinishReason::Length))),
+            ChatChunk { usage: None, ..chunk(ChunkChoice::finish(0, finish_reason(FinishReason::Stop))) },
             last,
         ];
         let mut transcript = String::new();

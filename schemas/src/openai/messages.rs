@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::functions;
 use crate::generate::Message;
 use crate::request::fields::{Fields, wrong_type};
 use crate::request::{InvalidRequest, history};
@@ -27,7 +28,8 @@ fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
         Some("system" | "developer") => "system",
         Some("user") => "user",
         Some("assistant") => "assistant",
-        Some("tool") => "tool",
+        // What a tool was called before.
+        Some("tool" | "function") => "tool",
         Some(other) => {
             let other = other.chars().take(40).collect::<String>();
             let problem =
@@ -36,10 +38,10 @@ fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
         }
         None => return Err(InvalidRequest::at(fields.name("role"), "is missing")),
     };
-    if fields.get("function_call").is_some() {
-        return Err(InvalidRequest::unsupported(fields.name("function_call"), "The old 'function_call' form"));
+    let mut tool_calls = if role == "assistant" { tool_calls(fields)? } else { Vec::new() };
+    if role == "assistant" {
+        tool_calls.extend(functions::earlier_call(fields)?);
     }
-    let tool_calls = if role == "assistant" { tool_calls(fields)? } else { Vec::new() };
     // Two names are in use: DeepSeek's, which llama-server and vLLM took, and OpenRouter's.
     let reasoning = match fields.string("reasoning_content")? {
         Some(text) => Some(text),

@@ -15,6 +15,7 @@ pub mod models;
 pub mod responses;
 pub mod usage;
 
+mod functions;
 mod messages;
 mod not_yet;
 mod response_format;

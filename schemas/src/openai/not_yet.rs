@@ -1,14 +1,11 @@
 //! What a client may ask for and this server cannot honour yet: refused by name, because a request that is answered as
 //! if it had not asked is a wrong answer. Each check leaves here when its feature arrives.
 
-use serde_json::Value;
-
 use crate::request::fields::Fields;
 use crate::request::{InvalidRequest, off};
 
 /// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
 pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    refuse_functions(root)?;
     refuse_formats(root)?;
     refuse_constraints(root)?;
     off::refuse(root, &[("echo", "Echoing the prompt", 0.0)])?;
@@ -19,19 +16,6 @@ pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
 pub(super) fn refuse_in_completion(root: Fields<'_>) -> Result<(), InvalidRequest> {
     refuse_formats(root)?;
     refuse_constraints(root)
-}
-
-/// The form that tools had before they were called tools.
-fn refuse_functions(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    if root.array("functions")?.is_some_and(|functions| !functions.is_empty()) {
-        return Err(InvalidRequest::unsupported("functions", "The old form of 'tools'"));
-    }
-    match root.get("function_call") {
-        None => Ok(()),
-        // Without functions both mean what happens anyway.
-        Some(Value::String(choice)) if choice == "none" || choice == "auto" => Ok(()),
-        Some(_) => Err(InvalidRequest::unsupported("function_call", "The old form of 'tool_choice'")),
-    }
 }
 
 /// Structured output in other servers' words; OpenAI's is `response_format`.
@@ -92,7 +76,7 @@ fn refuse_media(root: Fields<'_>) -> Result<(), InvalidRequest> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -108,10 +92,7 @@ mod tests {
     #[test]
     fn only_what_is_asked_for_in_earnest_is_refused() {
         check(json!({}), None);
-        check(json!({"functions": [], "function_call": "auto"}), None);
         check(json!({"response_format": {"type": "text"}, "modalities": ["text"]}), None);
-        check(json!({"functions": [{}]}), Some("functions"));
-        check(json!({"function_call": {"name": "f"}}), Some("function_call"));
         check(json!({"grammar": "root ::= x"}), Some("grammar"));
         check(json!({"json_schema": {}}), Some("json_schema"));
         for field in ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex"] {

@@ -1,4 +1,4 @@
-//! Tool definitions in OpenAI's form, which Ollama has too.
+//! Tool definitions in the forms that dialects have for them, and the choice among them in OpenAI's words.
 
 use serde_json::Value;
 
@@ -6,50 +6,122 @@ use super::fields::Fields;
 use super::invalid::InvalidRequest;
 use crate::tools::{Tool, ToolChoice, ToolUse, ToolsError, check};
 
-/// Reads `tools`, `tool_choice` and `parallel_tool_calls`. Without tools the others mean nothing.
+/// How a dialect writes tools down.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// The field of their list.
+    list: &'static str,
+    /// Where in a tool its function stands, if not in the tool itself.
+    function: Option<&'static str>,
+    /// The field of the arguments' schema.
+    schema: &'static str,
+    /// The field of the choice among them.
+    choice: &'static str,
+    /// The `type` of tools that the client runs. Others run on the servers of the API's maker.
+    kind: &'static str,
+    /// Whether tools of other types are left out, as nobody here can run them, or refused.
+    skips_others: bool,
+}
+
+impl Form {
+    /// That of chats, which Ollama has too.
+    pub(crate) const CHAT: Form = Form {
+        list: "tools",
+        function: Some("function"),
+        schema: "parameters",
+        choice: "tool_choice",
+        kind: "function",
+        skips_others: false,
+    };
+    /// That of chats before tools were called so.
+    pub(crate) const FUNCTIONS: Form =
+        Form { list: "functions", function: None, choice: "function_call", ..Form::CHAT };
+    /// That of `/v1/responses`.
+    pub(crate) const RESPONSES: Form = Form { function: None, skips_others: true, ..Form::CHAT };
+    /// Anthropic's.
+    pub(crate) const ANTHROPIC: Form =
+        Form { function: None, schema: "input_schema", kind: "custom", skips_others: true, ..Form::CHAT };
+
+    /// Reads the tools. Without any, choice and number mean nothing.
+    pub(crate) fn read(self, root: Fields<'_>, choice: ToolChoice, parallel: bool) -> Result<ToolUse, InvalidRequest> {
+        let values = root.array(self.list)?.unwrap_or_default();
+        let (mut tools, mut places) = (Vec::new(), Vec::new());
+        for (index, value) in values.iter().enumerate() {
+            let path = format!("{}[{index}]", self.list);
+            if let Some(tool) = self.definition(Fields::at(value, &path)?)? {
+                tools.push(tool);
+                places.push(index);
+            }
+        }
+        let tools = ToolUse { tools, choice, parallel };
+        check(&tools).map_err(|error| InvalidRequest::at(self.param(&error, &places), error))?;
+        Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
+    }
+
+    /// One tool, unless it is to be skipped.
+    fn definition(self, tool: Fields<'_>) -> Result<Option<Tool>, InvalidRequest> {
+        match tool.string("type")? {
+            Some(kind) if kind != self.kind && self.skips_others => return Ok(None),
+            Some(kind) if kind != self.kind => {
+                let what = format!("A tool other than '{}'", self.kind);
+                return Err(InvalidRequest::unsupported(tool.name("type"), what));
+            }
+            _ => {}
+        }
+        let Some(name) = self.function else { return self.function(tool).map(Some) };
+        let path = tool.name(name);
+        let function = tool.get(name).ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
+        self.function(Fields::at(function, &path)?).map(Some)
+    }
+
+    fn function(self, function: Fields<'_>) -> Result<Tool, InvalidRequest> {
+        Ok(Tool {
+            name: function.string("name")?.unwrap_or_default().to_owned(),
+            description: function.string("description")?.map(str::to_owned),
+            parameters: function.get(self.schema).map_or_else(Tool::no_parameters, Value::clone),
+            strict: function.boolean("strict")?.unwrap_or(false),
+        })
+    }
+
+    /// The field at fault. `places` are those of the tools in the client's list.
+    fn param(self, error: &ToolsError, places: &[usize]) -> String {
+        let at = |index: &usize, field: &str| {
+            let place = places.get(*index).copied().unwrap_or_default();
+            let inner = self.function.map(|name| format!(".{name}")).unwrap_or_default();
+            format!("{}[{place}]{inner}.{field}", self.list)
+        };
+        match error {
+            ToolsError::TooMany { .. } => self.list.to_owned(),
+            ToolsError::Name { index } | ToolsError::Duplicate { index } => at(index, "name"),
+            ToolsError::Schema { index, .. } => at(index, self.schema),
+            ToolsError::Unknown | ToolsError::NothingToCall => self.choice.to_owned(),
+        }
+    }
+}
+
+/// Reads `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
 pub(crate) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    let parallel = root.boolean("parallel_tool_calls")?.unwrap_or(true);
-    checked(ToolUse { tools: definitions(root)?, choice: choice(root)?, parallel })
+    Form::CHAT.read(root, choice(root)?, parallel(root)?)
 }
 
 /// Reads `tools` alone.
 pub(crate) fn parse_definitions(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    checked(ToolUse { tools: definitions(root)?, ..ToolUse::default() })
+    Form::CHAT.read(root, ToolChoice::Auto, true)
 }
 
-fn checked(tools: ToolUse) -> Result<ToolUse, InvalidRequest> {
-    check(&tools).map_err(|error| InvalidRequest::at(param(&error), error))?;
-    Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
+/// `parallel_tool_calls`.
+pub(crate) fn parallel(root: Fields<'_>) -> Result<bool, InvalidRequest> {
+    Ok(root.boolean("parallel_tool_calls")?.unwrap_or(true))
 }
 
-fn param(error: &ToolsError) -> String {
-    match error {
-        ToolsError::TooMany { .. } => "tools".to_owned(),
-        ToolsError::Name { index } | ToolsError::Duplicate { index } => format!("tools[{index}].function.name"),
-        ToolsError::Schema { index, .. } => format!("tools[{index}].function.parameters"),
-        ToolsError::Unknown | ToolsError::NothingToCall => "tool_choice".to_owned(),
+/// OpenAI's words for a choice that names no tool.
+pub(crate) fn plain_choice(word: &str) -> Option<ToolChoice> {
+    match word {
+        "auto" => Some(ToolChoice::Auto),
+        "none" => Some(ToolChoice::None),
+        "required" => Some(ToolChoice::Required),
+        _ => None,
     }
-}
-
-fn definitions(root: Fields<'_>) -> Result<Vec<Tool>, InvalidRequest> {
-    let tools = root.array("tools")?.unwrap_or_default();
-    tools.iter().enumerate().map(|(index, value)| definition(value, &format!("tools[{index}]"))).collect()
-}
-
-fn definition(value: &Value, path: &str) -> Result<Tool, InvalidRequest> {
-    let tool = Fields::at(value, path)?;
-    if !matches!(tool.string("type")?, None | Some("function")) {
-        return Err(InvalidRequest::unsupported(tool.name("type"), "A tool other than 'function'"));
-    }
-    let path = tool.name("function");
-    let function = tool.get("function").ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
-    let function = Fields::at(function, &path)?;
-    Ok(Tool {
-        name: function.string("name")?.unwrap_or_default().to_owned(),
-        description: function.string("description")?.map(str::to_owned),
-        parameters: function.get("parameters").map_or_else(Tool::no_parameters, Value::clone),
-        strict: function.boolean("strict")?.unwrap_or(false),
-    })
 }
 
 fn choice(root: Fields<'_>) -> Result<ToolChoice, InvalidRequest> {
@@ -57,12 +129,7 @@ fn choice(root: Fields<'_>) -> Result<ToolChoice, InvalidRequest> {
     let wrong = || InvalidRequest::at(FIELD, "must be auto, none, required or {type: function, function: {name}}");
     match root.get(FIELD) {
         None => Ok(ToolChoice::Auto),
-        Some(Value::String(choice)) => match choice.as_str() {
-            "auto" => Ok(ToolChoice::Auto),
-            "none" => Ok(ToolChoice::None),
-            "required" => Ok(ToolChoice::Required),
-            _ => Err(wrong()),
-        },
+        Some(Value::String(word)) => plain_choice(word).ok_or_else(wrong),
         Some(named @ Value::Object(_)) => {
             let name = named.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
             let is_function = named.get("type").is_none_or(|kind| kind == "function");
@@ -121,7 +188,7 @@ mod tests {
         assert_eq!(refused(json!({ "tools": [tool("")] })), "tools[0].function.name");
         assert_eq!(refused(json!({ "tools": [tool(&"x".repeat(129))] })), "tools[0].function.name");
         assert_eq!(refused(json!({ "tools": [tool("f"), tool("f")] })), "tools[1].function.name");
-        assert_eq!(refused(json!({ "tools": vec![tool("f"); 129] })), "tools");
+        assert_eq!(refused(json!({ "tools": vec![tool("f"); 513] })), "tools");
         assert_eq!(refused(json!({ "tools": [{ "type": "web_search" }] })), "tools[0].type");
         assert_eq!(refused(json!({ "tools": [{ "type": "function" }] })), "tools[0].function");
         assert_eq!(refused(json!({ "tools": ["f"] })), "tools[0]");

@@ -9,7 +9,7 @@ use baton_schemas::{Delta, EngineError, SequenceRequest, node};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::sample;
+use crate::{requests, sample};
 
 /// A body and inputs to start from.
 pub struct Target {
@@ -19,10 +19,14 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 3] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "kv_reader_raw", body: kv_reader_raw, seeds: kv_reader_raw_seeds },
     Target { name: "kv_reader", body: kv_reader, seeds: kv_reader_seeds },
     Target { name: "node_messages", body: node_messages, seeds: node_messages_seeds },
+    Target { name: "openai_requests", body: requests::openai, seeds: requests::openai_seeds },
+    Target { name: "anthropic_requests", body: requests::anthropic, seeds: requests::anthropic_seeds },
+    Target { name: "ollama_requests", body: requests::ollama, seeds: requests::ollama_seeds },
+    Target { name: "llama_server_requests", body: requests::llama_server, seeds: requests::llama_server_seeds },
 ];
 
 /// The bytes of a handoff stream as they are. Without the key no change gets past a MAC, so this is for what comes

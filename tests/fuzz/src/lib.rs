@@ -1,4 +1,5 @@
-//! Fuzz targets for what comes from other machines. See docs/fuzzing.md.
+//! Fuzz targets for what comes from other machines and from clients. See docs/fuzzing.md.
 
 pub mod bodies;
+pub mod requests;
 pub mod sample;

@@ -47,7 +47,7 @@ pub(super) async fn reply(
         ephemeral: true,
         cache_scope: SCOPE,
         top_logprobs: Some(N_TOP),
-        kv_source: source.map(|url| KvSource { url: url.to_owned() }),
+        kv_source: source.map(KvSource::at),
         ..SequenceRequest::default()
     };
     let read = async {

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use baton_schemas::FinishReason;
-use baton_schemas::anthropic::reply::{Reply, Stop, TokenCount, Usage};
+use baton_schemas::anthropic::reply::{Content, Reply, Stop, TokenCount, Usage};
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
 use baton_schemas::openai::InvalidRequest;
 use futures::StreamExt;
@@ -63,8 +63,9 @@ async fn create(
     drain: Option<Extension<DrainDeadline>>,
     body: Body,
 ) -> Result<Response, AnthropicFailure> {
-    let MessagesRequest { generate, stream } = MessagesRequest::parse(&body?.0, rand::random())?;
-    let head = Head { id: format!("msg_{}", Uuid::new_v4().simple()), model: generate.model.clone() };
+    let MessagesRequest { generate, stream, shows_thinking } = MessagesRequest::parse(&body?.0, rand::random())?;
+    let id = format!("msg_{}", Uuid::new_v4().simple());
+    let head = Head { id, model: generate.model.clone(), shows_thinking };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = if stream {
         streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await
@@ -80,8 +81,8 @@ async fn count(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Json<TokenCount>, AnthropicFailure> {
-    let CountRequest { model, conversation } = CountRequest::parse(&body?.0)?;
-    let counted = state.backend.count(Some(&model), conversation, &caller).await;
+    let CountRequest { model, chat } = CountRequest::parse(&body?.0)?;
+    let counted = state.backend.count(Some(&model), chat, &caller).await;
     let input_tokens = counted.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
     Ok(Json(TokenCount { input_tokens }))
 }
@@ -91,6 +92,8 @@ async fn count(
 struct Head {
     id: String,
     model: String,
+    /// The client asked to see what the model thinks.
+    shows_thinking: bool,
 }
 
 impl Head {
@@ -105,23 +108,22 @@ fn usage(tally: &Tally) -> Usage {
 
 /// Waits for all of a request. Dropping the future cancels it.
 async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
-    let (mut all, mut tally, mut chosen_route) = (String::new(), Tally::new(1), String::new());
+    let (mut content, mut tally, mut chosen_route) = (Content::default(), Tally::new(1), String::new());
     let mut end = Stop { reason: FinishReason::Stop, sequence: None };
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
             Step::Accepted { route, .. } => chosen_route = route,
-            Step::Event(Event::Text { text, .. }) => all.push_str(&text),
+            Step::Event(Event::Text { text, .. }) => content.text(&text),
+            Step::Event(Event::Reasoning { text, .. }) if head.shows_thinking => content.thinking(&text),
+            Step::Event(Event::ToolCall { call, .. }) => content.call(&call),
             // Steps end only after this.
             Step::Event(Event::Finished { reason, stop, .. }) => end = Stop { reason, sequence: stop },
-            // No tools are passed on, and what the model thinks is not shown here.
-            Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
-            ) => {}
+            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Reasoning { .. }) => {}
         }
     }
-    let mut response = Json(head.begun(usage(&tally)).ended(all, end)).into_response();
+    let mut response = Json(head.begun(usage(&tally)).ended(content, end)).into_response();
     insert_route(response.headers_mut(), &chosen_route);
     Ok(response)
 }

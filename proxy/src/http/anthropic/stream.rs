@@ -42,15 +42,16 @@ impl StreamWriter for MessageWriter {
         match step {
             Step::Event(Event::Started { .. }) => self.begin(),
             Step::Event(Event::Text { text, .. }) if !text.is_empty() => self.begin() + &self.events.text(text),
+            Step::Event(Event::Reasoning { text, .. }) if self.head.shows_thinking => {
+                self.begin() + &self.events.thinking(text)
+            }
+            Step::Event(Event::ToolCall { call, .. }) => self.begin() + &self.events.call(call),
             Step::Event(Event::Finished { reason, stop, .. }) => {
                 self.stop = Some(Stop { reason: *reason, sequence: stop.clone() });
                 String::new()
             }
-            // No tools are passed on, and what the model thinks is not shown here.
             Step::Accepted { .. }
-            | Step::Event(
-                Event::Handoff { .. } | Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
-            ) => String::new(),
+            | Step::Event(Event::Handoff { .. } | Event::Text { .. } | Event::Reasoning { .. }) => String::new(),
         }
     }
 

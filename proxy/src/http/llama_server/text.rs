@@ -33,14 +33,14 @@ pub async fn detokenize(
         .map_err(|error| Failure::of_request(&error, &caller.request_id))
 }
 
-/// A conversation as the model's template writes it.
+/// The prompt that a chat would get.
 pub async fn apply_template(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<ApplyTemplateReply>, Failure> {
-    let ApplyTemplate { model, conversation } = ApplyTemplate::parse(&body)?;
-    let prompt = state.backend.render(model.as_deref(), conversation, &caller).await;
+    let ApplyTemplate { model, chat } = ApplyTemplate::parse(&body)?;
+    let prompt = state.backend.render(model.as_deref(), chat, &caller).await;
     prompt
         .map(|prompt| Json(ApplyTemplateReply { prompt }))
         .map_err(|error| Failure::of_request(&error, &caller.request_id))

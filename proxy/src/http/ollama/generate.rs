@@ -17,7 +17,7 @@ use futures::StreamExt;
 
 use super::failure::OllamaFailure;
 use super::ndjson::LineWriter;
-use super::reply::{ReplyShape, Route, Said, tool_call};
+use super::reply::{ReplyShape, Route, Said};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event};
 use crate::http::body::JsonBody;
@@ -109,10 +109,13 @@ async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestE
             }
             Step::Event(Event::Reasoning { text, .. }) => all.thinking.push_str(&text),
             Step::Event(Event::ToolCall { call, .. }) => {
-                all.calls.extend(calls.take(&call).as_ref().and_then(tool_call))
+                all.append(calls.take(&call).map(Said::call).unwrap_or_default());
             }
             // Steps end only after this.
-            Step::Event(Event::Finished { reason, .. }) => end = reason,
+            Step::Event(Event::Finished { reason, .. }) => {
+                end = reason;
+                all.append(calls.rest().as_ref().map(Said::unfinished).unwrap_or_default());
+            }
             Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
         }
     }

@@ -5,7 +5,7 @@ use baton_schemas::tools::CallCollector;
 use serde::Serialize;
 
 use super::failure;
-use super::reply::{ReplyShape, Said, tool_call};
+use super::reply::{ReplyShape, Said};
 use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::steps::Step;
@@ -38,13 +38,12 @@ impl StreamWriter for LineWriter {
             }
             // A call is one line, once it is complete.
             Step::Event(Event::ToolCall { call, .. }) => {
-                let call = self.calls.take(call).as_ref().and_then(tool_call);
-                call.map(|call| line(&self.shape.line(Said { calls: vec![call], ..Said::default() }, &[])))
-                    .unwrap_or_default()
+                self.calls.take(call).map(|call| line(&self.shape.line(Said::call(call), &[]))).unwrap_or_default()
             }
             Step::Event(Event::Finished { reason, .. }) => {
                 self.reason = Some(*reason);
-                String::new()
+                let rest = self.calls.rest();
+                rest.map(|call| line(&self.shape.line(Said::unfinished(&call), &[]))).unwrap_or_default()
             }
             Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => String::new(),
         }

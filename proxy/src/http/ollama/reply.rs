@@ -32,13 +32,29 @@ impl Said {
     pub(super) fn text(text: String) -> Self {
         Said { text, ..Said::default() }
     }
-}
 
-/// A call in Ollama's form; `None` if its arguments are no object, which the form cannot say.
-pub(super) fn tool_call(call: &tools::ToolCall) -> Option<ToolCall> {
-    let arguments = serde_json::from_str(&call.arguments).ok()?;
-    let function = FunctionCall { index: call.index, name: call.name.clone(), arguments };
-    Some(ToolCall { id: call.id.clone(), function })
+    /// A call. Ollama's form holds objects alone: what the model wrote instead of one is text, as it is in Ollama.
+    pub(super) fn call(call: tools::ToolCall) -> Self {
+        match serde_json::from_str(&call.arguments) {
+            Ok(arguments) => {
+                let function = FunctionCall { index: call.index, name: call.name, arguments };
+                Said { calls: vec![ToolCall { id: call.id, function }], ..Said::default() }
+            }
+            Err(_) => Said::unfinished(&call),
+        }
+    }
+
+    /// A call that was cut off.
+    pub(super) fn unfinished(call: &tools::ToolCall) -> Self {
+        Said::text(format!("{{\"name\": \"{}\", \"arguments\": {}", call.name, call.arguments))
+    }
+
+    /// Adds what came later.
+    pub(super) fn append(&mut self, more: Said) {
+        self.text += &more.text;
+        self.thinking += &more.thinking;
+        self.calls.extend(more.calls);
+    }
 }
 
 /// What of a request its reply depends on.

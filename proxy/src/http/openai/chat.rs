@@ -22,7 +22,7 @@ pub async fn complete(
     drain: Option<Extension<DrainDeadline>>,
     JsonBody(body): JsonBody,
 ) -> Result<Response, Failure> {
-    let ChatRequest { generate, stream, include_usage } = ChatRequest::parse(&body, rand::random())?;
+    let ChatRequest { generate, stream, include_usage, has_functions } = ChatRequest::parse(&body, rand::random())?;
     // Not held while the answer is made: 32 slow streams would keep 32 bodies.
     drop(body);
     let shape = ReplyShape {
@@ -32,7 +32,7 @@ pub async fn complete(
         include_usage,
         stream,
     };
-    let choices = ChatChoices { logprobs: generate.top_logprobs.is_some() };
+    let choices = ChatChoices { logprobs: generate.top_logprobs.is_some(), has_functions };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = reply(steps, shape, choices, &state.config, &caller).await;
     response.map_err(|error| Failure::of_request(&error, &caller.request_id))

@@ -2,7 +2,7 @@
 
 use baton_schemas::FinishReason;
 use baton_schemas::openai::chat_response::{
-    Choice, ChunkChoice, ReplyMessage, ToolCall, ToolCallFragment, finish_reason,
+    Choice, ChunkChoice, FunctionCall, ReplyMessage, ToolCall, ToolCallFragment, finish_reason, function_finish_reason,
 };
 use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
 use baton_schemas::tools::ToolCallDelta;
@@ -14,9 +14,25 @@ use crate::generate::TokenLogprobs;
 pub(super) struct ChatChoices {
     /// Whether log-probabilities were asked for.
     pub(super) logprobs: bool,
+    /// Calls are answered in the form of `functions`.
+    pub(super) has_functions: bool,
 }
 
 impl ChatChoices {
+    fn finish_reason(&self, reason: FinishReason) -> &'static str {
+        if self.has_functions { function_finish_reason(reason) } else { finish_reason(reason) }
+    }
+
+    /// The arguments of the call that a message is making.
+    fn arguments<'a>(&self, message: &'a mut ReplyMessage) -> Option<&'a mut String> {
+        let function = if self.has_functions {
+            message.function_call.as_mut()
+        } else {
+            message.tool_calls.last_mut().map(|call| &mut call.function)
+        };
+        function.map(|function| &mut function.arguments)
+    }
+
     /// The `logprobs` of these tokens, null unless asked for.
     fn logprobs_of(&self, tokens: &[TokenLogprobs]) -> Option<ChoiceLogprobs> {
         let content = || tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
@@ -48,12 +64,16 @@ impl Choices for ChatChoices {
 
     fn append_call(&mut self, whole: &mut Choice, call: &ToolCallDelta) {
         match call {
+            ToolCallDelta::Begin { name, .. } if self.has_functions => {
+                let (name, arguments) = (name.clone(), String::new());
+                whole.message.function_call = Some(FunctionCall { name, arguments });
+            }
             ToolCallDelta::Begin { id, name, .. } => {
                 whole.message.tool_calls.push(ToolCall::new(id.clone(), name.clone()));
             }
             ToolCallDelta::Arguments { fragment, .. } => {
-                if let Some(last) = whole.message.tool_calls.last_mut() {
-                    last.function.arguments.push_str(fragment);
+                if let Some(arguments) = self.arguments(&mut whole.message) {
+                    arguments.push_str(fragment);
                 }
             }
             ToolCallDelta::End { .. } => {}
@@ -61,8 +81,9 @@ impl Choices for ChatChoices {
     }
 
     fn end(&self, whole: &mut Choice, reason: FinishReason) {
-        whole.finish_reason = finish_reason(reason);
-        if !whole.message.tool_calls.is_empty() && whole.message.content.as_ref().is_some_and(String::is_empty) {
+        whole.finish_reason = self.finish_reason(reason);
+        let has_calls = !whole.message.tool_calls.is_empty() || whole.message.function_call.is_some();
+        if has_calls && whole.message.content.as_ref().is_some_and(String::is_empty) {
             whole.message.content = None;
         }
     }
@@ -80,10 +101,14 @@ impl Choices for ChatChoices {
     }
 
     fn call(&mut self, index: u32, call: &ToolCallDelta) -> Option<ChunkChoice> {
-        Some(ChunkChoice::tool_call(index, ToolCallFragment::of(call)?))
+        let fragment = ToolCallFragment::of(call)?;
+        Some(match self.has_functions {
+            true => ChunkChoice::function_call(index, fragment.function),
+            false => ChunkChoice::tool_call(index, fragment),
+        })
     }
 
     fn finish(&self, index: u32, reason: FinishReason) -> ChunkChoice {
-        ChunkChoice::finish(index, reason)
+        ChunkChoice::finish(index, self.finish_reason(reason))
     }
 }

@@ -148,7 +148,7 @@ mod tests {
             system_fingerprint: "f".into(),
         };
         let shape = ReplyShape { head, n_choices: n, choices_per_prompt: n, include_usage, stream: true };
-        let mut writer = ChunkWriter::new(shape, ChatChoices { logprobs: false });
+        let mut writer = ChunkWriter::new(shape, ChatChoices { logprobs: false, has_functions: false });
         let mut stream: String = steps.iter().map(|step| writer.write(step)).collect();
         stream += &writer.finish();
         let events: Vec<String> = stream.split_terminator("\n\n").map(summary).collect();

@@ -98,7 +98,7 @@ async fn refusals_are_in_anthropics_envelope() {
     let refused = |fields: Value| server.post_to("/v1/messages", body(fields));
     let error = refused(json!({"max_tokens": null})).await.failed_as_anthropic(400, "invalid_request_error");
     assert!(error["message"].as_str().unwrap().contains("max_tokens"), "{error}");
-    refused(json!({"tools": [{"name": "f"}]})).await.failed_as_anthropic(400, "invalid_request_error");
+    refused(json!({"tools": [{"name": "a b"}]})).await.failed_as_anthropic(400, "invalid_request_error");
     server.get("/v1/messages").await.failed_as_anthropic(405, "invalid_request_error");
     let missing = start(before([Act::Fail(RequestError::ModelNotFound { model: "x".into() })])).await;
     for stream in [false, true] {
@@ -120,4 +120,38 @@ async fn tokens_are_counted_without_generating() {
     assert!(server.fake.requests.lock().unwrap().is_empty());
     let unknown = json!({"model": "x", "messages": [{"role": "user", "content": "hi"}]});
     server.post_to("/v1/messages/count_tokens", unknown).await.failed_as_anthropic(404, "not_found_error");
+}
+
+#[tokio::test]
+async fn calls_are_blocks_and_thinking_is_one_for_those_who_asked() {
+    let server = start(calling()).await;
+    let tools = json!({"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}});
+    let call = json!({"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": 1}});
+    let whole = server.post_to("/v1/messages?beta=true", body(tools.clone())).await.json();
+    assert_eq!((&whole["content"], &whole["stop_reason"]), (&json!([call]), &json!("tool_use")));
+    let mut asking = body(tools);
+    asking["thinking"] = json!({"type": "enabled", "budget_tokens": 1024});
+    let whole = server.post_to("/v1/messages", asking.clone()).await.json();
+    assert_eq!(whole["content"][0]["thinking"], "hm");
+    assert_eq!(whole["content"][1], call);
+    asking["stream"] = json!(true);
+    let reply = server.post_to("/v1/messages", asking).await;
+    let events = reply.named_events();
+    let deltas: Vec<_> = events.iter().filter_map(|(_, data)| data["delta"]["type"].as_str()).collect();
+    assert_eq!(deltas, ["thinking_delta", "signature_delta", "input_json_delta", "input_json_delta"]);
+    let end = events.iter().find(|(name, _)| *name == "message_delta").unwrap();
+    assert_eq!(end.1["delta"]["stop_reason"], "tool_use");
+    assert!(server.fake.requests.lock().unwrap().iter().all(|(request, _)| request.tools.is_forced()));
+}
+
+#[tokio::test]
+async fn a_count_is_of_the_prompt_with_its_tools() {
+    let server = start(hello()).await;
+    let count = |extra: Value| server.post_to("/v1/messages/count_tokens", body(extra));
+    let without = count(json!({})).await.json()["input_tokens"].as_u64().unwrap();
+    let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
+    let with = count(json!({"tools": tools})).await.json()["input_tokens"].as_u64().unwrap();
+    let told_not_to = count(json!({"tools": tools, "tool_choice": {"type": "none"}})).await.json();
+    assert!(with > without);
+    assert_eq!(told_not_to["input_tokens"], without);
 }

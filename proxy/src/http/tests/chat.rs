@@ -210,3 +210,21 @@ async fn health_tells_whether_a_request_would_be_answered() {
     assert_eq!(reply.failed(503, "unavailable_error", None)["message"], "it crashed");
     assert_eq!(reply.json()["status"], "unavailable");
 }
+
+#[tokio::test]
+async fn functions_are_called_in_their_own_form() {
+    let server = start(calling()).await;
+    let functions = json!({"functions": [{"name": "f"}], "function_call": {"name": "f"}});
+    let choice = server.chat(functions.clone()).await.json()["choices"][0].clone();
+    assert_eq!(choice["message"]["function_call"], json!({"name": "f", "arguments": "{\"a\": 1}"}));
+    assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("function_call"), &Value::Null));
+    assert!(choice["message"].get("tool_calls").is_none());
+    let mut streamed = functions;
+    streamed["stream"] = json!(true);
+    let chunks = server.chat(streamed).await.chunks();
+    let calls: Vec<_> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]["function_call"]).collect();
+    let name: String = calls.iter().filter_map(|call| call["name"].as_str()).collect();
+    let arguments: String = calls.iter().filter_map(|call| call["arguments"].as_str()).collect();
+    assert_eq!((&*name, &*arguments), ("f", "{\"a\": 1}"));
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "function_call");
+}

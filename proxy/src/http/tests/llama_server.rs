@@ -10,6 +10,9 @@ async fn text_becomes_tokens_and_tokens_text() {
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]);
     let prompt = server.post_to("/apply-template", json!({ "messages": messages })).await;
     assert_eq!(prompt.json(), json!({"prompt": "system: s\nuser: u\n"}));
+    let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+    let prompt = server.post_to("/apply-template", json!({ "messages": messages, "tools": tools })).await;
+    assert_eq!(prompt.json(), json!({"prompt": "tool: f\nsystem: s\nuser: u\n"}));
     server.post_to("/tokenize", json!({"content": 3})).await.failed(400, "invalid_request_error", None);
     let unknown = json!({"content": "a", "model": "x"});
     server.post_to("/tokenize", unknown).await.failed(404, "not_found_error", Some("model_not_found"));

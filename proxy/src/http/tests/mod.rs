@@ -8,6 +8,7 @@ mod completions;
 mod connections;
 mod embeddings;
 mod errors;
+mod golden;
 mod keys;
 mod llama_server;
 mod ollama;
@@ -21,7 +22,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
 use baton_schemas::tools::ToolCallDelta;
@@ -170,23 +171,15 @@ impl Backend for Fake {
         Ok(tokens.iter().map(|token| format!("<{token}>")).collect())
     }
 
-    async fn count(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<u32, RequestError> {
-        Ok(self.render(model, conversation, caller).await?.len() as u32)
+    async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
+        Ok(self.render(model, chat, caller).await?.len() as u32)
     }
 
-    async fn render(
-        &self,
-        model: Option<&str>,
-        conversation: Conversation,
-        caller: &Caller,
-    ) -> Result<String, RequestError> {
+    async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         self.ready(model, caller).await?;
-        Ok(conversation.messages.iter().map(|message| format!("{}: {}\n", message.role, message.content)).collect())
+        let tools = chat.tools.offered().iter().map(|tool| format!("tool: {}\n", tool.name));
+        let messages = chat.conversation.messages.iter();
+        Ok(tools.chain(messages.map(|message| format!("{}: {}\n", message.role, message.content))).collect())
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {

@@ -68,6 +68,24 @@ async fn calls_are_whole_and_thoughts_apart() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_no_object_is_text() {
+    let call = |call| Event::ToolCall { choice: 0, call };
+    let begin = || call(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() });
+    let arguments = |fragment: &str| call(ToolCallDelta::Arguments { index: 0, fragment: fragment.into() });
+    let end = || call(ToolCallDelta::End { index: 0 });
+    for (events, expected) in [
+        (vec![begin(), arguments("[1]"), end()], "{\"name\": \"f\", \"arguments\": [1]"),
+        (vec![begin(), arguments("{\"a\": "), arguments("1")], "{\"name\": \"f\", \"arguments\": {\"a\": 1"),
+    ] {
+        let server = start(emits([vec![started(0)], events, vec![finished(0)]].concat())).await;
+        let lines = server.post_to("/api/chat", user()).await.lines();
+        let said: String = lines.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
+        let whole = server.post_to("/api/chat", with(user(), json!({"stream": false}))).await.json();
+        assert_eq!((&*said, &whole["message"]), (expected, &json!({"role": "assistant", "content": expected})));
+    }
+}
+
+#[tokio::test]
 async fn log_probabilities_reach_both_forms() {
     let server = start(emits([started(0), text_with_logprobs(0, "é"), finished(0)])).await;
     let expected = json!([{"token": "é", "logprob": -0.5, "bytes": [195, 169],

@@ -81,3 +81,37 @@ async fn a_stream_that_fails_says_so_and_never_completes() {
     let refused = early.post_to("/v1/responses", body(json!({"previous_response_id": "resp_1"}))).await;
     assert_eq!(refused.failed(400, "invalid_request_error", None)["param"], "previous_response_id");
 }
+
+#[tokio::test]
+async fn reasoning_and_calls_are_items() {
+    let server = start(calling()).await;
+    let tool = json!({"type": "function", "name": "f", "parameters": {"type": "object"}});
+    let asked = json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false});
+    let whole = server.post_to("/v1/responses", body(asked.clone())).await.json();
+    assert_eq!((&whole["tool_choice"], &whole["tools"][0]["name"]), (&json!("required"), &json!("f")));
+    let output = &whole["output"];
+    assert_eq!(output[0]["content"], json!([{"type": "reasoning_text", "text": "hm"}]));
+    assert_eq!(
+        (&output[1]["type"], &output[1]["call_id"], &output[1]["arguments"], &output[1]["status"]),
+        (&json!("function_call"), &json!("call_1"), &json!("{\"a\": 1}"), &json!("completed"))
+    );
+    assert_eq!(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 1);
+    let mut streamed = body(asked);
+    streamed["stream"] = json!(true);
+    let reply = server.post_to("/v1/responses", streamed).await;
+    let events = reply.named_events();
+    let names: Vec<_> = events.iter().skip(2).map(|(name, _)| name.trim_start_matches("response.")).collect();
+    let reasoning = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"];
+    let call = [
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ];
+    assert_eq!(names, [&reasoning[..], &call[..]].concat());
+    assert_eq!(events.last().unwrap().1["response"]["output"][1]["name"], "f");
+}

@@ -1,17 +1,20 @@
 //! The events of a streamed response, each with a number that grows by one.
-//!
-//! All of a response's text is the one part of its one item, so both have index 0.
 
 use serde::Serialize;
 
-use super::response::{Failure, Head, Item, Part, Response, ResponseUsage};
+use super::output::{Item, Kind, Output, Part, Status, last_status};
+use super::response::{Failure, Head, Response, ResponseUsage};
 use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::FinishReason;
+use crate::tools::ToolCallDelta;
 
 /// Writes one response's events, in the order of its methods; each gives server-sent events.
+///
+/// An item is opened by what first belongs to it and closed by what no longer does.
 #[derive(Debug)]
 pub struct EventWriter {
     head: Head,
+    output: Output,
     n_written: u64,
 }
 
@@ -23,17 +26,37 @@ enum Event<'a> {
     #[serde(rename = "response.in_progress")]
     InProgress { response: &'a Response },
     #[serde(rename = "response.output_item.added")]
-    ItemAdded { output_index: u32, item: &'a Item },
+    ItemAdded { output_index: usize, item: &'a Item },
     #[serde(rename = "response.content_part.added")]
-    PartAdded { item_id: &'a str, output_index: u32, content_index: u32, part: &'a Part },
+    PartAdded { item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
     #[serde(rename = "response.output_text.delta")]
-    TextDelta { item_id: &'a str, output_index: u32, content_index: u32, delta: &'a str, logprobs: &'a [TokenLogprob] },
+    TextDelta {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        delta: &'a str,
+        logprobs: &'a [TokenLogprob],
+    },
     #[serde(rename = "response.output_text.done")]
-    TextDone { item_id: &'a str, output_index: u32, content_index: u32, text: &'a str, logprobs: &'a [TokenLogprob] },
+    TextDone {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
+        logprobs: &'a [TokenLogprob],
+    },
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningDelta { item_id: &'a str, output_index: usize, content_index: usize, delta: &'a str },
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningDone { item_id: &'a str, output_index: usize, content_index: usize, text: &'a str },
     #[serde(rename = "response.content_part.done")]
-    PartDone { item_id: &'a str, output_index: u32, content_index: u32, part: &'a Part },
+    PartDone { item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta { item_id: &'a str, output_index: usize, delta: &'a str },
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone { item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
     #[serde(rename = "response.output_item.done")]
-    ItemDone { output_index: u32, item: &'a Item },
+    ItemDone { output_index: usize, item: &'a Item },
     #[serde(rename = "response.completed")]
     Completed { response: &'a Response },
     #[serde(rename = "response.incomplete")]
@@ -52,7 +75,8 @@ struct Numbered<'a> {
 impl EventWriter {
     /// Of a response with this head.
     pub fn new(head: Head) -> Self {
-        EventWriter { head, n_written: 0 }
+        let output = head.no_output();
+        EventWriter { head, output, n_written: 0 }
     }
 
     /// The first two events.
@@ -61,28 +85,58 @@ impl EventWriter {
         self.write(&Event::Created { response: &response }) + &self.write(&Event::InProgress { response: &response })
     }
 
-    /// The message and its text begin.
-    pub fn opened(&mut self) -> String {
-        let (item, part, item_id) = (self.head.opened_item(), Part::default(), self.head.item_id.clone());
-        self.write(&Event::ItemAdded { output_index: 0, item: &item })
-            + &self.write(&Event::PartAdded { item_id: &item_id, output_index: 0, content_index: 0, part: &part })
-    }
-
     /// More text, with the log-probabilities of its tokens if they were asked for.
-    pub fn delta(&mut self, delta: &str, logprobs: &[TokenLogprob]) -> String {
-        let item_id = self.head.item_id.clone();
-        self.write(&Event::TextDelta { item_id: &item_id, output_index: 0, content_index: 0, delta, logprobs })
+    pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob]) -> String {
+        if delta.is_empty() && (logprobs.is_empty() || !self.output.is_in(Kind::Message)) {
+            return String::new();
+        }
+        let is_new = !self.output.is_in(Kind::Message);
+        let closing = if is_new { self.close(Status::Completed) } else { String::new() };
+        self.output.text(delta, logprobs);
+        let opening = if is_new { self.opened() } else { String::new() };
+        let (output_index, item_id) = self.place();
+        closing
+            + &opening
+            + &self.write(&Event::TextDelta { item_id: &item_id, output_index, content_index: 0, delta, logprobs })
     }
 
-    /// The end of the text, the message and the response.
-    pub fn finished(&mut self, reason: FinishReason, part: Part, usage: ResponseUsage) -> String {
-        let (item, item_id) = (self.head.item(reason, part.clone()), self.head.item_id.clone());
-        let (output_index, content_index, item_id) = (0, 0, &*item_id);
-        let (text, logprobs) = (&*part.text, &*part.logprobs);
-        let mut events = self.write(&Event::TextDone { item_id, output_index, content_index, text, logprobs });
-        events += &self.write(&Event::PartDone { item_id, output_index, content_index, part: &part });
-        events += &self.write(&Event::ItemDone { output_index, item: &item });
-        let response = &self.head.finished(reason, part, usage);
+    /// More of what the model thinks.
+    pub fn reasoning(&mut self, delta: &str) -> String {
+        let is_new = !self.output.is_in(Kind::Reasoning);
+        let closing = if is_new { self.close(Status::Completed) } else { String::new() };
+        self.output.reasoning(delta);
+        let opening = if is_new { self.opened() } else { String::new() };
+        let (output_index, item_id) = self.place();
+        let event = Event::ReasoningDelta { item_id: &item_id, output_index, content_index: 0, delta };
+        closing + &opening + &self.write(&event)
+    }
+
+    /// A step of a call.
+    pub fn call(&mut self, step: &ToolCallDelta) -> String {
+        match step {
+            ToolCallDelta::Begin { .. } => {
+                let closing = self.close(Status::Completed);
+                self.output.call(step);
+                closing + &self.opened()
+            }
+            ToolCallDelta::Arguments { fragment, .. } => {
+                self.output.call(step);
+                let (output_index, item_id) = self.place();
+                self.write(&Event::ArgumentsDelta { item_id: &item_id, output_index, delta: fragment })
+            }
+            ToolCallDelta::End { .. } => self.close(Status::Completed),
+        }
+    }
+
+    /// The end of what is open, and of the response.
+    pub fn finished(&mut self, reason: FinishReason, usage: ResponseUsage) -> String {
+        let mut events = String::new();
+        if self.output.items().is_empty() {
+            self.output.open_message();
+            events += &self.opened();
+        }
+        events += &self.close(last_status(reason));
+        let response = &self.head.finished(reason, self.output.items().to_vec(), usage);
         events
             + &match reason {
                 FinishReason::Stop | FinishReason::ToolCalls => self.write(&Event::Completed { response }),
@@ -94,6 +148,56 @@ impl EventWriter {
     pub fn failed(&mut self, failure: Failure) -> String {
         let response = self.head.failed(failure);
         self.write(&Event::Failed { response: &response })
+    }
+
+    /// The last item has begun.
+    fn opened(&mut self) -> String {
+        let Some(item) = self.output.items().last().map(Item::begun) else { return String::new() };
+        let (output_index, item_id) = self.place();
+        let added = self.write(&Event::ItemAdded { output_index, item: &item });
+        let part = match item {
+            Item::Reasoning { .. } => Kind::Reasoning.empty_part(),
+            Item::Message { .. } => Kind::Message.empty_part(),
+            Item::FunctionCall { .. } => return added,
+        };
+        added + &self.write(&Event::PartAdded { item_id: &item_id, output_index, content_index: 0, part: &part })
+    }
+
+    /// The open item, if there is one, ends.
+    fn close(&mut self, status: Status) -> String {
+        if !self.output.is_open() {
+            return String::new();
+        }
+        self.output.close(status);
+        let Some(item) = self.output.items().last().cloned() else { return String::new() };
+        let (output_index, item_id) = self.place();
+        let item_id = &*item_id;
+        let mut events = String::new();
+        match &item {
+            Item::Reasoning { content, .. } | Item::Message { content, .. } => {
+                for (content_index, part) in content.iter().enumerate() {
+                    events += &self.write(&match part {
+                        Part::OutputText { text, logprobs, .. } => {
+                            Event::TextDone { item_id, output_index, content_index, text, logprobs }
+                        }
+                        Part::ReasoningText { text } => {
+                            Event::ReasoningDone { item_id, output_index, content_index, text }
+                        }
+                    });
+                    events += &self.write(&Event::PartDone { item_id, output_index, content_index, part });
+                }
+            }
+            Item::FunctionCall { name, arguments, .. } => {
+                events += &self.write(&Event::ArgumentsDone { item_id, output_index, name, arguments });
+            }
+        }
+        events + &self.write(&Event::ItemDone { output_index, item: &item })
+    }
+
+    /// Index and id of the last item.
+    fn place(&self) -> (usize, String) {
+        let items = self.output.items();
+        (items.len().saturating_sub(1), items.last().map(|item| item.id().to_owned()).unwrap_or_default())
     }
 
     fn write(&mut self, event: &Event<'_>) -> String {
@@ -113,7 +217,11 @@ impl Event<'_> {
             Event::PartAdded { .. } => "response.content_part.added",
             Event::TextDelta { .. } => "response.output_text.delta",
             Event::TextDone { .. } => "response.output_text.done",
+            Event::ReasoningDelta { .. } => "response.reasoning_text.delta",
+            Event::ReasoningDone { .. } => "response.reasoning_text.done",
             Event::PartDone { .. } => "response.content_part.done",
+            Event::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            Event::ArgumentsDone { .. } => "response.function_call_arguments.done",
             Event::ItemDone { .. } => "response.output_item.done",
             Event::Completed { .. } => "response.completed",
             Event::Incomplete { .. } => "response.incomplete",
@@ -140,25 +248,58 @@ mod tests {
             format: json!({"type": "text"}),
             effort: None,
             parallel_tool_calls: true,
+            tool_choice: json!("auto"),
+            tools: vec![],
             top_logprobs: 0,
         };
-        let (id, item_id, model) = ("resp_1".into(), "msg_1".into(), "m".into());
-        Head { id, item_id, created_at: 1, model, echo }
+        Head { stem: "1".into(), created_at: 1, model: "m".into(), echo }
     }
 
     #[test]
     fn a_transcript_has_openais_order_and_shapes() {
         let mut writer = EventWriter::new(head());
         let logprob = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
-        let mut part = Part::default();
-        part.text.push_str("Hi \u{1F600}");
-        part.logprobs.push(logprob.clone());
-        let mut transcript = writer.created() + &writer.opened() + &writer.delta("Hi", &[logprob]);
-        transcript += &writer.delta(" \u{1F600}", &[]);
-        transcript += &writer.finished(FinishReason::Length, part, ResponseUsage::new(9, 4, 2, 0));
+        let mut transcript = writer.created() + &writer.text("Hi", &[logprob]);
+        transcript += &writer.text(" \u{1F600}", &[]);
+        transcript += &writer.finished(FinishReason::Length, ResponseUsage::new(9, 4, 2, 0));
         let mut writer = EventWriter::new(head());
         transcript += &writer.created();
         transcript += &writer.failed(Failure { code: "server_error", message: "The engine stopped.".into() });
         assert_eq!(transcript, include_str!("../golden/response_events.sse"));
+    }
+
+    #[test]
+    fn reasoning_text_and_calls_are_items_one_after_the_other() {
+        let mut writer = EventWriter::new(head());
+        let begin = |index, id: &str| ToolCallDelta::Begin { index, id: id.into(), name: "f".into() };
+        let arguments = |index, fragment: &str| ToolCallDelta::Arguments { index, fragment: fragment.into() };
+        let mut transcript =
+            writer.created() + &writer.reasoning("h") + &writer.reasoning("m") + &writer.text("So", &[]);
+        for step in [
+            begin(0, "call_1"),
+            arguments(0, "{\"a\":"),
+            arguments(0, "1}"),
+            ToolCallDelta::End { index: 0 },
+            begin(1, "call_2"),
+            arguments(1, "{}"),
+            ToolCallDelta::End { index: 1 },
+        ] {
+            transcript += &writer.call(&step);
+        }
+        transcript += &writer.finished(FinishReason::ToolCalls, ResponseUsage::new(9, 4, 20, 3));
+        assert_eq!(transcript, include_str!("../golden/response_calls.sse"));
+    }
+
+    #[test]
+    fn what_a_limit_cuts_off_is_incomplete_and_what_came_before_is_not() {
+        let mut output = Output::new("1".into());
+        output.reasoning("hm");
+        output.text("", &[]);
+        output.call(&ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() });
+        output.call(&ToolCallDelta::Arguments { index: 0, fragment: "{".into() });
+        output.finish(FinishReason::Length);
+        let status: Vec<_> =
+            output.items().iter().map(|item| serde_json::to_value(item).unwrap()["status"].clone()).collect();
+        assert_eq!(status, ["completed", "incomplete"]);
     }
 }

@@ -4,11 +4,14 @@
 //! (`previous_response_id`, `conversation`, `store: true`, `background`) is refused by name.
 
 pub mod events;
+pub mod output;
 pub mod request;
 pub mod response;
 
 mod input;
+mod tools;
 
 pub use events::EventWriter;
+pub use output::Output;
 pub use request::ResponsesRequest;
 pub use response::{Echo, Head};

@@ -5,15 +5,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::input;
 use super::response::Echo;
+use super::{input, tools};
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::openai::chat_request::TOP_LOGPROBS;
 use crate::openai::template_args;
 use crate::request::fields::Fields;
 use crate::request::{self, InvalidRequest, off, sampling, stop};
-use crate::tools::ToolUse;
 
 /// OpenAI's limits on what it echoes.
 const MAX_METADATA: usize = 16;
@@ -48,6 +47,7 @@ impl ResponsesRequest {
         }
         let messages = input::parse(root)?;
         let top_logprobs = top_logprobs(root)?;
+        let tool_use = tools::parse(root)?;
         let echo = Echo {
             instructions: root.string("instructions")?.map(str::to_owned),
             max_output_tokens: max_tokens,
@@ -56,7 +56,9 @@ impl ResponsesRequest {
             top_p: sampling.top_p,
             format,
             effort: effort.map(str::to_owned),
-            parallel_tool_calls: root.boolean("parallel_tool_calls")?.unwrap_or(true),
+            parallel_tool_calls: tool_use.parallel,
+            tool_choice: root.get("tool_choice").cloned().unwrap_or_else(|| "auto".into()),
+            tools: tool_use.tools.iter().map(tools::echo).collect(),
             top_logprobs: top_logprobs.unwrap_or(0),
         };
         Ok(ResponsesRequest {
@@ -70,7 +72,7 @@ impl ResponsesRequest {
                 top_logprobs,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
                 constraint,
-                tools: ToolUse::default(),
+                tools: tool_use,
                 wants_thinking: false,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
@@ -95,20 +97,7 @@ fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
     if root.string("truncation")? == Some("auto") {
         return Err(InvalidRequest::unsupported("truncation", "Leaving out the beginning of a conversation"));
     }
-    refuse_tools(root)
-}
-
-/// Functions are refused; tools that run on OpenAI's own servers are skipped, as nobody here can run them.
-fn refuse_tools(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    let tools = root.array("tools")?.unwrap_or_default();
-    if tools.iter().any(|tool| tool.get("type").and_then(Value::as_str) == Some("function")) {
-        return Err(InvalidRequest::unsupported("tools", "Tool calling on this route"));
-    }
-    match root.get("tool_choice") {
-        None => Ok(()),
-        Some(Value::String(choice)) if choice == "none" || choice == "auto" => Ok(()),
-        Some(_) => Err(InvalidRequest::unsupported("tool_choice", "Tool choice on this route")),
-    }
+    Ok(())
 }
 
 /// `text.format`, and its echo.
@@ -195,7 +184,7 @@ mod tests {
         refused(json!({"store": true}), "store");
         refused(json!({"background": true}), "background");
         refused(json!({"truncation": "auto"}), "truncation");
-        refused(json!({"tools": [{"type": "function", "name": "f"}]}), "tools");
+        refused(json!({"tools": [{"type": "function", "name": ""}]}), "tools[0].name");
         refused(json!({"tool_choice": "required"}), "tool_choice");
         refused(json!({"text": {"format": {"type": "xml"}}}), "text.format");
         refused(json!({"text": {"format": {"type": "json_schema", "name": "n"}}}), "text.format");

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::openai::logprobs::TokenLogprob;
+use super::output::{Item, Output};
 use crate::sequence::FinishReason;
 
 /// What a reply repeats of its request.
@@ -25,6 +25,10 @@ pub struct Echo {
     pub effort: Option<String>,
     /// `parallel_tool_calls`.
     pub parallel_tool_calls: bool,
+    /// `tool_choice`, as the client wrote it.
+    pub tool_choice: Value,
+    /// The functions that are in effect.
+    pub tools: Vec<Value>,
     /// `top_logprobs`.
     pub top_logprobs: u32,
 }
@@ -32,10 +36,8 @@ pub struct Echo {
 /// What is known of a response before its first token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
-    /// `resp_…`
-    pub id: String,
-    /// `msg_…`, of the one message that there is.
-    pub item_id: String,
+    /// What the ids of the response and its items end in.
+    pub stem: String,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
     /// As the client wrote it.
@@ -66,8 +68,8 @@ pub struct Response {
     store: bool,
     temperature: f32,
     text: Value,
-    tool_choice: &'static str,
-    tools: [(); 0],
+    tool_choice: Value,
+    tools: Vec<Value>,
     top_logprobs: u32,
     top_p: f32,
     truncation: &'static str,
@@ -117,50 +119,24 @@ impl ResponseUsage {
     }
 }
 
-/// A message of the assistant.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Item {
-    id: String,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    status: &'static str,
-    content: Vec<Part>,
-    role: &'static str,
-}
-
-/// Its text.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Part {
-    #[serde(rename = "type")]
-    kind: OutputText,
-    annotations: [(); 0],
-    /// Empty unless asked for.
-    pub logprobs: Vec<TokenLogprob>,
-    /// So far.
-    pub text: String,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-enum OutputText {
-    #[default]
-    #[serde(rename = "output_text")]
-    OutputText,
-}
-
 impl Head {
+    /// Before anything was put out.
+    pub fn no_output(&self) -> Output {
+        Output::new(self.stem.clone())
+    }
+
     /// Before there is anything.
     pub fn in_progress(&self) -> Response {
         self.response("in_progress", Vec::new())
     }
 
     /// The end, for this reason.
-    pub fn finished(&self, reason: FinishReason, part: Part, usage: ResponseUsage) -> Response {
-        let response = self.response(status(reason), vec![self.item(reason, part)]);
-        let incomplete_details = match reason {
-            FinishReason::Stop | FinishReason::ToolCalls => None,
-            FinishReason::Length => Some(json!({"reason": "max_output_tokens"})),
+    pub fn finished(&self, reason: FinishReason, output: Vec<Item>, usage: ResponseUsage) -> Response {
+        let (status, incomplete_details) = match reason {
+            FinishReason::Stop | FinishReason::ToolCalls => ("completed", None),
+            FinishReason::Length => ("incomplete", Some(json!({"reason": "max_output_tokens"}))),
         };
-        Response { usage: Some(usage), incomplete_details, ..response }
+        Response { usage: Some(usage), incomplete_details, ..self.response(status, output) }
     }
 
     /// The end that is none.
@@ -168,24 +144,10 @@ impl Head {
         Response { error: Some(failure), ..self.response("failed", Vec::new()) }
     }
 
-    /// The message before its text.
-    pub fn opened_item(&self) -> Item {
-        self.item_with("in_progress", Vec::new())
-    }
-
-    /// The message at its end.
-    pub fn item(&self, reason: FinishReason, part: Part) -> Item {
-        self.item_with(status(reason), vec![part])
-    }
-
-    fn item_with(&self, status: &'static str, content: Vec<Part>) -> Item {
-        Item { id: self.item_id.clone(), kind: "message", status, content, role: "assistant" }
-    }
-
     fn response(&self, status: &'static str, output: Vec<Item>) -> Response {
         let echo = self.echo.clone();
         Response {
-            id: self.id.clone(),
+            id: format!("resp_{}", self.stem),
             object: "response",
             created_at: self.created_at,
             status,
@@ -204,21 +166,13 @@ impl Head {
             store: false,
             temperature: echo.temperature,
             text: json!({"format": echo.format}),
-            tool_choice: "auto",
-            tools: [],
+            tool_choice: echo.tool_choice,
+            tools: echo.tools,
             top_logprobs: echo.top_logprobs,
             top_p: echo.top_p,
             truncation: "disabled",
             usage: None,
             user: None,
         }
-    }
-}
-
-/// The status of what ended for this reason.
-fn status(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop | FinishReason::ToolCalls => "completed",
-        FinishReason::Length => "incomplete",
     }
 }

@@ -11,7 +11,7 @@ use baton_schemas::FinishReason;
 use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::openai::responses::Head;
-use baton_schemas::openai::responses::response::{Part, ResponseUsage};
+use baton_schemas::openai::responses::response::ResponseUsage;
 use futures::StreamExt;
 use uuid::Uuid;
 
@@ -35,8 +35,7 @@ pub async fn create(
     // Not held while the answer is made: 32 slow streams would keep 32 bodies.
     drop(body);
     let head = Head {
-        id: format!("resp_{}", Uuid::new_v4().simple()),
-        item_id: format!("msg_{}", Uuid::new_v4().simple()),
+        stem: Uuid::new_v4().simple().to_string(),
         created_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         model: generate.model.clone(),
         echo,
@@ -52,54 +51,29 @@ pub async fn create(
 
 /// Waits for all of a request. Dropping the future cancels it.
 async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
-    let (mut text, mut chosen_route) = (Text::new(), String::new());
+    let (mut output, mut tally, mut chosen_route) = (head.no_output(), Tally::new(1), String::new());
+    let mut end = FinishReason::Stop;
     while let Some(step) = steps.next().await {
         let step = step?;
-        text.record(&step);
-        if let Step::Accepted { route, .. } = step {
-            chosen_route = route;
+        tally.record(&step);
+        match step {
+            Step::Accepted { route, .. } => chosen_route = route,
+            Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+            Step::Event(Event::Text { text, tokens, .. }) => output.text(&text, &logprobs(&tokens)),
+            Step::Event(Event::Reasoning { text, .. }) => output.reasoning(&text),
+            Step::Event(Event::ToolCall { call, .. }) => output.call(&call),
+            // Steps end only after this.
+            Step::Event(Event::Finished { reason, .. }) => end = reason,
         }
     }
-    let (part, reason, usage) = text.end();
-    let mut response = Json(head.finished(reason, part, usage)).into_response();
+    output.finish(end);
+    let mut response = Json(head.finished(end, output.into_items(), usage(&tally))).into_response();
     insert_route(response.headers_mut(), &chosen_route);
     Ok(response)
 }
 
-/// The one text of a response so far.
-struct Text {
-    part: Part,
-    tally: Tally,
-    /// Set at the end; steps end only after it.
-    reason: Option<FinishReason>,
-}
-
-impl Text {
-    fn new() -> Self {
-        Text { part: Part::default(), tally: Tally::new(1), reason: None }
-    }
-
-    fn record(&mut self, step: &Step) {
-        self.tally.record(step);
-        match step {
-            Step::Event(Event::Text { text, tokens, .. }) => {
-                self.part.text.push_str(text);
-                self.part.logprobs.extend(logprobs(tokens));
-            }
-            Step::Event(Event::Finished { reason, .. }) => self.reason = Some(*reason),
-            // No functions are passed on, and what the model thinks is not shown here.
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
-            ) => {}
-        }
-    }
-
-    fn end(self) -> (Part, FinishReason, ResponseUsage) {
-        let Tally { n_prompt, n_cached, n_completion, n_reasoning, .. } = self.tally;
-        let usage = ResponseUsage::new(n_prompt, n_cached, n_completion, n_reasoning);
-        (self.part, self.reason.unwrap_or(FinishReason::Stop), usage)
-    }
+fn usage(tally: &Tally) -> ResponseUsage {
+    ResponseUsage::new(tally.n_prompt, tally.n_cached, tally.n_completion, tally.n_reasoning)
 }
 
 /// Empty unless they were asked for.

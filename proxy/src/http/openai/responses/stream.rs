@@ -1,34 +1,31 @@
 //! Steps → the events of a response.
 
+use baton_schemas::FinishReason;
 use baton_schemas::openai::responses::response::Failure as ResponseFailure;
 use baton_schemas::openai::responses::{EventWriter, Head};
 
-use super::{Text, logprobs};
+use super::{logprobs, usage};
 use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
+use crate::http::tally::Tally;
 
 /// Writes one stream.
 pub(super) struct ResponseWriter {
     events: EventWriter,
-    text: Text,
+    tally: Tally,
     is_created: bool,
-    is_open: bool,
+    reason: Option<FinishReason>,
 }
 
 impl ResponseWriter {
     pub(super) fn new(head: Head) -> Self {
-        ResponseWriter { events: EventWriter::new(head), text: Text::new(), is_created: false, is_open: false }
+        ResponseWriter { events: EventWriter::new(head), tally: Tally::new(1), is_created: false, reason: None }
     }
 
-    /// What stands before the first text; nothing the second time.
-    fn open(&mut self) -> String {
-        let created = self.create();
-        if std::mem::replace(&mut self.is_open, true) { String::new() } else { created + &self.events.opened() }
-    }
-
+    /// The first events; nothing the second time.
     fn create(&mut self) -> String {
         if std::mem::replace(&mut self.is_created, true) { String::new() } else { self.events.created() }
     }
@@ -38,22 +35,25 @@ impl StreamWriter for ResponseWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     fn write(&mut self, step: &Step) -> String {
-        self.text.record(step);
-        match step {
-            Step::Accepted { .. } => self.create(),
-            Step::Event(Event::Text { text, tokens, .. }) => self.open() + &self.events.delta(text, &logprobs(tokens)),
-            Step::Event(_) => String::new(),
-        }
+        self.tally.record(step);
+        let created = self.create();
+        created
+            + &match step {
+                Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => String::new(),
+                Step::Event(Event::Text { text, tokens, .. }) => self.events.text(text, &logprobs(tokens)),
+                Step::Event(Event::Reasoning { text, .. }) => self.events.reasoning(text),
+                Step::Event(Event::ToolCall { call, .. }) => self.events.call(call),
+                Step::Event(Event::Finished { reason, .. }) => {
+                    self.reason = Some(*reason);
+                    String::new()
+                }
+            }
     }
 
-    /// Without an end of the text there was none, and so there is no last event.
+    /// Without a reason there was no end, and so there is no last event.
     fn finish(&mut self) -> String {
-        if self.text.reason.is_none() {
-            return String::new();
-        }
-        let opening = self.open();
-        let (part, reason, usage) = std::mem::replace(&mut self.text, Text::new()).end();
-        opening + &self.events.finished(reason, part, usage)
+        let Some(reason) = self.reason.take() else { return String::new() };
+        self.create() + &self.events.finished(reason, usage(&self.tally))
     }
 
     fn fail(&mut self, failure: Failure) -> String {

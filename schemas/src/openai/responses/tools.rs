@@ -1,0 +1,105 @@
+//! `tools`, `tool_choice` and `parallel_tool_calls`.
+
+use serde_json::{Value, json};
+
+use crate::request::InvalidRequest;
+use crate::request::fields::Fields;
+use crate::request::tools::{Form, parallel, plain_choice};
+use crate::tools::{Tool, ToolChoice, ToolUse};
+
+const CHOICE: &str = "tool_choice";
+
+/// Reads the functions. Tools that run on OpenAI's own servers are skipped, as nobody here can run them.
+pub(super) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
+    let parallel = parallel(root)?;
+    let wrong = || InvalidRequest::at(CHOICE, "must be auto, none, required, a function or allowed_tools");
+    let choice = match root.get(CHOICE) {
+        None => ToolChoice::Auto,
+        Some(Value::String(word)) => plain_choice(word).ok_or_else(wrong)?,
+        Some(chosen @ Value::Object(_)) => {
+            let chosen = Fields::at(chosen, CHOICE)?;
+            match chosen.string("type")? {
+                Some("function") => ToolChoice::Named(chosen.string("name")?.ok_or_else(wrong)?.to_owned()),
+                Some("allowed_tools") => return allowed(root, chosen, parallel),
+                Some(_) => return Err(InvalidRequest::unsupported(CHOICE, "A tool that runs on OpenAI's servers")),
+                None => return Err(wrong()),
+            }
+        }
+        Some(_) => return Err(wrong()),
+    };
+    Form::RESPONSES.read(root, choice, parallel)
+}
+
+/// Some of the tools. The model is not told of the others.
+fn allowed(root: Fields<'_>, chosen: Fields<'_>, parallel: bool) -> Result<ToolUse, InvalidRequest> {
+    let choice = match chosen.string("mode")? {
+        Some("auto") | None => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some(_) => return Err(InvalidRequest::at(chosen.name("mode"), "must be auto or required")),
+    };
+    let mut tools = Form::RESPONSES.read(root, ToolChoice::Auto, parallel)?;
+    let names = chosen.array("tools")?.unwrap_or_default();
+    let names: Vec<&str> = names.iter().filter_map(|tool| tool.get("name")?.as_str()).collect();
+    tools.tools.retain(|tool| names.contains(&tool.name.as_str()));
+    if tools.tools.is_empty() {
+        return Err(InvalidRequest::at(chosen.name("tools"), "names none of the functions among 'tools'"));
+    }
+    Ok(ToolUse { choice, ..tools })
+}
+
+/// A function as replies repeat it.
+pub(super) fn echo(tool: &Tool) -> Value {
+    json!({
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(body: Value) -> Result<ToolUse, String> {
+        parse(Fields::root(body.as_object().unwrap())).map_err(|error| error.param.unwrap_or_default())
+    }
+
+    fn tools() -> Value {
+        json!([{"type": "web_search"}, {"type": "function", "name": "f", "description": "d", "strict": true,
+            "parameters": {"type": "object"}}, {"type": "function", "name": "g"}])
+    }
+
+    #[test]
+    fn functions_stand_flat_and_other_tools_are_skipped() {
+        let all = parsed(json!({ "tools": tools(), "parallel_tool_calls": false })).unwrap();
+        assert_eq!(all.tools.iter().map(|tool| &*tool.name).collect::<Vec<_>>(), ["f", "g"]);
+        assert!(all.tools[0].strict && !all.tools[1].strict && !all.parallel);
+        assert_eq!(
+            echo(&all.tools[0]),
+            json!({"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": true})
+        );
+        assert_eq!(parsed(json!({ "tools": [{"type": "local_shell"}] })), Ok(ToolUse::default()));
+    }
+
+    #[test]
+    fn a_choice_is_a_word_a_function_or_some_of_them() {
+        let of = |choice: Value| parsed(json!({ "tools": tools(), "tool_choice": choice }));
+        assert_eq!(of(json!("required")).unwrap().choice, ToolChoice::Required);
+        assert_eq!(of(json!({"type": "function", "name": "g"})).unwrap().choice, ToolChoice::Named("g".into()));
+        let g = json!([{"type": "function", "name": "g"}]);
+        let some = of(json!({"type": "allowed_tools", "mode": "required", "tools": g})).unwrap();
+        assert_eq!((some.choice, &*some.tools[0].name, some.tools.len()), (ToolChoice::Required, "g", 1));
+        assert_eq!(of(json!("always")), Err("tool_choice".into()));
+        assert_eq!(of(json!({"type": "function", "name": "h"})), Err("tool_choice".into()));
+        assert_eq!(of(json!({"type": "file_search"})), Err("tool_choice".into()));
+        assert_eq!(of(json!({"type": "allowed_tools", "tools": []})), Err("tool_choice.tools".into()));
+        assert_eq!(
+            parsed(json!({ "tools": [{"type": "web_search"}], "tool_choice": "required" })),
+            Err("tool_choice".into())
+        );
+        let second = json!([{"type": "web_search"}, {"type": "function", "name": "a b"}]);
+        assert_eq!(parsed(json!({ "tools": second })), Err("tools[1].name".into()));
+    }
+}
