@@ -34,6 +34,10 @@ else
   export BATON_NODE_CLIENTS=$PWD/$node
 fi
 
+# Rust's clients and their example; test_rust.py runs them.
+cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
+cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
+
 run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
 run_tests target/clients tests/clients --ignore tests/clients/openai_2
 run_tests target/clients-openai-2 tests/clients/openai_2

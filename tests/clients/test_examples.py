@@ -14,8 +14,8 @@ from conftest import MODEL
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NODE = os.environ.get("BATON_NODE_CLIENTS")
-# Built with the tests of Rust.
-RUST = ROOT / "target/release/examples/chat"
+# Built by the same script.
+RUST = ROOT / "target/clients-rust/debug/examples/chat"
 QUESTION = 'Say "hi" in one word.\n\\'
 
 
@@ -39,7 +39,7 @@ def test_node(base_url):
     assert len(output("node", f"{NODE}/chat.mjs", QUESTION, BATON_URL=base_url)) > 1
 
 
-@pytest.mark.skipif(not RUST.exists(), reason="cargo has not built the examples (cargo build --release --examples)")
+@pytest.mark.skipif(not RUST.exists(), reason="scripts/run-clients.sh has not built it")
 def test_rust(base_url):
     assert len(output(RUST, QUESTION, BATON_URL=base_url)) > 1
 
@@ -65,7 +65,11 @@ def test_a_review_by_two_models(tmp_path):
         pytest.skip("BATON_TEST_SWA_MODEL names no second model")
     file = tmp_path / "submission.txt"
     file.write_text(SUBMISSION)
-    with server.node("--model", other, "--name", "judge", "--ctx-size", "1024") as node:
+    # The second model has no chat template of its own.
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
+    settings = ("--name", "judge", "--ctx-size", "1024", "--chat-template-file", template)
+    with server.node("--model", other, *settings) as node:
         with server.serve("--model", MODEL, "--decode", node) as banner:
             env = {"BATON_URL": server.base_url(banner), "BATON_MODELS": f"{MODEL},judge"}
             check(json.loads(output(sys.executable, EXAMPLES / "review.py", file, **env)), [MODEL, "judge"])

@@ -39,7 +39,6 @@ def test_chat(model):
     assert second.output and second.usage.input_tokens > result.usage.input_tokens
 
 
-@pytest.mark.asyncio
 async def test_a_stream_says_what_the_whole_reply_says(model):
     agent = Agent(model)
     whole = (await agent.run(ASK)).output
@@ -54,7 +53,6 @@ def test_structured_output(model, output):
     assert isinstance(Agent(model, output_type=output, retries=0).run_sync("Describe Paris.").output, City)
 
 
-@pytest.mark.asyncio
 async def test_structured_output_streams(model):
     async with Agent(model, output_type=City, retries=0).run_stream("Describe Paris.") as result:
         partial = [output async for output in result.stream_output(debounce_by=None)]
