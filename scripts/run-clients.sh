@@ -1,13 +1,43 @@
 #!/usr/bin/env bash
-# The tests with real clients: pinned packages in an environment of the repository's own.
+# The tests with real clients: pinned packages in environments of the repository's own, all of them under target/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=target/clients
-if [ ! -x "$venv/bin/python" ]; then
-  python3 -m venv "$venv" || { echo "run-clients: Python's venv module is missing; the client tests cannot run" >&2; exit 1; }
+export BATON=$PWD/target/release/baton
+
+# A Python environment with the packages of a list: environment FOLDER LIST
+environment() {
+  if [ ! -x "$1/bin/python" ]; then
+    python3 -m venv "$1" || { echo "run-clients: Python's venv module is missing; the client tests cannot run" >&2; exit 1; }
+  fi
+  if ! cmp -s "$2" "$1/installed.txt"; then
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
+    cp "$2" "$1/installed.txt"
+  fi
+}
+environment target/clients tests/clients/requirements.txt
+environment target/clients-openai-2 tests/clients/openai_2/requirements.txt
+
+# Node's packages, with the tests beside them, since a module's imports are looked for from where it lies.
+node=target/clients-node
+if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 17) ? 0 : 1)' 2>/dev/null; then
+  echo "run-clients: there is no Node of version 18.17 or newer; the tests of Node's clients are skipped" >&2
+elif ! command -v npm >/dev/null; then
+  echo "run-clients: there is no npm; the tests of Node's clients are skipped" >&2
+else
+  mkdir -p "$node"
+  if ! cmp -s tests/clients/node/package-lock.json "$node/installed.json"; then
+    cp tests/clients/node/package.json tests/clients/node/package-lock.json "$node"
+    npm ci --prefix "$node" --silent --no-audit --no-fund --ignore-scripts
+    cp tests/clients/node/package-lock.json "$node/installed.json"
+  fi
+  cp tests/clients/node/*.mjs examples/*.mjs "$node"
+  export BATON_NODE_CLIENTS=$PWD/$node
 fi
-if ! cmp -s tests/clients/requirements.txt "$venv/installed.txt"; then
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
-  cp tests/clients/requirements.txt "$venv/installed.txt"
-fi
-BATON=$PWD/target/release/baton "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/clients
+
+# Rust's clients and their example; test_rust.py runs them.
+cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
+cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
+
+run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
+run_tests target/clients tests/clients --ignore tests/clients/openai_2
+run_tests target/clients-openai-2 tests/clients/openai_2

@@ -29,13 +29,17 @@ newer_pip() {
 }
 if [ "$what" = test ] || { [ -z "$need_pip" ] && ! can_report python3; }; then python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || need_venv=1; fi
 
+# Node's clients are tested with Node 18.17 or newer. An older one is left alone: scripts/run-clients.sh says so.
+need_node=
+if [ "$what" = test ] && ! { command -v node && command -v npm; } >/dev/null; then need_node=1; fi
+
 if ! command -v cargo >/dev/null; then
   echo "setup: Rust's toolchain is missing. Install it from your distribution or with rustup, then run this again." >&2
   exit 1
 fi
 
 if [ "$(uname)" = Darwin ]; then
-  packages=${need_cmake:+cmake }${need_ninja:+ninja }${need_clang:+llvm }${need_pip:+python }
+  packages=${need_cmake:+cmake }${need_ninja:+ninja }${need_clang:+llvm }${need_pip:+python }${need_node:+node }
   [ -n "$packages" ] || { newer_pip; exit 0; }
   command -v brew >/dev/null || { echo "setup: please install: $packages(Homebrew was not found)" >&2; exit 1; }
   echo "setup: brew install $packages"
@@ -46,7 +50,7 @@ if [ "$(uname)" = Darwin ]; then
 fi
 
 packages=${need_cmake:+cmake }${need_ninja:+ninja-build }${need_clang:+libclang-dev }${need_cxx:+g++ }
-packages+=${need_pip:+python3-pip }${need_venv:+python3-venv }
+packages+=${need_pip:+python3-pip }${need_venv:+python3-venv }${need_node:+nodejs npm }
 if [ "$what" = test ]; then
   command -v curl >/dev/null || packages+="curl "
   command -v ps >/dev/null || packages+="procps "

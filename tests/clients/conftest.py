@@ -1,45 +1,72 @@
-"""A running Baton with the real model, for every client's tests. BATON names the binary."""
+"""A running Baton with the real model, for every client's tests, by both routes.
 
-import os
-import subprocess
-import threading
+A test that asks for `endpoint`, `base_url`, `ollama_url` or `client` runs twice: against an endpoint that generates
+directly, and against one that has every prompt computed by a prefill node and takes over its KV cache.
+"""
+
+import json
+import urllib.request
+from typing import NamedTuple
 
 import pytest
 from openai import OpenAI
 
+import server
+
 MODEL = "smollm2"
+
+
+class Endpoint(NamedTuple):
+    route: str
+    banner: str
+
+    @property
+    def base_url(self):
+        return server.base_url(self.banner)
+
+    @property
+    def ollama_url(self):
+        return server.ollama_url(self.banner)
+
+    def state(self):
+        with urllib.request.urlopen(self.base_url.removesuffix("/v1") + "/baton/state", timeout=60) as reply:
+            return json.load(reply)
 
 
 @pytest.fixture(scope="session")
 def banner():
-    """What the server printed when it was ready."""
-    command = [os.environ["BATON"], "serve", "--listen", "127.0.0.1:0", "--ollama-listen", "127.0.0.1:0"]
-    command += ["--model", MODEL, "--threads", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        lines = []
-        for line in server.stdout:
-            lines.append(line)
-            if line.startswith("Stop with"):
-                break
-        else:
-            pytest.fail("the server ended before it was ready")
-        # Kept reading, so that the server never blocks on a full pipe.
-        threading.Thread(target=server.stdout.read, daemon=True).start()
-        yield "".join(lines)
-    finally:
-        server.terminate()
-        assert server.wait(timeout=60) == 0
+    """What the server that generates directly printed when it was ready."""
+    with server.serve("--model", MODEL) as banner:
+        yield banner
 
 
 @pytest.fixture(scope="session")
-def base_url(banner):
-    return banner.split(" at ")[1].split()[0]
+def handoff_banner():
+    """What the server printed that decodes what a prefill node computes."""
+    with server.node("--role", "prefill", "--model", MODEL) as prefill:
+        policy = ("--prefill", prefill, "--policy", "always_handoff", "--no-calibration")
+        with server.serve("--model", MODEL, *policy) as banner:
+            yield banner
+            state = Endpoint("handoff", banner).state()
+            # Behind every test that asked for this route: prompts did come from the other node, and none had to fall back.
+            assert any(route["prefill"] for route in state["routes"])
+            assert [model["fallbacks"] for model in state["models"]] == [{}]
+
+
+@pytest.fixture(scope="session", params=["direct", "handoff"])
+def endpoint(request):
+    name = {"direct": "banner", "handoff": "handoff_banner"}[request.param]
+    return Endpoint(request.param, request.getfixturevalue(name))
 
 
 @pytest.fixture(scope="session")
-def ollama_url(banner):
-    return banner.split("OLLAMA_HOST=")[1].split()[0]
+def base_url(endpoint):
+    return endpoint.base_url
+
+
+@pytest.fixture(scope="session")
+def ollama_url(endpoint):
+    return endpoint.ollama_url
 
 
 @pytest.fixture

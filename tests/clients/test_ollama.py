@@ -104,14 +104,14 @@ def test_langchain(ollama_url):
     assert "".join(chunk.content for chunk in model.stream("What is the capital of France?")) == whole.content
 
 
-def test_curl(ollama_url):
+def test_curl(endpoint, ollama_url):
     def curl(*args):
         return subprocess.run(["curl", "-sS", "--max-time", "60", *args], capture_output=True, text=True, check=True).stdout
 
     body = {"model": MODEL, "messages": ASK, "options": {"num_predict": 3}}
     out = curl("-i", f"{ollama_url}/api/chat", "-d", json.dumps(body))
     head, _, lines = out.replace("\r\n", "\n").partition("\n\n")
-    assert "content-type: application/x-ndjson" in head.lower() and "x-baton-route: direct" in head.lower()
+    assert "content-type: application/x-ndjson" in head.lower() and f"x-baton-route: {endpoint.route}" in head.lower()
     lines = [json.loads(line) for line in lines.splitlines()]
     assert lines[-1]["done"] and lines[-1]["done_reason"] == "length" and lines[-1]["eval_count"] == 3
     assert curl(ollama_url) == "Ollama is running"

@@ -48,7 +48,7 @@ def test_errors_have_the_envelope(base_url):
     assert "403" in curl("-o", "/dev/null", "-w", "%{http_code}", "-H", "Host: evil.example", f"{base_url}/models")
 
 
-def test_the_bytes_of_a_stream(base_url):
+def test_the_bytes_of_a_stream(endpoint, base_url):
     """Order and headers as clients see them, on a connection that stays usable."""
     address = urlsplit(base_url)
     body = json.dumps({"model": MODEL, "stream": True, "max_tokens": 3, "temperature": 0,
@@ -66,7 +66,7 @@ def test_the_bytes_of_a_stream(base_url):
             head = head.decode().lower()
             assert head.startswith("http/1.1 200 ok")
             for wanted in ["content-type: text/event-stream", "cache-control: no-cache", "x-accel-buffering: no",
-                           "x-request-id:", "x-baton-route: direct"]:
+                           "x-request-id:", f"x-baton-route: {endpoint.route}"]:
                 assert wanted in head, head
             events = [line[6:] for line in rest.decode().splitlines() if line.startswith("data: ")]
             assert events[-1] == "[DONE]"

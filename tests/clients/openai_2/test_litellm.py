@@ -1,0 +1,81 @@
+"""litellm, by its OpenAI provider and by its Ollama one."""
+
+import json
+
+import litellm
+import pytest
+from litellm import completion, embedding
+from pydantic import BaseModel
+
+from conftest import MODEL
+
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "The weather in a city.", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}}}
+
+
+class City(BaseModel):
+    name: str
+    is_large: bool
+
+
+@pytest.fixture(params=["openai", "ollama_chat"])
+def to(request, base_url, ollama_url):
+    """Where to and as what: what every call has in common."""
+    base = {"openai": base_url, "ollama_chat": ollama_url}[request.param]
+    return {"model": f"{request.param}/{MODEL}", "api_base": base, "api_key": "none", "timeout": 120, "max_retries": 0}
+
+
+@pytest.fixture
+def openai(base_url):
+    return {"model": f"openai/{MODEL}", "api_base": base_url, "api_key": "none", "timeout": 120, "max_retries": 0}
+
+
+def test_a_stream_says_what_the_whole_reply_says(to):
+    settings = {**to, "messages": ASK, "temperature": 0, "max_tokens": 12}
+    whole = completion(**settings)
+    assert whole.choices[0].message.content and whole.choices[0].finish_reason in ("stop", "length")
+    assert whole.usage.prompt_tokens > 5 and 0 < whole.usage.completion_tokens <= 12
+    chunks = list(completion(**settings, stream=True))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_a_forced_tool(openai):
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    settings = {**openai, "messages": ASK, "temperature": 0, "max_tokens": 100, "tools": [WEATHER], "tool_choice": named}
+    [call] = completion(**settings).choices[0].message.tool_calls
+    assert call.function.name == "get_weather" and set(json.loads(call.function.arguments)) == {"city"}
+    chunks = list(completion(**settings, stream=True))
+    [streamed] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
+    assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_structured_output(to):
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": {
+        **City.model_json_schema(), "additionalProperties": False}}}
+    said = completion(**to, messages=ASK, temperature=0, max_tokens=100, response_format=schema)
+    City.model_validate_json(said.choices[0].message.content)
+
+
+def test_vectors(openai, ollama_url):
+    texts = ["The cat sits on the mat.", "Interest rates rose."]
+    vectors = [item["embedding"] for item in embedding(**openai, input=texts).data]
+    assert [len(vector) for vector in vectors] == [576, 576]
+    other = embedding(model=f"ollama/{MODEL}", api_base=ollama_url, input=texts).data
+    assert sum(a * b for a, b in zip(other[0]["embedding"], vectors[0])) > 0.999
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"model": "openai/nope"}, litellm.NotFoundError),
+        ({"temperature": 7}, litellm.BadRequestError),
+        ({"messages": [{"role": "user", "content": "word " * 20000}]}, litellm.ContextWindowExceededError),
+    ],
+)
+def test_mistakes_are_its_own_errors(openai, change, error, stream):
+    with pytest.raises(error):
+        completion(**{**openai, "messages": ASK, **change}, stream=stream)

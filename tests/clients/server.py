@@ -1,0 +1,58 @@
+"""Starts the processes that the clients talk to. BATON names the binary."""
+
+import contextlib
+import os
+import subprocess
+import threading
+
+BATON = os.environ["BATON"]
+CLUSTER_KEY = "the clients' cluster key"
+
+
+@contextlib.contextmanager
+def running(*args, output, ready):
+    """A process and what it printed to `output` until it was ready. It is told to stop at the end, and has to."""
+    process = subprocess.Popen(
+        [BATON, *args], text=True, env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY}, **{output: subprocess.PIPE}
+    )
+    try:
+        printed = []
+        for line in getattr(process, output):
+            printed.append(line)
+            if ready in line:
+                break
+        else:
+            raise AssertionError(f"{args} ended before it was ready: {''.join(printed)}")
+        # Kept reading, so that it never blocks on a full pipe.
+        threading.Thread(target=getattr(process, output).read, daemon=True).start()
+        yield "".join(printed)
+    finally:
+        process.terminate()
+        try:
+            code = process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert code == 0, f"{args} ended with {code}"
+
+
+@contextlib.contextmanager
+def node(*args):
+    """The URL of a node with one compute thread."""
+    with running("node", "--listen", "127.0.0.1:0", "--threads", "1", *args, output="stderr", ready=" is ready on ") as said:
+        yield "http://" + said.split(" is ready on ")[1].split()[0]
+
+
+@contextlib.contextmanager
+def serve(*args):
+    """What an endpoint with both listeners and one compute thread printed when it was ready."""
+    listen = ("--listen", "127.0.0.1:0", "--ollama-listen", "127.0.0.1:0")
+    with running("serve", *listen, "--threads", "1", *args, output="stdout", ready="Stop with") as said:
+        yield said
+
+
+def base_url(banner):
+    return banner.split(" at ")[1].split()[0]
+
+
+def ollama_url(banner):
+    return banner.split("OLLAMA_HOST=")[1].split()[0]
