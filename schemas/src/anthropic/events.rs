@@ -37,12 +37,16 @@ enum Event<'a> {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta<'a> {
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'a str },
-    TextDelta { text: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 #[derive(Serialize)]
@@ -62,14 +66,14 @@ impl EventWriter {
         if text.is_empty() {
             return String::new();
         }
-        self.turn_to(Kind::Text, &Block::Text { text: String::new() }) + &self.delta(Delta::TextDelta { text })
+        self.turn_to(Kind::Text, &Block::Text { text: String::new() }) + &self.delta(Delta::Text { text })
     }
 
     /// More of what the model thinks.
     pub fn thinking(&mut self, thinking: &str) -> String {
         // The signature comes as a delta of its own, at the end.
         let block = Block::Thinking { thinking: String::new(), signature: "" };
-        self.turn_to(Kind::Thinking, &block) + &self.delta(Delta::ThinkingDelta { thinking })
+        self.turn_to(Kind::Thinking, &block) + &self.delta(Delta::Thinking { thinking })
     }
 
     /// A step of a call.
@@ -79,7 +83,7 @@ impl EventWriter {
                 let block = Block::ToolUse { id: id.clone(), name: name.clone(), input: Map::new() };
                 self.close() + &self.open(Kind::ToolUse, &block)
             }
-            ToolCallDelta::Arguments { fragment, .. } => self.delta(Delta::InputJsonDelta { partial_json: fragment }),
+            ToolCallDelta::Arguments { fragment, .. } => self.delta(Delta::InputJson { partial_json: fragment }),
             ToolCallDelta::End { .. } => self.close(),
         }
     }
@@ -114,7 +118,7 @@ impl EventWriter {
     fn close(&mut self) -> String {
         let Some(kind) = self.open.take() else { return String::new() };
         let signature = match kind {
-            Kind::Thinking => self.delta(Delta::SignatureDelta { signature: SIGNATURE }),
+            Kind::Thinking => self.delta(Delta::Signature { signature: SIGNATURE }),
             Kind::Text | Kind::ToolUse => String::new(),
         };
         let stop = write(&Event::ContentBlockStop { index: self.n_closed });

@@ -208,12 +208,12 @@ impl Output {
 
     /// The open item, if there is one, is at its end.
     pub(super) fn close(&mut self, end: Status) {
-        if std::mem::replace(&mut self.is_open, false) {
-            if let Some(last) = self.items.last_mut() {
-                let (Item::Reasoning { status, .. } | Item::Message { status, .. } | Item::FunctionCall { status, .. }) =
-                    last;
-                *status = end;
-            }
+        if std::mem::replace(&mut self.is_open, false)
+            && let Some(last) = self.items.last_mut()
+        {
+            let (Item::Reasoning { status, .. } | Item::Message { status, .. } | Item::FunctionCall { status, .. }) =
+                last;
+            *status = end;
         }
     }
 
