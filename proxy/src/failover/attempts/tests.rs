@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::{DeltaStream, EmbedStream, Engine};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
-use baton_schemas::generate::Conversation;
+use baton_schemas::generate::{ChatPrompt, Conversation};
 use baton_schemas::node::{NodeLoad, TokenizeRequest};
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
@@ -130,8 +130,9 @@ async fn check<T: PartialEq + std::fmt::Debug>(ask: impl AsyncFn(&App) -> Result
     }
 }
 
-fn conversation() -> Conversation {
-    serde_json::from_value(json!({ "messages": [{ "role": "user", "content": "hello" }] })).unwrap()
+fn chat() -> ChatPrompt {
+    let conversation = json!({ "messages": [{ "role": "user", "content": "hello" }] });
+    ChatPrompt { conversation: serde_json::from_value(conversation).unwrap(), ..ChatPrompt::default() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -146,8 +147,8 @@ async fn brief_questions_are_answered_whatever_their_node_stops_at() {
     let text = || TokenizeRequest { text: "some text".into(), add_special: false, parse_special: false };
     check(async |app| app.tokenize(Some("m"), text(), &caller()).await).await;
     check(async |app| app.detokenize(None, vec![65, 66, 67], &caller()).await).await;
-    check(async |app| app.count(Some("m"), conversation(), &caller()).await).await;
-    check(async |app| app.render(Some("m"), conversation(), &caller()).await).await;
+    check(async |app| app.count(Some("m"), chat(), &caller()).await).await;
+    check(async |app| app.render(Some("m"), chat(), &caller()).await).await;
     check(async |app| Ok(app.explain(request("m"), &caller()).await?.n_prompt)).await;
 }
 
