@@ -1,0 +1,54 @@
+"""langchain-tests, LangChain's own suite for chat models, on langchain-openai's class pointed at Baton.
+
+A test that a model of 135M parameters cannot pass by its own wit is marked with the reason; it may pass all the same.
+docs/compatibility.md has the table.
+"""
+
+import pytest
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+import server
+from conftest import MODEL
+
+class TestChatModel(ChatModelIntegrationTests):
+    # By one route: what the routes have in common, the other files show.
+    @pytest.fixture(autouse=True)
+    def at(self, banner):
+        self.base_url = server.base_url(banner)
+
+    @property
+    def chat_model_class(self):
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self):
+        return {
+            "model": MODEL, "base_url": self.base_url, "api_key": "none",
+            "temperature": 0, "max_tokens": 200, "max_retries": 0, "timeout": 120, "stream_usage": True,
+            # Left alone, this model repeats itself in a string without end, and the schemas bound none.
+            "frequency_penalty": 1.5,
+            # A forced choice of one tool would otherwise be followed by more calls, as the model likes.
+            "extra_body": {"parallel_tool_calls": False},
+        }
+
+    @property
+    def has_tool_choice(self):
+        return True
+
+    @property
+    def structured_output_kwargs(self):
+        # Kept while it is generated. By a tool, which is the other way, test_tools.py has it.
+        return {"method": "json_schema"}
+
+    @property
+    def supports_json_mode(self):
+        return True
+
+    @pytest.mark.xfail(reason="whether a tool is called at all is this model's choice here: the suite leaves it free")
+    def test_agent_loop(self, model):
+        super().test_agent_loop(model)
+
+    @pytest.mark.xfail(reason="JSON mode keeps the reply JSON; which keys it has is this model's wit")
+    def test_json_mode(self, model):
+        super().test_json_mode(model)
