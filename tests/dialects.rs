@@ -223,8 +223,11 @@ async fn an_image_is_refused_by_name_in_every_dialect() {
     }
 }
 
+/// Panics at a stream that is not whole.
+type Check = fn(&str);
+
 /// Every dialect's stream of a forced call or of text, and what it has to end in.
-fn mixed() -> Vec<(&'static str, Value, fn(&str))> {
+fn mixed() -> Vec<(&'static str, Value, Check)> {
     let chat_tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let flat_tool = json!({ "type": "function", "name": "get_weather", "parameters": parameters() });
     let schema = json!({ "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"] });
