@@ -223,7 +223,7 @@ async fn an_image_is_refused_by_name_in_every_dialect() {
     }
 }
 
-/// Panics where a stream is not what it has to be.
+/// Panics at a stream that is not whole.
 type Check = fn(&str);
 
 /// Every dialect's stream of a forced call or of text, and what it has to end in.
