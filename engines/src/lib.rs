@@ -3,13 +3,15 @@
 //! [`Engine`] is the one interface. [`llama`] runs GGUF models through llama.cpp, [`sim`] plays a model at configured
 //! speeds, [`remote`] is an engine in another process, reached over the node protocol that [`node`] serves around any
 //! engine. [`handoff`] pulls a prompt's KV from another node, [`transport`] says what clients of nodes trust. All
-//! engines pass one contract suite (`engines/tests/engine_contract.rs`).
+//! engines pass one contract suite (`engines/tests/engine_contract.rs`). [`upstream`] is no engine: a client of servers
+//! that speak text instead of tokens (Ollama, llama-server, vLLM, …).
 
 pub mod embed;
 pub mod engine;
 pub mod gguf;
 pub mod handoff;
 pub mod limits;
+mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod node;
@@ -17,5 +19,6 @@ pub mod remote;
 pub mod sim;
 pub mod template;
 pub mod transport;
+pub mod upstream;
 
 pub use engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream};

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
-use baton_schemas::{GenerateRequest, Token};
+use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::admission::Admission;
 use crate::embed::{self, Embedded};
@@ -18,9 +19,10 @@ use crate::http::{Backend, Health};
 use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
-use crate::pool::{EngineState, Node, Pool, ServedModel, Unused};
+use crate::pool::{EngineState, Node, Pool, ServedModel, Unused, names};
 use crate::prompt;
 use crate::state::{self, EndpointState};
+use crate::upstream::UpstreamPool;
 
 /// A running endpoint.
 pub struct App {
@@ -28,8 +30,34 @@ pub struct App {
     pub admission: Admission,
     /// The models and their engines.
     pub pool: Arc<Pool>,
+    /// Servers that speak text.
+    pub upstreams: ArcSwap<UpstreamPool>,
     /// What is noted of requests.
     pub observer: Arc<Observer>,
+}
+
+impl App {
+    /// Choices that are generated at once, by nodes and upstreams together.
+    pub fn n_slots(&self) -> usize {
+        self.pool.n_slots() + self.upstreams.load().n_places()
+    }
+
+    /// The model of that name that nodes serve. Errors: there is none; of one that upstreams serve, that there are no
+    /// tokens to be had of it.
+    fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
+        let found = self.pool.find_for(model, &caller.account);
+        found.map_err(|error| self.unless_upstream(model, error, "the tokens of a model"))
+    }
+
+    /// What is said of a model that was not found: if upstreams serve it, that they do not do this.
+    fn unless_upstream(&self, model: Option<&str>, error: RequestError, what: &str) -> RequestError {
+        match model {
+            Some(name) if self.upstreams.load().serving(name, true).is_some() => {
+                EngineError::Unsupported { feature: format!("{what} that an upstream serves") }.into()
+            }
+            _ => error,
+        }
+    }
 }
 
 #[async_trait]
@@ -39,7 +67,13 @@ impl Backend for App {
     }
 
     async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-        embed::embed(self, &request, caller).await
+        let embedded = embed::embed(self, &request, caller).await;
+        embedded.map_err(|error| match &error {
+            RequestError::ModelNotFound { .. } => {
+                self.unless_upstream(Some(&request.model), error, "embeddings of a model")
+            }
+            _ => error,
+        })
     }
 
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
@@ -51,8 +85,18 @@ impl Backend for App {
             names: model.names().cloned().collect(),
             since: model.since,
             info: model.decode.iter().find_map(|node| model.ready_decode(node)),
+            is_upstream: false,
         };
-        self.pool.models().iter().map(model).collect()
+        let mut models: Vec<Model> = self.pool.models().iter().map(model).collect();
+        let is_known = |models: &[Model], name: &str| {
+            models.iter().flat_map(|model| &model.names).any(|known| names::are_same(known, name))
+        };
+        for (name, member) in self.upstreams.load().models() {
+            if !is_known(&models, &name) {
+                models.push(Model { names: vec![name], since: member.since, info: None, is_upstream: true });
+            }
+        }
+        models
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {
@@ -78,6 +122,11 @@ impl Backend for App {
             if model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
                 continue;
             }
+            let upstreams = self.upstreams.load();
+            let deputies = model.name.get().and_then(|name| upstreams.serving(name, false));
+            if deputies.is_some_and(|serving| serving.can_answer()) {
+                continue;
+            }
             for node in &model.decode {
                 match &*node.state.borrow() {
                     EngineState::Ready(_) => {}
@@ -87,11 +136,19 @@ impl Backend for App {
             }
             return Health::Unavailable { reason: "no node runs what a model's name stands for".into() };
         }
+        let upstreams = self.upstreams.load();
+        for (name, _) in upstreams.models() {
+            let is_local =
+                self.pool.models().iter().any(|model| model.names().any(|known| names::are_same(known, &name)));
+            if !is_local && !upstreams.serving(&name, true).is_some_and(|serving| serving.can_answer()) {
+                return Health::Unavailable { reason: "no upstream of a model answers".to_owned() };
+            }
+        }
         Health::Ok
     }
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
-        let (called, model) = (model, self.pool.find_for(model, &caller.account)?);
+        let (called, model) = (model, self.on_nodes(model, caller)?);
         let (node, info) = model.ready_for(called, &[]).await?;
         let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
         Ok(ReadyModel { name, since: model.since, load: node.load(), info })
@@ -104,7 +161,7 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (text, found) = (&text, self.pool.find_for(model, &caller.account)?);
+        let (text, found) = (&text, self.on_nodes(model, caller)?);
         ask(&found, model, |node, _| async move { Ok(node.engine.tokenize(text).await?) }).await
     }
 
@@ -115,7 +172,7 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (tokens, found) = (&tokens, self.pool.find_for(model, &caller.account)?);
+        let (tokens, found) = (&tokens, self.on_nodes(model, caller)?);
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
                 let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
@@ -128,7 +185,7 @@ impl Backend for App {
 
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (chat, found) = (&chat, self.pool.find_for(model, &caller.account)?);
+        let (chat, found) = (&chat, self.on_nodes(model, caller)?);
         let count =
             |node: Arc<Node>, info: Arc<NodeInfo>| async move { Ok(prompt::of_chat(&node, &info, chat).await?.len()) };
         Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
@@ -136,7 +193,7 @@ impl Backend for App {
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (chat, found) = (&chat, self.pool.find_for(model, &caller.account)?);
+        let (chat, found) = (&chat, self.on_nodes(model, caller)?);
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             let tokens = prompt::of_chat(&node, &info, chat).await?;

@@ -1,20 +1,21 @@
 //! The life of a request, from an admitted `GenerateRequest` to a stream of text.
 
+pub(crate) mod clock;
+mod event;
+
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use baton_engines::DeltaStream;
-use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::node::NodeInfo;
-use baton_schemas::sequence::{CacheScope, Delta, Group, Logprobs, Timings};
-use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::sequence::{CacheScope, Delta, Group, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
-use prometheus_client::metrics::histogram::Histogram;
 
+use self::clock::Clock;
+pub use self::event::{Event, TokenLogprobs};
 use crate::admission::{Account, Permit, QueuePlace};
 use crate::app::App;
 use crate::error::RequestError;
@@ -27,6 +28,7 @@ use crate::pool::{Node, ServedModel};
 use crate::prompt;
 use crate::stream::ChoiceReply;
 use crate::tools::ReplyForm;
+use crate::upstream::{self, ServedByUpstreams, TextChoice, text_events};
 
 /// Serves a request: the whole of its life but HTTP.
 ///
@@ -47,29 +49,86 @@ pub async fn generate(app: &App, request: GenerateRequest, caller: &Caller) -> R
     }
 }
 
-/// Admits a request and finds engines that accept every choice.
+/// Admits a request and finds what accepts every choice: the model's nodes, or an upstream where there are none, or none
+/// that can take it.
 async fn accept(
     app: &App,
     request: &GenerateRequest,
     caller: &Caller,
     watch: &mut RequestWatch,
 ) -> Result<(Permit, Accepted), RequestError> {
-    let model = app.pool.find_for(Some(&request.model), &caller.account)?;
-    watch.is_for(model.name.get().map_or("", String::as_str));
-    app.admission.set_slots(app.pool.n_slots());
+    let upstreams = app.upstreams.load_full();
+    let (model, upstreams) = match app.pool.find_for(Some(&request.model), &caller.account) {
+        // What an upstream only happens to list under this name may be another model.
+        Ok(model) => (Some(Arc::clone(&model)), upstreams.serving(&request.model, model.name.get().is_none())),
+        Err(error) => match upstreams.serving(&request.model, true) {
+            Some(serving) if caller.account.may_use(std::iter::once(&serving.name)) => (None, Some(serving)),
+            Some(_) => return Err(RequestError::ModelNotAllowed { model: request.model.clone() }),
+            None => return Err(error),
+        },
+    };
+    let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
+    watch.is_for(name.map_or("", String::as_str));
+    app.admission.set_slots(app.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
     watch.meter(permit.meter());
-    let mut attempts = Attempts::default();
-    loop {
-        match start(&model, request, caller, &mut attempts, watch).await {
-            Err(error) if attempts.may_go_on(&model, &error).await => {}
-            outcome => {
-                let accepted = outcome?;
-                permit.charge_prompt(accepted.n_prompt);
-                return Ok((permit, accepted));
+    let accepted = match (model, upstreams) {
+        (Some(model), None) => on_nodes(&model, request, caller, watch, Attempts::default()).await?,
+        (Some(model), Some(serving)) => match on_nodes(&model, request, caller, watch, Attempts::with_deputy()).await {
+            Err(error) if may_go_upstream(&error) => {
+                model.fallbacks.count("upstream");
+                tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
+                on_upstream(&serving, request, caller, watch, Some("no_engine")).await?
             }
+            outcome => outcome?,
+        },
+        (None, Some(serving)) => on_upstream(&serving, request, caller, watch, None).await?,
+        (None, None) => return Err(RequestError::ModelNotFound { model: request.model.clone() }),
+    };
+    permit.charge_prompt(accepted.n_prompt);
+    Ok((permit, accepted))
+}
+
+/// Errors that an upstream may be without: not the request's own.
+fn may_go_upstream(error: &RequestError) -> bool {
+    use EngineError::{Lost, QueueFull, Unavailable};
+    let of_engine = matches!(error, RequestError::Engine(Lost { .. } | QueueFull { .. } | Unavailable { .. }));
+    of_engine || matches!(error, RequestError::Unavailable { .. })
+}
+
+/// Finds nodes that accept every choice. Where somebody else could answer, none is waited for.
+async fn on_nodes(
+    model: &Arc<ServedModel>,
+    request: &GenerateRequest,
+    caller: &Caller,
+    watch: &mut RequestWatch,
+    mut attempts: Attempts,
+) -> Result<Accepted, RequestError> {
+    if attempts.has_deputy() && !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
+        let retry_after = Duration::from_secs(1);
+        return Err(RequestError::Unavailable { reason: "no engine is ready".to_owned(), retry_after });
+    }
+    loop {
+        match start(model, request, caller, &mut attempts, watch).await {
+            Err(error) if attempts.may_go_on(model, &error).await => {}
+            outcome => return outcome,
         }
     }
+}
+
+/// Finds an upstream that begins to answer.
+async fn on_upstream(
+    serving: &ServedByUpstreams,
+    request: &GenerateRequest,
+    caller: &Caller,
+    watch: &mut RequestWatch,
+    reason: Option<&'static str>,
+) -> Result<Accepted, RequestError> {
+    let started = upstream::start(serving, request, &caller.request_id).await?;
+    let (n_prompt, reason) = (upstream::estimated_tokens(request), reason.unwrap_or(started.reason));
+    watch.upstream(started.member.name(), reason, n_prompt, started.asked);
+    let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
+    Ok(Accepted { n_prompt, route, choices: Choices::Text(started.choices) })
 }
 
 /// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
@@ -106,8 +165,15 @@ fn plan_request<'a>(
 struct Accepted {
     n_prompt: u32,
     route: String,
-    form: ReplyForm,
-    choices: Vec<DeltaStream>,
+    choices: Choices,
+}
+
+/// The choices of one request.
+enum Choices {
+    /// From an engine: tokens.
+    Tokens(ReplyForm, Vec<DeltaStream>),
+    /// From an upstream: text.
+    Text(Vec<TextChoice>),
 }
 
 /// Waits for an engine, prepares the prompt, plans, and starts every choice.
@@ -139,7 +205,7 @@ async fn start(
         let deltas = accepted.map_err(|error| refused(error, request))?;
         choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas).into_deltas());
     }
-    Ok(Accepted { n_prompt, route, form, choices })
+    Ok(Accepted { n_prompt, route, choices: Choices::Tokens(form, choices) })
 }
 
 /// The prompt, and what it says of the reply's form.
@@ -194,17 +260,26 @@ fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
 
 /// Turns the choices' deltas into events. The permit and the watch live as long as the stream.
 fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &GenerateRequest) -> EventStream {
-    let Accepted { n_prompt, form, choices, .. } = accepted;
-    let events = (0..).zip(choices).map(|(choice, deltas)| {
-        let clock = Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
-        choice_events(choice, deltas, ChoiceReply::new(&form, &request.stop), clock).boxed()
-    });
-    let mut merged: SelectAll<_> = events.collect();
+    let Accepted { n_prompt, choices, .. } = accepted;
+    let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
+    let mut merged: SelectAll<_> = match choices {
+        Choices::Tokens(form, choices) => (0..)
+            .zip(choices)
+            .map(|(i, deltas)| choice_events(i, deltas, ChoiceReply::new(&form, &request.stop), clock()).boxed())
+            .collect(),
+        Choices::Text(choices) => {
+            (0..).zip(choices).map(|(i, choice)| text_events(i, choice, request, clock(), n_prompt).boxed()).collect()
+        }
+    };
     Box::pin(async_stream::stream! {
-        let _permit = permit;
         while let Some(event) = merged.next().await {
             match &event {
-                Ok(event) => watch.event(event),
+                Ok(event) => {
+                    if let Event::Usage { n_estimated, n_prompt, .. } = event {
+                        permit.charge_prompt(n_prompt.saturating_sub(*n_estimated));
+                    }
+                    watch.event(event);
+                }
                 Err(error) => watch.failed(error),
             }
             let failed = event.is_err();
@@ -227,8 +302,7 @@ fn choice_events(
         loop {
             match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
                 Delta::Started { n_cached } => {
-                    clock.slot = Some(Instant::now());
-                    clock.n_computed = clock.n_computed.saturating_sub(n_cached);
+                    clock.started(n_cached);
                     yield Event::Started { choice, n_cached };
                 }
                 Delta::Handoff(timings) => {
@@ -244,7 +318,7 @@ fn choice_events(
                     if step.stopped {
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
-                        yield clock.finished(choice, &reply, FinishReason::Stop, clock.timings());
+                        yield finished(choice, &reply, FinishReason::Stop, &clock, clock.timings());
                         break;
                     }
                 }
@@ -254,7 +328,7 @@ fn choice_events(
                     for part in rest.parts {
                         yield part.of(choice);
                     }
-                    yield clock.finished(choice, &reply, reason, timings);
+                    yield finished(choice, &reply, reason, &clock, timings);
                     break;
                 }
             }
@@ -262,68 +336,15 @@ fn choice_events(
     }
 }
 
-/// When a choice's deltas came, for the timings of one that ends at a stop string.
-struct Clock {
-    accepted: Instant,
-    slot: Option<Instant>,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
-    /// Prompt tokens that were not cached.
-    n_computed: u32,
-    n_tokens: u32,
-    gaps: Histogram,
-    /// Of the request, over all choices.
-    meter: Arc<AtomicU32>,
-}
-
-impl Clock {
-    fn start(n_prompt: u32, gaps: Histogram, meter: Arc<AtomicU32>) -> Self {
-        let (slot, first_token, last_token) = (None, None, None);
-        Clock {
-            accepted: Instant::now(),
-            slot,
-            first_token,
-            last_token,
-            n_computed: n_prompt,
-            n_tokens: 0,
-            gaps,
-            meter,
-        }
-    }
-
-    fn token(&mut self) {
-        let now = Instant::now();
-        self.first_token.get_or_insert(now);
-        if let Some(last) = self.last_token.replace(now) {
-            self.gaps.observe(now.saturating_duration_since(last).as_secs_f64());
-        }
-        self.n_tokens += 1;
-        self.meter.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn timings(&self) -> Timings {
-        let between = |from: Option<Instant>, to: Option<Instant>| {
-            from.zip(to).map_or(0.0, |(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
-        };
-        Timings {
-            queue_ms: between(Some(self.accepted), self.slot),
-            prompt_n: self.n_computed,
-            prompt_ms: between(self.slot, self.first_token),
-            predicted_n: self.n_tokens,
-            predicted_ms: between(self.first_token, self.last_token),
-        }
-    }
-
-    /// The end of a choice whose sequence ended for this reason.
-    fn finished(&self, choice: u32, reply: &ChoiceReply, reason: FinishReason, timings: Timings) -> Event {
-        Event::Finished {
-            choice,
-            reason: reply.reason(reason),
-            stop: reply.stop_string(),
-            n_completion: self.n_tokens,
-            n_reasoning: reply.n_reasoning(),
-            timings,
-        }
+/// The end of a choice whose sequence ended for this reason.
+fn finished(choice: u32, reply: &ChoiceReply, reason: FinishReason, clock: &Clock, timings: Timings) -> Event {
+    Event::Finished {
+        choice,
+        reason: reply.reason(reason),
+        stop: reply.stop_string(),
+        n_completion: clock.n_tokens,
+        n_reasoning: reply.n_reasoning(),
+        timings,
     }
 }
 
@@ -369,69 +390,3 @@ pub struct Generation {
 
 /// See [`Generation::events`].
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event, RequestError>> + Send>>;
-
-/// A step of a reply, free of any dialect.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// A choice has a slot in an engine; its prefill begins. Always a choice's first event.
-    Started {
-        /// Which choice, from 0.
-        choice: u32,
-        /// Prompt tokens that were cached.
-        n_cached: u32,
-    },
-    /// A choice's prompt was computed on another node, or that was tried. Comes before its text.
-    Handoff {
-        /// Which choice, from 0.
-        choice: u32,
-        /// What came of it.
-        timings: HandoffTimings,
-    },
-    /// More text of a choice. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
-    Text {
-        /// Which choice, from 0.
-        choice: u32,
-        /// The text.
-        text: String,
-        /// The tokens whose text became final with this event; filled only if log-probabilities were asked for.
-        tokens: Vec<TokenLogprobs>,
-    },
-    /// More of what the model thinks before it answers.
-    Reasoning {
-        /// Which choice, from 0.
-        choice: u32,
-        /// Never empty.
-        text: String,
-    },
-    /// A step of a tool's call.
-    ToolCall {
-        /// Which choice, from 0.
-        choice: u32,
-        /// What is new of which call.
-        call: ToolCallDelta,
-    },
-    /// A choice is complete. Always its last event.
-    Finished {
-        /// Which choice, from 0.
-        choice: u32,
-        /// Why.
-        reason: FinishReason,
-        /// The stop string that was reached, if one was.
-        stop: Option<String>,
-        /// Tokens generated, those of a stop string and a half-finished character included.
-        n_completion: u32,
-        /// Those of them that were reasoning, its tags included.
-        n_reasoning: u32,
-        /// Where the time went.
-        timings: Timings,
-    },
-}
-
-/// A token with its log-probabilities.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TokenLogprobs {
-    /// The token's bytes.
-    pub bytes: Vec<u8>,
-    /// Its log-probability and the alternatives.
-    pub logprobs: Logprobs,
-}

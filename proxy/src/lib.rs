@@ -28,3 +28,4 @@ pub mod stream;
 pub mod supervisor;
 pub mod tools;
 pub mod transport_args;
+pub mod upstream;

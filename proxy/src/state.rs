@@ -23,6 +23,9 @@ pub struct EndpointState {
     pub requests: RequestsState,
     /// In the order of the configuration.
     pub models: Vec<ModelState>,
+    /// Servers that speak text, in the order of the configuration.
+    #[serde(default)]
+    pub upstreams: Vec<UpstreamState>,
     /// The last routes, the newest first.
     pub routes: Vec<RouteRecord>,
     /// What is not as configured, in a sentence each.
@@ -149,6 +152,37 @@ pub struct NodeState {
     pub prefill_rates: Vec<RatePoint>,
     /// Tokens per second of one stream, measured with about so many streams.
     pub decode_rates: Vec<RatePoint>,
+}
+
+/// A server that speaks text.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct UpstreamState {
+    /// As in `x-baton-route`.
+    pub name: String,
+    /// Which server it is.
+    pub kind: String,
+    /// Where it is in its life, as its list of models shows.
+    pub life: Life,
+    /// Why it does not answer, in one word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Where it is; only for operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The models that it serves here, by our names.
+    pub models: Vec<String>,
+    /// Replies that it generates.
+    pub running: u32,
+    /// Replies that wait for a place.
+    pub waiting: u32,
+    /// Replies at once at most.
+    pub limit: u32,
+    /// It has asked to be left alone for so long, milliseconds; 0 if not.
+    pub busy_ms: u64,
+    /// What keeps requests away from it.
+    pub breaker: BreakerState,
+    /// How often its prefill servers could not be used, by reason.
+    pub fallbacks: BTreeMap<String, FallbackState>,
 }
 
 /// A point of a measured curve.

@@ -1,7 +1,6 @@
 //! An engine in another process: the node protocol's client.
 
-mod lines;
-mod trouble;
+pub(crate) mod trouble;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,8 +19,8 @@ use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use self::lines::Lines;
 use crate::engine::{DeltaStream, EmbedStream, Engine};
+use crate::lines::Lines;
 use crate::transport::{AddressError, Transport, explain};
 
 /// A node on the same machine or in the same network answers well within this, or is gone.

@@ -6,7 +6,7 @@ use std::io;
 use crate::transport::explain_tls;
 
 /// Names the cause of a failed call.
-pub(super) fn describe(error: &reqwest::Error) -> String {
+pub(crate) fn describe(error: &reqwest::Error) -> String {
     let causes = || std::iter::successors(error.source(), |&cause| cause.source());
     let innermost = causes().last().map_or_else(|| error.to_string(), ToString::to_string);
     if error.is_timeout() {

@@ -26,8 +26,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 pub enum AddressError {
     /// Plain HTTP to another machine.
     #[error(
-        "{0} is plain HTTP to another machine: the cluster key and the prompts could be read on the way. \
-         Use https:// and a node with --tls-cert and --tls-key, or allow it with --allow-plain-http"
+        "{0} is plain HTTP to another machine: keys and prompts could be read on the way. \
+         Use https:// (a node takes --tls-cert and --tls-key), or allow it with --allow-plain-http"
     )]
     Plain(String),
     /// Not a URL of a node.

@@ -28,7 +28,7 @@ pub(super) struct Backend {
     /// This endpoint's own engine.
     pub own: Option<Arc<Node>>,
     /// Resolves once requests can be sent, with what answers them, or never will be.
-    pub first_start: BoxFuture<'static, Result<Arc<NodeInfo>, Failure>>,
+    pub first_start: BoxFuture<'static, Result<Option<Arc<NodeInfo>>, Failure>>,
     pub supervised: Option<Supervised>,
 }
 
@@ -47,7 +47,7 @@ pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
         name: Some(config.name.clone().unwrap_or(name)),
         aliases,
         own: Some(Node::new("local".to_owned(), None, engine, supervised.state.clone())),
-        first_start: first_start.map(|first| Ok(first.unwrap_or(Err(StartError::TimedOut))?)).boxed(),
+        first_start: first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::TimedOut))?))).boxed(),
         supervised: Some(supervised),
     })
 }
@@ -93,8 +93,13 @@ pub(super) fn nodes(config: &ServeConfig, transport: &Transport) -> Result<Nodes
 impl Nodes {
     /// An endpoint without an engine of its own. It can begin once one of these nodes has answered.
     pub(super) fn backend(&mut self, name: Option<String>) -> Backend {
-        let answers = futures::future::select_all(std::mem::take(&mut self.first_answers));
-        let first_start = answers.map(|(first, ..)| first).boxed();
+        let answers = std::mem::take(&mut self.first_answers);
+        let first_start = if answers.is_empty() {
+            // Upstreams alone: nothing to wait for.
+            futures::future::ready(Ok(None)).boxed()
+        } else {
+            futures::future::select_all(answers).map(|(first, ..)| first.map(Some)).boxed()
+        };
         Backend { name, aliases: Vec::new(), own: None, first_start, supervised: None }
     }
 }

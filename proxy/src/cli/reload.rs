@@ -1,6 +1,6 @@
 //! Takes a changed configuration into force while streams run: on SIGHUP, and when the file changes.
 //!
-//! Keys, limits, hosts and origins change at once; running requests keep what they were let in with. What needs other
+//! Keys, limits, hosts, origins and upstreams change at once; running requests keep what they were let in with. What needs other
 //! processes or sockets is named in the log and waits for a restart. A file with a mistake changes nothing.
 
 use std::path::Path;
@@ -13,6 +13,7 @@ use super::serve::ServeArgs;
 use crate::app::App;
 use crate::config::ServeConfig;
 use crate::http::{SharedAccess, access};
+use crate::upstream::UpstreamPool;
 
 /// How often the file is looked at. Asking for its time of change costs microseconds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -72,6 +73,16 @@ impl Reload {
         let waiting = needs_restart(&self.config, &new);
         if !waiting.is_empty() {
             tracing::warn!("these changes take a restart: {}", waiting.join(", "));
+        }
+        let before = self.app.upstreams.load_full();
+        let transport = self.config.transport.transport().map_err(|error| error.to_string());
+        let upstreams = transport.and_then(|transport| UpstreamPool::new(&new.upstreams, &transport, &before));
+        match upstreams {
+            Ok(upstreams) => self.app.upstreams.store(Arc::new(upstreams)),
+            Err(error) => {
+                tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
+                return;
+            }
         }
         access::renew(&self.access, &new.access());
         self.app.admission.set_bounds(new.bounds);

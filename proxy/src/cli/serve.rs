@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use baton_schemas::node::NodeInfo;
 use clap::Args;
 use tokio::net::TcpListener;
@@ -20,6 +21,7 @@ use crate::http::server::Shutdown;
 use crate::observe::Observer;
 use crate::pool::{self, Pool, ServedModel};
 use crate::transport_args::TransportArgs;
+use crate::upstream::{Life, UpstreamPool};
 
 /// The environment variable of `--api-key`.
 pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
@@ -87,7 +89,7 @@ impl ServeArgs {
         raw.tls_ca = self.transport.tls_ca.or(raw.tls_ca);
         raw.allow_plain_http |= self.transport.allow_plain_http;
         raw.model.engine = self.engine.over(raw.model.engine);
-        if let Some(flag) = raw.model.engine.to_args().first().filter(|_| !raw.model.has_own_engine()) {
+        if let Some(flag) = raw.model.engine.to_args().first().filter(|_| !raw.has_own_engine()) {
             return Err(Failure(format!(
                 "{} is for an engine here, and there is none: nodes run the models they were started with. Name a model \
                  with --model to generate here, too",
@@ -131,7 +133,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     let pool = pool_of(&config, &nodes, &backend);
     let observer = Arc::new(Observer::default());
-    let app = Arc::new(App { admission: Admission::new(config.bounds), pool, observer });
+    let upstreams = UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(Failure)?;
+    let upstreams = ArcSwap::from_pointee(upstreams);
+    let app = Arc::new(App { admission: Admission::new(config.bounds), pool, upstreams, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());
@@ -157,7 +161,8 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     match started {
         Some(Ok(info)) => {
             hear_from(&nodes).await;
-            announce(&app, &info, &addresses, config.needs_key());
+            hear_from_upstreams(&app).await;
+            announce(&app, info.as_deref(), &addresses, config.needs_key());
         }
         Some(Err(error)) => {
             shutdown.begin.cancel();
@@ -192,7 +197,10 @@ fn pool_of(config: &ServeConfig, nodes: &backend::Nodes, backend: &backend::Back
     };
     let mut first = ServedModel::new(name, aliases, decode, nodes.prefill.clone());
     first.has_own_engine = has_own_engine;
-    let pool = Arc::new(Pool::with_undeclared(vec![in_service(first)], nodes.decode.clone()));
+    // With neither an engine nor nodes, upstreams serve all there is.
+    let is_served = !first.decode.is_empty();
+    let models = is_served.then(|| in_service(first)).into_iter().collect();
+    let pool = Arc::new(Pool::with_undeclared(models, nodes.decode.clone()));
     pool::keep_discovering(&pool, nodes.prefill.clone(), in_service);
     pool
 }
@@ -209,13 +217,34 @@ async fn hear_from(nodes: &backend::Nodes) {
     tokio::time::sleep(2 * pool::DISCOVERY_INTERVAL).await;
 }
 
+/// Gives upstreams a moment to list their models.
+async fn hear_from_upstreams(app: &App) {
+    let upstreams = app.upstreams.load_full();
+    let answers = async {
+        while upstreams.members.iter().any(|member| member.life() == Life::Unknown) {
+            tokio::time::sleep(pool::DISCOVERY_INTERVAL).await;
+        }
+    };
+    // One that is late is used later, and has been told of in the log.
+    let _ = tokio::time::timeout(NODE_ANSWER, answers).await;
+}
+
 /// Tells the person who started this what is there, and what is unwise about it.
 #[allow(clippy::print_stdout, reason = "the ready message is for the person who started this")]
-fn announce(app: &App, info: &NodeInfo, addresses: &[SocketAddr], needs_key: bool) {
-    let (models, Some(&address)) = (app.pool.models(), addresses.first()) else { return };
-    let names: Vec<&str> = models.iter().map(|model| model.name.get_or_init(|| info.model.clone()).as_str()).collect();
-    let Some((&name, others)) = names.split_first() else { return };
-    if !info.has_chat_template {
+fn announce(app: &App, info: Option<&NodeInfo>, addresses: &[SocketAddr], needs_key: bool) {
+    let Some(&address) = addresses.first() else { return };
+    let nameless = || info.map(|info| info.model.clone()).unwrap_or_default();
+    let served = app.pool.models();
+    let mut names: Vec<String> = served.iter().map(|model| model.name.get_or_init(nameless).clone()).collect();
+    for (name, _) in app.upstreams.load().models() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    // Upstreams may list their models later.
+    let name = names.first().map_or("upstreams", String::as_str);
+    let others = names.get(1..).unwrap_or_default();
+    if info.is_some_and(|info| !info.has_chat_template) {
         tracing::warn!("{name} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };

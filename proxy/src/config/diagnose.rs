@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::keys::RawKey;
 use super::raw::{RawConfig, RawDeadlines, RawModel};
+use super::upstream::RawUpstream;
 use crate::engine_args::EngineArgs;
 
 /// Mistakes that are reported. A file with more of them is no configuration.
@@ -54,7 +55,7 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
 
 /// What serde says of a value, without the value where it may be a secret: this goes to logs.
 fn told(path: &[String], message: &str) -> String {
-    let is_secret = path.first().is_some_and(|key| key.contains("key"));
+    let is_secret = path.iter().any(|key| key.contains("key") || key == "headers");
     match message.rsplit_once(", expected ") {
         Some((_, expected)) if is_secret => format!("is not what it has to be: {expected}"),
         None if is_secret => "is not what it has to be".to_owned(),
@@ -108,6 +109,7 @@ fn unknown_key(path: &[String]) -> Option<String> {
         ["model", "engine"] => fields_of::<EngineArgs>(),
         ["deadlines"] => fields_of::<RawDeadlines>(),
         ["keys"] => fields_of::<RawKey>(),
+        ["upstream"] => fields_of::<RawUpstream>(),
         _ => return None,
     };
     if known.contains(&name.as_str()) {

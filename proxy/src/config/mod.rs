@@ -6,12 +6,16 @@ mod diagnose;
 mod keys;
 mod problems;
 mod raw;
+mod upstream;
 
 use std::path::PathBuf;
+
+use baton_engines::upstream::UpstreamSettings;
 
 pub use self::keys::{RawKey, hash_text};
 pub use self::problems::node_url;
 pub use self::raw::{RawConfig, RawDeadlines, RawModel};
+pub use self::upstream::RawUpstream;
 use crate::admission::Bounds;
 use crate::engine_args::EngineArgs;
 use crate::http::AccessConfig;
@@ -95,6 +99,8 @@ pub struct ServeConfig {
     pub calibrate: bool,
     /// How nodes are reached.
     pub transport: TransportArgs,
+    /// Other servers that speak text.
+    pub upstreams: Vec<UpstreamSettings>,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }

@@ -1,7 +1,7 @@
 //! Values of a configuration that are out of range, all of them at once.
 
 use super::raw::RawConfig;
-use super::{ConfigError, DEFAULT_LISTEN, OLLAMA_LISTEN, keys};
+use super::{ConfigError, DEFAULT_LISTEN, OLLAMA_LISTEN, keys, upstream};
 use crate::engine_args::flag;
 use crate::http::{host, origin};
 use crate::plan::policy::{self, POLICIES};
@@ -100,6 +100,7 @@ impl RawConfig {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
         found.extend(keys::problems(&self.keys));
+        found.extend(upstream::problems(&self.upstream));
         found
     }
 }

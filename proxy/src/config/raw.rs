@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::keys::{self, RawKey};
 use super::problems::{Problem, check_paths, node_url};
+use super::upstream::{self, RawUpstream};
 use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig, diagnose};
 use crate::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::engine_args::EngineArgs;
@@ -49,6 +50,8 @@ pub struct RawConfig {
     pub deadlines: RawDeadlines,
     /// The model.
     pub model: RawModel,
+    /// Other servers that speak text.
+    pub upstream: Vec<RawUpstream>,
 }
 
 /// `[deadlines]` as written.
@@ -101,13 +104,18 @@ pub struct RawModel {
 }
 
 impl RawModel {
-    /// Whether an engine is started here: where a model or an engine is named, and where no node generates.
-    pub fn has_own_engine(&self) -> bool {
-        self.source.is_some() || self.engine.engine.is_some() || self.decode.is_empty()
+    /// Whether an engine is named to be started here.
+    fn names_an_engine(&self) -> bool {
+        self.source.is_some() || self.engine.engine.is_some()
     }
 }
 
 impl RawConfig {
+    /// Whether an engine is started here: where a model or an engine is named, and where nothing else generates.
+    pub fn has_own_engine(&self) -> bool {
+        self.model.names_an_engine() || self.model.decode.is_empty() && self.upstream.is_empty()
+    }
+
     /// Reads a file.
     pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
         let text =
@@ -134,11 +142,12 @@ impl RawConfig {
         if let Some(Problem { flag, message, .. }) = self.problems().into_iter().next() {
             return Err(ConfigError::Flag(format!("{flag} {message}")));
         }
-        let has_own_engine = self.model.has_own_engine();
+        let has_own_engine = self.has_own_engine();
         let urls = |addresses: &[String]| addresses.iter().map(|address| node_url(address)).collect::<Vec<_>>();
         let (prefill, decode) = (urls(&self.model.prefill), urls(&self.model.decode));
         let transport = TransportArgs { tls_ca: self.tls_ca, allow_plain_http: self.allow_plain_http };
         check_paths(&transport, prefill.iter().chain(&decode))?;
+        let upstreams = upstream::checked(&self.upstream, &transport)?;
         Ok(ServeConfig {
             listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
             ollama_listen: self.ollama_listen,
@@ -162,6 +171,7 @@ impl RawConfig {
             decode,
             has_own_engine,
             transport,
+            upstreams,
             engine: self.model.engine,
         })
     }

@@ -173,3 +173,40 @@ fn deadlines_are_bounded_and_hedging_is_one_line() {
         assert!(told.contains(message), "{told}");
     }
 }
+
+#[test]
+fn upstreams_are_checked_and_their_keys_never_repeated() {
+    let at = |more: &str| {
+        read(&format!("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\n{more}"))
+    };
+    let config = at("models = { m = \"theirs\" }\nkey = \"sk-1\"\nidle_seconds = 2").unwrap();
+    assert!(!config.has_own_engine, "an upstream generates");
+    let upstream = &config.upstreams[0];
+    assert_eq!((upstream.models[0].1.as_str(), upstream.key.as_deref()), ("theirs", Some("sk-1")));
+    assert!(!format!("{config:?}").contains("sk-1"));
+    let check = |more: &str, expected: &str| {
+        let message = at(more).unwrap_err();
+        assert!(message.contains(expected), "{more}: {message}");
+        assert!(!message.contains("secret"), "{message}");
+    };
+    check("max_concurent = 3", "line 5: unknown key \"max_concurent\"; did you mean \"max_concurrent\"?");
+    check("max_concurrent = 0", "line 5: upstream[0].max_concurrent must be between 1");
+    check("num_ctx = 4096", "upstream[0].num_ctx is for upstreams of kind ollama");
+    check("prefill = [\"http://127.0.0.1:2\"]", "upstream[0].prefill is for upstreams of kind vllm");
+    check("fields = [\"magic\"]", "upstream[0].fields has \"magic\"");
+    check("headers = { host = \"x\" }", "upstream[0].headers");
+    check("idle_seconds = 0.0", "upstream[0].idle_seconds must be between");
+    check("models = { m = \"a\", \"M:latest\" = \"b\" }", "upstream[0].models has a name twice");
+    check("key = \"secret\"\nkey_env = \"X\"", "upstream[0].key may be given once");
+    check("key = [\"secret\"]", "line 5: upstream.key");
+    check("key = \"secret secret\"", "upstream a: the key is empty, or has characters");
+    check("key_env = \"BATON_NO_SUCH_VARIABLE\"", "BATON_NO_SUCH_VARIABLE of key_env is not set");
+    check("key_file = \"/nowhere.key\"", "/nowhere.key");
+    let message = read("[[upstream]]\nname = \"a b\"\nkind = \"opanai\"\nurl = \"http://u:secret@h/\"\n").unwrap_err();
+    for expected in
+        ["line 2: upstream[0].name", "line 3: upstream[0].kind must be one of ollama,", "line 4: upstream[0].url"]
+    {
+        assert!(message.contains(expected), "{message}");
+    }
+    assert!(read("[[upstream]]\nname = \"a\"\nkind = \"ollama\"\nurl = \"http://10.0.0.1:11434\"\n").is_err());
+}

@@ -80,7 +80,15 @@ async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
     }
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
     let pool = Arc::new(Pool::of(vec![Arc::new(model)]));
-    (App { admission: Admission::new(Bounds::default()), pool, observer: Arc::new(Observer::default()) }, n_asked)
+    (
+        App {
+            admission: Admission::new(Bounds::default()),
+            pool,
+            upstreams: Default::default(),
+            observer: Arc::new(Observer::default()),
+        },
+        n_asked,
+    )
 }
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {

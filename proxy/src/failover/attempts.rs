@@ -24,9 +24,20 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub struct Attempts {
     failed: Vec<usize>,
     deadline: Option<Instant>,
+    has_deputy: bool,
 }
 
 impl Attempts {
+    /// Of a request that somebody else can answer, once each node was asked: no lost node is waited for.
+    pub fn with_deputy() -> Attempts {
+        Attempts { has_deputy: true, ..Attempts::default() }
+    }
+
+    /// See [`with_deputy`](Self::with_deputy).
+    pub fn has_deputy(&self) -> bool {
+        self.has_deputy
+    }
+
     /// Decode nodes that have failed or refused this request.
     pub fn failed(&self) -> &[usize] {
         &self.failed
@@ -73,6 +84,12 @@ impl Attempts {
                 }
                 has_another
             }
+            RequestError::Engine(error)
+                if error.is_lost_engine() && self.has_deputy && self.failed.len() >= model.decode.len() =>
+            {
+                model.fallbacks.count("decode_lost");
+                false
+            }
             // The engine is gone or cut off, which may not have been noticed yet. Nothing was sent to the client.
             RequestError::Engine(error) if error.is_lost_engine() => {
                 let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + START_DEADLINE);
@@ -89,7 +106,9 @@ impl Attempts {
                 true
             }
             // No other is there, but the one that was lost may be back soon.
-            RequestError::Unavailable { .. } if self.deadline.is_some_and(|deadline| Instant::now() < deadline) => {
+            RequestError::Unavailable { .. }
+                if !self.has_deputy && self.deadline.is_some_and(|deadline| Instant::now() < deadline) =>
+            {
                 tokio::time::sleep(RETRY_PAUSE).await;
                 true
             }

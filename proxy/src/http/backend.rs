@@ -84,6 +84,15 @@ pub struct Model {
     pub since: SystemTime,
     /// Missing while no engine is ready.
     pub info: Option<Arc<NodeInfo>>,
+    /// Upstreams alone serve it, of which nothing more is known.
+    pub is_upstream: bool,
+}
+
+impl Model {
+    /// Whether this is one of its names.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.names.iter().any(|known| names::are_same(known, name))
+    }
 }
 
 /// A model that can be asked now.
@@ -101,7 +110,7 @@ pub struct ReadyModel {
 
 /// The model of that name.
 pub fn find(models: Vec<Model>, name: &str) -> Result<Model, RequestError> {
-    let found = models.into_iter().find(|model| model.names.iter().any(|known| names::are_same(known, name)));
+    let found = models.into_iter().find(|model| model.is_called(name));
     found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
 }
 

@@ -83,6 +83,7 @@ fn renumber(mut step: Step, first: u32) -> Step {
     if let Step::Event(event) = &mut step {
         let (Event::Started { choice, .. }
         | Event::Handoff { choice, .. }
+        | Event::Usage { choice, .. }
         | Event::Text { choice, .. }
         | Event::Reasoning { choice, .. }
         | Event::ToolCall { choice, .. }

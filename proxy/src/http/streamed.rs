@@ -72,7 +72,10 @@ async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, Reques
         // All but these are results.
         if !matches!(
             held.last(),
-            Some(Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. })) | None
+            Some(
+                Step::Accepted { .. }
+                    | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. })
+            ) | None
         ) {
             break;
         }

@@ -42,6 +42,10 @@ impl Tally {
             Step::Event(Event::Started { choice, n_cached }) if self.is_first(*choice) => {
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
+            Step::Event(Event::Usage { n_estimated, n_prompt, n_cached, .. }) => {
+                self.n_prompt = self.n_prompt.saturating_sub(*n_estimated).saturating_add(*n_prompt);
+                self.n_cached = self.n_cached.saturating_add(*n_cached);
+            }
             // Choices share the prompt, so only one of them has it fetched.
             Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
             Step::Event(

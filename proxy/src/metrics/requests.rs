@@ -97,7 +97,7 @@ pub struct EmbedSummary<'a> {
 
 /// What came of a request that had a route. Times in seconds.
 pub struct Routed {
-    /// `direct` or `handoff`.
+    /// `direct`, `handoff` or `upstream`.
     pub route: &'static str,
     /// Why this route.
     pub reason: &'static str,

@@ -8,7 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::Labels;
-use crate::state::{EndpointState, Life, ModelState, NodeState};
+use crate::state::{EndpointState, Life, ModelState, NodeState, UpstreamState};
 
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
@@ -60,8 +60,41 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
     );
+    let upstreams = || state.upstreams.iter().map(|upstream| (vec![("upstream", upstream.name.clone())], upstream));
+    for (name, help, value) in UPSTREAM_GAUGES {
+        series.gauges(name, help, upstreams().map(|(labels, upstream)| (labels, value(upstream))));
+    }
+    series.counters(
+        "upstream_failures",
+        "Failures that an upstream's breaker counted, by reason",
+        upstreams().flat_map(|(labels, upstream)| {
+            let failures = upstream.breaker.failures.iter();
+            failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
+    series.counters(
+        "upstream_prefill_fallbacks",
+        "Requests whose prompt no prefill server of an upstream computed, by reason",
+        upstreams().flat_map(|(labels, upstream)| {
+            let fallbacks = upstream.fallbacks.iter();
+            fallbacks.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), n.count))
+        }),
+    );
     series.registry
 }
+
+/// A gauge of every upstream.
+type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
+
+const UPSTREAM_GAUGES: [UpstreamGauge; 5] = [
+    ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == Life::Ready))),
+    ("upstream_running", "Replies that an upstream generates", |upstream| f64::from(upstream.running)),
+    ("upstream_running_limit", "Replies that an upstream may generate at once", |upstream| f64::from(upstream.limit)),
+    ("upstream_waiting", "Replies that wait for a place at an upstream", |upstream| f64::from(upstream.waiting)),
+    ("upstream_breaker_open", "1 if requests are kept away from the upstream", |upstream| {
+        f64::from(u8::from(upstream.breaker.is_open))
+    }),
+];
 
 /// A gauge of every node: its name, its help, and its value.
 type NodeGauge = (&'static str, &'static str, fn(&NodeState) -> f64);

@@ -29,6 +29,7 @@ pub(crate) async fn app() -> App {
     App {
         admission: Admission::new(Bounds::default()),
         pool: Arc::new(Pool::of(vec![Arc::new(model)])),
+        upstreams: Default::default(),
         observer: Arc::new(Observer::default()),
     }
 }

@@ -35,6 +35,8 @@ pub struct RequestWatch {
 /// What was known when the route was chosen.
 struct Planned {
     at: Instant,
+    /// Which kind of route.
+    route: &'static str,
     n_prompt: u32,
     decode: String,
     prefill: Option<String>,
@@ -87,6 +89,7 @@ impl RequestWatch {
     pub fn planned(&mut self, plan: &Plan, n_prompt: u32) {
         self.planned = Some(Planned {
             at: Instant::now(),
+            route: if plan.prefill().is_some() { "handoff" } else { "direct" },
             n_prompt,
             decode: plan.decode().name.clone(),
             prefill: plan.prefill().map(|node| node.name.clone()),
@@ -94,6 +97,22 @@ impl RequestWatch {
             reason: plan.reason,
             predicted_ttft_ms: plan.prediction.map(|prediction| prediction.ttft_ms),
             direct_ttft_ms: plan.direct_ttft_ms,
+        });
+    }
+
+    /// An upstream answers, which was asked then. The prompt's length is an estimate until it tells.
+    pub fn upstream(&mut self, name: &str, reason: &'static str, n_prompt: u32, asked: Instant) {
+        self.slot = Some(asked);
+        self.planned = Some(Planned {
+            at: asked,
+            route: "upstream",
+            n_prompt,
+            decode: name.to_owned(),
+            prefill: None,
+            policy: "upstream",
+            reason,
+            predicted_ttft_ms: None,
+            direct_ttft_ms: None,
         });
     }
 
@@ -108,6 +127,12 @@ impl RequestWatch {
                 }
             }
             Event::Handoff { timings, .. } => self.handoff = Some(*timings),
+            Event::Usage { n_prompt, n_cached, .. } => {
+                self.n_cached = *n_cached;
+                if let Some(planned) = &mut self.planned {
+                    planned.n_prompt = *n_prompt;
+                }
+            }
             Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. } => {
                 self.first_token.get_or_insert_with(Instant::now);
             }
@@ -139,7 +164,7 @@ impl RequestWatch {
         let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
         let predicted = planned.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
         Some(Routed {
-            route: if planned.prefill.is_some() { "handoff" } else { "direct" },
+            route: planned.route,
             reason: planned.reason,
             n_prompt: planned.n_prompt,
             n_cached: self.n_cached,

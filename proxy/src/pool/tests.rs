@@ -72,7 +72,8 @@ fn endpoint(name: Option<&str>) -> (App, [Life; 2]) {
     let model = ServedModel::new(name, Vec::new(), decode.clone(), Vec::new());
     let pool = Arc::new(Pool::with_undeclared(vec![Arc::new(model)], decode));
     keep_discovering(&pool, Vec::new(), Arc::new);
-    let app = App { admission: Admission::new(Bounds::default()), pool, observer: Arc::new(Observer::default()) };
+    let (upstreams, observer) = (Default::default(), Arc::new(Observer::default()));
+    let app = App { admission: Admission::new(Bounds::default()), pool, upstreams, observer };
     (app, lives.try_into().unwrap())
 }
 

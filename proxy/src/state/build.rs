@@ -1,5 +1,6 @@
 //! The snapshot, out of what is running.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,10 +8,12 @@ use baton_schemas::node::NodeInfo;
 
 use super::{
     BreakerState, EndpointState, FallbackState, Life, LinkState, ModelState, NodeState, RatePoint, RequestsState, Task,
+    UpstreamState,
 };
 use crate::app::App;
 use crate::pool::rates::Curve;
-use crate::pool::{BreakerView, EngineState, Node, ServedModel};
+use crate::pool::{BreakerView, EngineState, Fallback, Fallbacks, Node, ServedModel};
+use crate::upstream::{self, Member};
 
 /// The endpoint now; with the nodes' addresses only for who may know them.
 pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
@@ -24,6 +27,7 @@ pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
             waiting: app.admission.n_waiting() as u64,
         },
         models: models.iter().map(|served| model(served, &models, with_addresses)).collect(),
+        upstreams: app.upstreams.load().members.iter().map(|member| upstream(member, with_addresses)).collect(),
         routes: app.observer.journal.latest(),
         warnings: app.pool.unused().iter().map(ToString::to_string).collect(),
     }
@@ -51,16 +55,13 @@ fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) ->
             tail_ms: link.tail_ms,
         })
     });
-    let fallbacks = model.fallbacks.view().into_iter().map(|(reason, fallback)| {
-        (reason.to_owned(), FallbackState { count: fallback.count, last_ms: unix_ms(fallback.last) })
-    });
     ModelState {
         name: model.name.get().cloned().unwrap_or_default(),
         aliases: model.aliases.clone(),
         policy: model.policy.name().to_owned(),
         nodes: decode.chain(prefill).collect(),
         links: links.collect(),
-        fallbacks: fallbacks.collect(),
+        fallbacks: fallbacks(&model.fallbacks),
         prediction_error: known.error,
         mean_output_tokens: crate::pool::expected_output(&known.n_output, None),
     }
@@ -86,8 +87,7 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
         EngineState::Ready(info) => (Life::Ready, Some(info.clone()), None),
         EngineState::Failed { reason, .. } => (Life::Failed, None, Some(reason.clone())),
     };
-    let (load, rates, BreakerView { is_open, n_in_a_row, last_reason, counts }) =
-        (node.load(), node.rates(), node.breaker.view());
+    let (load, rates) = (node.load(), node.rates());
     let of_info = info.map(|info| NodeState {
         engine: info.engine.clone(),
         model: info.model.clone(),
@@ -106,16 +106,52 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
         queued: load.queued,
         prefill_backlog_tokens: load.prefill_backlog,
         free_kv_cells: load.free_cells,
-        breaker: BreakerState {
-            is_open,
-            failures_in_a_row: n_in_a_row,
-            last_reason: last_reason.map(str::to_owned),
-            failures: counts.into_iter().map(|(reason, n)| (reason.to_owned(), n)).collect(),
-        },
+        breaker: breaker(node.breaker.view()),
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
         ..of_info.unwrap_or_default()
     }
+}
+
+fn upstream(member: &Member, with_address: bool) -> UpstreamState {
+    let settings = member.client.settings();
+    let (life, reason) = match member.life() {
+        upstream::Life::Unknown => (Life::Starting, None),
+        upstream::Life::Answers => (Life::Ready, None),
+        upstream::Life::Silent { reason } => (Life::Failed, Some(reason.to_owned())),
+    };
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let running = member.n_running();
+    UpstreamState {
+        name: settings.name.clone(),
+        kind: settings.kind.as_str().to_owned(),
+        life,
+        reason,
+        address: with_address.then(|| settings.url.clone()),
+        models: member.models(),
+        running: count(running),
+        waiting: count(member.n_claimed().saturating_sub(running)),
+        limit: count(settings.max_concurrent),
+        busy_ms: member.busy_for().map_or(0, |left| left.as_millis() as u64),
+        breaker: breaker(member.breaker.view()),
+        fallbacks: fallbacks(&member.fallbacks),
+    }
+}
+
+fn breaker(view: BreakerView) -> BreakerState {
+    BreakerState {
+        is_open: view.is_open,
+        failures_in_a_row: view.n_in_a_row,
+        last_reason: view.last_reason.map(str::to_owned),
+        failures: view.counts.into_iter().map(|(reason, n)| (reason.to_owned(), n)).collect(),
+    }
+}
+
+fn fallbacks(fallbacks: &Fallbacks) -> BTreeMap<String, FallbackState> {
+    let state = |(reason, fallback): (&str, Fallback)| {
+        (reason.to_owned(), FallbackState { count: fallback.count, last_ms: unix_ms(fallback.last) })
+    };
+    fallbacks.view().into_iter().map(state).collect()
 }
 
 fn points(curve: &Curve) -> Vec<RatePoint> {

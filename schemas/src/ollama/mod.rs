@@ -17,6 +17,8 @@ mod messages;
 mod not_yet;
 mod options;
 
+pub use self::options::defaults as default_sampling;
+
 use serde::Serialize;
 
 pub use chat_request::ChatRequest;

@@ -132,6 +132,19 @@ impl Details {
 }
 
 impl Show {
+    /// Of a model that another server runs, of which nothing more is known than that it chats. Whether it calls tools is
+    /// found out when it is asked.
+    pub fn of_upstream(modified_at: String) -> Self {
+        Show {
+            modelfile: "# This model is served by another server.".to_owned(),
+            template: String::new(),
+            details: Details::default(),
+            model_info: Map::new(),
+            capabilities: vec!["completion", "tools"],
+            modified_at,
+        }
+    }
+
     /// All that is known of a model.
     pub fn new(modified_at: String, info: &NodeInfo) -> Self {
         let architecture = &info.architecture;

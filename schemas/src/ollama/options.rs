@@ -18,7 +18,7 @@ const GONE: [off::Constraint; 3] =
     [("mirostat", "Mirostat", 0.0), ("typical_p", "Typical sampling", 1.0), ("tfs_z", "Tail-free sampling", 1.0)];
 
 /// Ollama's defaults: `DefaultOptions` in its `api/types.go`.
-fn defaults(seed: u64) -> Sampling {
+pub fn defaults(seed: u64) -> Sampling {
     Sampling { top_k: 40, top_p: 0.9, min_p: 0.0, temperature: 0.8, repeat_penalty: 1.1, seed, ..Sampling::default() }
 }
 

@@ -2,10 +2,13 @@
 
 use std::fmt::Write;
 
-use crate::state::{EndpointState, LinkState, ModelState, NodeState, RatePoint};
+use crate::state::{BreakerState, EndpointState, Life, LinkState, ModelState, NodeState, RatePoint, UpstreamState};
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
+
+/// Models of an upstream that are shown.
+const N_MODELS: usize = 3;
 
 /// The whole state, in lines that end with a newline.
 pub(super) fn render(state: &EndpointState) -> String {
@@ -32,6 +35,10 @@ pub(super) fn render(state: &EndpointState) -> String {
             out += &fallbacks(model, state.at_ms);
         }
     }
+    if !state.upstreams.is_empty() {
+        out.push('\n');
+        out += &upstreams(state);
+    }
     if !state.routes.is_empty() {
         out.push('\n');
         out += &routes(state);
@@ -42,17 +49,11 @@ pub(super) fn render(state: &EndpointState) -> String {
 fn nodes(model: &ModelState) -> String {
     let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
     let row = |node: &NodeState| {
-        let breaker = match (&node.breaker.last_reason, node.breaker.is_open) {
-            (Some(reason), true) => format!("open: {reason}"),
-            (_, true) => "open".to_owned(),
-            (Some(reason), false) => format!("closed, was {reason}"),
-            (None, false) => "closed".to_owned(),
+        let life = match &node.barred {
+            Some(barred) if node.reason.is_none() => format!("{}, barred: {barred}", node.life.as_str()),
+            _ => life(node.life, node.reason.as_deref()),
         };
-        let life = match (&node.reason, &node.barred) {
-            (Some(reason), _) => format!("{}: {reason}", node.life.as_str()),
-            (None, Some(barred)) => format!("{}, barred: {barred}", node.life.as_str()),
-            (None, None) => node.life.as_str().to_owned(),
-        };
+        let breaker = breaker(&node.breaker);
         vec![
             node.name.clone(),
             node.task.as_str().to_owned(),
@@ -65,6 +66,38 @@ fn nodes(model: &ModelState) -> String {
         ]
     };
     table(&head, model.nodes.iter().map(row))
+}
+
+fn breaker(breaker: &BreakerState) -> String {
+    match (&breaker.last_reason, breaker.is_open) {
+        (Some(reason), true) => format!("open: {reason}"),
+        (_, true) => "open".to_owned(),
+        (Some(reason), false) => format!("closed, was {reason}"),
+        (None, false) => "closed".to_owned(),
+    }
+}
+
+fn life(life: Life, reason: Option<&str>) -> String {
+    reason.map_or_else(|| life.as_str().to_owned(), |reason| format!("{}: {reason}", life.as_str()))
+}
+
+fn upstreams(state: &EndpointState) -> String {
+    let head = ["UPSTREAM", "KIND", "STATE", "RUNNING", "WAITING", "MODELS", "BREAKER"];
+    let row = |upstream: &UpstreamState| {
+        let more = upstream.models.len().saturating_sub(N_MODELS);
+        let named: Vec<&str> = upstream.models.iter().take(N_MODELS).map(String::as_str).collect();
+        let models = if more > 0 { format!("{} and {more} more", named.join(", ")) } else { named.join(", ") };
+        vec![
+            upstream.name.clone(),
+            upstream.kind.clone(),
+            life(upstream.life, upstream.reason.as_deref()),
+            format!("{}/{}", upstream.running, upstream.limit),
+            upstream.waiting.to_string(),
+            models,
+            breaker(&upstream.breaker),
+        ]
+    };
+    table(&head, state.upstreams.iter().map(row))
 }
 
 fn links(model: &ModelState) -> String {
@@ -210,6 +243,16 @@ mod tests {
             at_ms: 180_000,
             requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
             models: vec![model],
+            upstreams: vec![UpstreamState {
+                name: "ollama".into(),
+                kind: "ollama".into(),
+                life: Life::Failed,
+                reason: Some("unreachable".into()),
+                models: ["a", "b", "c", "d"].map(str::to_owned).into(),
+                running: 2,
+                limit: 8,
+                ..UpstreamState::default()
+            }],
             routes: vec![route],
             warnings: vec!["decode-2 runs other weights".into()],
         };
@@ -223,6 +266,7 @@ mod tests {
             "\nWARNING decode-2 runs other weights\n",
             "prefill-1 > local  -     -           -",
             "prefill_down  3      2 min ago",
+            "ollama    ollama  failed: unreachable  2/8      0        a, b, c and 1 more  closed",
             "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");

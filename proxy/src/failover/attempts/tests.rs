@@ -110,6 +110,7 @@ async fn app(end: End, n_calls: u32) -> App {
     App {
         admission: Admission::new(Bounds::default()),
         pool: Arc::new(Pool::of(vec![Arc::new(model)])),
+        upstreams: Default::default(),
         observer: Arc::new(Observer::default()),
     }
 }

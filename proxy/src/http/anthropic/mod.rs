@@ -120,7 +120,9 @@ async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
             Step::Event(Event::ToolCall { call, .. }) => content.call(&call),
             // Steps end only after this.
             Step::Event(Event::Finished { reason, stop, .. }) => end = Stop { reason, sequence: stop },
-            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Reasoning { .. }) => {}
+            Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. } | Event::Reasoning { .. },
+            ) => {}
         }
     }
     let mut response = Json(head.begun(usage(&tally)).ended(content, end)).into_response();

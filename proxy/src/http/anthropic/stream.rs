@@ -51,7 +51,9 @@ impl StreamWriter for MessageWriter {
                 String::new()
             }
             Step::Accepted { .. }
-            | Step::Event(Event::Handoff { .. } | Event::Text { .. } | Event::Reasoning { .. }) => String::new(),
+            | Step::Event(Event::Handoff { .. } | Event::Usage { .. } | Event::Text { .. } | Event::Reasoning { .. }) => {
+                String::new()
+            }
         }
     }
 

@@ -90,7 +90,11 @@ async fn loaded(
     shape: ReplyShape,
     wish: LoadOnly,
 ) -> Result<Response, RequestError> {
-    state.backend.ready(Some(&shape.model), caller).await?;
+    let models = state.models_for(caller);
+    // An upstream loads its models when they are asked for.
+    if !models.iter().any(|model| model.is_upstream && model.is_called(&shape.model)) {
+        state.backend.ready(Some(&shape.model), caller).await?;
+    }
     Ok(Json(shape.last(Said::default(), &[], End::loaded(wish))).into_response())
 }
 
@@ -116,7 +120,7 @@ async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestE
                 end = reason;
                 all.append(calls.rest().as_ref().map(Said::unfinished).unwrap_or_default());
             }
-            Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
         }
     }
     let mut response = Json(shape.last(all, &all_tokens, shape.end(end, &tally))).into_response();

@@ -36,6 +36,10 @@ pub(super) async fn show(
     body: Result<JsonBody, Failure>,
 ) -> Result<Json<Show>, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
+    let models = state.models_for(&caller);
+    if let Some(model) = models.iter().find(|model| model.is_upstream && model.is_called(&request.model)) {
+        return Ok(Json(Show::of_upstream(rfc3339(model.since))));
+    }
     let model = state.backend.ready(Some(&request.model), &caller).await;
     let model = model.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
     Ok(Json(Show::new(rfc3339(model.since), &model.info)))

@@ -45,7 +45,8 @@ impl StreamWriter for LineWriter {
                 let rest = self.calls.rest();
                 rest.map(|call| line(&self.shape.line(Said::unfinished(&call), &[]))).unwrap_or_default()
             }
-            Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => String::new(),
+            Step::Accepted { .. }
+            | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => String::new(),
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) async fn collect<C: Choices>(
         tally.record(&step);
         match step {
             Step::Accepted { route, .. } => chosen_route = route,
-            Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }

@@ -63,7 +63,8 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
         self.tally.record(step);
         let mut out = String::new();
         match step {
-            Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+            Step::Accepted { .. }
+            | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 self.write_openings(&mut out);
                 if !text.is_empty() || !tokens.is_empty() {

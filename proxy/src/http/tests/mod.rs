@@ -138,7 +138,12 @@ impl Backend for Fake {
     fn models(&self) -> Vec<Model> {
         assert!(!self.models_panic, "secret panic words");
         let since = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let model = |name: &str, at| Model { names: vec![name.into()], since: since(at), info: Some(info()) };
+        let model = |name: &str, at| Model {
+            names: vec![name.into()],
+            since: since(at),
+            info: Some(info()),
+            is_upstream: false,
+        };
         let loading = Model { info: None, ..model("wei rd/ü", 3) };
         vec![Model { names: vec!["m".into(), "alias".into()], ..model("m", 1) }, model("org/name:q4", 2), loading]
     }

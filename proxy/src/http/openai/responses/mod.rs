@@ -58,7 +58,7 @@ async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
         tally.record(&step);
         match step {
             Step::Accepted { route, .. } => chosen_route = route,
-            Step::Event(Event::Started { .. } | Event::Handoff { .. }) => {}
+            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
             Step::Event(Event::Text { text, tokens, .. }) => output.text(&text, &logprobs(&tokens)),
             Step::Event(Event::Reasoning { text, .. }) => output.reasoning(&text),
             Step::Event(Event::ToolCall { call, .. }) => output.call(&call),

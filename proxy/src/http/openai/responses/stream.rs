@@ -39,7 +39,8 @@ impl StreamWriter for ResponseWriter {
         let created = self.create();
         created
             + &match step {
-                Step::Accepted { .. } | Step::Event(Event::Started { .. } | Event::Handoff { .. }) => String::new(),
+                Step::Accepted { .. }
+                | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => String::new(),
                 Step::Event(Event::Text { text, tokens, .. }) => self.events.text(text, &logprobs(tokens)),
                 Step::Event(Event::Reasoning { text, .. }) => self.events.reasoning(text),
                 Step::Event(Event::ToolCall { call, .. }) => self.events.call(call),

@@ -1,25 +1,25 @@
-//! Splits a stream of byte chunks into lines, with a cap on their length.
+//! Splits a stream of byte chunks into lines, with a cap on their length. For nodes and for upstreams.
 
 use baton_schemas::EngineError;
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 
-/// A delta with 20 alternatives is some kilobytes; a node that sends more than this is not one of ours.
+/// A delta with 20 alternatives is some kilobytes; whoever sends more than this is no server of models.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The lines of a byte stream.
-pub(super) struct Lines<S> {
+pub(crate) struct Lines<S> {
     chunks: std::pin::Pin<Box<S>>,
     pending: BytesMut,
 }
 
 impl<S: Stream<Item = reqwest::Result<Bytes>>> Lines<S> {
-    pub(super) fn new(chunks: S) -> Self {
+    pub(crate) fn new(chunks: S) -> Self {
         Lines { chunks: Box::pin(chunks), pending: BytesMut::new() }
     }
 
     /// The next line without its newline; `None` at a clean end. A last line without newline is a cut stream.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
         let mut searched = 0;
         loop {
             if let Some(at) = self.pending[searched..].iter().position(|&b| b == b'\n') {
@@ -29,13 +29,13 @@ impl<S: Stream<Item = reqwest::Result<Bytes>>> Lines<S> {
             }
             searched = self.pending.len();
             if searched > MAX_LINE_BYTES {
-                return Err(EngineError::lost("a line of the node's stream is too long"));
+                return Err(EngineError::lost("a line of the stream is too long"));
             }
             match self.chunks.next().await {
                 Some(Ok(chunk)) => self.pending.extend_from_slice(&chunk),
                 Some(Err(error)) => return Err(EngineError::lost(error)),
                 None if self.pending.is_empty() => return Ok(None),
-                None => return Err(EngineError::lost("the node's stream was cut inside a line")),
+                None => return Err(EngineError::lost("the stream was cut inside a line")),
             }
         }
     }

@@ -1,0 +1,206 @@
+//! The client of one upstream.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use baton_schemas::GenerateRequest;
+use futures::StreamExt;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, RequestBuilder, Response};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::stream::{Reading, deltas};
+use super::{Call, Kind, Protocol, TextStream, UpstreamError, UpstreamSettings, Wish, refusal, vllm};
+use crate::remote::trouble;
+use crate::transport::{Transport, explain};
+
+/// Idle connections that are kept.
+const MAX_IDLE_CONNECTIONS: usize = 16;
+
+/// The largest reply that is read in one piece: a list of models, an error, a prefill server's answer.
+const MAX_WHOLE_BYTES: usize = 4 << 20;
+
+/// How long a list of models may take.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long an error's body is waited for.
+const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Deltas ahead of whoever reads a reply that must not be aborted.
+const DELTAS_AHEAD: usize = 64;
+
+/// One upstream. Nothing is sent before it is asked.
+#[derive(Debug)]
+pub struct Upstream {
+    settings: UpstreamSettings,
+    client: Client,
+    base: String,
+    headers: HeaderMap,
+    protocol: Box<dyn Protocol>,
+    next_prefill: AtomicUsize,
+}
+
+/// What one choice is asked for with.
+pub struct Asked<'a> {
+    /// The request.
+    pub request: &'a GenerateRequest,
+    /// Which of its choices, from 0.
+    pub choice: u32,
+    /// The upstream's own name for the model.
+    pub model: &'a str,
+    /// As in `x-request-id`; goes along.
+    pub request_id: &'a str,
+}
+
+/// A reply that has begun, or a head whose reply is under way.
+pub struct Reply {
+    /// Its deltas.
+    pub deltas: TextStream,
+    /// What became of a prefill server, where there is one: its failure in one word.
+    pub prefill: Option<Result<(), &'static str>>,
+}
+
+impl Upstream {
+    /// A client that trusts and may do what `transport` says. Errors, for the operator: a header that is none, or no
+    /// client can be made.
+    pub fn new(settings: UpstreamSettings, transport: &Transport) -> Result<Upstream, String> {
+        let builder = transport.client().connect_timeout(settings.deadlines.connect);
+        let client = builder.pool_max_idle_per_host(MAX_IDLE_CONNECTIONS).build().map_err(|e| explain(&e))?;
+        let mut headers = HeaderMap::new();
+        let key = settings.key.iter().map(|key| ("authorization".to_owned(), format!("Bearer {key}")));
+        for (name, value) in key.chain(settings.headers.iter().cloned()) {
+            let header = HeaderName::try_from(&name).map_err(|_| format!("{name:?} is no header's name"))?;
+            let mut value = HeaderValue::try_from(value).map_err(|_| format!("the value of {name} is no header's"))?;
+            value.set_sensitive(true);
+            headers.insert(header, value);
+        }
+        let (base, protocol) = (settings.kind.base(&settings.url), settings.kind.protocol());
+        Ok(Upstream { settings, client, base, headers, protocol, next_prefill: AtomicUsize::new(0) })
+    }
+
+    /// What it was made from.
+    pub fn settings(&self) -> &UpstreamSettings {
+        &self.settings
+    }
+
+    /// The models that it lists, by its own names. The list may be empty.
+    pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
+        let request = self.client.get(format!("{}/{}", self.base, self.protocol.models_path()));
+        let list = self.whole(request.headers(self.headers.clone()).timeout(LIST_TIMEOUT)).await?;
+        Ok(self.protocol.model_names(&list))
+    }
+
+    /// Whether it could be asked for that. Sends nothing.
+    pub fn check(&self, asked: &Asked<'_>) -> Result<(), UpstreamError> {
+        self.call(asked).map(drop)
+    }
+
+    /// Asks for one choice. Returns with the reply's head. `hold` lives until the upstream has stopped working on it.
+    pub async fn generate(&self, asked: &Asked<'_>, hold: impl Send + Sync + 'static) -> Result<Reply, UpstreamError> {
+        let mut call = self.call(asked)?;
+        let first_due = Instant::now() + self.settings.deadlines.first;
+        let prefill = self.prefill(&mut call, asked.request_id, first_due).await;
+        let request = self.post(&self.base, &call, asked.request_id);
+        let response = timeout_at(first_due, request.send()).await.map_err(|_| late())?;
+        let response = accepted(response.map_err(unreachable)?).await?;
+        let reading = Reading {
+            is_sse: self.protocol.is_sse(),
+            deadlines: self.settings.deadlines,
+            first_due,
+            reader: self.protocol.reader(),
+        };
+        let deltas = deltas(response.bytes_stream(), reading);
+        Ok(Reply { deltas: if self.settings.abort { held(deltas, hold) } else { to_its_end(deltas, hold) }, prefill })
+    }
+
+    fn call(&self, asked: &Asked<'_>) -> Result<Call, UpstreamError> {
+        let Asked { request, choice, model, .. } = *asked;
+        self.protocol.call(&Wish { request, choice, model, settings: &self.settings })
+    }
+
+    fn post(&self, base: &str, call: &Call, request_id: &str) -> RequestBuilder {
+        let request = self.client.post(format!("{base}/{}", call.path)).headers(self.headers.clone());
+        request.header("x-request-id", request_id).json(&call.body)
+    }
+
+    /// Has a prefill server compute the prompt, if there are any; they take turns.
+    async fn prefill(&self, call: &mut Call, request_id: &str, due: Instant) -> Option<Result<(), &'static str>> {
+        let servers = &self.settings.prefill;
+        let turn = self.next_prefill.fetch_add(1, Ordering::Relaxed);
+        let server = servers.get(turn.checked_rem(servers.len())?)?;
+        let request = self.post(&Kind::Vllm.base(server), &vllm::prefill_call(call), request_id);
+        let outcome = timeout_at(due, self.whole(request)).await.unwrap_or_else(|_| Err(late()));
+        Some(match outcome {
+            Ok(reply) if vllm::with_kv_of(call, &reply) => Ok(()),
+            Ok(_) => Err("no_kv_transfer_params"),
+            Err(error) => {
+                tracing::info!(upstream = self.settings.name, %error, "a prefill server failed");
+                Err("prefill_failed")
+            }
+        })
+    }
+
+    /// A reply in one piece.
+    async fn whole(&self, request: RequestBuilder) -> Result<Value, UpstreamError> {
+        let body = bounded(accepted(request.send().await.map_err(unreachable)?).await?).await?;
+        serde_json::from_slice(&body).map_err(UpstreamError::malformed)
+    }
+}
+
+/// A reply that is closed when nobody reads it any more.
+fn held(mut deltas: TextStream, hold: impl Send + Sync + 'static) -> TextStream {
+    let deltas = async_stream::stream! {
+        let _hold = hold;
+        while let Some(delta) = deltas.next().await {
+            yield delta;
+        }
+    };
+    deltas.boxed()
+}
+
+/// A reply that is read to its end, even if nobody listens any more.
+fn to_its_end(mut deltas: TextStream, hold: impl Send + Sync + 'static) -> TextStream {
+    let (sender, receiver) = mpsc::channel(DELTAS_AHEAD);
+    tokio::spawn(async move {
+        let _hold = hold;
+        while let Some(delta) = deltas.next().await {
+            // Whoever listened has left: the rest is read all the same.
+            let _ = sender.send(delta).await;
+        }
+    });
+    ReceiverStream::new(receiver).boxed()
+}
+
+/// A successful response, or what the upstream says instead.
+async fn accepted(response: Response) -> Result<Response, UpstreamError> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let body = timeout(ERROR_TIMEOUT, bounded(response)).await;
+    Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
+}
+
+async fn bounded(response: Response) -> Result<Vec<u8>, UpstreamError> {
+    let (mut body, mut chunks) = (Vec::new(), response.bytes_stream());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(unreachable)?;
+        if body.len() + chunk.len() > MAX_WHOLE_BYTES {
+            return Err(UpstreamError::malformed(format_args!("a reply of more than {MAX_WHOLE_BYTES} bytes")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+fn unreachable(error: reqwest::Error) -> UpstreamError {
+    let reason = if error.is_timeout() && !error.is_connect() { "timed_out" } else { "unreachable" };
+    UpstreamError::failed(reason, trouble::describe(&error))
+}
+
+fn late() -> UpstreamError {
+    UpstreamError::failed("timed_out", "there was no reply in time")
+}

@@ -1,0 +1,262 @@
+//! Ollama, by its own API: its `/v1` ignores `tool_choice`, `n` and the context's size, and forces a temperature.
+
+use baton_schemas::FinishReason;
+use baton_schemas::constraint::Constraint;
+use baton_schemas::generate::{Conversation, Input, Message};
+use baton_schemas::tools::ToolCallDelta;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::fields::{Fields, calls_of};
+use super::{Call, Protocol, ReplyReader, TextDelta, TextEnd, TextUsage, UpstreamError, Wish, new_id, refusal};
+
+/// What it takes. The first ones are options.
+pub(super) const FIELDS: [&str; 12] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repeat_penalty",
+    "repeat_last_n",
+    "seed",
+    "tools",
+    "response_format",
+    "reasoning_effort",
+];
+
+/// Calls in one reply: more are no reply.
+const MAX_CALLS: u32 = 128;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Ollama;
+
+impl Protocol for Ollama {
+    fn is_sse(&self) -> bool {
+        false
+    }
+
+    fn models_path(&self) -> &'static str {
+        "api/tags"
+    }
+
+    fn model_names(&self, list: &Value) -> Vec<String> {
+        let models = list.get("models").and_then(Value::as_array).into_iter().flatten();
+        models.filter_map(|model| Some(model.get("name")?.as_str()?.to_owned())).collect()
+    }
+
+    fn call(&self, wish: &Wish<'_>) -> Result<Call, UpstreamError> {
+        let (request, mut fields) = (wish.request, Fields::new(wish));
+        fields.sampling()?;
+        if let Some(n) = request.max_tokens.or(wish.settings.default_max_tokens) {
+            // Ollama takes 0 for no limit.
+            if n == 0 {
+                return Err(fields.unsupported("max_tokens"));
+            }
+            fields.set("num_predict", n);
+        }
+        if let Some(num_ctx) = wish.settings.num_ctx {
+            fields.set("num_ctx", num_ctx);
+        }
+        if !wish.settings.abort && !request.stop.is_empty() {
+            fields.set("stop", request.stop.clone());
+        }
+        if request.ignore_eos {
+            return Err(fields.unsupported("ignore_eos"));
+        }
+        if request.top_logprobs.is_some() {
+            return Err(fields.unsupported("logprobs"));
+        }
+        let options = std::mem::take(&mut fields.body);
+        fields.set("options", options);
+        fields.set("model", wish.model);
+        fields.set("stream", true);
+        match &request.constraint {
+            None => {}
+            Some(Constraint::JsonObject) => format(&mut fields, "json".into())?,
+            Some(Constraint::JsonSchema { schema }) => format(&mut fields, schema.clone())?,
+            Some(Constraint::Grammar { .. }) => return Err(fields.unsupported("grammar")),
+        }
+        let path = match &request.input {
+            Input::Chat(conversation) => {
+                chat(&mut fields, conversation)?;
+                "api/chat"
+            }
+            // The whole prompt: no template is put around it.
+            Input::Text(text) => {
+                fields.set("prompt", text.as_str());
+                fields.set("raw", true);
+                "api/generate"
+            }
+            Input::Infill { prefix, suffix } => {
+                fields.set("prompt", prefix.as_str());
+                fields.set("suffix", suffix.as_str());
+                "api/generate"
+            }
+            Input::Tokens(_) => return Err(fields.unsupported("prompt")),
+        };
+        Ok(Call { path, body: fields.body })
+    }
+
+    fn reader(&self) -> Box<dyn ReplyReader> {
+        Box::<LineReader>::default()
+    }
+}
+
+fn format(fields: &mut Fields<'_>, format: Value) -> Result<(), UpstreamError> {
+    if !fields.takes("response_format") {
+        return Err(fields.unsupported("response_format"));
+    }
+    fields.set("format", format);
+    Ok(())
+}
+
+fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
+    let request = fields.wish.request;
+    fields.set("messages", conversation.messages.iter().map(message).collect::<Vec<_>>());
+    let tools = &request.tools;
+    // It has no way to insist on a call.
+    if tools.is_forced() {
+        return Err(fields.unsupported("tool_choice"));
+    }
+    if !tools.offered().is_empty() {
+        if tools.offered().iter().any(|tool| tool.strict) {
+            return Err(fields.unsupported("tools.strict"));
+        }
+        fields.put("tools", tools.offered().iter().map(|tool| tool.definition()).collect::<Vec<_>>(), true)?;
+    }
+    let args = &conversation.template_args;
+    if args.keys().any(|name| !matches!(name.as_str(), "enable_thinking" | "reasoning_effort")) {
+        return Err(fields.unsupported("chat_template_kwargs"));
+    }
+    let switch = args.get("enable_thinking").and_then(Value::as_bool);
+    let think: Value = match (switch, args.get("reasoning_effort").and_then(Value::as_str)) {
+        (None, None) => return Ok(()),
+        (Some(false), _) | (_, Some("none")) => false.into(),
+        (_, Some("minimal" | "low")) => "low".into(),
+        (_, Some("medium")) => "medium".into(),
+        (_, Some(_)) => "high".into(),
+        (Some(true), None) => true.into(),
+    };
+    if !fields.takes("reasoning_effort") {
+        return Err(fields.unsupported("reasoning_effort"));
+    }
+    fields.set("think", think);
+    Ok(())
+}
+
+fn message(message: &Message) -> Value {
+    let mut written = Map::new();
+    written.insert("role".to_owned(), message.role.as_str().into());
+    written.insert("content".to_owned(), message.content.as_str().into());
+    if !message.tool_calls.is_empty() {
+        written.insert("tool_calls".to_owned(), calls_of(message, false).into());
+    }
+    let tool = message.name.as_ref().filter(|_| message.role == "tool");
+    for (name, value) in [
+        ("thinking", message.reasoning_content.as_ref()),
+        ("tool_call_id", message.tool_call_id.as_ref()),
+        ("tool_name", tool),
+    ] {
+        if let Some(value) = value {
+            written.insert(name.to_owned(), value.as_str().into());
+        }
+    }
+    Value::Object(written)
+}
+
+#[derive(Deserialize)]
+struct Line {
+    message: Option<Said>,
+    /// Of `/api/generate`.
+    response: Option<String>,
+    thinking: Option<String>,
+    #[serde(default)]
+    done: bool,
+    done_reason: Option<String>,
+    prompt_eval_count: Option<u32>,
+    eval_count: Option<u32>,
+    error: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+struct Said {
+    content: Option<String>,
+    thinking: Option<String>,
+    tool_calls: Option<Vec<WholeCall>>,
+}
+
+#[derive(Deserialize)]
+struct WholeCall {
+    id: Option<String>,
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    arguments: Map<String, Value>,
+}
+
+#[derive(Default)]
+struct LineReader {
+    end: Option<TextEnd>,
+    n_calls: u32,
+}
+
+impl ReplyReader for LineReader {
+    fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let line: Line = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        if line.error.is_some() {
+            return Err(refusal::in_stream(event));
+        }
+        let said = line.message.unwrap_or_default();
+        let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+        out.extend(filled(said.thinking.or(line.thinking)).map(TextDelta::Reasoning));
+        let text = filled(said.content.or(line.response));
+        out.extend(text.map(|text| TextDelta::Text { text, tokens: Vec::new() }));
+        for call in said.tool_calls.unwrap_or_default() {
+            self.call(call, out)?;
+        }
+        if line.done {
+            let reason = match line.done_reason.as_deref() {
+                Some("length") => FinishReason::Length,
+                _ if self.n_calls > 0 => FinishReason::ToolCalls,
+                _ => FinishReason::Stop,
+            };
+            let (n_prompt, n_completion) = (line.prompt_eval_count, line.eval_count);
+            self.end = Some(TextEnd { reason, usage: TextUsage { n_prompt, n_completion, ..TextUsage::default() } });
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _out: &mut Vec<TextDelta>) -> Option<TextEnd> {
+        self.end
+    }
+}
+
+impl LineReader {
+    /// Ollama tells of whole calls.
+    fn call(&mut self, call: WholeCall, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let index = self.n_calls;
+        if index >= MAX_CALLS {
+            return Err(UpstreamError::malformed("too many calls in one reply"));
+        }
+        self.n_calls += 1;
+        let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(new_id);
+        let fragment = Value::Object(call.function.arguments).to_string();
+        let steps = [
+            ToolCallDelta::Begin { index, id, name: call.function.name },
+            ToolCallDelta::Arguments { index, fragment },
+            ToolCallDelta::End { index },
+        ];
+        out.extend(steps.map(TextDelta::Call));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

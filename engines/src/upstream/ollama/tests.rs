@@ -1,0 +1,75 @@
+use baton_schemas::GenerateRequest;
+use serde_json::json;
+
+use super::*;
+use crate::upstream::openai::tests::{request, settings};
+use crate::upstream::{Kind, UpstreamSettings};
+
+fn call(change: impl FnOnce(&mut GenerateRequest)) -> Result<Value, UpstreamError> {
+    let settings = UpstreamSettings { num_ctx: Some(8192), ..settings(Kind::Ollama) };
+    let mut request = request();
+    change(&mut request);
+    let call = Ollama.call(&Wish { request: &request, choice: 0, model: "llama3.2", settings: &settings })?;
+    assert!(matches!(request.input, Input::Chat(_)) == (call.path == "api/chat"));
+    Ok(call.body.into())
+}
+
+fn read(lines: &[Value]) -> Result<(Vec<TextDelta>, Option<TextEnd>), UpstreamError> {
+    let (mut reader, mut out) = (LineReader::default(), Vec::new());
+    for line in lines {
+        reader.read(line.to_string().as_bytes(), &mut out)?;
+    }
+    let end = reader.end(&mut out);
+    Ok((out, end))
+}
+
+#[test]
+fn a_chat_has_its_options_and_its_context() {
+    let body = call(|request| request.max_tokens = Some(5)).unwrap();
+    assert_eq!((&body["model"], &body["stream"]), (&json!("llama3.2"), &json!(true)));
+    let options = &body["options"];
+    assert_eq!(
+        (&options["num_ctx"], &options["num_predict"], &options["temperature"]),
+        (&json!(8192), &json!(5), &json!(0.8))
+    );
+    assert_eq!(body["messages"][0], json!({ "role": "user", "content": "hi" }));
+}
+
+#[test]
+fn what_ollama_cannot_do_is_refused() {
+    let refused = |change: fn(&mut GenerateRequest), field: &str| match call(change) {
+        Err(UpstreamError::Unsupported { field: named, kind: "ollama" }) => assert_eq!(named, field),
+        other => panic!("{field}: {other:?}"),
+    };
+    refused(|r| r.max_tokens = Some(0), "max_tokens");
+    refused(|r| r.top_logprobs = Some(2), "logprobs");
+    refused(|r| r.sampling.logit_bias = vec![(1, 1.0)], "logit_bias");
+    refused(|r| r.ignore_eos = true, "ignore_eos");
+    refused(|r| r.input = Input::Tokens(vec![1]), "prompt");
+    refused(|r| r.tools.choice = baton_schemas::tools::ToolChoice::Required, "tool_choice");
+}
+
+#[test]
+fn lines_are_read() {
+    let call = json!({ "function": { "name": "f", "arguments": { "a": 1 } } });
+    let (deltas, end) = read(&[
+        json!({ "message": { "role": "assistant", "content": "", "thinking": "hm" }, "done": false }),
+        json!({ "message": { "content": "Hi" }, "done": false }),
+        json!({ "message": { "content": "", "tool_calls": [call] }, "done": false }),
+        json!({ "message": { "content": "" }, "done": true, "done_reason": "stop", "prompt_eval_count": 7, "eval_count": 3 }),
+    ])
+    .unwrap();
+    assert_eq!(deltas[0], TextDelta::Reasoning("hm".into()));
+    assert_eq!(deltas[1], TextDelta::Text { text: "Hi".into(), tokens: Vec::new() });
+    assert!(matches!(&deltas[2], TextDelta::Call(ToolCallDelta::Begin { index: 0, name, .. }) if name == "f"));
+    assert_eq!(deltas[3], TextDelta::Call(ToolCallDelta::Arguments { index: 0, fragment: r#"{"a":1}"#.into() }));
+    let end = end.unwrap();
+    assert_eq!((end.reason, end.usage.n_prompt, end.usage.n_completion), (FinishReason::ToolCalls, Some(7), Some(3)));
+}
+
+#[test]
+fn a_stream_without_done_has_no_end_and_an_error_is_one() {
+    assert_eq!(read(&[json!({ "message": { "content": "Hi" }, "done": false })]).unwrap().1, None);
+    assert!(read(&[json!({ "error": "model runner has stopped" })]).is_err());
+    assert!(LineReader::default().read(b"{\"done\":", &mut Vec::new()).is_err());
+}

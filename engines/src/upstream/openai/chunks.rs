@@ -1,0 +1,208 @@
+//! OpenAI's chunks, of chats and of plain completions.
+
+use baton_schemas::FinishReason;
+use baton_schemas::sequence::{Alternative, Logprobs};
+use baton_schemas::tools::ToolCallDelta;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::upstream::{ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, new_id, refusal};
+
+/// Calls in one reply: more are no reply.
+const MAX_CALLS: u32 = 128;
+
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+    /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
+    object: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Option<ChatDelta>,
+    /// Of a plain completion.
+    text: Option<String>,
+    finish_reason: Option<String>,
+    logprobs: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+struct ChatDelta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+    /// The same under vLLM's and OpenRouter's newer name.
+    reasoning: Option<String>,
+    tool_calls: Option<Vec<CallDelta>>,
+}
+
+#[derive(Deserialize)]
+struct CallDelta {
+    index: Option<u32>,
+    id: Option<String>,
+    function: Option<FunctionDelta>,
+}
+
+#[derive(Default, Deserialize)]
+struct FunctionDelta {
+    name: Option<String>,
+    arguments: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: Option<u32>,
+    completion_tokens: Option<u32>,
+    prompt_tokens_details: Option<PromptDetails>,
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails {
+    cached_tokens: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct CompletionDetails {
+    reasoning_tokens: Option<u32>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct ChunkReader {
+    reason: Option<FinishReason>,
+    usage: TextUsage,
+    /// The call that is being written: the upstream's number for it, and its id.
+    open: Option<(Option<u32>, String)>,
+    n_calls: u32,
+}
+
+impl ReplyReader for ChunkReader {
+    fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let chunk: Chunk = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        if chunk.error.as_ref().is_some_and(|error| !error.is_null()) || chunk.object.as_deref() == Some("error") {
+            return Err(refusal::in_stream(event));
+        }
+        if let Some(usage) = chunk.usage {
+            self.usage = TextUsage {
+                n_prompt: usage.prompt_tokens.or(self.usage.n_prompt),
+                n_cached: usage.prompt_tokens_details.and_then(|d| d.cached_tokens).or(self.usage.n_cached),
+                n_completion: usage.completion_tokens.or(self.usage.n_completion),
+                n_reasoning: usage
+                    .completion_tokens_details
+                    .and_then(|d| d.reasoning_tokens)
+                    .or(self.usage.n_reasoning),
+            };
+        }
+        // One choice was asked for.
+        chunk.choices.into_iter().take(1).try_for_each(|choice| self.choice(choice, out))
+    }
+
+    fn end(&mut self, out: &mut Vec<TextDelta>) -> Option<TextEnd> {
+        let reason = self.reason?;
+        if reason != FinishReason::Length {
+            self.close(out);
+        }
+        let has_called = self.n_calls > 0 && reason == FinishReason::Stop;
+        Some(TextEnd { reason: if has_called { FinishReason::ToolCalls } else { reason }, usage: self.usage })
+    }
+}
+
+impl ChunkReader {
+    fn choice(&mut self, choice: Choice, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let delta = choice.delta.unwrap_or_default();
+        let is_some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        out.extend(
+            [delta.reasoning_content, delta.reasoning].into_iter().find(is_some).flatten().map(TextDelta::Reasoning),
+        );
+        let tokens = choice.logprobs.as_ref().map(tokens).unwrap_or_default();
+        let text = delta.content.or(choice.text).unwrap_or_default();
+        if !text.is_empty() || !tokens.is_empty() {
+            out.push(TextDelta::Text { text, tokens });
+        }
+        for call in delta.tool_calls.unwrap_or_default() {
+            self.call(call, out)?;
+        }
+        if let Some(reason) = choice.finish_reason {
+            self.reason = Some(match reason.as_str() {
+                "length" => FinishReason::Length,
+                "tool_calls" | "function_call" => FinishReason::ToolCalls,
+                _ => FinishReason::Stop,
+            });
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, call: CallDelta, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let FunctionDelta { name, arguments } = call.function.unwrap_or_default();
+        let (id, name) = (call.id.unwrap_or_default(), name.unwrap_or_default());
+        // A call's first piece has its name. Some servers number all calls 0, some repeat the id in every piece.
+        let continues = self.open.as_ref().is_some_and(|(index, open_id)| {
+            *index == call.index && (id.is_empty() || id == *open_id) && (name.is_empty() || !id.is_empty())
+        });
+        if !continues {
+            if name.is_empty() {
+                return Err(UpstreamError::malformed("a piece of a call that has not begun"));
+            }
+            self.close(out);
+            if self.n_calls >= MAX_CALLS {
+                return Err(UpstreamError::malformed("too many calls in one reply"));
+            }
+            let id = if id.is_empty() { new_id() } else { id };
+            self.open = Some((call.index, id.clone()));
+            out.push(TextDelta::Call(ToolCallDelta::Begin { index: self.n_calls, id, name }));
+        }
+        if let Some(fragment) = arguments.filter(|fragment| !fragment.is_empty()) {
+            out.push(TextDelta::Call(ToolCallDelta::Arguments { index: self.n_calls, fragment }));
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, out: &mut Vec<TextDelta>) {
+        if self.open.take().is_some() {
+            out.push(TextDelta::Call(ToolCallDelta::End { index: self.n_calls }));
+            self.n_calls += 1;
+        }
+    }
+}
+
+/// Log-probabilities in either of the dialect's forms: a chat's list of objects, or a completion's parallel lists.
+fn tokens(logprobs: &Value) -> Vec<TextToken> {
+    if let Some(content) = logprobs.get("content").and_then(Value::as_array) {
+        let token = |entry: &Value| {
+            let top = entry.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
+            let top =
+                top.filter_map(|entry| Some(Alternative { id: 0, bytes: bytes(entry)?, logprob: chance(entry)? }));
+            Some(TextToken { bytes: bytes(entry)?, logprobs: Logprobs { chosen: chance(entry)?, top: top.collect() } })
+        };
+        return content.iter().filter_map(token).collect();
+    }
+    let list = |name: &str| logprobs.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let (texts, chances, tops) = (list("tokens"), list("token_logprobs"), list("top_logprobs"));
+    let token = |(i, text): (usize, &Value)| {
+        let top = tops.get(i).and_then(Value::as_object).into_iter().flat_map(Map::iter);
+        let top = top.filter_map(|(text, chance)| {
+            Some(Alternative { id: 0, bytes: text.as_bytes().to_vec(), logprob: chance.as_f64()? as f32 })
+        });
+        let chosen = chances.get(i).and_then(Value::as_f64).unwrap_or_default() as f32;
+        Some(TextToken { bytes: text.as_str()?.as_bytes().to_vec(), logprobs: Logprobs { chosen, top: top.collect() } })
+    };
+    texts.iter().enumerate().filter_map(token).collect()
+}
+
+fn bytes(entry: &Value) -> Option<Vec<u8>> {
+    let listed = entry.get("bytes").and_then(Value::as_array).map(|bytes| {
+        bytes.iter().map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok())).collect::<Option<Vec<u8>>>()
+    });
+    listed.unwrap_or_else(|| Some(entry.get("token")?.as_str()?.as_bytes().to_vec()))
+}
+
+fn chance(entry: &Value) -> Option<f32> {
+    entry.get("logprob").and_then(Value::as_f64).map(|chance| chance as f32)
+}
+
+#[cfg(test)]
+mod tests;

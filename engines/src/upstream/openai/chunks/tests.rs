@@ -1,0 +1,124 @@
+use serde_json::json;
+
+use super::*;
+
+/// What a reply of these chunks is read as.
+fn read(chunks: &[Value]) -> Result<(Vec<TextDelta>, Option<TextEnd>), UpstreamError> {
+    let (mut reader, mut out) = (ChunkReader::default(), Vec::new());
+    for chunk in chunks {
+        reader.read(chunk.to_string().as_bytes(), &mut out)?;
+    }
+    let end = reader.end(&mut out);
+    Ok((out, end))
+}
+
+fn delta(delta: Value) -> Value {
+    json!({ "choices": [{ "index": 0, "delta": delta, "finish_reason": null }] })
+}
+
+fn finish(reason: &str) -> Value {
+    json!({ "choices": [{ "delta": {}, "finish_reason": reason }] })
+}
+
+fn text(text: &str) -> TextDelta {
+    TextDelta::Text { text: text.into(), tokens: Vec::new() }
+}
+
+fn begin(index: u32, id: &str, name: &str) -> TextDelta {
+    TextDelta::Call(ToolCallDelta::Begin { index, id: id.into(), name: name.into() })
+}
+
+fn arguments(index: u32, fragment: &str) -> TextDelta {
+    TextDelta::Call(ToolCallDelta::Arguments { index, fragment: fragment.into() })
+}
+
+fn end_of_call(index: u32) -> TextDelta {
+    TextDelta::Call(ToolCallDelta::End { index })
+}
+
+#[test]
+fn text_reasoning_and_usage_are_read() {
+    let usage = json!({
+        "choices": [],
+        "usage": { "prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": { "cached_tokens": 4 } },
+    });
+    let (deltas, end) = read(&[
+        delta(json!({ "role": "assistant", "content": "" })),
+        delta(json!({ "reasoning_content": "hm" })),
+        delta(json!({ "reasoning": "m", "content": null })),
+        delta(json!({ "content": "Hi" })),
+        finish("stop"),
+        usage,
+    ])
+    .unwrap();
+    assert_eq!(deltas, [TextDelta::Reasoning("hm".into()), TextDelta::Reasoning("m".into()), text("Hi")]);
+    let end = end.unwrap();
+    assert_eq!((end.reason, end.usage.n_prompt, end.usage.n_cached), (FinishReason::Stop, Some(9), Some(4)));
+}
+
+#[test]
+fn a_reply_without_a_reason_has_no_end() {
+    let (_, end) = read(&[delta(json!({ "content": "Hi" }))]).unwrap();
+    assert_eq!(end, None);
+}
+
+#[test]
+fn calls_are_told_apart_however_they_are_numbered() {
+    let piece = |index: Value, id: Value, name: Value, arguments: &str| {
+        delta(
+            json!({ "tool_calls": [{ "index": index, "id": id, "function": { "name": name, "arguments": arguments } }] }),
+        )
+    };
+    let expected = [
+        begin(0, "a", "f"),
+        arguments(0, "{"),
+        arguments(0, "}"),
+        end_of_call(0),
+        begin(1, "b", "g"),
+        arguments(1, "{}"),
+        end_of_call(1),
+    ];
+    let null = Value::Null;
+    for (first, second) in [(json!(0), json!(1)), (json!(0), json!(0)), (null.clone(), null.clone())] {
+        let (deltas, end) = read(&[
+            piece(first.clone(), json!("a"), json!("f"), "{"),
+            piece(first.clone(), null.clone(), null.clone(), "}"),
+            piece(second, json!("b"), json!("g"), "{}"),
+            finish("stop"),
+        ])
+        .unwrap();
+        assert_eq!(deltas, expected);
+        assert_eq!(end.unwrap().reason, FinishReason::ToolCalls);
+    }
+    // The id and the name in every piece.
+    let (deltas, _) = read(&[
+        piece(json!(0), json!("a"), json!("f"), "{"),
+        piece(json!(0), json!("a"), json!("f"), "}"),
+        finish("length"),
+    ])
+    .unwrap();
+    assert_eq!(deltas, expected[..3], "cut off, so it does not end");
+    assert!(read(&[piece(json!(0), null.clone(), null, "{")]).is_err(), "no call has begun");
+}
+
+#[test]
+fn log_probabilities_are_read_in_both_forms() {
+    let chat = json!({ "content": [{
+        "token": "A", "logprob": -0.5, "bytes": [65],
+        "top_logprobs": [{ "token": "B", "logprob": -1.0, "bytes": null }],
+    }] });
+    let plain = json!({ "tokens": ["A"], "token_logprobs": [-0.5], "top_logprobs": [{ "B": -1.0 }] });
+    for logprobs in [chat, plain] {
+        let read = tokens(&logprobs);
+        assert_eq!((read[0].bytes.as_slice(), read[0].logprobs.chosen), (&b"A"[..], -0.5), "{logprobs}");
+        assert_eq!((read[0].logprobs.top[0].bytes.as_slice(), read[0].logprobs.top[0].logprob), (&b"B"[..], -1.0));
+    }
+}
+
+#[test]
+fn errors_and_nonsense_are_no_text() {
+    for event in [json!({ "error": { "message": "x" } }), json!({ "object": "error", "message": "x" }), json!([1])] {
+        assert!(read(std::slice::from_ref(&event)).is_err(), "{event}");
+    }
+    assert!(ChunkReader::default().read(b"{", &mut Vec::new()).is_err());
+}

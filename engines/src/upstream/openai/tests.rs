@@ -1,0 +1,121 @@
+use std::time::Duration;
+
+use baton_schemas::GenerateRequest;
+use baton_schemas::generate::{Message, Sampling};
+use baton_schemas::tools::{Tool, ToolUse};
+
+use super::*;
+use crate::upstream::{Deadlines, Kind, UpstreamSettings};
+
+/// An upstream of this kind with its default fields.
+pub(in crate::upstream) fn settings(kind: Kind) -> UpstreamSettings {
+    let second = Duration::from_secs(1);
+    UpstreamSettings {
+        name: "up".into(),
+        kind,
+        url: "http://127.0.0.1:1".into(),
+        key: None,
+        headers: Vec::new(),
+        models: Vec::new(),
+        fields: kind.default_fields().iter().map(|field| (*field).to_owned()).collect(),
+        max_concurrent: 1,
+        num_ctx: None,
+        default_max_tokens: None,
+        abort: true,
+        prefill: Vec::new(),
+        deadlines: Deadlines { connect: second, first: second, idle: second },
+    }
+}
+
+/// A chat that asks for nothing in particular.
+pub(in crate::upstream) fn request() -> GenerateRequest {
+    let message = Message { role: "user".into(), content: "hi".into(), ..Message::default() };
+    GenerateRequest {
+        model: "m".into(),
+        input: Input::Chat(Conversation { messages: vec![message], ..Conversation::default() }),
+        n: 1,
+        max_tokens: None,
+        stop: Vec::new(),
+        sampling: Sampling::default(),
+        top_logprobs: None,
+        ignore_eos: false,
+        constraint: None,
+        tools: ToolUse::default(),
+        wants_thinking: false,
+    }
+}
+
+fn call(kind: Kind, change: impl FnOnce(&mut GenerateRequest)) -> Result<(&'static str, Value), UpstreamError> {
+    let (settings, mut request) = (settings(kind), request());
+    change(&mut request);
+    let call = OpenAi.call(&Wish { request: &request, choice: 0, model: "theirs", settings: &settings })?;
+    Ok((call.path, call.body.into()))
+}
+
+fn with_args(request: &mut GenerateRequest, args: Value) {
+    let Input::Chat(conversation) = &mut request.input else { panic!() };
+    conversation.template_args = args.as_object().unwrap().clone();
+}
+
+#[test]
+fn a_plain_chat_says_what_openai_takes_and_no_more() {
+    let (path, body) = call(Kind::OpenAi, |_| {}).unwrap();
+    assert_eq!((path, &body["model"], &body["stream"]), ("chat/completions", &json!("theirs"), &json!(true)));
+    assert_eq!(body["messages"], json!([{ "role": "user", "content": "hi" }]));
+    assert_eq!(body["temperature"], 0.8);
+    for absent in ["top_k", "min_p", "repeat_penalty", "max_tokens", "stop", "tools", "tool_choice"] {
+        assert_eq!(body.get(absent), None, "{absent}");
+    }
+}
+
+#[test]
+fn what_a_kind_does_not_take_is_refused_and_never_dropped() {
+    let refused = |change: fn(&mut GenerateRequest), field: &str| {
+        match call(Kind::OpenAi, change) {
+            Err(UpstreamError::Unsupported { field: named, kind: "openai" }) => assert_eq!(named, field),
+            other => panic!("{field}: {other:?}"),
+        }
+        assert!(call(Kind::LlamaServer, change).is_ok(), "{field}");
+    };
+    refused(|r| r.sampling.top_k = 7, "top_k");
+    refused(|r| r.sampling.min_p = 0.5, "min_p");
+    refused(|r| r.sampling.repeat_penalty = 1.5, "repeat_penalty");
+    refused(|r| r.ignore_eos = true, "ignore_eos");
+    refused(|r| with_args(r, json!({ "x": 1 })), "chat_template_kwargs");
+    let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }) };
+    let on_text = |r: &mut GenerateRequest| (r.input, r.constraint) = (Input::Text("x".into()), Some(schema));
+    assert!(matches!(call(Kind::Vllm, on_text), Err(UpstreamError::Unsupported { field: "response_format", .. })));
+}
+
+#[test]
+fn fields_have_the_names_of_each_server() {
+    let penalty = |r: &mut GenerateRequest| r.sampling.repeat_penalty = 1.5;
+    assert_eq!(call(Kind::LlamaServer, penalty).unwrap().1["repeat_penalty"], 1.5);
+    assert_eq!(call(Kind::Vllm, penalty).unwrap().1["repetition_penalty"], 1.5);
+    let (path, body) = call(Kind::Vllm, |r| r.input = Input::Tokens(vec![1, 2])).unwrap();
+    assert_eq!((path, &body["prompt"]), ("completions", &json!([1, 2])));
+    let (_, body) = call(Kind::OpenAi, |r| with_args(r, json!({ "enable_thinking": false }))).unwrap();
+    assert_eq!(body["reasoning_effort"], "none");
+    let (_, body) = call(Kind::LlamaServer, |r| with_args(r, json!({ "enable_thinking": false }))).unwrap();
+    assert_eq!(body["chat_template_kwargs"]["enable_thinking"], false);
+}
+
+#[test]
+fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
+    let (_, body) = call(Kind::OpenAi, |request| {
+        let tool = Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: true };
+        request.tools = ToolUse { tools: vec![tool], choice: ToolChoice::Required, parallel: false };
+        let Input::Chat(conversation) = &mut request.input else { panic!() };
+        let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
+        let assistant = Message { role: "assistant".into(), tool_calls: calls, ..Message::default() };
+        let result = Message { role: "tool".into(), content: "1".into(), ..Message::default() };
+        conversation.messages.extend([assistant, result]);
+    })
+    .unwrap();
+    assert_eq!((&body["tool_choice"], &body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
+    assert_eq!(body["tools"][0]["function"]["strict"], true);
+    let messages = &body["messages"];
+    assert_eq!(messages[1]["content"], Value::Null);
+    assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);
+    assert_eq!(messages[1]["tool_calls"][0]["id"], messages[2]["tool_call_id"]);
+}

@@ -1,0 +1,147 @@
+//! What an upstream says instead of a reply: its status and its error envelope, in any of the forms there are.
+
+use std::time::{Duration, SystemTime};
+
+use baton_schemas::EngineError;
+use http::HeaderMap;
+use http::header::RETRY_AFTER;
+use serde_json::Value;
+
+use super::UpstreamError;
+
+/// Characters of an upstream's words that are passed on.
+const MAX_MESSAGE_CHARS: usize = 1_000;
+
+/// Longer than this nobody is kept waiting because of a header.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
+
+/// A reply whose status is no success. `body` may be anything.
+pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> UpstreamError {
+    let envelope = Envelope::read(body);
+    let detail = || format!("HTTP {status}: {}", envelope.message);
+    match status {
+        300..400 => UpstreamError::failed("redirected", format_args!("HTTP {status}: redirects are not followed")),
+        401 | 403 => UpstreamError::failed("unauthorized", detail()),
+        // A request names a model that is configured: it is the upstream that lacks it.
+        404 | 405 => UpstreamError::failed("model_missing", detail()),
+        408 => UpstreamError::failed("server_error", detail()),
+        429 | 503 => UpstreamError::Busy { retry_after: retry_after(headers) },
+        400..500 => UpstreamError::Refused(envelope.refusal()),
+        _ => UpstreamError::failed("server_error", detail()),
+    }
+}
+
+/// An error that came in place of an event.
+pub(super) fn in_stream(event: &[u8]) -> UpstreamError {
+    let envelope = Envelope::read(event);
+    match envelope.code {
+        Some(429 | 503) => UpstreamError::Busy { retry_after: None },
+        Some(400..500) => UpstreamError::Refused(envelope.refusal()),
+        _ => UpstreamError::failed("server_error", envelope.message),
+    }
+}
+
+/// What is common to the forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`, `{"detail":…}`.
+struct Envelope {
+    message: String,
+    code: Option<u64>,
+    /// Tokens of the prompt, and of the context that they do not fit, where the upstream tells both.
+    overflow: Option<(u32, u32)>,
+}
+
+impl Envelope {
+    fn read(body: &[u8]) -> Envelope {
+        let json: Value = serde_json::from_slice(body).unwrap_or_default();
+        let error = json.get("error").filter(|error| !error.is_null()).unwrap_or(&json);
+        let words = error.as_str().or_else(|| error.get("message")?.as_str()).or_else(|| error.get("detail")?.as_str());
+        let message = words.unwrap_or("the upstream gives no reason");
+        let count = |name: &str| error.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        Envelope {
+            message: message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect(),
+            code: error.get("code").and_then(Value::as_u64),
+            overflow: count("n_prompt_tokens").zip(count("n_ctx")),
+        }
+    }
+
+    fn refusal(self) -> EngineError {
+        match self.overflow {
+            Some((n_prompt, n_ctx)) => EngineError::ContextOverflow { n_prompt, n_ctx },
+            None => EngineError::invalid(self.message),
+        }
+    }
+}
+
+/// When to come back: in seconds, or a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let milliseconds = headers.get("retry-after-ms").and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    if let Some(ms) = milliseconds {
+        return Some(Duration::from_millis(ms).min(MAX_RETRY_AFTER));
+    }
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let after = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).ok()?,
+        Err(_) => {
+            let at = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+            SystemTime::from(at).duration_since(SystemTime::now()).unwrap_or_default()
+        }
+    };
+    Some(after.min(MAX_RETRY_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(status: u16, body: &str) -> UpstreamError {
+        of_status(status, &HeaderMap::new(), body.as_bytes())
+    }
+
+    #[test]
+    fn every_envelope_is_understood() {
+        for body in [r#"{"error":{"message":"no"}}"#, r#"{"error":"no"}"#, r#"{"message":"no"}"#, r#"{"detail":"no"}"#]
+        {
+            assert_eq!(of(400, body), UpstreamError::Refused(EngineError::invalid("no")), "{body}");
+        }
+        for body in ["", "<html>", "[]", r#"{"error":null}"#, r#"{"error":{"message":5}}"#] {
+            assert!(matches!(of(422, body), UpstreamError::Refused(EngineError::InvalidRequest { .. })), "{body}");
+        }
+        let overflow = r#"{"error":{"message":"long","n_prompt_tokens":9,"n_ctx":8}}"#;
+        assert_eq!(of(400, overflow), UpstreamError::Refused(EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 }));
+    }
+
+    #[test]
+    fn whose_fault_it_is_follows_from_the_status() {
+        let reason = |status| match of(status, "{}") {
+            UpstreamError::Failed { reason, .. } => reason,
+            UpstreamError::Busy { .. } => "busy",
+            _ => "the client's",
+        };
+        for (status, expected) in [
+            (301, "redirected"),
+            (401, "unauthorized"),
+            (404, "model_missing"),
+            (413, "the client's"),
+            (429, "busy"),
+            (500, "server_error"),
+            (503, "busy"),
+        ] {
+            assert_eq!(reason(status), expected, "{status}");
+        }
+        assert!(matches!(in_stream(br#"{"error":{"code":400,"message":"x"}}"#), UpstreamError::Refused(_)));
+        assert!(matches!(in_stream(br#"{"error":{"code":"x"}}"#), UpstreamError::Failed { .. }));
+    }
+
+    #[test]
+    fn it_is_said_when_to_come_back() {
+        let after = |name: &'static str, value: &str| {
+            retry_after(&HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())]))
+        };
+        assert_eq!(after("retry-after", "2"), Some(Duration::from_secs(2)));
+        assert_eq!(after("retry-after-ms", "1500"), Some(Duration::from_millis(1500)));
+        assert_eq!(after("retry-after", "Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::ZERO));
+        assert_eq!(after("retry-after", "999999"), Some(MAX_RETRY_AFTER));
+        for nonsense in ["-1", "soon", "NaN", "1e300"] {
+            assert_eq!(after("retry-after", nonsense), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! `[[upstream]]`: other servers that speak text.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_engines::upstream::{Deadlines, KINDS, Kind, UpstreamSettings};
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::problems::{Problem, check_paths, node_url};
+use crate::pool::names;
+use crate::transport_args::TransportArgs;
+
+/// Replies that an upstream generates at once, unless it says otherwise.
+const DEFAULT_MAX_CONCURRENT: usize = 8;
+
+/// A number that is larger is mistyped.
+const MAX_MAX_CONCURRENT: usize = 10_000;
+
+/// Tokens of context: Ollama's own default is smaller than most conversations with tools.
+const NUM_CTX: std::ops::RangeInclusive<u32> = 64..=100_000_000;
+
+/// Seconds that may be configured as a deadline.
+const SECONDS: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
+
+const DEFAULT_CONNECT: f64 = 5.0;
+
+/// A long prompt on a slow machine, and a model that has to be loaded first.
+const DEFAULT_FIRST: f64 = 600.0;
+
+/// A token takes seconds at most.
+const DEFAULT_IDLE: f64 = 60.0;
+
+/// Upstreams, and models of one.
+const MAX_UPSTREAMS: usize = 64;
+const MAX_MODELS: usize = 1_000;
+
+/// One of `[[upstream]]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawUpstream {
+    /// What it is called in `x-baton-route`, logs and metrics.
+    pub name: String,
+    /// Which server it is.
+    pub kind: String,
+    /// Where its API is.
+    pub url: String,
+    /// The key that it wants.
+    pub key: Option<String>,
+    /// The environment variable that has the key.
+    pub key_env: Option<String>,
+    /// The file that has the key.
+    pub key_file: Option<PathBuf>,
+    /// Sent with each request.
+    pub headers: BTreeMap<String, String>,
+    /// Our names for its models, and its own.
+    pub models: BTreeMap<String, String>,
+    /// Fields that may be sent, instead of those that its kind takes.
+    pub fields: Option<Vec<String>>,
+    /// Replies at once.
+    pub max_concurrent: Option<usize>,
+    /// Tokens of context (Ollama).
+    pub num_ctx: Option<u32>,
+    /// New tokens where the client names no limit.
+    pub default_max_tokens: Option<u32>,
+    /// Whether a reply may be broken off.
+    pub abort: Option<bool>,
+    /// vLLM servers that compute prompts for this one.
+    pub prefill: Vec<String>,
+    /// Seconds for a connection.
+    pub connect_seconds: Option<f64>,
+    /// Seconds until the first piece of a reply.
+    pub first_seconds: Option<f64>,
+    /// Seconds between two signs of life.
+    pub idle_seconds: Option<f64>,
+}
+
+impl RawUpstream {
+    fn kind(&self) -> Option<Kind> {
+        KINDS.into_iter().find(|(name, _)| *name == self.kind).map(|(_, kind)| kind)
+    }
+}
+
+/// What is wrong with the upstreams.
+pub(super) fn problems(upstreams: &[RawUpstream]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    for (i, upstream) in upstreams.iter().enumerate() {
+        let mut problem = |field: &str, message: String| {
+            let key = format!("upstream[{i}].{field}");
+            found.push(Problem { flag: key.clone(), key, message });
+        };
+        if i >= MAX_UPSTREAMS {
+            problem("name", format!("is one upstream too many: there may be {MAX_UPSTREAMS}"));
+            break;
+        }
+        let is_name = |name: &str| {
+            (1..=64).contains(&name.len()) && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        if !is_name(&upstream.name) {
+            problem("name", "must be 1 to 64 letters, digits, '-', '_' or '.'".into());
+        } else if upstreams[..i].iter().any(|other| other.name == upstream.name) {
+            problem("name", "must not be another upstream's name too".into());
+        }
+        let kinds = KINDS.map(|(name, _)| name).join(", ");
+        if upstream.kind().is_none() {
+            problem("kind", format!("must be one of {kinds}, not {:?}", upstream.kind));
+        }
+        for (field, urls) in [("url", std::slice::from_ref(&upstream.url)), ("prefill", &upstream.prefill[..])] {
+            if urls.iter().any(|url| !is_url(url)) {
+                // Not repeated: a password may be in it.
+                problem(field, "must be a URL like http://127.0.0.1:11434, without a user or a query".into());
+            }
+        }
+        if !upstream.prefill.is_empty() && upstream.kind() != Some(Kind::Vllm) {
+            problem("prefill", "is for upstreams of kind vllm alone".into());
+        }
+        if [upstream.key.is_some(), upstream.key_env.is_some(), upstream.key_file.is_some()]
+            .iter()
+            .filter(|k| **k)
+            .count()
+            > 1
+        {
+            problem("key", "may be given once: as key, key_env or key_file".into());
+        }
+        for (name, value) in &upstream.headers {
+            let is_header = http::HeaderName::try_from(name).is_ok() && http::HeaderValue::try_from(value).is_ok();
+            if !is_header || is_ours(name) {
+                problem("headers", format!("has an entry {name:?} that is no header, or one that is set here"));
+            }
+        }
+        if upstream.models.len() > MAX_MODELS
+            || upstream.models.iter().any(|(a, b)| a.trim().is_empty() || b.trim().is_empty())
+        {
+            problem("models", format!("must be at most {MAX_MODELS} names, none of them empty"));
+        }
+        let ours: Vec<&String> = upstream.models.keys().collect();
+        if ours.iter().enumerate().any(|(i, name)| ours[..i].iter().any(|other| names::are_same(other, name))) {
+            problem("models", "has a name twice: case and ':latest' make no difference".into());
+        }
+        if let Some(kind) = upstream.kind() {
+            let unknown = upstream.fields.iter().flatten().find(|field| !kind.known_fields().contains(&field.as_str()));
+            if let Some(unknown) = unknown {
+                problem("fields", format!("has {unknown:?}; there are {}", kind.known_fields().join(", ")));
+            }
+            if upstream.num_ctx.is_some() && kind != Kind::Ollama {
+                problem(
+                    "num_ctx",
+                    "is for upstreams of kind ollama alone: others have the context they were started with".into(),
+                );
+            }
+        }
+        if upstream.num_ctx.is_some_and(|n| !NUM_CTX.contains(&n)) {
+            problem("num_ctx", format!("must be between {} and {}", NUM_CTX.start(), NUM_CTX.end()));
+        }
+        if upstream.max_concurrent.is_some_and(|n| !(1..=MAX_MAX_CONCURRENT).contains(&n)) {
+            problem("max_concurrent", format!("must be between 1 and {MAX_MAX_CONCURRENT}"));
+        }
+        if upstream.default_max_tokens == Some(0) {
+            problem("default_max_tokens", "must be at least 1".into());
+        }
+        for (field, seconds) in [
+            ("connect_seconds", upstream.connect_seconds),
+            ("first_seconds", upstream.first_seconds),
+            ("idle_seconds", upstream.idle_seconds),
+        ] {
+            if seconds.is_some_and(|seconds| !SECONDS.contains(&seconds)) {
+                problem(field, format!("must be between {} and {}", SECONDS.start(), SECONDS.end()));
+            }
+        }
+    }
+    found
+}
+
+/// Headers that are written here.
+fn is_ours(name: &str) -> bool {
+    ["host", "content-length", "content-type", "transfer-encoding", "connection", "x-request-id"]
+        .iter()
+        .any(|ours| name.eq_ignore_ascii_case(ours))
+}
+
+fn is_url(text: &str) -> bool {
+    reqwest::Url::parse(&node_url(text)).is_ok_and(|url| {
+        let is_plain = url.username().is_empty() && url.password().is_none();
+        matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain && url.query().is_none()
+    })
+}
+
+/// The upstreams, checked. Errors: a key that cannot be read, or one that would travel readable without leave.
+pub(super) fn checked(
+    upstreams: &[RawUpstream],
+    transport: &TransportArgs,
+) -> Result<Vec<UpstreamSettings>, ConfigError> {
+    let urls: Vec<String> =
+        upstreams.iter().flat_map(|u| std::iter::once(&u.url).chain(&u.prefill)).map(|url| node_url(url)).collect();
+    check_paths(transport, &urls)?;
+    upstreams.iter().map(settings).collect()
+}
+
+fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
+    let kind = raw.kind().unwrap_or(Kind::OpenAi);
+    let seconds = |seconds: Option<f64>, default: f64| Duration::from_secs_f64(seconds.unwrap_or(default));
+    let fields: BTreeSet<String> = match &raw.fields {
+        Some(fields) => fields.iter().cloned().collect(),
+        None => kind.default_fields().iter().map(|field| (*field).to_owned()).collect(),
+    };
+    Ok(UpstreamSettings {
+        name: raw.name.clone(),
+        kind,
+        url: node_url(&raw.url),
+        key: key(raw)?,
+        headers: raw.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        models: raw.models.iter().map(|(ours, theirs)| (ours.clone(), theirs.clone())).collect(),
+        fields,
+        max_concurrent: raw.max_concurrent.unwrap_or(DEFAULT_MAX_CONCURRENT),
+        num_ctx: raw.num_ctx,
+        default_max_tokens: raw.default_max_tokens,
+        abort: raw.abort.unwrap_or(true),
+        prefill: raw.prefill.iter().map(|url| node_url(url)).collect(),
+        deadlines: Deadlines {
+            connect: seconds(raw.connect_seconds, DEFAULT_CONNECT),
+            first: seconds(raw.first_seconds, DEFAULT_FIRST),
+            idle: seconds(raw.idle_seconds, DEFAULT_IDLE),
+        },
+    })
+}
+
+/// The key, from wherever it is. What is wrong is told without it.
+fn key(raw: &RawUpstream) -> Result<Option<String>, ConfigError> {
+    let wrong = |what: String| ConfigError::Together(format!("upstream {}: {what}", raw.name));
+    let key = match (&raw.key, &raw.key_env, &raw.key_file) {
+        (Some(key), ..) => key.clone(),
+        (None, Some(variable), _) => {
+            std::env::var(variable).map_err(|_| wrong(format!("the variable {variable} of key_env is not set")))?
+        }
+        (None, None, Some(path)) => {
+            let text = std::fs::read_to_string(path);
+            text.map_err(|error| wrong(format!("cannot read key_file {}: {error}", path.display())))?
+        }
+        (None, None, None) => return Ok(None),
+    };
+    let key = key.trim();
+    if key.is_empty() || !key.chars().all(|c| c.is_ascii_graphic()) {
+        return Err(wrong("the key is empty, or has characters that no key has".to_owned()));
+    }
+    Ok(Some(key.to_owned()))
+}

@@ -1,0 +1,84 @@
+//! When a choice's tokens came.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use baton_schemas::sequence::Timings;
+use prometheus_client::metrics::histogram::Histogram;
+
+/// When a choice's deltas came, for the timings of one whose engine does not tell them, and for the metrics.
+pub(crate) struct Clock {
+    accepted: Instant,
+    slot: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    /// Prompt tokens that were computed.
+    pub(crate) n_computed: u32,
+    /// Tokens so far.
+    pub(crate) n_tokens: u32,
+    gaps: Histogram,
+    /// Of the request, over all choices.
+    meter: Arc<AtomicU32>,
+}
+
+impl Clock {
+    /// A choice of a prompt of so many tokens is accepted.
+    pub(crate) fn start(n_prompt: u32, gaps: Histogram, meter: Arc<AtomicU32>) -> Self {
+        let (slot, first_token, last_token) = (None, None, None);
+        Clock {
+            accepted: Instant::now(),
+            slot,
+            first_token,
+            last_token,
+            n_computed: n_prompt,
+            n_tokens: 0,
+            gaps,
+            meter,
+        }
+    }
+
+    /// It has a slot, and prompt tokens that were cached.
+    pub(crate) fn started(&mut self, n_cached: u32) {
+        self.slot = Some(Instant::now());
+        self.n_computed = self.n_computed.saturating_sub(n_cached);
+    }
+
+    /// It was begun then, as far as can be told from outside.
+    pub(crate) fn started_at(&mut self, at: Instant) {
+        (self.accepted, self.slot) = (at, Some(at));
+        self.first_token = Some(Instant::now());
+    }
+
+    /// A token has come.
+    pub(crate) fn token(&mut self) {
+        let now = Instant::now();
+        self.first_token.get_or_insert(now);
+        if let Some(last) = self.last_token.replace(now) {
+            self.gaps.observe(now.saturating_duration_since(last).as_secs_f64());
+        }
+        self.n_tokens += 1;
+        self.meter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// There were really so many tokens: what came were pieces of text.
+    pub(crate) fn correct(&mut self, n_tokens: u32) {
+        self.meter.fetch_add(n_tokens.saturating_sub(self.n_tokens), Ordering::Relaxed);
+        self.meter.fetch_sub(self.n_tokens.saturating_sub(n_tokens), Ordering::Relaxed);
+        self.n_tokens = n_tokens;
+    }
+
+    /// Where the time went.
+    pub(crate) fn timings(&self) -> Timings {
+        let between = |from: Option<Instant>, to: Option<Instant>| {
+            from.zip(to).map_or(0.0, |(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
+        };
+        Timings {
+            queue_ms: between(Some(self.accepted), self.slot),
+            prompt_n: self.n_computed,
+            prompt_ms: between(self.slot, self.first_token),
+            predicted_n: self.n_tokens,
+            predicted_ms: between(self.first_token, self.last_token),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What happens in a reply, step by step, in no dialect.
+
+use baton_schemas::FinishReason;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::{Logprobs, Timings};
+use baton_schemas::tools::ToolCallDelta;
+
+/// A step of a reply, free of any dialect.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A choice has a slot in an engine; its prefill begins. Always a choice's first event.
+    Started {
+        /// Which choice, from 0.
+        choice: u32,
+        /// Prompt tokens that were cached.
+        n_cached: u32,
+    },
+    /// A choice's prompt was computed on another node, or that was tried. Comes before its text.
+    Handoff {
+        /// Which choice, from 0.
+        choice: u32,
+        /// What came of it.
+        timings: HandoffTimings,
+    },
+    /// An upstream has told how long the prompt was. Comes before the first choice's end.
+    Usage {
+        /// Which choice, from 0.
+        choice: u32,
+        /// What was thought until now.
+        n_estimated: u32,
+        /// Tokens of the prompt.
+        n_prompt: u32,
+        /// Those of them that were cached.
+        n_cached: u32,
+    },
+    /// More text of a choice. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
+    Text {
+        /// Which choice, from 0.
+        choice: u32,
+        /// The text.
+        text: String,
+        /// The tokens whose text became final with this event; filled only if log-probabilities were asked for.
+        tokens: Vec<TokenLogprobs>,
+    },
+    /// More of what the model thinks before it answers.
+    Reasoning {
+        /// Which choice, from 0.
+        choice: u32,
+        /// Never empty.
+        text: String,
+    },
+    /// A step of a tool's call.
+    ToolCall {
+        /// Which choice, from 0.
+        choice: u32,
+        /// What is new of which call.
+        call: ToolCallDelta,
+    },
+    /// A choice is complete. Always its last event.
+    Finished {
+        /// Which choice, from 0.
+        choice: u32,
+        /// Why.
+        reason: FinishReason,
+        /// The stop string that was reached, if one was.
+        stop: Option<String>,
+        /// Tokens generated, those of a stop string and a half-finished character included.
+        n_completion: u32,
+        /// Those of them that were reasoning, its tags included.
+        n_reasoning: u32,
+        /// Where the time went.
+        timings: Timings,
+    },
+}
+
+/// A token with its log-probabilities.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token's bytes.
+    pub bytes: Vec<u8>,
+    /// Its log-probability and the alternatives.
+    pub logprobs: Logprobs,
+}

@@ -1,0 +1,168 @@
+//! One choice's reply from an upstream, as events: stop strings are found, calls are held to what was asked for, tokens
+//! are counted.
+
+use baton_engines::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
+use baton_schemas::generate::Input;
+use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::{FinishReason, GenerateRequest};
+use futures::{Stream, StreamExt};
+
+use super::TextChoice;
+use super::start::broken;
+use crate::error::RequestError;
+use crate::generate::clock::Clock;
+use crate::generate::{Event, TokenLogprobs};
+use crate::stream::stop::StopScanner;
+
+/// A choice's events. Dropping the stream closes the connection.
+pub(crate) fn text_events(
+    choice: u32,
+    TextChoice { first, mut rest, member, asked }: TextChoice,
+    request: &GenerateRequest,
+    mut clock: Clock,
+    n_prompt: u32,
+) -> impl Stream<Item = Result<Event, RequestError>> + Send + use<> {
+    let mut reader = Reader::new(choice, request);
+    async_stream::try_stream! {
+        clock.started_at(asked);
+        yield Event::Started { choice, n_cached: 0 };
+        let mut next = Some(first);
+        loop {
+            let delta = match next.take() {
+                Some(delta) => delta,
+                None => match rest.next().await {
+                    Some(Ok(delta)) => delta,
+                    ended => {
+                        let error = match ended {
+                            Some(Err(error)) => error,
+                            _ => UpstreamError::Failed { reason: "cut_short", detail: "the reply stopped".into() },
+                        };
+                        if let UpstreamError::Failed { reason, .. } = &error {
+                            member.breaker.failed(reason);
+                        }
+                        Err(broken(error))?
+                    }
+                },
+            };
+            let (events, end) = reader.read(delta, &mut clock);
+            for event in events {
+                yield event;
+            }
+            let Some(End { reason, usage }) = end else { continue };
+            if let Some(n_completion) = usage.n_completion {
+                clock.correct(n_completion);
+            }
+            if let Some(n_told) = usage.n_prompt.filter(|_| choice == 0) {
+                let n_cached = usage.n_cached.unwrap_or(0).min(n_told);
+                clock.n_computed = n_told - n_cached;
+                yield Event::Usage { choice, n_estimated: n_prompt, n_prompt: n_told, n_cached };
+            }
+            yield Event::Finished {
+                choice,
+                reason,
+                stop: reader.stop.reached().map(str::to_owned),
+                n_completion: clock.n_tokens,
+                n_reasoning: usage.n_reasoning.unwrap_or(reader.n_reasoning).min(clock.n_tokens),
+                timings: clock.timings(),
+            };
+            break;
+        }
+    }
+}
+
+/// About how many tokens a prompt has, where nobody has told yet: one for four bytes, as most tokenizers have it.
+pub(crate) fn estimated_tokens(request: &GenerateRequest) -> u32 {
+    let n_bytes = match &request.input {
+        Input::Tokens(tokens) => return u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        Input::Text(text) => text.len(),
+        Input::Infill { prefix, suffix } => prefix.len() + suffix.len(),
+        Input::Chat(conversation) => conversation.messages.iter().map(|message| message.content.len() + 16).sum(),
+    };
+    u32::try_from(n_bytes / 4).unwrap_or(u32::MAX).max(1)
+}
+
+/// How a choice ends.
+struct End {
+    reason: FinishReason,
+    usage: TextUsage,
+}
+
+struct Reader {
+    choice: u32,
+    stop: StopScanner,
+    stops: Vec<String>,
+    one_call: bool,
+    has_called: bool,
+    n_reasoning: u32,
+}
+
+impl Reader {
+    fn new(choice: u32, request: &GenerateRequest) -> Reader {
+        Reader {
+            choice,
+            stop: StopScanner::new(request.stop.clone()),
+            stops: request.stop.clone(),
+            one_call: !request.tools.parallel,
+            has_called: false,
+            n_reasoning: 0,
+        }
+    }
+
+    /// What a delta becomes, and the end if it is one.
+    fn read(&mut self, delta: TextDelta, clock: &mut Clock) -> (Vec<Event>, Option<End>) {
+        let choice = self.choice;
+        let mut events = Vec::new();
+        let mut end = None;
+        match delta {
+            TextDelta::Text { text, tokens } => {
+                for _ in 0..tokens.len().max(1) {
+                    clock.token();
+                }
+                let scan = self.stop.feed(&text);
+                let tokens = if scan.stopped { Vec::new() } else { tokens.into_iter().map(token).collect() };
+                if !scan.text.is_empty() || !tokens.is_empty() {
+                    events.push(Event::Text { choice, text: scan.text, tokens });
+                }
+                end = scan.stopped.then_some(FinishReason::Stop);
+            }
+            TextDelta::Reasoning(text) => {
+                clock.token();
+                self.n_reasoning += 1;
+                events.push(Event::Reasoning { choice, text });
+            }
+            TextDelta::Call(call) => {
+                if matches!(call, ToolCallDelta::Begin { .. }) {
+                    // In arguments a stop string would cut JSON.
+                    let held = std::mem::replace(&mut self.stop, StopScanner::new(self.stops.clone())).finish();
+                    events.extend(text_event(choice, held.text));
+                }
+                let ends = matches!(call, ToolCallDelta::End { .. });
+                if !ends {
+                    clock.token();
+                }
+                self.has_called |= ends;
+                events.push(Event::ToolCall { choice, call });
+                end = (ends && self.one_call).then_some(FinishReason::ToolCalls);
+            }
+            TextDelta::Finished(TextEnd { reason, usage }) => {
+                let scan = self.stop.finish();
+                events.extend(text_event(choice, scan.text));
+                let reason = match reason {
+                    _ if scan.stopped => FinishReason::Stop,
+                    FinishReason::Stop if self.has_called => FinishReason::ToolCalls,
+                    reason => reason,
+                };
+                return (events, Some(End { reason, usage }));
+            }
+        }
+        (events, end.map(|reason| End { reason, usage: TextUsage::default() }))
+    }
+}
+
+fn text_event(choice: u32, text: String) -> Option<Event> {
+    (!text.is_empty()).then_some(Event::Text { choice, text, tokens: Vec::new() })
+}
+
+fn token(token: TextToken) -> TokenLogprobs {
+    TokenLogprobs { bytes: token.bytes, logprobs: token.logprobs }
+}

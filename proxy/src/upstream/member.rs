@@ -1,0 +1,211 @@
+//! One upstream, and what is known of it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use baton_engines::upstream::{Upstream, UpstreamError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::pool::{Breaker, Fallbacks, names};
+
+/// How often an upstream that answers is asked for its models.
+const LIST_INTERVAL: Duration = Duration::from_secs(15);
+
+/// How often one that does not, or has failed: an open breaker lets a request through only after an answer.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When one that is busy, and does not say until when, is asked again.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Models of one upstream that are known: a hosted one has hundreds.
+const MAX_LISTED: usize = 2_000;
+
+/// Bytes of a model's name.
+const MAX_NAME_BYTES: usize = 512;
+
+/// Where an upstream is in its life, as far as its list of models shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Life {
+    /// It has not been heard of yet.
+    Unknown,
+    /// It answers.
+    Answers,
+    /// It does not.
+    Silent {
+        /// In one word.
+        reason: &'static str,
+    },
+}
+
+/// See the module.
+pub struct Member {
+    /// Its client.
+    pub client: Upstream,
+    /// Keeps requests away while it fails.
+    pub breaker: Breaker,
+    /// How often its prefill servers could not be used, by reason.
+    pub fallbacks: Fallbacks,
+    /// When it was put into service.
+    pub since: SystemTime,
+    room: Arc<Semaphore>,
+    n_claimed: AtomicUsize,
+    known: Mutex<Known>,
+}
+
+struct Known {
+    life: Life,
+    listed: Vec<String>,
+    busy_until: Option<Instant>,
+}
+
+impl Member {
+    /// An upstream; its list of models is followed from now on, until it is dropped.
+    pub fn new(client: Upstream) -> Arc<Member> {
+        let room = Arc::new(Semaphore::new(client.settings().max_concurrent));
+        let member = Arc::new(Member {
+            client,
+            breaker: Breaker::default(),
+            fallbacks: Fallbacks::default(),
+            since: SystemTime::now(),
+            room,
+            n_claimed: AtomicUsize::new(0),
+            known: Mutex::new(Known { life: Life::Unknown, listed: Vec::new(), busy_until: None }),
+        });
+        let watched = Arc::downgrade(&member);
+        tokio::spawn(async move {
+            while let Some(member) = watched.upgrade() {
+                member.look().await;
+                let is_well = member.life() == Life::Answers && !member.breaker.view().is_open;
+                drop(member);
+                tokio::time::sleep(if is_well { LIST_INTERVAL } else { PROBE_INTERVAL }).await;
+            }
+        });
+        member
+    }
+
+    /// Asks for its models. An answer of any kind shows that it is there: some servers have no list.
+    async fn look(&self) {
+        let asked = Instant::now();
+        let outcome = self.client.models().await;
+        let reason = match &outcome {
+            Err(UpstreamError::Failed { reason: reason @ ("unreachable" | "timed_out" | "cut_short"), .. }) => {
+                Some(*reason)
+            }
+            Err(UpstreamError::Failed { reason: "unauthorized", .. }) => Some("unauthorized"),
+            _ => None,
+        };
+        let mut known = self.lock();
+        let life = reason.map_or(Life::Answers, |reason| Life::Silent { reason });
+        if known.life != life {
+            match &outcome {
+                Err(error) if reason.is_some() => {
+                    tracing::warn!(upstream = self.name(), %error, "the upstream does not answer");
+                }
+                _ => tracing::info!(upstream = self.name(), "the upstream answers"),
+            }
+        }
+        known.life = life;
+        if let Ok(mut listed) = outcome {
+            listed.retain(|name| is_name(name));
+            listed.truncate(MAX_LISTED);
+            known.listed = listed;
+        }
+        drop(known);
+        if reason.is_none() {
+            self.breaker.heard(asked);
+        }
+    }
+
+    /// As in `x-baton-route`.
+    pub fn name(&self) -> &str {
+        &self.client.settings().name
+    }
+
+    /// Where it is in its life.
+    pub fn life(&self) -> Life {
+        self.lock().life.clone()
+    }
+
+    /// Its own name for a model of ours. `discovered`: also for those that nobody has named here.
+    pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
+        let named = &self.client.settings().models;
+        if named.is_empty() && discovered {
+            return self.lock().listed.iter().find(|listed| names::are_same(listed, name)).cloned();
+        }
+        named.iter().find(|(ours, _)| names::are_same(ours, name)).map(|(_, theirs)| theirs.clone())
+    }
+
+    /// Our names for its models, and whether each was configured.
+    pub fn models(&self) -> Vec<String> {
+        let named = &self.client.settings().models;
+        if named.is_empty() { self.lock().listed.clone() } else { named.iter().map(|(ours, _)| ours.clone()).collect() }
+    }
+
+    /// Whether its models are those that it lists.
+    pub fn is_discovered(&self) -> bool {
+        self.client.settings().models.is_empty()
+    }
+
+    /// How long it has asked to be left alone.
+    pub fn busy_for(&self) -> Option<Duration> {
+        let until = self.lock().busy_until?;
+        Some(until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+    }
+
+    /// It has no room now.
+    pub(super) fn is_busy(&self, retry_after: Option<Duration>) {
+        self.lock().busy_until = Some(Instant::now() + retry_after.unwrap_or(BUSY_PAUSE));
+    }
+
+    /// Choices that it works on, or is about to.
+    pub fn n_claimed(&self) -> usize {
+        self.n_claimed.load(Ordering::Relaxed)
+    }
+
+    /// Choices that it works on.
+    pub fn n_running(&self) -> usize {
+        self.client.settings().max_concurrent.saturating_sub(self.room.available_permits())
+    }
+
+    /// Places for so many choices, once they are free. They are taken in the order in which they are asked for, and
+    /// claimed from now on; dropping the future gives the claim back.
+    pub(super) async fn places(self: &Arc<Self>, n: u32) -> Vec<Place> {
+        let claims: Vec<Claim> = (0..n).map(|_| Claim::new(self)).collect();
+        // Nobody closes it.
+        let Ok(mut permit) = Arc::clone(&self.room).acquire_many_owned(n).await else { return Vec::new() };
+        let place = |claim| Some(Place { _claim: claim, _permit: permit.split(1)? });
+        claims.into_iter().filter_map(place).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Names are shown in lists and terminals, and sent back: what is no name is not taken for one.
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+}
+
+/// The right to have one choice generated. Given back when dropped.
+pub(super) struct Place {
+    _claim: Claim,
+    _permit: OwnedSemaphorePermit,
+}
+
+struct Claim(Arc<Member>);
+
+impl Claim {
+    fn new(member: &Arc<Member>) -> Claim {
+        member.n_claimed.fetch_add(1, Ordering::Relaxed);
+        Claim(Arc::clone(member))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.n_claimed.fetch_sub(1, Ordering::Relaxed);
+    }
+}

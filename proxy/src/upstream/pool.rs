@@ -1,0 +1,85 @@
+//! All upstreams, and which of them serve a model.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use baton_engines::transport::Transport;
+use baton_engines::upstream::{Upstream, UpstreamSettings};
+
+use super::Member;
+use crate::pool::names;
+
+/// The configured upstreams. A changed configuration makes another pool; running streams keep what they have of this one.
+#[derive(Default)]
+pub struct UpstreamPool {
+    /// In the order of the configuration.
+    pub members: Vec<Arc<Member>>,
+    turn: AtomicUsize,
+}
+
+/// A model, and the upstreams that serve it.
+pub struct ServedByUpstreams {
+    /// Its public name.
+    pub name: String,
+    /// Each with its own name for the model. At least one.
+    pub members: Vec<(Arc<Member>, String)>,
+    /// Counts requests, so that equals take turns.
+    pub(super) turn: usize,
+}
+
+impl UpstreamPool {
+    /// These upstreams. Those that are in `before` and have not changed are taken over with all that is known of them.
+    pub fn new(
+        settings: &[UpstreamSettings],
+        transport: &Transport,
+        before: &UpstreamPool,
+    ) -> Result<UpstreamPool, String> {
+        let member = |settings: &UpstreamSettings| {
+            if let Some(known) = before.members.iter().find(|member| member.client.settings() == settings) {
+                return Ok(Arc::clone(known));
+            }
+            let client = Upstream::new(settings.clone(), transport)
+                .map_err(|error| format!("the upstream {} cannot be used: {error}", settings.name))?;
+            Ok(Member::new(client))
+        };
+        let members = settings.iter().map(member).collect::<Result<_, String>>()?;
+        Ok(UpstreamPool { members, turn: AtomicUsize::new(0) })
+    }
+
+    /// The upstreams that serve a model of this name. `discovered`: also those that only happen to list it.
+    pub fn serving(&self, name: &str, discovered: bool) -> Option<ServedByUpstreams> {
+        let members = self.members.iter();
+        let members: Vec<_> =
+            members.filter_map(|member| Some((Arc::clone(member), member.model(name, discovered)?))).collect();
+        let (first, _) = members.first()?;
+        let public = first.models().into_iter().find(|known| names::are_same(known, name))?;
+        Some(ServedByUpstreams { name: public, members, turn: self.turn.fetch_add(1, Ordering::Relaxed) })
+    }
+
+    /// Every model's public name, each once, with the first upstream that serves it.
+    pub fn models(&self) -> Vec<(String, Arc<Member>)> {
+        let mut models: Vec<(String, Arc<Member>)> = Vec::new();
+        for member in &self.members {
+            for name in member.models() {
+                if !models.iter().any(|(known, _)| names::are_same(known, &name)) {
+                    models.push((name, Arc::clone(member)));
+                }
+            }
+        }
+        models
+    }
+
+    /// Choices that all of them generate at once.
+    pub fn n_places(&self) -> usize {
+        self.members.iter().map(|member| member.client.settings().max_concurrent).sum()
+    }
+}
+
+impl ServedByUpstreams {
+    /// Whether one of them could answer now, as far as is known.
+    pub fn can_answer(&self) -> bool {
+        self.members.iter().any(|(member, _)| {
+            member.life() != super::Life::Silent { reason: "unreachable" } && member.busy_for().is_none()
+        })
+    }
+}
