@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos check build thin setup fmt bench plan clients help
+.PHONY: run demo test chaos check deny build thin setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -50,6 +50,10 @@ check: ## Formatting, lints, docs and the direction of dependencies
 	cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
+	scripts/deny.sh
+
+deny: ## Licences and sources of everything that is linked in
+	scripts/deny.sh
 
 clients: build ## The tests with real clients alone
 	@scripts/setup.sh test

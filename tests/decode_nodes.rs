@@ -174,3 +174,19 @@ async fn an_endpoints_own_engine_and_a_node_serve_one_model_together() {
         assert_eq!(text(&reply.0.2), text(&undisturbed));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_serve_a_model_whose_own_engine_never_starts() {
+    let same = sim_node(&["--name", "broken"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("broken.gguf");
+    std::fs::write(&file, "no model").unwrap();
+    let args = ["--model", file.to_str().unwrap(), "--decode", &same.url, "--no-calibration"];
+    let server = Server::with(&args);
+    let body = |model: &str| chat("hello", json!({ "model": model, "max_tokens": 4 }));
+    let (status, route, reply) = post(&server, &body("broken")).await;
+    assert_eq!(status, 200, "{reply}");
+    assert!(route.contains("decode=decode-"), "{route}");
+    let health = reqwest::get(format!("{}/health", server.base)).await.unwrap();
+    assert_eq!(health.status(), 200);
+}

@@ -157,3 +157,33 @@ async fn a_keys_limits_hold_on_every_dialect() {
         assert_eq!(error["error"].is_string(), *path == "/api/chat", "{error}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn looking_and_loading_count_and_changed_limits_forgive_nothing() {
+    let (key, lines) = new_key("few");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let configure =
+        |limit: u32| std::fs::write(file.path(), format!("{lines}requests_per_minute = {limit}\n")).unwrap();
+    configure(4);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let args = [&SIM[..], &["--config", file.path().to_str().unwrap()]].concat();
+    let server = Server::logging_to(log.reopen().unwrap(), &args);
+    let get = async |path: &str| {
+        let call = reqwest::Client::new().get(format!("{}{path}", server.base)).bearer_auth(&key);
+        call.send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(get("/props").await, 200);
+    assert_eq!(get("/slots").await, 200);
+    let (status, left, _) = post(&server, "/api/show", &key, json!({ "model": "sim" })).await;
+    assert_eq!((status, left.as_str()), (200, "1"));
+    let (status, left, reply) = post(&server, "/api/generate", &key, json!({ "model": "sim" })).await;
+    assert_eq!((status, left.as_str()), (200, "0"), "{reply}");
+    assert_eq!(get("/props").await, 429);
+
+    configure(5);
+    server.signal(Signal::HUP);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the reload", || async { logged().contains("was reloaded") }).await;
+    assert_eq!(get("/props").await, 200, "one more than before");
+    assert_eq!(get("/props").await, 429);
+}

@@ -148,6 +148,7 @@ impl Backend for App {
     }
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let (called, model) = (model, self.on_nodes(model, caller)?);
         let (node, info) = model.ready_for(called, &[]).await?;
         let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());

@@ -130,6 +130,8 @@ pub fn supervise(
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
     command.env_remove(PULL_KEY_VARIABLE).envs(pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
+    // A service manager hears of this process alone.
+    command.env_remove("NOTIFY_SOCKET");
     // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.
     command.process_group(0);
 

@@ -1,5 +1,6 @@
 //! Who a key belongs to: what it may ask for, how much, and how much of that is left.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::rate::{Quota, Rate};
@@ -51,6 +52,8 @@ pub struct Account {
     pub limits: KeyLimits,
     requests: Option<Rate>,
     tokens: Option<Rate>,
+    /// Who has its place since its limits were changed, and is charged for what still runs under this one.
+    successor: OnceLock<Arc<Account>>,
 }
 
 impl Account {
@@ -61,7 +64,23 @@ impl Account {
             requests: limits.requests_per_minute.and_then(Rate::per_minute),
             tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
             limits,
+            successor: OnceLock::new(),
         }
+    }
+
+    /// Gives its place to the same holder with other limits, who has used what this one has.
+    pub fn succeed(&self, successor: &Arc<Account>) {
+        // From here on whatever ends is charged there.
+        if self.successor.set(Arc::clone(successor)).is_err() {
+            return;
+        }
+        let carry = |from: &Option<Rate>, to: &Option<Rate>| {
+            if let (Some(from), Some(to)) = (from, to) {
+                to.charge(from.used());
+            }
+        };
+        carry(&self.requests, &successor.requests);
+        carry(&self.tokens, &successor.tokens);
     }
 
     /// Whether it may use a model that has these names. One whose names are not known yet is nobody's.
@@ -89,7 +108,11 @@ impl Account {
 
     /// These tokens were used.
     pub(super) fn charge_tokens(&self, n: u64) {
-        if let Some(rate) = &self.tokens {
+        let mut account = self;
+        while let Some(successor) = account.successor.get() {
+            account = successor;
+        }
+        if let Some(rate) = &account.tokens {
             rate.charge(n);
         }
     }

@@ -47,6 +47,25 @@ impl Rate {
         Some(Rate { limit, limiter, clock: DefaultClock::default(), balance })
     }
 
+    /// How much of the rate is in use: what time has not given back yet, debts included.
+    pub(super) fn used(&self) -> u64 {
+        let balance = self.lock();
+        let missing = f64::from(self.limit.get()) - self.owned(&balance);
+        missing.max(0.0).ceil() as u64
+    }
+
+    /// What is there now; negative with a debt.
+    fn owned(&self, balance: &Balance) -> f64 {
+        let (left, at) = balance.left;
+        let limit = f64::from(self.limit.get());
+        let refilled = f64::from(left) + at.elapsed().as_secs_f64() * self.per_second();
+        refilled.min(limit) - balance.debt as f64
+    }
+
+    fn per_second(&self) -> f64 {
+        f64::from(self.limit.get()) / 60.0
+    }
+
     /// Takes one, or says after what time there will be one.
     pub(super) fn take(&self) -> Result<(), Duration> {
         let mut balance = self.lock();
@@ -69,13 +88,9 @@ impl Rate {
 
     /// What is left now.
     pub(super) fn quota(&self) -> Quota {
-        let balance = self.lock();
-        let (left, at) = balance.left;
+        let owned = self.owned(&self.lock());
         let limit = self.limit.get();
-        let per_second = f64::from(limit) / 60.0;
-        let refilled = f64::from(left) + at.elapsed().as_secs_f64() * per_second;
-        let owned = refilled.min(f64::from(limit)) - balance.debt as f64;
-        let missing = (f64::from(limit) - owned) / per_second;
+        let missing = (f64::from(limit) - owned) / self.per_second();
         Quota {
             limit,
             remaining: owned.max(0.0) as u32,
@@ -144,6 +159,17 @@ mod tests {
         let wait = rate.settle().unwrap_err();
         assert!(wait > Duration::from_secs(45) && wait <= Duration::from_secs(60), "{wait:?}");
         assert!(rate.quota().reset > Duration::from_secs(170), "{:?}", rate.quota());
+    }
+
+    #[test]
+    fn what_is_in_use_is_counted_with_the_debt() {
+        let rate = Rate::per_minute(60).unwrap();
+        assert_eq!(rate.used(), 0);
+        rate.take().unwrap();
+        rate.charge(9);
+        assert_eq!(rate.used(), 10);
+        rate.charge(100);
+        assert!((109..=110).contains(&rate.used()), "{}", rate.used());
     }
 
     #[test]

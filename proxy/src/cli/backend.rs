@@ -91,6 +91,11 @@ pub(super) fn nodes(config: &ServeConfig, transport: &Transport) -> Result<Nodes
 }
 
 impl Nodes {
+    /// Whether there are decode nodes whose first answers nobody has taken.
+    pub(super) fn have_answers(&self) -> bool {
+        !self.first_answers.is_empty()
+    }
+
     /// An endpoint without an engine of its own. It can begin once one of these nodes has answered.
     pub(super) fn backend(&mut self, name: Option<String>) -> Backend {
         let answers = std::mem::take(&mut self.first_answers);

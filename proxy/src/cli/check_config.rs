@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::Failure;
+use super::{Failure, terminal};
 use crate::config::{ConfigError, RawConfig};
 
 /// Options of `baton check-config`.
@@ -16,16 +16,12 @@ pub(super) struct CheckConfigArgs {
 }
 
 /// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one.
-#[allow(clippy::print_stdout, reason = "the verdict is what was asked for")]
 pub(super) fn run(args: &CheckConfigArgs) -> Result<(), Failure> {
     match RawConfig::read(&args.file).and_then(RawConfig::check) {
-        Ok(_) => {
-            println!("{} is fine", args.file.display());
-            Ok(())
-        }
+        Ok(_) => Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?),
         Err(ConfigError::Invalid { path, mistakes }) => {
             for mistake in &mistakes {
-                eprintln!("{}: {mistake}", path.display());
+                terminal::note(format_args!("{}: {mistake}", path.display()));
             }
             let n = mistakes.len();
             Err(Failure(format!("{} has {n} mistake{}", path.display(), if n == 1 { "" } else { "s" })))

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::Failure;
+use super::{Failure, terminal};
 use crate::config::hash_text;
 use crate::http::auth::key_hash;
 
@@ -31,13 +31,13 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 /// Runs the command.
-#[allow(clippy::print_stdout, reason = "the key is what was asked for")]
 pub(super) fn run(args: KeyArgs) -> Result<(), Failure> {
     let KeyCommand::New { name } = args.command;
     // 256 bits: nobody guesses it, so its hash needs to be no slow one.
     let secret: [u8; 32] = rand::random();
     let key = format!("baton-{}", blake3::Hash::from_bytes(secret).to_hex());
-    println!("{key}\n\n[[keys]]\nname = \"{name}\"\nhash = \"{}\"", hash_text(&key_hash(key.as_bytes())));
-    eprintln!("\nThe first line is the key. It is shown this once; the rest goes into the configuration file.");
+    let hash = hash_text(&key_hash(key.as_bytes()));
+    terminal::print_line(format_args!("{key}\n\n[[keys]]\nname = \"{name}\"\nhash = \"{hash}\""))?;
+    terminal::note("\nThe first line is the key. It is shown this once; the rest goes into the configuration file.");
     Ok(())
 }

@@ -7,6 +7,7 @@ mod bench;
 #[cfg(feature = "llama")]
 mod capture;
 mod check_config;
+mod completions;
 #[cfg(feature = "llama")]
 mod demo;
 #[cfg(feature = "llama")]
@@ -21,13 +22,15 @@ mod prompts;
 mod pull;
 mod reload;
 mod serve;
+mod service_manager;
 mod signals;
 mod status;
+mod terminal;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
 /// One OpenAI-compatible endpoint for language models on your own machines.
@@ -75,6 +78,8 @@ enum Command {
     Key(key::KeyArgs),
     /// Check a configuration file: every mistake with its line.
     CheckConfig(check_config::CheckConfigArgs),
+    /// Print what a shell needs to complete this program's commands and options.
+    Completions(completions::CompletionsArgs),
     /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]
     Bench(bench::BenchArgs),
@@ -107,6 +112,7 @@ pub fn main() -> ExitCode {
         Command::Pull(args) => run(pull::run(args)),
         Command::Key(args) => key::run(args),
         Command::CheckConfig(args) => check_config::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Status(args) => run(status::run(args)),
         #[cfg(feature = "llama")]
         Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(bench::run(args))),
@@ -120,7 +126,7 @@ pub fn main() -> ExitCode {
         Err(Failure(message)) => {
             // Errors of libraries may span lines; ours is one.
             let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-            eprintln!("baton: {line}");
+            terminal::note(format_args!("baton: {line}"));
             ExitCode::FAILURE
         }
     }
@@ -134,6 +140,8 @@ fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
     let stderr = std::io::stderr;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_target(false);
+    // Its complaint would go where the line could not, and panic.
+    let log = log.log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(stderr().is_terminal()).init(),
         LogFormat::Json => log.json().flatten_event(true).with_ansi(false).init(),
@@ -150,8 +158,6 @@ fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -12,7 +12,7 @@ use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, pull, signals};
+use super::{Failure, pull, service_manager, signals, terminal};
 use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
 use crate::transport_args::TransportArgs;
@@ -107,14 +107,19 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
             if is_child {
                 tell_parent(&ChildEvent::Ready { address: listener.tcp_address() });
             } else if let Some(address) = listener.tcp_address() {
-                eprintln!("baton node is ready on {address}");
+                terminal::note(format_args!("baton node is ready on {address}"));
             }
             if is_child {
                 signals::ignore();
             } else {
                 signals::stop_on_signal(stop.clone());
+                service_manager::is_ready();
             }
-            Ok(listener.serve(router(engine, role, key), stop).await?)
+            listener.serve(router(engine, role, key), stop).await?;
+            if !is_child {
+                service_manager::is_stopping();
+            }
+            Ok(())
         }
     }
 }
@@ -174,7 +179,7 @@ async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> 
 /// Reads the certificate again. A mistake in the new files must not end a node that serves.
 fn renew(tls: &ServerTls) {
     match tls.reload() {
-        Ok(()) => eprintln!("baton node: the certificate was read again"),
+        Ok(()) => terminal::note("baton node: the certificate was read again"),
         Err(error) => tracing::error!(%error, "the certificate stays what it was"),
     }
 }
@@ -296,11 +301,11 @@ fn tie_to_parent(listen: &ListenAddress) {
     }
 }
 
-#[allow(clippy::print_stdout, reason = "standard output is the channel to the parent")]
+/// Standard output is the channel to the parent.
 fn tell_parent(event: &ChildEvent) {
-    match serde_json::to_string(event) {
-        Ok(line) => println!("{line}"),
-        Err(error) => tracing::error!(%error, "an event could not be written"),
+    let written = serde_json::to_string(event).map_err(std::io::Error::from).and_then(terminal::print_line);
+    if let Err(error) = written {
+        tracing::error!(%error, "an event could not be written");
     }
 }
 

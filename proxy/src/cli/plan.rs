@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use reqwest::header::CONTENT_TYPE;
 
-use super::Failure;
+use super::{Failure, terminal};
 use crate::plan::cost::Prediction;
 use crate::plan::explanation::{Explanation, RouteExplanation};
 
@@ -37,7 +37,6 @@ pub(super) struct PlanArgs {
 }
 
 /// Asks and prints.
-#[allow(clippy::print_stdout, reason = "the result of a command")]
 pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
     let body = read(args.file.as_deref())?;
     let url = format!("{}/baton/plan", args.url.trim_end_matches('/'));
@@ -56,11 +55,8 @@ pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
         let message = envelope.as_ref().and_then(|e| e["error"]["message"].as_str()).unwrap_or("no explanation");
         return Err(Failure(format!("{url} answered {status}: {message}")));
     }
-    match args.json {
-        true => println!("{text}"),
-        false => print!("{}", table(&serde_json::from_str(&text)?)),
-    }
-    Ok(())
+    let text = if args.json { text } else { table(&serde_json::from_str(&text)?) };
+    Ok(terminal::print_line(text.trim_end())?)
 }
 
 fn read(file: Option<&std::path::Path>) -> Result<Vec<u8>, Failure> {

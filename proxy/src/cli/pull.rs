@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::Failure;
+use super::{Failure, terminal};
 use crate::models::{self, Located, PullOptions, cache, progress};
 
 /// Options of `baton pull`.
@@ -16,11 +16,9 @@ pub(super) struct PullArgs {
 }
 
 /// Fetches the model and prints its path.
-#[allow(clippy::print_stdout, reason = "the path is the command's result")]
 pub(super) async fn run(args: PullArgs) -> Result<(), Failure> {
     let path = models::pull(&args.name, &options()?).await?;
-    println!("{}", path.display());
-    Ok(())
+    Ok(terminal::print_line(path.display())?)
 }
 
 /// The file of a model, fetched if it is not in the cache.

@@ -8,10 +8,11 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton_schemas::node::NodeInfo;
 use clap::Args;
+use futures::future::BoxFuture;
 use tokio::net::TcpListener;
 
 use super::reload::Reload;
-use super::{Failure, backend, banner, signals};
+use super::{Failure, backend, banner, service_manager, signals, terminal};
 use crate::admission::Admission;
 use crate::app::App;
 use crate::config::{RawConfig, ServeConfig};
@@ -153,11 +154,9 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         })
         .collect();
     Reload { args, config: config.clone(), access, app: Arc::clone(&app) }.watch();
+    service_manager::keep_informed(Arc::clone(&app), shutdown.clone());
 
-    let started = tokio::select! {
-        started = backend.first_start => Some(started),
-        () = shutdown.begin.cancelled() => None,
-    };
+    let started = shutdown.begin.run_until_cancelled(first_start(backend.first_start, &mut nodes)).await;
     match started {
         Some(Ok(info)) => {
             hear_from(&nodes).await;
@@ -178,6 +177,21 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         supervised.tracker.wait().await;
     }
     Ok(())
+}
+
+/// The first engine that is ready, or why there will be none. Where nodes generate too, they serve without the
+/// endpoint's own engine, which goes on trying.
+async fn first_start(
+    own: BoxFuture<'static, Result<Option<Arc<NodeInfo>>, Failure>>,
+    nodes: &mut backend::Nodes,
+) -> Result<Option<Arc<NodeInfo>>, Failure> {
+    match own.await {
+        Err(Failure(error)) if nodes.have_answers() => {
+            tracing::error!(error, "this endpoint's own engine did not start; its decode nodes serve without it");
+            nodes.backend(None).first_start.await
+        }
+        started => started,
+    }
 }
 
 /// The models that are served from the start, and those that nodes will tell of.
@@ -230,7 +244,6 @@ async fn hear_from_upstreams(app: &App) {
 }
 
 /// Tells the person who started this what is there, and what is unwise about it.
-#[allow(clippy::print_stdout, reason = "the ready message is for the person who started this")]
 fn announce(app: &App, info: Option<&NodeInfo>, addresses: &[SocketAddr], needs_key: bool) {
     let Some(&address) = addresses.first() else { return };
     let nameless = || info.map(|info| info.model.clone()).unwrap_or_default();
@@ -248,9 +261,12 @@ fn announce(app: &App, info: Option<&NodeInfo>, addresses: &[SocketAddr], needs_
         tracing::warn!("{name} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
-    println!("{}", banner::banner(address, lan, addresses.get(1).copied(), name, needs_key));
+    let mut text = banner::banner(address, lan, addresses.get(1).copied(), name, needs_key);
     if !others.is_empty() {
-        println!("Other models: {}", others.join(", "));
+        text += &format!("\nOther models: {}", others.join(", "));
+    }
+    if let Err(error) = terminal::print_line(text) {
+        tracing::debug!(%error, "nobody reads the ready message");
     }
     for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
         tracing::warn!(

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use super::terminal;
 use crate::http::server::Shutdown;
 
 /// Begins the shutdown on the first signal, ends it at once on the second, and the process on the third. Tells who
@@ -16,10 +17,9 @@ pub(super) fn drain_on_signal(shutdown: Shutdown, deadline: Duration, n_running:
         let n = n_running();
         if n > 0 {
             let requests = if n == 1 { "request" } else { "requests" };
-            eprintln!(
-                "baton: finishing {n} {requests}, for {} s at most; signal again to stop now",
-                deadline.as_secs()
-            );
+            let seconds = deadline.as_secs();
+            let line = format!("baton: finishing {n} {requests}, for {seconds} s at most; signal again to stop now");
+            terminal::note(line);
         }
         shutdown.begin.cancel();
         signals.next().await;

@@ -53,14 +53,14 @@ impl Keys {
         Keys { allowed: allowed(config), anyone, process_key: rand::random(), share_cache: config.share_prefix_cache }
     }
 
-    /// Other keys. Accounts that stay as they are keep what they have used.
+    /// Other keys. Accounts keep what they have used, also under changed limits.
     pub fn renewed(&self, config: &AccessConfig) -> Self {
         let mut allowed = allowed(config);
         for key in &mut allowed {
-            let is_same =
-                |old: &&ConfiguredKey| old.account.name == key.account.name && old.account.limits == key.account.limits;
-            if let Some(known) = self.allowed.iter().find(is_same) {
-                key.account = Arc::clone(&known.account);
+            match self.allowed.iter().find(|old| old.account.name == key.account.name) {
+                Some(known) if known.account.limits == key.account.limits => key.account = Arc::clone(&known.account),
+                Some(known) => known.account.succeed(&key.account),
+                None => {}
             }
         }
         let share_cache = config.share_prefix_cache;
@@ -189,6 +189,7 @@ fn scope_of(hash: &blake3::Hash) -> CacheScope {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::{Admission, Bounds};
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
@@ -255,6 +256,17 @@ mod tests {
         let keys = Keys::new(&config(5));
         let same = keys.renewed(&config(5));
         assert!(Arc::ptr_eq(&keys.allowed[0].account, &same.allowed[0].account));
-        assert_eq!(keys.renewed(&config(6)).allowed[0].account.limits.requests_per_minute, Some(6));
+        let door = Admission::new(Bounds::default());
+        for _ in 0..4 {
+            drop(door.admit_brief(&keys.allowed[0].account).unwrap());
+        }
+        let changed = keys.renewed(&config(6));
+        let account = &changed.allowed[0].account;
+        assert_eq!(account.limits.requests_per_minute, Some(6));
+        assert_eq!(account.quotas().next().unwrap().1.remaining, 2, "four of six are used");
+        // Once more, to less than what was used: a debt.
+        let less = changed.renewed(&config(2));
+        let quota = less.allowed[0].account.quotas().next().unwrap().1;
+        assert!(quota.remaining == 0 && door.admit_brief(&less.allowed[0].account).is_err(), "{quota:?}");
     }
 }

@@ -49,7 +49,7 @@ pub trait Backend: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// What a model's engine is. Waits for one that is starting.
+    /// What a model's engine is. Waits for one that is starting. Counts as a request.
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError>;
 
     /// A text's tokens.

@@ -51,8 +51,11 @@ impl Pool {
     /// [not used](Pool::unused).
     fn is_new(&self, info: &NodeInfo) -> bool {
         let (models, theirs) = (self.models(), Identity::of(info));
-        // A model whose own engine has not answered yet may be this one.
-        let is_served = |model: &Arc<ServedModel>| model.identity().is_none_or(|ours| ours.is_same(&theirs));
+        // A model whose own engine has not answered yet may be this one. If it never will, names decide.
+        let is_served = |model: &Arc<ServedModel>| match model.identity() {
+            Some(ours) => ours.is_same(&theirs),
+            None => !model.has_lost_its_engine(),
+        };
         !models.iter().any(|model| is_served(model) || model.is_called(&info.model))
     }
 

@@ -143,6 +143,11 @@ impl Node {
         }
     }
 
+    /// Whether its last start has failed.
+    pub fn has_failed(&self) -> bool {
+        matches!(&*self.state.borrow(), EngineState::Failed { .. })
+    }
+
     /// Waits for a call to this node's engine, but no longer than the node shows that it lives. Errors: the call's, or
     /// that the engine is lost.
     pub async fn call<T, E: From<EngineError>>(&self, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {

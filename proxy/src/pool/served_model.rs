@@ -33,7 +33,8 @@ pub struct ServedModel {
     pub routes: Routes,
     /// How often its requests had to go another way than planned.
     pub fallbacks: Arc<Fallbacks>,
-    /// Its first decode node is this endpoint's own engine, and alone says what the model is.
+    /// Its first decode node is this endpoint's own engine, and says what the model is. If it cannot start, a node may
+    /// that has the model under one of these names.
     pub has_own_engine: bool,
     /// The operator has named it, and not a node.
     pub name_is_configured: bool,
@@ -114,12 +115,21 @@ impl ServedModel {
             EngineState::Ready(info) if info.role.decodes() => Some(Some(Arc::clone(info))),
             EngineState::Ready(_) | EngineState::Failed { .. } => None,
         });
-        let info = info.flatten()?;
+        let stands_in = |info: &Arc<NodeInfo>| info.role.decodes() && self.is_called(&info.model);
+        let info = match info.flatten() {
+            None if self.has_lost_its_engine() => self.decode.iter().filter_map(|node| node.info()).find(stands_in)?,
+            info => info?,
+        };
         let identity = self.identity.get_or_init(|| Identity::of(&info));
         if identity.is_same(&Identity::of(&info)) {
             self.name.get_or_init(|| info.model.clone());
         }
         Some(identity)
+    }
+
+    /// Its own engine could not be started, and nobody else has said what the model is.
+    pub fn has_lost_its_engine(&self) -> bool {
+        self.has_own_engine && self.identity.get().is_none() && self.decode[0].has_failed()
     }
 
     /// Why a node cannot generate for this model, as it is now.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use self::ask::ask;
 use self::endpoint::Endpoint;
 use super::node_process::NodeProcess;
-use super::{Failure, pull, signals};
+use super::{Failure, pull, signals, terminal};
 use crate::models;
 
 /// Options of `baton demo`.
@@ -46,7 +46,6 @@ pub(super) async fn run(args: DemoArgs) -> Result<(), Failure> {
     }
 }
 
-#[allow(clippy::print_stdout, reason = "the picture is the command's result")]
 async fn show(args: DemoArgs) -> Result<(), Failure> {
     let model = models::pull(&args.model, &pull::options()?).await?;
     let engine_args: Vec<OsString> =
@@ -68,6 +67,5 @@ async fn show(args: DemoArgs) -> Result<(), Failure> {
     eprintln!("The same prompt goes to one node alone.");
     let alone = Endpoint::start(&key, engine_args).await?;
     let direct = ask(&alone.base, &prompt).await?;
-    println!("{}", waterfall::draw(&handed, &direct));
-    Ok(())
+    Ok(terminal::print_line(waterfall::draw(&handed, &direct))?)
 }

@@ -1,0 +1,64 @@
+"""What service managers read is what their formats allow, and names things that exist."""
+
+import plistlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/operations.md", "docs/handoff.md", "docs/security.md"]
+
+
+def test_launchd_reads_the_plist():
+    path = ROOT / "packaging/launchd/net.baton.serve.plist"
+    plist = plistlib.loads(path.read_bytes())
+    assert plist["Label"] == path.stem
+    shell, dash_c, script = plist["ProgramArguments"]
+    assert (shell, dash_c) == ("/bin/sh", "-c")
+    subprocess.run([shell, "-n", dash_c, script], check=True)
+    assert "exec /usr/local/bin/baton serve --config" in script
+    # Longer than running streams are waited for.
+    assert plist["ExitTimeOut"] > 35
+
+
+@pytest.mark.parametrize("path", ["packaging/Containerfile", ".github/workflows/release.yml"])
+def test_files_copied_or_called_exist(path):
+    text = (ROOT / path).read_text()
+    for name in re.findall(r"scripts/[\w.-]+", text):
+        assert (ROOT / name).is_file(), name
+    if "release" in path:
+        copied = re.search(r"cp -R target/release/baton (.*) \"dist", text)[1].split()
+        assert all((ROOT / name).exists() for name in copied), copied
+        assert text.splitlines()[0].startswith("# NOT YET RUN")
+    else:
+        # Not as root, with a health check, and the toolchain that the workspace asks for.
+        assert re.search(r"^USER \d+$", text, re.M) and "HEALTHCHECK" in text
+        rust = re.search(r'rust-version = "([\d.]+)"', (ROOT / "Cargo.toml").read_text())[1]
+        assert f"rust:{rust}-" in text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_docs_exist(page):
+    """Every `baton COMMAND --flag` of a page is one that `baton COMMAND --help` knows."""
+    import os
+
+    baton = os.environ["BATON"]
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S) + re.findall(r"`(baton [^`\n]*)`", text)
+    helps = {}
+    n_checked = 0
+    for line in "\n".join(blocks).splitlines():
+        line = line.split(" #")[0]
+        for call in re.findall(r"(?:^|[\s/|])baton ((?:bench |key )?[a-z][a-z-]*)([^|;&>)]*)", line):
+            command, rest = call[0].split(), call[1]
+            key = " ".join(command)
+            if key not in helps:
+                run = subprocess.run([baton, *command, "--help"], capture_output=True, text=True)
+                assert run.returncode == 0, f"{page}: no command `baton {key}`"
+                helps[key] = run.stdout
+            for flag in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", rest):
+                assert flag in helps[key] or flag in ("--help", "--log-format"), f"{page}: baton {key} {flag}"
+            n_checked += 1
+    assert n_checked > 0
