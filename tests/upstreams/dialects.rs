@@ -70,7 +70,8 @@ async fn every_dialect_says_through_an_upstream_what_the_model_says() {
                 body
             };
             let messages = json!({ "temperature": 0, "max_tokens": 12 });
-            let ollama = json!({ "options": { "temperature": 0, "num_predict": 12 } });
+            // Ollama's own penalty of 1.1 would say something else.
+            let ollama = json!({ "options": { "temperature": 0, "num_predict": 12, "repeat_penalty": 1.0 } });
             let requests = [
                 ("/v1/chat/completions", with(options.clone())),
                 (
