@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building (`build`) or testing (`test`) needs and is missing. Says what it is about to do, and does
+# Installs what building (`build`, `vulkan`) or testing (`test`) needs and is missing. Says what it is about to do, and does
 # nothing where nothing is missing.
 set -euo pipefail
 what=${1:-build}
@@ -54,6 +54,12 @@ packages+=${need_pip:+python3-pip }${need_venv:+python3-venv }${need_node:+nodej
 if [ "$what" = test ]; then
   command -v curl >/dev/null || packages+="curl "
   command -v ps >/dev/null || packages+="procps "
+fi
+if [ "$what" = vulkan ]; then
+  [ -e /usr/include/vulkan/vulkan.hpp ] || packages+="libvulkan-dev "
+  [ -e /usr/include/spirv/unified1/spirv.hpp ] || packages+="spirv-headers "
+  command -v glslc >/dev/null || packages+="glslc "
+  compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || packages+="mesa-vulkan-drivers "
 fi
 [ -n "$packages" ] || { newer_pip; exit 0; }
 if ! command -v apt-get >/dev/null; then
