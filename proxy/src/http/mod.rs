@@ -32,6 +32,7 @@ pub mod steps;
 mod streamed;
 mod tally;
 mod unparsed;
+mod unread;
 mod welcome;
 
 use std::sync::Arc;
@@ -121,7 +122,7 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) 
 pub fn listener(api: Router, names: host::Names) -> Router {
     let router = api.layer(from_fn_with_state(names, host::check));
     let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
-    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(request_id::attach))
+    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(unread::settle)).layer(from_fn(request_id::attach))
 }
 
 /// What the API has: shown to whoever asks for something else.

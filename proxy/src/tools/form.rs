@@ -11,7 +11,7 @@ use baton_schemas::tools::{Tool, ToolChoice, ToolUse};
 use baton_schemas::{GenerateRequest, Token};
 use serde_json::{Value, json};
 
-use super::reader::ReplyReader;
+use super::reader::{Holds, ReplyReader};
 use super::thought::Thought;
 use super::{Calls, ToolFormat, format_of};
 use crate::error::RequestError;
@@ -158,7 +158,8 @@ impl ReplyForm {
         if thought.is_none() && calls.is_none() {
             return None;
         }
-        Some(ReplyReader::new(thought, calls, stops.to_vec(), !self.tools.parallel))
+        let holds = Holds { one_call: !self.tools.parallel, only_calls: self.tools.is_forced() };
+        Some(ReplyReader::new(thought, calls, stops.to_vec(), holds))
     }
 
     fn reads_calls(&self) -> bool {

@@ -17,6 +17,15 @@ pub enum Part {
     Call(ToolCallDelta),
 }
 
+/// What a reply may hold besides what it is read for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Holds {
+    /// It ends with its first call.
+    pub(super) one_call: bool,
+    /// It is held to calls: it has no text, so that what a limit leaves of it is the beginning of a call.
+    pub(super) only_calls: bool,
+}
+
 /// Reads one reply. A function of the text alone, but for the ids of calls.
 pub struct ReplyReader {
     thought: Option<Thought>,
@@ -24,8 +33,7 @@ pub struct ReplyReader {
     /// Stop strings are looked for in the text for the user: in arguments they would cut JSON.
     stop: StopScanner,
     stops: Vec<String>,
-    /// The reply ends with its first call.
-    one_call: bool,
+    holds: Holds,
     n_calls: u32,
     is_in_call: bool,
     /// The call has arguments, as far as it was read.
@@ -41,14 +49,14 @@ impl ReplyReader {
         thought: Option<Thought>,
         calls: Option<Box<dyn CallParser>>,
         stops: Vec<String>,
-        one_call: bool,
+        holds: Holds,
     ) -> Self {
         ReplyReader {
             thought,
             calls,
             stop: StopScanner::new(stops.clone()),
             stops,
-            one_call,
+            holds,
             n_calls: 0,
             is_in_call: false,
             has_arguments: false,
@@ -109,6 +117,10 @@ impl ReplyReader {
         if is_cut {
             pieces.0.retain(|piece| *piece != Piece::End);
         }
+        if is_cut && self.holds.only_calls {
+            pieces.0.retain(|piece| !matches!(piece, Piece::Text(_)));
+            self.space.clear();
+        }
         let mut parts = self.parts(pieces);
         if self.is_in_call && !is_cut {
             let mut rest = Pieces::default();
@@ -159,7 +171,7 @@ impl ReplyReader {
                     parts.push(Part::Call(ToolCallDelta::End { index: self.n_calls }));
                     self.n_calls += 1;
                     self.is_in_call = false;
-                    self.stopped |= self.one_call;
+                    self.stopped |= self.holds.one_call;
                 }
             }
         }

@@ -1,10 +1,13 @@
 //! What each format's replies are read as, however they are cut.
 
+mod cut;
+
 use baton_schemas::thinking::ThinkTags;
 use baton_schemas::tools::ToolCallDelta;
 use proptest::prelude::*;
 use serde_json::json;
 
+use super::reader::Holds;
 use super::thought::Thought;
 use super::*;
 
@@ -21,7 +24,7 @@ fn tools() -> Arc<[Tool]> {
 fn reader(format: &dyn ToolFormat, thinks: bool, stops: &[&str]) -> ReplyReader {
     let thought = thinks.then(|| Thought::new(THINK, false));
     let stops = stops.iter().map(ToString::to_string).collect();
-    ReplyReader::new(thought, Some(format.parser(&tools())), stops, false)
+    ReplyReader::new(thought, Some(format.parser(&tools())), stops, Holds::default())
 }
 
 /// A reply in one line: text as it is, `{reasoning}`, and `name(arguments)` with `…` where a call is not complete.
@@ -206,7 +209,12 @@ fn stop_strings_are_found_in_text_alone() {
 
 #[test]
 fn a_reply_that_may_hold_one_call_ends_with_it() {
-    let mut one = ReplyReader::new(None, Some(hermes::Hermes.parser(&tools())), Vec::new(), true);
+    let mut one = ReplyReader::new(
+        None,
+        Some(hermes::Hermes.parser(&tools())),
+        Vec::new(),
+        Holds { one_call: true, ..Holds::default() },
+    );
     let parts = one.feed("<tool_call>{\"name\": \"stop\"}</tool_call><tool_call>{\"name\": \"look\"}</tool_call>");
     assert_eq!(show(parts), "[stop({})]");
     assert!(one.is_stopped() && one.has_called());

@@ -1,9 +1,8 @@
 //! The events of a streamed message.
 
 use serde::Serialize;
-use serde_json::Map;
 
-use super::reply::{Block, Reply, SIGNATURE, Stop, Usage};
+use super::reply::{Block, Counts, Reply, SIGNATURE, Stop, Usage};
 use crate::tools::ToolCallDelta;
 
 /// Writes one message's events; each method gives server-sent events.
@@ -32,7 +31,7 @@ enum Event<'a> {
     Ping,
     ContentBlockDelta { index: u32, delta: Delta<'a> },
     ContentBlockStop { index: u32 },
-    MessageDelta { delta: End<'a>, usage: &'a Usage },
+    MessageDelta { delta: End<'a>, usage: &'a Counts },
     MessageStop,
 }
 
@@ -53,6 +52,8 @@ enum Delta<'a> {
 struct End<'a> {
     stop_reason: &'static str,
     stop_sequence: Option<&'a str>,
+    stop_details: Option<()>,
+    container: Option<()>,
 }
 
 impl EventWriter {
@@ -66,7 +67,7 @@ impl EventWriter {
         if text.is_empty() {
             return String::new();
         }
-        self.turn_to(Kind::Text, &Block::Text { text: String::new() }) + &self.delta(Delta::Text { text })
+        self.turn_to(Kind::Text, &Block::text(String::new())) + &self.delta(Delta::Text { text })
     }
 
     /// More of what the model thinks.
@@ -80,7 +81,7 @@ impl EventWriter {
     pub fn call(&mut self, step: &ToolCallDelta) -> String {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
-                let block = Block::ToolUse { id: id.clone(), name: name.clone(), input: Map::new() };
+                let block = Block::call(id.clone(), name.clone());
                 self.close() + &self.open(Kind::ToolUse, &block)
             }
             ToolCallDelta::Arguments { fragment, .. } => self.delta(Delta::InputJson { partial_json: fragment }),
@@ -95,8 +96,9 @@ impl EventWriter {
 
     /// The end.
     pub fn ended(&mut self, stop: &Stop, usage: Usage) -> String {
-        let delta = End { stop_reason: stop.reason(), stop_sequence: stop.sequence.as_deref() };
-        self.close() + &write(&Event::MessageDelta { delta, usage: &usage }) + &write(&Event::MessageStop)
+        let (stop_reason, stop_sequence) = (stop.reason(), stop.sequence.as_deref());
+        let delta = End { stop_reason, stop_sequence, stop_details: None, container: None };
+        self.close() + &write(&Event::MessageDelta { delta, usage: usage.counts() }) + &write(&Event::MessageStop)
     }
 
     /// Goes on with the open block if it is of this kind, else with a new one.
@@ -148,7 +150,7 @@ mod tests {
     use crate::sequence::FinishReason;
 
     fn begun(n_completion: u32) -> Reply {
-        Reply::begun("msg_1".into(), "m".into(), Usage::new(9, 4, n_completion))
+        Reply::begun("msg_1".into(), "m".into(), Usage::new(9, 4, n_completion, 0))
     }
 
     fn calls() -> [ToolCallDelta; 7] {
@@ -170,7 +172,7 @@ mod tests {
         let mut writer = EventWriter::default();
         let mut transcript = writer.begun(&begun(0)) + &writer.text("Hi") + &writer.text(" \u{1F600}");
         let stop = Stop { reason: FinishReason::Stop, sequence: Some("END".into()) };
-        transcript += &writer.ended(&stop, Usage::new(9, 4, 3));
+        transcript += &writer.ended(&stop, Usage::new(9, 4, 3, 0));
         assert_eq!(transcript, include_str!("golden/events.sse"));
     }
 
@@ -183,7 +185,7 @@ mod tests {
             transcript += &writer.call(&step);
         }
         let stop = Stop { reason: FinishReason::ToolCalls, sequence: None };
-        transcript += &writer.ended(&stop, Usage::new(9, 4, 20));
+        transcript += &writer.ended(&stop, Usage::new(9, 4, 20, 2));
         assert_eq!(transcript, include_str!("golden/calls.sse"));
     }
 
@@ -195,7 +197,7 @@ mod tests {
         let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
         assert_eq!(
             serde_json::to_string(&ended).unwrap(),
-            r#"{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hi"}],"stop_reason":"max_tokens","stop_sequence":null,"usage":{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":3}}"#
+            r#"{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hi","citations":null}],"stop_reason":"max_tokens","stop_sequence":null,"stop_details":null,"container":null,"usage":{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":3,"output_tokens_details":{"thinking_tokens":0},"server_tool_use":null,"cache_creation":{"ephemeral_5m_input_tokens":0,"ephemeral_1h_input_tokens":0},"inference_geo":null,"service_tier":"standard"}}"#
         );
         let nothing = begun(3).ended(Content::default(), Stop { reason: FinishReason::Stop, sequence: None });
         assert!(serde_json::to_string(&nothing).unwrap().contains(r#""content":[],"stop_reason":"end_turn""#));
@@ -209,7 +211,10 @@ mod tests {
         content.call(&ToolCallDelta::Begin { index: 2, id: "call_3".into(), name: "f".into() });
         content.call(&ToolCallDelta::Arguments { index: 2, fragment: "{\"a".into() });
         let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
-        let call = |id: &str, input| serde_json::json!({"type": "tool_use", "id": id, "name": "f", "input": input});
+        let call = |id: &str, input| {
+            let caller = serde_json::json!({"type": "direct"});
+            serde_json::json!({"type": "tool_use", "id": id, "name": "f", "input": input, "caller": caller})
+        };
         assert_eq!(
             serde_json::to_value(&ended).unwrap()["content"],
             serde_json::json!([{"type": "thinking", "thinking": "hm", "signature": SIGNATURE},

@@ -17,6 +17,8 @@ pub struct Reply {
     content: Vec<Block>,
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
+    stop_details: Option<()>,
+    container: Option<()>,
     usage: Usage,
 }
 
@@ -35,6 +37,8 @@ pub enum Block {
     Text {
         /// All of it.
         text: String,
+        /// Documents are not cited here.
+        citations: Option<()>,
     },
     /// A call of one of the request's tools.
     ToolUse {
@@ -44,7 +48,29 @@ pub enum Block {
         name: String,
         /// Its arguments.
         input: Map<String, Value>,
+        /// Who calls.
+        caller: Caller,
     },
+}
+
+impl Block {
+    /// A text.
+    pub(super) fn text(text: String) -> Self {
+        Block::Text { text, citations: None }
+    }
+
+    /// A call before its arguments.
+    pub(super) fn call(id: String, name: String) -> Self {
+        Block::ToolUse { id, name, input: Map::new(), caller: Caller::Direct }
+    }
+}
+
+/// Who calls a tool: always the model itself, and never code that it has run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Caller {
+    /// The model.
+    Direct,
 }
 
 /// Thinking is not signed here: nothing depends on who wrote it, and it is read back as any other text. Clients drop
@@ -64,8 +90,8 @@ impl Content {
     pub fn text(&mut self, more: &str) {
         match self.blocks.last_mut() {
             _ if more.is_empty() => {}
-            Some(Block::Text { text }) => text.push_str(more),
-            _ => self.blocks.push(Block::Text { text: more.to_owned() }),
+            Some(Block::Text { text, .. }) => text.push_str(more),
+            _ => self.blocks.push(Block::text(more.to_owned())),
         }
     }
 
@@ -81,7 +107,7 @@ impl Content {
     pub fn call(&mut self, step: &ToolCallDelta) {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
-                self.blocks.push(Block::ToolUse { id: id.clone(), name: name.clone(), input: Map::new() });
+                self.blocks.push(Block::call(id.clone(), name.clone()));
                 self.arguments = Some(String::new());
             }
             ToolCallDelta::Arguments { fragment, .. } => {
@@ -113,23 +139,56 @@ impl Content {
 }
 
 /// Token counts. Those of the prompt that were cached are counted apart from the others.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Usage {
+    #[serde(flatten)]
+    counts: Counts,
+    cache_creation: CacheCreation,
+    inference_geo: Option<()>,
+    service_tier: &'static str,
+}
+
+/// What a stream's end repeats of the usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct Counts {
     input_tokens: u32,
     cache_creation_input_tokens: u32,
     cache_read_input_tokens: u32,
     output_tokens: u32,
+    output_tokens_details: OutputDetails,
+    server_tool_use: Option<()>,
+}
+
+/// Tokens that were cached because a client marked them. None are: whatever was computed is cached, unmarked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+struct CacheCreation {
+    ephemeral_5m_input_tokens: u32,
+    ephemeral_1h_input_tokens: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct OutputDetails {
+    thinking_tokens: u32,
 }
 
 impl Usage {
-    /// Of a prompt of which so much was cached, and the reply so far.
-    pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32) -> Self {
-        Usage {
+    /// Of a prompt of which so much was cached, and the reply so far, of which so much was thinking.
+    pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
+        let counts = Counts {
             input_tokens: n_prompt.saturating_sub(n_cached),
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: n_cached.min(n_prompt),
             output_tokens: n_completion,
-        }
+            output_tokens_details: OutputDetails { thinking_tokens: n_reasoning },
+            server_tool_use: None,
+        };
+        let cache_creation = CacheCreation::default();
+        Usage { counts, cache_creation, inference_geo: None, service_tier: "standard" }
+    }
+
+    /// The counts alone.
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
     }
 }
 
@@ -157,7 +216,18 @@ impl Reply {
     /// Before its first block.
     pub fn begun(id: String, model: String, usage: Usage) -> Self {
         let (kind, role) = ("message", "assistant");
-        Reply { id, kind, role, model, content: Vec::new(), stop_reason: None, stop_sequence: None, usage }
+        Reply {
+            id,
+            kind,
+            role,
+            model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            stop_details: None,
+            container: None,
+            usage,
+        }
     }
 
     /// With all its blocks. A message that says nothing has none.

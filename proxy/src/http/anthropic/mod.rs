@@ -103,7 +103,7 @@ impl Head {
 }
 
 fn usage(tally: &Tally) -> Usage {
-    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion)
+    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion, tally.n_reasoning)
 }
 
 /// Waits for all of a request. Dropping the future cancels it.

@@ -25,7 +25,7 @@ async fn a_whole_message_is_one_object() {
     assert_eq!(reply.header("x-baton-route"), "direct test");
     let message = reply.json();
     assert_eq!((&message["type"], &message["role"]), (&json!("message"), &json!("assistant")));
-    assert_eq!(message["content"], json!([{"type": "text", "text": "Hello"}]));
+    assert_eq!(message["content"], json!([{"type": "text", "text": "Hello", "citations": null}]));
     assert_eq!((&message["stop_reason"], &message["stop_sequence"]), (&json!("end_turn"), &Value::Null));
     assert_eq!(
         (&message["usage"]["input_tokens"], &message["usage"]["cache_read_input_tokens"]),
@@ -53,7 +53,10 @@ async fn a_stream_begins_with_what_was_cached_and_ends_with_its_reason() {
     let started = &events[0].1["message"]["usage"];
     assert_eq!((&started["input_tokens"], &started["cache_read_input_tokens"]), (&json!(3), &json!(2)));
     let delta = &events[6].1;
-    assert_eq!(delta["delta"], json!({"stop_reason": "stop_sequence", "stop_sequence": "END"}));
+    assert_eq!(
+        delta["delta"],
+        json!({"stop_reason": "stop_sequence", "stop_sequence": "END", "stop_details": null, "container": null})
+    );
     assert_eq!(delta["usage"]["output_tokens"], 4);
 }
 
@@ -126,7 +129,8 @@ async fn tokens_are_counted_without_generating() {
 async fn calls_are_blocks_and_thinking_is_one_for_those_who_asked() {
     let server = start(calling()).await;
     let tools = json!({"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}});
-    let call = json!({"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": 1}});
+    let call =
+        json!({"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}});
     let whole = server.post_to("/v1/messages?beta=true", body(tools.clone())).await.json();
     assert_eq!((&whole["content"], &whole["stop_reason"]), (&json!([call]), &json!("tool_use")));
     let mut asking = body(tools);

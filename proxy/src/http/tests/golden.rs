@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// The stream with every id as `ID` and every time as `0`.
+/// The stream with every id as `ID` and every time that is there as `0`.
 fn normalised(transcript: &str) -> String {
     let mut out = String::with_capacity(transcript.len());
     let mut rest = transcript;
@@ -14,12 +14,12 @@ fn normalised(transcript: &str) -> String {
             rest = &rest[n_hex..];
             continue;
         }
-        let timed = ["\"created\":", "\"created_at\":", "\"total_duration\":"];
+        let timed = ["\"created\":", "\"created_at\":", "\"completed_at\":", "\"total_duration\":"];
         if let Some(key) = timed.into_iter().find(|key| rest.starts_with(key)) {
             let value = &rest[key.len()..];
             let n_value = value.bytes().take_while(|byte| !b",}".contains(byte)).count();
             out += key;
-            out += "0";
+            out += if value.starts_with("null") { "null" } else { "0" };
             rest = &value[n_value..];
             continue;
         }

@@ -14,6 +14,7 @@ mod llama_server;
 mod ollama;
 mod responses;
 mod state;
+mod unread;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::output::{Item, Kind, Output, Part, Status, last_status};
-use super::response::{Failure, Head, Response, ResponseUsage};
+use super::response::{End, Failure, Head, Response, ResponseUsage};
 use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
@@ -129,16 +129,16 @@ impl EventWriter {
     }
 
     /// The end of what is open, and of the response.
-    pub fn finished(&mut self, reason: FinishReason, usage: ResponseUsage) -> String {
+    pub fn finished(&mut self, end: End, usage: ResponseUsage) -> String {
         let mut events = String::new();
         if self.output.items().is_empty() {
             self.output.open_message();
             events += &self.opened();
         }
-        events += &self.close(last_status(reason));
-        let response = &self.head.finished(reason, self.output.items().to_vec(), usage);
+        events += &self.close(last_status(end.reason));
+        let response = &self.head.finished(end, self.output.items().to_vec(), usage);
         events
-            + &match reason {
+            + &match end.reason {
                 FinishReason::Stop | FinishReason::ToolCalls => self.write(&Event::Completed { response }),
                 FinishReason::Length => self.write(&Event::Incomplete { response }),
             }
@@ -245,12 +245,18 @@ mod tests {
             metadata: Map::new(),
             temperature: 0.5,
             top_p: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.5,
             format: json!({"type": "text"}),
             effort: None,
             parallel_tool_calls: true,
             tool_choice: json!("auto"),
             tools: vec![],
             top_logprobs: 0,
+            max_tool_calls: Some(3),
+            safety_identifier: Some("s".into()),
+            prompt_cache_key: Some("k".into()),
+            user: None,
         };
         Head { stem: "1".into(), created_at: 1, model: "m".into(), echo }
     }
@@ -261,7 +267,7 @@ mod tests {
         let logprob = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
         let mut transcript = writer.created() + &writer.text("Hi", &[logprob]);
         transcript += &writer.text(" \u{1F600}", &[]);
-        transcript += &writer.finished(FinishReason::Length, ResponseUsage::new(9, 4, 2, 0));
+        transcript += &writer.finished(End { reason: FinishReason::Length, at: 2 }, ResponseUsage::new(9, 4, 2, 0));
         let mut writer = EventWriter::new(head());
         transcript += &writer.created();
         transcript += &writer.failed(Failure { code: "server_error", message: "The engine stopped.".into() });
@@ -286,7 +292,7 @@ mod tests {
         ] {
             transcript += &writer.call(&step);
         }
-        transcript += &writer.finished(FinishReason::ToolCalls, ResponseUsage::new(9, 4, 20, 3));
+        transcript += &writer.finished(End { reason: FinishReason::ToolCalls, at: 2 }, ResponseUsage::new(9, 4, 20, 3));
         assert_eq!(transcript, include_str!("../golden/response_calls.sse"));
     }
 

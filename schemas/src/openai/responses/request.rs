@@ -1,7 +1,8 @@
 //! A body → one [`GenerateRequest`].
 //!
-//! Accepted and ignored: `metadata` (but for its echo), `service_tier`, `prompt_cache_*`, `safety_identifier`,
-//! `text.verbosity`, `max_tool_calls`, `include` of what is never there, `user`, and any field nobody here has heard of.
+//! Without effect but echoed: `metadata`, `prompt_cache_key`, `safety_identifier`, `max_tool_calls` and `user`. Accepted
+//! and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, `include` of what is never there, and any field
+//! nobody here has heard of.
 
 use serde_json::{Map, Value, json};
 
@@ -54,12 +55,18 @@ impl ResponsesRequest {
             metadata: metadata(root)?,
             temperature: sampling.temperature,
             top_p: sampling.top_p,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
             format,
             effort: effort.map(str::to_owned),
             parallel_tool_calls: tool_use.parallel,
             tool_choice: root.get("tool_choice").cloned().unwrap_or_else(|| "auto".into()),
             tools: tool_use.tools.iter().map(tools::echo).collect(),
             top_logprobs: top_logprobs.unwrap_or(0),
+            max_tool_calls: root.integer("max_tool_calls", 1..=i64::from(u32::MAX))?.map(|n| n as u32),
+            safety_identifier: root.string("safety_identifier")?.map(str::to_owned),
+            prompt_cache_key: root.string("prompt_cache_key")?.map(str::to_owned),
+            user: root.string("user")?.map(str::to_owned),
         };
         Ok(ResponsesRequest {
             generate: GenerateRequest {
@@ -177,6 +184,20 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_effect_is_echoed_and_what_has_is_as_it_takes_effect() {
+        let echo = parsed(json!({})).unwrap().echo;
+        assert_eq!((echo.presence_penalty, echo.frequency_penalty, echo.max_tool_calls), (0.0, 0.0, None));
+        assert_eq!((echo.safety_identifier, echo.prompt_cache_key, echo.user), (None, None, None));
+        let echo = parsed(json!({"presence_penalty": 0.5, "frequency_penalty": -1, "max_tool_calls": 3,
+            "safety_identifier": "s", "prompt_cache_key": "k", "user": "u"}))
+        .unwrap()
+        .echo;
+        assert_eq!((echo.presence_penalty, echo.frequency_penalty, echo.max_tool_calls), (0.5, -1.0, Some(3)));
+        let said = [echo.safety_identifier, echo.prompt_cache_key, echo.user];
+        assert_eq!(said, ["s", "k", "u"].map(|said| Some(said.to_owned())));
+    }
+
+    #[test]
     fn what_cannot_be_honoured_is_refused_by_name() {
         refused(json!({"previous_response_id": "resp_1"}), "previous_response_id");
         refused(json!({"conversation": {"id": "x"}}), "conversation");
@@ -192,6 +213,9 @@ mod tests {
         refused(json!({"max_output_tokens": 0}), "max_output_tokens");
         refused(json!({"temperature": 3}), "temperature");
         refused(json!({"top_logprobs": 21}), "top_logprobs");
+        refused(json!({"max_tool_calls": 0}), "max_tool_calls");
+        refused(json!({"prompt_cache_key": 7}), "prompt_cache_key");
+        refused(json!({"safety_identifier": []}), "safety_identifier");
         refused(json!({"model": null}), "model");
         refused(json!({"input": null}), "input");
     }

@@ -19,6 +19,10 @@ pub struct Echo {
     pub temperature: f32,
     /// In effect.
     pub top_p: f32,
+    /// In effect.
+    pub presence_penalty: f32,
+    /// In effect.
+    pub frequency_penalty: f32,
     /// `text.format`.
     pub format: Value,
     /// `reasoning.effort`.
@@ -31,6 +35,14 @@ pub struct Echo {
     pub tools: Vec<Value>,
     /// `top_logprobs`.
     pub top_logprobs: u32,
+    /// `max_tool_calls`. It bounds calls of OpenAI's own tools, of which there are none here.
+    pub max_tool_calls: Option<u32>,
+    /// `safety_identifier`.
+    pub safety_identifier: Option<String>,
+    /// `prompt_cache_key`.
+    pub prompt_cache_key: Option<String>,
+    /// `user`.
+    pub user: Option<String>,
 }
 
 /// What is known of a response before its first token.
@@ -46,24 +58,39 @@ pub struct Head {
     pub echo: Echo,
 }
 
+/// How and when a response ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// The engine's reason.
+    pub reason: FinishReason,
+    /// Seconds since the Unix epoch.
+    pub at: u64,
+}
+
 /// A response at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Response {
     id: String,
     object: &'static str,
     created_at: u64,
+    completed_at: Option<u64>,
     status: &'static str,
     background: bool,
     error: Option<Failure>,
+    frequency_penalty: f32,
     incomplete_details: Option<Value>,
     instructions: Option<String>,
     max_output_tokens: Option<u32>,
+    max_tool_calls: Option<u32>,
     metadata: Map<String, Value>,
     model: String,
     output: Vec<Item>,
     parallel_tool_calls: bool,
+    presence_penalty: f32,
     previous_response_id: Option<()>,
+    prompt_cache_key: Option<String>,
     reasoning: Value,
+    safety_identifier: Option<String>,
     service_tier: &'static str,
     store: bool,
     temperature: f32,
@@ -74,7 +101,7 @@ pub struct Response {
     top_p: f32,
     truncation: &'static str,
     usage: Option<ResponseUsage>,
-    user: Option<()>,
+    user: Option<String>,
 }
 
 /// Why a response failed.
@@ -130,13 +157,13 @@ impl Head {
         self.response("in_progress", Vec::new())
     }
 
-    /// The end, for this reason.
-    pub fn finished(&self, reason: FinishReason, output: Vec<Item>, usage: ResponseUsage) -> Response {
-        let (status, incomplete_details) = match reason {
-            FinishReason::Stop | FinishReason::ToolCalls => ("completed", None),
-            FinishReason::Length => ("incomplete", Some(json!({"reason": "max_output_tokens"}))),
+    /// The end, at this time and for its reason. Only what is completed has a time of completion.
+    pub fn finished(&self, end: End, output: Vec<Item>, usage: ResponseUsage) -> Response {
+        let (status, completed_at, incomplete_details) = match end.reason {
+            FinishReason::Stop | FinishReason::ToolCalls => ("completed", Some(end.at), None),
+            FinishReason::Length => ("incomplete", None, Some(json!({"reason": "max_output_tokens"}))),
         };
-        Response { usage: Some(usage), incomplete_details, ..self.response(status, output) }
+        Response { usage: Some(usage), completed_at, incomplete_details, ..self.response(status, output) }
     }
 
     /// The end that is none.
@@ -150,18 +177,24 @@ impl Head {
             id: format!("resp_{}", self.stem),
             object: "response",
             created_at: self.created_at,
+            completed_at: None,
             status,
             background: false,
             error: None,
+            frequency_penalty: echo.frequency_penalty,
             incomplete_details: None,
             instructions: echo.instructions,
             max_output_tokens: echo.max_output_tokens,
+            max_tool_calls: echo.max_tool_calls,
             metadata: echo.metadata,
             model: self.model.clone(),
             output,
             parallel_tool_calls: echo.parallel_tool_calls,
+            presence_penalty: echo.presence_penalty,
             previous_response_id: None,
+            prompt_cache_key: echo.prompt_cache_key,
             reasoning: json!({"effort": echo.effort, "summary": null}),
+            safety_identifier: echo.safety_identifier,
             service_tier: "default",
             store: false,
             temperature: echo.temperature,
@@ -172,7 +205,7 @@ impl Head {
             top_p: echo.top_p,
             truncation: "disabled",
             usage: None,
-            user: None,
+            user: echo.user,
         }
     }
 }

@@ -11,7 +11,7 @@ use baton_schemas::FinishReason;
 use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::openai::responses::Head;
-use baton_schemas::openai::responses::response::ResponseUsage;
+use baton_schemas::openai::responses::response::{End, ResponseUsage};
 use futures::StreamExt;
 use uuid::Uuid;
 
@@ -34,12 +34,8 @@ pub async fn create(
     let ResponsesRequest { generate, stream, echo } = ResponsesRequest::parse(&body, rand::random())?;
     // Not held while the answer is made: 32 slow streams would keep 32 bodies.
     drop(body);
-    let head = Head {
-        stem: Uuid::new_v4().simple().to_string(),
-        created_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        model: generate.model.clone(),
-        echo,
-    };
+    let head =
+        Head { stem: Uuid::new_v4().simple().to_string(), created_at: now(), model: generate.model.clone(), echo };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = if stream {
         streamed::respond(steps, ResponseWriter::new(head), &state.config, &caller).await
@@ -67,9 +63,15 @@ async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
         }
     }
     output.finish(end);
-    let mut response = Json(head.finished(end, output.into_items(), usage(&tally))).into_response();
+    let mut response =
+        Json(head.finished(End { reason: end, at: now() }, output.into_items(), usage(&tally))).into_response();
     insert_route(response.headers_mut(), &chosen_route);
     Ok(response)
+}
+
+/// Seconds since the Unix epoch.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 fn usage(tally: &Tally) -> ResponseUsage {

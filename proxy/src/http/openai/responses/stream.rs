@@ -1,10 +1,10 @@
 //! Steps → the events of a response.
 
 use baton_schemas::FinishReason;
-use baton_schemas::openai::responses::response::Failure as ResponseFailure;
+use baton_schemas::openai::responses::response::{End, Failure as ResponseFailure};
 use baton_schemas::openai::responses::{EventWriter, Head};
 
-use super::{logprobs, usage};
+use super::{logprobs, now, usage};
 use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::event_stream::comment;
@@ -54,7 +54,7 @@ impl StreamWriter for ResponseWriter {
     /// Without a reason there was no end, and so there is no last event.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason.take() else { return String::new() };
-        self.create() + &self.events.finished(reason, usage(&self.tally))
+        self.create() + &self.events.finished(End { reason, at: now() }, usage(&self.tally))
     }
 
     fn fail(&mut self, failure: Failure) -> String {

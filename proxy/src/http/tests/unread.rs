@@ -1,0 +1,83 @@
+use super::*;
+
+/// A reply to a head whose body comes later, or never, and what the connection does then.
+struct Early<'a> {
+    head: &'a str,
+    n_body: usize,
+}
+
+impl Early<'_> {
+    /// Sends the head, waits, sends the body, and returns the whole reply's head, with the connection.
+    async fn sent(&self, server: &Server, sends: bool) -> (TcpStream, String) {
+        let mut client = server.connect().await;
+        let head = format!("{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", self.head, self.n_body);
+        client.write_all(head.as_bytes()).await.unwrap();
+        tokio::time::sleep(SOON).await;
+        if sends {
+            client.write_all(&vec![b' '; self.n_body]).await.unwrap();
+        }
+        let reply = read_reply(&mut client).await;
+        (client, reply)
+    }
+}
+
+/// One reply with a `content-length`, and nothing of the next.
+async fn read_reply(client: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    let whole = async {
+        loop {
+            let text = String::from_utf8_lossy(&read).to_ascii_lowercase();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let len = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
+                if body.len() >= len.parse::<usize>().unwrap() {
+                    return;
+                }
+            }
+            assert_ne!(client.read_buf(&mut read).await.unwrap(), 0, "closed after {text:?}");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), whole).await.expect("no reply came");
+    String::from_utf8(read).unwrap()
+}
+
+fn says_close(reply: &str) -> bool {
+    reply.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
+}
+
+#[tokio::test]
+async fn a_reply_that_needs_no_body_leaves_the_connection_good() {
+    let server = start(hello()).await;
+    for (head, status) in [("POST /v1/responses/compact", 404), ("POST /v1/models", 405), ("DELETE /v1/messages", 405)]
+    {
+        let (mut client, reply) = Early { head, n_body: 5_000 }.sent(&server, true).await;
+        assert!(reply.starts_with(&format!("HTTP/1.1 {status} ")) && !says_close(&reply), "{head}: {reply}");
+        client.write_all(chat_bytes(json!({}), "keep-alive").as_bytes()).await.unwrap();
+        let next = read_reply(&mut client).await;
+        assert!(next.starts_with("HTTP/1.1 200 "), "{head}: {next}");
+    }
+}
+
+#[tokio::test]
+async fn so_does_one_to_a_caller_without_a_key() {
+    let access = AccessConfig { api_keys: vec!["one".into()], ..AccessConfig::default() };
+    let server = start_with(hello(), HttpConfig { access, ..HttpConfig::default() }).await;
+    let (mut client, reply) = Early { head: "POST /v1/chat/completions", n_body: 5_000 }.sent(&server, true).await;
+    assert!(reply.starts_with("HTTP/1.1 401 ") && !says_close(&reply), "{reply}");
+    client.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    assert!(read_reply(&mut client).await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_or_does_not_end_closes_it_in_so_many_words() {
+    let server = start(hello()).await;
+    for (n_body, sends) in [(5_000, false), (5 << 20, false)] {
+        let (mut client, reply) = Early { head: "POST /nope", n_body }.sent(&server, sends).await;
+        assert!(reply.starts_with("HTTP/1.1 404 ") && says_close(&reply), "{reply}");
+        assert_eq!(client.read(&mut [0; 1]).await.unwrap_or(0), 0, "the connection is closed");
+    }
+    let mut waiting = server.connect().await;
+    let head = "POST /nope HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n";
+    waiting.write_all(head.as_bytes()).await.unwrap();
+    let reply = read_reply(&mut waiting).await;
+    assert!(reply.starts_with("HTTP/1.1 404 ") && says_close(&reply), "{reply}");
+}

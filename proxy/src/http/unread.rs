@@ -1,0 +1,103 @@
+//! What becomes of a body that nobody read, because the reply was known from the head: a path that is not there, a missing
+//! key, a method that the path does not take.
+//!
+//! hyper closes such a connection without saying so, and a client that keeps it for its next request, or that is still
+//! sending this one, meets a broken pipe. So the rest of the body is read and thrown away, and where it is long or slow, the
+//! reply says that the connection ends with it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderValue, Version, header};
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::oneshot;
+
+/// Bytes of an unread body that are worth a connection: a long conversation, not an upload.
+const DISCARD_BYTES: u64 = 1 << 20;
+
+/// Time for them to come. The reply waits so long, since most clients read it only after they have sent everything.
+const DISCARD_FOR: Duration = Duration::from_secs(1);
+
+/// Reads what the handlers left of the body, or announces that the connection closes.
+pub(super) async fn settle(request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    // HTTP/2 ends a stream and not its connection.
+    let closes = request.version() < Version::HTTP_2;
+    // Who waits for '100 Continue' may not have begun to send; reading would tell it to.
+    let waits = request.headers().contains_key(header::EXPECT);
+    let (back, mut unread) = oneshot::channel();
+    let request = request.map(|body| Body::new(Lent { body: Some(body), back: Some(back) }));
+    let mut response = next.run(request).await;
+    let is_read = match unread.try_recv() {
+        Ok(body) => !waits && discard(body).await,
+        // It was read to its end, or a handler still reads it.
+        Err(_) => true,
+    };
+    if !is_read && closes {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// Reads to the end; whether it came.
+async fn discard(mut body: Body) -> bool {
+    let mut n_left = DISCARD_BYTES;
+    let rest = async {
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return false };
+            let n = frame.data_ref().map_or(0, |data| data.len() as u64);
+            match n_left.checked_sub(n) {
+                Some(left) => n_left = left,
+                None => return false,
+            }
+        }
+        true
+    };
+    tokio::time::timeout(DISCARD_FOR, rest).await.unwrap_or(false)
+}
+
+/// A body that goes back to its owner unless it is read to the end.
+struct Lent {
+    body: Option<Body>,
+    back: Option<oneshot::Sender<Body>>,
+}
+
+impl HttpBody for Lent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(body).poll_frame(cx);
+        if matches!(polled, Poll::Ready(None)) {
+            self.body = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(body), Some(back)) = (self.body.take().filter(|body| !body.is_end_stream()), self.back.take()) {
+            // Refused: the reply has begun, and nobody waits for the rest.
+            let _ = back.send(body);
+        }
+    }
+}
