@@ -18,6 +18,7 @@ pub mod node;
 pub mod remote;
 pub mod sim;
 pub mod template;
+pub mod trace;
 pub mod transport;
 pub mod upstream;
 

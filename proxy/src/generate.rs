@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::DeltaStream;
+use baton_engines::trace::TARGET;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
+use tracing::Instrument;
 
 use self::clock::Clock;
 pub use self::event::{Event, TokenLogprobs};
@@ -35,7 +37,7 @@ use crate::upstream::{self, ServedByUpstreams, TextChoice, text_events};
 /// Returns once every choice is accepted by an engine. Dropping what it returns, or this future, cancels the request
 /// within one step of its engine.
 pub async fn generate(app: &App, request: GenerateRequest, caller: &Caller) -> Result<Generation, RequestError> {
-    let mut watch = RequestWatch::begin(&app.observer, &caller.request_id, request.n);
+    let mut watch = RequestWatch::begin(&app.observer, caller, request.n);
     match accept(app, &request, caller, &mut watch).await {
         Ok((permit, accepted)) => {
             let (n_prompt, route) = (accepted.n_prompt, accepted.route.clone());
@@ -70,7 +72,8 @@ async fn accept(
     let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
     watch.is_for(name.map_or("", String::as_str));
     app.admission.set_slots(app.n_slots());
-    let permit = app.admission.admit(&caller.account, &caller.place).await?;
+    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
+    let permit = app.admission.admit(&caller.account, &caller.place).instrument(span).await?;
     watch.meter(permit.meter());
     let accepted = match (model, upstreams) {
         (Some(model), None) => on_nodes(&model, request, caller, watch, Attempts::default()).await?,
@@ -124,7 +127,8 @@ async fn on_upstream(
     watch: &mut RequestWatch,
     reason: Option<&'static str>,
 ) -> Result<Accepted, RequestError> {
-    let started = upstream::start(serving, request, &caller.request_id).await?;
+    let starting = upstream::start(serving, request, &caller.request_id).instrument(watch.span().clone());
+    let started = starting.await?;
     let (n_prompt, reason) = (upstream::estimated_tokens(request), reason.unwrap_or(started.reason));
     watch.upstream(started.member.name(), reason, n_prompt, started.asked);
     let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
@@ -187,23 +191,28 @@ async fn start(
     let (node, info) = model.ready_as(&request.model, attempts.failed()).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
-    let prompt =
-        attempts.call(model, node, prompt_of(node, (&info, model.longest_context(&info)), request, &mut form)).await?;
+    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
+    let prompt = prompt_of(node, (&info, model.longest_context(&info)), request, &mut form);
+    let prompt = attempts.call(model, node, prompt).instrument(span).await?;
     // One plan for all choices: they share the prompt, which is computed once.
-    let plan = plan::plan(model, &plan_request(&prompt, request, caller, attempts.failed()))?;
+    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
+    let plan = span.in_scope(|| plan::plan(model, &plan_request(&prompt, request, caller, attempts.failed())))?;
     watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
     let constraint = form.constraint(request);
-    let base = SequenceRequest { kv_source: plan.kv_source(), constraint, ..sequence(request, prompt, caller) };
+    let base = SequenceRequest { constraint, ..sequence(request, prompt, caller) };
     for choice in 0..request.n {
         let mut sequence = base.clone();
         // Each choice draws with its own seed.
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
-        let accepted = plan.decode().call(plan.decode().engine.generate(sequence.clone())).await;
-        attempts.note(model, plan.decode(), &accepted);
+        let node = plan.decode();
+        let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
+        sequence.kv_source = plan.kv_source(&span);
+        let accepted = node.call(node.engine.generate(sequence.clone())).instrument(span.clone()).await;
+        attempts.note(model, node, &accepted);
         let deltas = accepted.map_err(|error| refused(error, request))?;
-        choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas).into_deltas());
+        choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas, span).into_deltas());
     }
     Ok(Accepted { n_prompt, route, choices: Choices::Tokens(form, choices) })
 }
@@ -363,6 +372,8 @@ pub struct Caller {
     pub place: QueuePlace,
     /// How this request is to be planned, if not as configured.
     pub policy: Option<&'static dyn Policy>,
+    /// The span of the client's trace that asks, if its request names one.
+    pub trace: Option<opentelemetry::Context>,
 }
 
 /// What the presented key says of who asks.

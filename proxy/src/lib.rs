@@ -26,6 +26,7 @@ pub mod socket_folder;
 pub mod state;
 pub mod stream;
 pub mod supervisor;
+pub mod telemetry;
 pub mod tools;
 pub mod transport_args;
 pub mod upstream;

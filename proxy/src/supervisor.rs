@@ -33,6 +33,7 @@ use tokio_util::task::TaskTracker;
 use crate::pool::EngineState;
 use crate::probe;
 use crate::socket_folder::{SocketFolder, SocketFolderError};
+use crate::telemetry::ENDPOINT_VARIABLES;
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
@@ -112,10 +113,12 @@ pub struct Supervised {
 pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
 
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
-/// once the first start has succeeded or failed. `pull_key` is the cluster's, for a child that pulls KV from other nodes.
+/// once the first start has succeeded or failed. `pull_key` is the cluster's, for a child that pulls KV from other nodes;
+/// `traces_to` the collector of its traces.
 pub fn supervise(
     args: Vec<OsString>,
     pull_key: Option<&str>,
+    traces_to: Option<&str>,
 ) -> Result<(Supervised, oneshot::Receiver<FirstStart>), StartError> {
     let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
     let folder = SocketFolder::create()?;
@@ -130,6 +133,7 @@ pub fn supervise(
     command.args(["node", "--child", "--listen"]).arg(listen).args(args);
     command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
     command.env_remove(PULL_KEY_VARIABLE).envs(pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
+    command.envs(traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)));
     // A service manager hears of this process alone.
     command.env_remove("NOTIFY_SOCKET");
     // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.

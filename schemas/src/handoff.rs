@@ -14,12 +14,15 @@ pub struct KvSource {
     /// it lives. Where nothing is known of how long the handoff takes, the decode node's own patience counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_ms: Option<u32>,
+    /// The trace that the pull belongs to, as a W3C `traceparent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 impl KvSource {
-    /// A node about which no more is known than its address.
+    /// A node about which no more is known than its address, for a pull that belongs to no trace.
     pub fn at(url: impl Into<String>) -> KvSource {
-        KvSource { url: url.into(), patience_ms: None }
+        KvSource { url: url.into(), patience_ms: None, traceparent: None }
     }
 }
 

@@ -11,6 +11,7 @@ use futures::future::BoxFuture;
 use reqwest::Client;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tracing::Instrument;
 
 use super::codecs::LinkCodecs;
 use super::peers::{Match, Peers, compare};
@@ -18,6 +19,7 @@ use super::receive::{HEAD_TIMEOUT, Peer, failure_of};
 use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
 use crate::remote::{ClientError, NodeAddress, RemoteEngine};
+use crate::trace;
 use crate::transport::Transport;
 
 /// A prefill node in the same network answers well within this, or is gone.
@@ -96,7 +98,13 @@ impl KvPuller for HttpPuller {
     fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<Pulled> {
         let (sender, receiver) = mpsc::channel(PULL_WINDOW);
         let inner = Arc::clone(&self.0);
-        self.0.runtime.spawn(async move {
+        let parent = order.source.traceparent.as_deref().and_then(trace::parent_of);
+        let span = match &parent {
+            Some(_) => tracing::info_span!(target: trace::TARGET, parent: None, "handoff_pull"),
+            None => tracing::Span::none(),
+        };
+        trace::continue_from(&span, parent);
+        let pull = async move {
             let sink = Sink { sender, notify };
             let outcome = tokio::select! {
                 outcome = inner.pull(order, &sink) => outcome,
@@ -105,7 +113,8 @@ impl KvPuller for HttpPuller {
             };
             let last = outcome.map_or_else(Pulled::Failed, Pulled::End);
             sink.send(last).await;
-        });
+        };
+        self.0.runtime.spawn(pull.instrument(span));
         receiver
     }
 

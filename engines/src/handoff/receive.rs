@@ -17,6 +17,7 @@ use super::http::Inner;
 use super::patience::Patience;
 use super::{LocalKv, PullOrder, PullReport};
 use crate::remote::accepted;
+use crate::trace;
 
 /// Until the reply's head. The prefill node answers before it computes.
 pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -104,6 +105,10 @@ impl Inner {
 
     async fn open(&self, url: &str, request: &PrefillRequest) -> Result<Response, HandoffFailure> {
         let call = self.client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
+        let call = match trace::traceparent(&tracing::Span::current()) {
+            Some(parent) => call.header(trace::TRACEPARENT, parent),
+            None => call,
+        };
         // With the body of a refusal, which could be as long in coming as a head.
         let answer = async { accepted(call.send().await).await };
         let answer = tokio::time::timeout(HEAD_TIMEOUT, answer).await.map_err(|_| HandoffFailure::PrefillStalled)?;

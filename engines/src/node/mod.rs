@@ -8,6 +8,7 @@ mod listen;
 mod prefill;
 mod server;
 mod tls;
+mod traced;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -87,6 +88,7 @@ pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
         .route("/prefill", post(prefill))
         .route("/link", post(link))
         .route("/noise", get(noise))
+        .layer(middleware::from_fn(traced::traced))
         .with_state(NodeState { engine, role, key: key.clone() });
     Router::new()
         .nest(BASE_PATH, routes)

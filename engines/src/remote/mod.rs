@@ -18,9 +18,11 @@ use futures::stream::BoxStream;
 use reqwest::{Client, Method, RequestBuilder, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::Span;
 
 use crate::engine::{DeltaStream, EmbedStream, Engine};
 use crate::lines::Lines;
+use crate::trace;
 use crate::transport::{AddressError, Transport, explain};
 
 /// A node on the same machine or in the same network answers well within this, or is gone.
@@ -91,7 +93,11 @@ impl RemoteEngine {
     }
 
     fn request(&self, method: Method, call: &str) -> RequestBuilder {
-        self.client.request(method, format!("{}{BASE_PATH}/{call}", self.base)).bearer_auth(&self.key)
+        let request = self.client.request(method, format!("{}{BASE_PATH}/{call}", self.base)).bearer_auth(&self.key);
+        match trace::traceparent(&Span::current()) {
+            Some(parent) => request.header(trace::TRACEPARENT, parent),
+            None => request,
+        }
     }
 
     async fn get<T: DeserializeOwned>(&self, call: &str) -> Result<T, EngineError> {

@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::stream::{Reading, deltas};
 use super::{Call, Kind, Protocol, TextStream, UpstreamError, UpstreamSettings, Wish, refusal, vllm};
 use crate::remote::trouble;
+use crate::trace;
 use crate::transport::{Transport, explain};
 
 /// Idle connections that are kept.
@@ -123,7 +124,11 @@ impl Upstream {
 
     fn post(&self, base: &str, call: &Call, request_id: &str) -> RequestBuilder {
         let request = self.client.post(format!("{base}/{}", call.path)).headers(self.headers.clone());
-        request.header("x-request-id", request_id).json(&call.body)
+        let request = request.header("x-request-id", request_id).json(&call.body);
+        match trace::traceparent(&tracing::Span::current()) {
+            Some(parent) => request.header(trace::TRACEPARENT, parent),
+            None => request,
+        }
     }
 
     /// Has a prefill server compute the prompt, if there are any; they take turns.

@@ -19,6 +19,7 @@ use crate::models;
 use crate::node_watch::{self, RefusedKey, Watched};
 use crate::pool::Node;
 use crate::supervisor::{self, StartError, Supervised};
+use crate::telemetry;
 
 /// What the endpoint begins with, and the handles that keep it alive.
 pub(super) struct Backend {
@@ -41,7 +42,8 @@ pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
         (name, aliases) = names(&config.source, &path);
         args.extend([OsString::from("--model"), path.into()]);
     }
-    let (supervised, first_start) = supervisor::supervise(args, cluster_key(&config.prefill)?.as_deref())?;
+    let (pull_key, traces_to) = (cluster_key(&config.prefill)?, telemetry::endpoint(config.otlp_endpoint.as_deref()));
+    let (supervised, first_start) = supervisor::supervise(args, pull_key.as_deref(), traces_to.as_deref())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     Ok(Backend {
         name: Some(config.name.clone().unwrap_or(name)),

@@ -30,8 +30,14 @@ mod terminal;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use baton_engines::trace::TARGET;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+use crate::telemetry::{self, TelemetryError, Traces};
 
 /// One OpenAI-compatible endpoint for language models on your own machines.
 ///
@@ -104,8 +110,38 @@ impl<E: std::error::Error> From<E> for Failure {
 /// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_log(cli.log_format);
-    let result = match cli.command {
+    let traces = cli.command.traces();
+    start_log(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
+    let result = traces.map_err(Failure::from).and_then(|traces| {
+        let result = run_command(cli.command);
+        traces.into_iter().for_each(Traces::finish);
+        result
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(message)) => {
+            // Errors of libraries may span lines; ours is one.
+            let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+            terminal::note(format_args!("baton: {line}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Command {
+    /// What sends this command's traces, if it serves and a collector is named.
+    fn traces(&self) -> Result<Option<Traces>, TelemetryError> {
+        let (endpoint, service) = match self {
+            Command::Serve(args) => (telemetry::endpoint(args.collector().as_deref()), "baton"),
+            Command::Node(_) => (telemetry::endpoint(None), "baton-node"),
+            _ => return Ok(None),
+        };
+        endpoint.map(|endpoint| Traces::start(&endpoint, service)).transpose()
+    }
+}
+
+fn run_command(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
         Command::Plan(args) => run(plan::run(args)),
@@ -120,15 +156,6 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),
         #[cfg(feature = "llama")]
         Command::Demo(args) => run(demo::run(args)),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure(message)) => {
-            // Errors of libraries may span lines; ours is one.
-            let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
-            terminal::note(format_args!("baton: {line}"));
-            ExitCode::FAILURE
-        }
     }
 }
 
@@ -136,16 +163,18 @@ pub fn main() -> ExitCode {
 /// back as ours. That a changed configuration is in force is good to know.
 const DEFAULT_LOG: &str = "warn,llama-cpp-2=error,baton_proxy::cli::reload=info";
 
-fn start_log(format: LogFormat) {
+fn start_log(format: LogFormat, traces: Option<&Traces>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
+    // Spans of traces are for the collector.
+    let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
     let stderr = std::io::stderr;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_target(false);
     // Its complaint would go where the line could not, and panic.
-    let log = log.log_internal_errors(false);
-    match format {
-        LogFormat::Text => log.with_ansi(stderr().is_terminal()).init(),
-        LogFormat::Json => log.json().flatten_event(true).with_ansi(false).init(),
-    }
+    let log = fmt::layer().with_writer(stderr).with_target(false).log_internal_errors(false);
+    let log = match format {
+        LogFormat::Text => log.with_ansi(stderr().is_terminal()).with_filter(filter).boxed(),
+        LogFormat::Json => log.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
+    };
+    tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
 }
 
 fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {

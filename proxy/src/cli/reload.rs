@@ -106,6 +106,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
         ("deadlines", old.deadlines != new.deadlines),
         ("model.calibrate", old.calibrate != new.calibrate),
         ("model.engine", old.engine != new.engine),
+        ("tracing.otlp_endpoint", old.otlp_endpoint != new.otlp_endpoint),
     ];
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(key, _)| key).collect()
 }

@@ -69,6 +69,11 @@ pub(super) struct ServeArgs {
 }
 
 impl ServeArgs {
+    /// The collector of traces that the file names. Its mistakes are told when it is read in earnest.
+    pub(super) fn collector(&self) -> Option<String> {
+        RawConfig::read(self.config.as_deref()?).ok()?.tracing.otlp_endpoint
+    }
+
     /// The checked configuration: flags over the file over the defaults.
     pub(super) fn into_config(self) -> Result<ServeConfig, Failure> {
         let mut raw = self.config.as_deref().map_or_else(|| Ok(RawConfig::default()), RawConfig::read)?;

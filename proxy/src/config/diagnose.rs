@@ -11,7 +11,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::RawKey;
-use super::raw::{RawConfig, RawDeadlines, RawModel};
+use super::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 use super::upstream::RawUpstream;
 use crate::engine_args::EngineArgs;
 
@@ -108,6 +108,7 @@ fn unknown_key(path: &[String]) -> Option<String> {
         ["model"] => fields_of::<RawModel>(),
         ["model", "engine"] => fields_of::<EngineArgs>(),
         ["deadlines"] => fields_of::<RawDeadlines>(),
+        ["tracing"] => fields_of::<RawTracing>(),
         ["keys"] => fields_of::<RawKey>(),
         ["upstream"] => fields_of::<RawUpstream>(),
         _ => return None,

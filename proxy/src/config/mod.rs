@@ -14,7 +14,7 @@ use baton_engines::upstream::UpstreamSettings;
 
 pub use self::keys::{RawKey, hash_text};
 pub use self::problems::node_url;
-pub use self::raw::{RawConfig, RawDeadlines, RawModel};
+pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::upstream::RawUpstream;
 use crate::admission::Bounds;
 use crate::engine_args::EngineArgs;
@@ -103,6 +103,8 @@ pub struct ServeConfig {
     pub upstreams: Vec<UpstreamSettings>,
     /// How the engine runs it.
     pub engine: EngineArgs,
+    /// A collector of traces, without the path.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl ServeConfig {

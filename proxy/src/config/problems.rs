@@ -99,6 +99,10 @@ impl RawConfig {
         for (key, message) in self.model.engine.problems() {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
+        if let Some(endpoint) = self.tracing.otlp_endpoint.as_ref().filter(|endpoint| !is_collector(endpoint)) {
+            let message = format!("must be a URL like http://127.0.0.1:4318, not {endpoint:?}");
+            found.push(Problem { key: "tracing.otlp_endpoint".into(), flag: "tracing.otlp_endpoint".into(), message });
+        }
         found.extend(keys::problems(&self.keys));
         found.extend(upstream::problems(&self.upstream));
         found
@@ -130,6 +134,10 @@ const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
 /// Below 1 a prediction that holds would be late.
 const DEADLINE_FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1_000.0;
+
+fn is_collector(endpoint: &str) -> bool {
+    reqwest::Url::parse(endpoint).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
 
 fn is_node_address(address: &str) -> bool {
     let url = reqwest::Url::parse(&node_url(address));

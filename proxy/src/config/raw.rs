@@ -52,6 +52,8 @@ pub struct RawConfig {
     pub model: RawModel,
     /// Other servers that speak text.
     pub upstream: Vec<RawUpstream>,
+    /// Where traces go.
+    pub tracing: RawTracing,
 }
 
 /// `[deadlines]` as written.
@@ -79,6 +81,14 @@ impl RawDeadlines {
             hedge: self.hedge.unwrap_or(defaults.hedge),
         }
     }
+}
+
+/// `[tracing]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawTracing {
+    /// A collector's address for OTLP over HTTP.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// `[model]` as written.
@@ -173,6 +183,7 @@ impl RawConfig {
             transport,
             upstreams,
             engine: self.model.engine,
+            otlp_endpoint: self.tracing.otlp_endpoint,
         })
     }
 }

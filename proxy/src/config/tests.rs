@@ -36,6 +36,8 @@ fn mistakes_are_named_with_their_line_and_key() {
     check("[model]\n\nsauce = \"x\"", 3, "sauce");
     check("[model]\nname = \" \"", 2, "model.name");
     check("[model]\naliases = [\"\"]", 2, "model.aliases");
+    check("[tracing]\notlp_endpoint = \"here\"", 2, "tracing.otlp_endpoint must be a URL");
+    check("[tracing]\notlp = 1", 2, "otlp_endpoint");
     check("[model.engine]\n\nslots = 0", 3, "model.engine.slots must be between 1 and 128");
     check("[model]\nengine.slots = 300", 2, "model.engine.slots");
     check("[model.engine]\nslots = -1", 2, "-1");

@@ -6,10 +6,12 @@
 use std::sync::Arc;
 
 use baton_engines::DeltaStream;
+use baton_engines::trace::TARGET;
 use baton_schemas::EngineError;
 use baton_schemas::sequence::Delta;
 use futures::{FutureExt, StreamExt};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use super::patience::{Due, Patience};
 use super::{Resilient, n_ctx_of};
@@ -127,11 +129,13 @@ impl Resilient {
         if plan.route.decode == self.plan.route.decode {
             return Err(EngineError::Unavailable { reason: "no other node is ready".into() }.into());
         }
-        request.kv_source = plan.kv_source();
         let node = Arc::clone(plan.decode());
+        let span = tracing::info_span!(target: TARGET, parent: &self.span, "decode", node = node.name, hedged = true);
+        request.kv_source = plan.kv_source(&span);
         // Begins when it is first polled, beside the first route, which may still speak.
         let deltas = async_stream::stream! {
-            match node.call(node.engine.generate(request)).await {
+            // The span is the stream's, and lives as long as it does.
+            match node.call(node.engine.generate(request)).instrument(span.clone()).await {
                 Ok(mut deltas) => while let Some(delta) = deltas.next().await {
                     yield delta;
                 }

@@ -17,6 +17,7 @@ use baton_schemas::sequence::{Delta, FinishReason, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::StreamExt;
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use self::attempts::may_pass;
 pub use self::attempts::{Attempts, ask};
@@ -52,11 +53,13 @@ pub struct Resilient {
     patience: Patience,
     /// Deltas that have come and were not passed on yet: those of a second route that has become the only one.
     said: VecDeque<Delta>,
+    /// Of its whole life, whichever nodes it is on.
+    span: Span,
 }
 
 impl Resilient {
-    /// A sequence that `plan`'s decode node has accepted.
-    pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream) -> Resilient {
+    /// A sequence that `plan`'s decode node has accepted. The span lives as long as it does.
+    pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream, span: Span) -> Resilient {
         let claims = plan.claim();
         let n_ctx = n_ctx_of(&plan);
         let (planned, patience) = (Instant::now(), Patience::for_first_token(&plan));
@@ -71,6 +74,7 @@ impl Resilient {
             was_hedged: false,
             patience,
             said: VecDeque::new(),
+            span,
         }
     }
 
@@ -181,8 +185,9 @@ impl Resilient {
             exclude: failed.as_slice(),
         };
         let plan = plan::plan(&model, &request)?;
-        self.request.kv_source = plan.kv_source();
-        let accepted = plan.decode().call(plan.decode().engine.generate(self.request.clone())).await;
+        self.request.kv_source = plan.kv_source(&self.span);
+        let call = plan.decode().call(plan.decode().engine.generate(self.request.clone()));
+        let accepted = call.instrument(self.span.clone()).await;
         self.deltas = accepted.inspect_err(|error| {
             failed.push(plan.route.decode);
             if error.is_lost_engine() {

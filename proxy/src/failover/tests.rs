@@ -1,5 +1,7 @@
 //! Streams whose engines die, at every token.
 
+mod traced;
+
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -148,6 +150,11 @@ fn request() -> SequenceRequest {
 
 /// Tokens, how often the stream said that it started, and how many tokens it says it has.
 async fn run(model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    run_under(Span::none(), model).await
+}
+
+/// The same in a trace.
+async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
     let request = request();
     let ask = PlanRequest {
         tokens: &request.prompt,
@@ -158,7 +165,7 @@ async fn run(model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineE
     };
     let plan = plan(model, &ask).unwrap();
     let deltas = plan.decode().engine.generate(request.clone()).await?;
-    let mut deltas = Resilient::new(plan, request, deltas).into_deltas();
+    let mut deltas = Resilient::new(plan, request, deltas, span).into_deltas();
     let (mut tokens, mut n_started) = (Vec::new(), 0);
     while let Some(delta) = deltas.next().await {
         match delta? {

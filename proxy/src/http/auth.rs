@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use baton_engines::trace;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use baton_schemas::sequence::CacheScope;
 use http::{HeaderMap, Method, StatusCode, header};
@@ -131,7 +132,9 @@ pub async fn check(State(access): State<SharedAccess>, mut request: Request, nex
         Err(refused) => return refused.respond(Dialect::of(request.uri().path())),
     };
     let place = QueuePlace::default();
-    let caller = Caller { cache_scope: scope, request_id, standing, account: Arc::clone(&account), place, policy };
+    let trace = trace::parent_in(request.headers());
+    let account_of_caller = Arc::clone(&account);
+    let caller = Caller { cache_scope: scope, request_id, standing, account: account_of_caller, place, policy, trace };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
     rate_limit::describe(response.headers_mut(), &account);

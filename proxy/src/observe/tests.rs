@@ -58,6 +58,7 @@ pub(crate) fn caller() -> Caller {
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
         place: QueuePlace::default(),
         policy: None,
+        trace: None,
     }
 }
 

@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use baton_engines::trace::{self, TARGET};
 use baton_schemas::handoff::HandoffTimings;
 
 use prometheus_client::metrics::histogram::Histogram;
+use tracing::Span;
+use tracing::field::Empty;
 
 use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::RequestError;
-use crate::generate::Event;
+use crate::generate::{Caller, Event};
 use crate::metrics::{Routed, Summary};
 use crate::plan::Plan;
 
@@ -30,6 +33,7 @@ pub struct RequestWatch {
     slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffTimings>,
+    span: Span,
 }
 
 /// What was known when the route was chosen.
@@ -48,7 +52,25 @@ struct Planned {
 
 impl RequestWatch {
     /// A request with so many choices has arrived.
-    pub fn begin(observer: &Arc<Observer>, request_id: &str, n_choices: u32) -> RequestWatch {
+    pub fn begin(observer: &Arc<Observer>, caller: &Caller, n_choices: u32) -> RequestWatch {
+        let request_id = caller.request_id.as_str();
+        let span = tracing::info_span!(
+            target: TARGET,
+            parent: None,
+            "request",
+            otel.kind = "server",
+            request_id,
+            model = Empty,
+            decode = Empty,
+            prefill = Empty,
+            reason = Empty,
+            n_prompt = Empty,
+            n_cached = Empty,
+            n_completion = Empty,
+            outcome = Empty,
+            error = Empty,
+        );
+        trace::continue_from(&span, caller.trace.clone());
         RequestWatch {
             observer: Arc::clone(observer),
             at: SystemTime::now(),
@@ -63,7 +85,13 @@ impl RequestWatch {
             slot: None,
             first_token: None,
             handoff: None,
+            span,
         }
+    }
+
+    /// Of the whole request, in the client's trace if it names one.
+    pub fn span(&self) -> &Span {
+        &self.span
     }
 
     /// It is for this model, by its public name.
@@ -211,7 +239,16 @@ impl Drop for RequestWatch {
             e2e: self.arrived.elapsed().as_secs_f64(),
         });
         let error = self.error.unwrap_or_default();
+        self.span.record("outcome", outcome.as_str());
+        if let Some(error) = self.error {
+            self.span.record("error", error);
+        }
         if let Some(record) = self.record(outcome) {
+            let span = &self.span;
+            span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
+            span.record("prefill", record.prefill.as_deref()).record("reason", record.reason.as_str());
+            span.record("n_prompt", record.n_prompt).record("n_cached", record.n_cached);
+            span.record("n_completion", record.n_completion);
             tracing::info!(
                 request_id = record.request_id,
                 model = record.model,

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_engines::trace;
 use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::NodeInfo;
@@ -173,10 +174,10 @@ impl Plan {
         self.route.prefill.map(|p| &self.model.prefill[p])
     }
 
-    /// What the decode node is told of where to get the prompt's KV.
-    pub fn kv_source(&self) -> Option<KvSource> {
+    /// What the decode node is told of where to get the prompt's KV, for a reply under this span.
+    pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
-        Some(KvSource { patience_ms, ..self.prefill()?.kv_source()? })
+        Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
     }
 
     /// The plan of one of several choices that share a prompt: the first computes it, and is what is learned from.

@@ -17,13 +17,15 @@ use crate::stream::stop::StopScanner;
 /// A choice's events. Dropping the stream closes the connection.
 pub(crate) fn text_events(
     choice: u32,
-    TextChoice { first, mut rest, member, asked }: TextChoice,
+    TextChoice { first, mut rest, member, asked, span }: TextChoice,
     request: &GenerateRequest,
     mut clock: Clock,
     n_prompt: u32,
 ) -> impl Stream<Item = Result<Event, RequestError>> + Send + use<> {
     let mut reader = Reader::new(choice, request);
     async_stream::try_stream! {
+        // Ends with the reply.
+        let _span = span;
         clock.started_at(asked);
         yield Event::Started { choice, n_cached: 0 };
         let mut next = Some(first);

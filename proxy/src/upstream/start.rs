@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_engines::trace::TARGET;
 use baton_engines::upstream::{Asked, TextDelta, TextStream, UpstreamError};
 use baton_schemas::{EngineError, GenerateRequest};
 use futures::StreamExt;
 use futures::future::try_join_all;
 use tokio::time::timeout;
+use tracing::{Instrument, Span};
 
 use super::{Member, ServedByUpstreams};
 use crate::error::RequestError;
@@ -43,6 +45,8 @@ pub struct TextChoice {
     pub member: Arc<Member>,
     /// When it was asked for.
     pub asked: Instant,
+    /// Of the whole reply; what is sent to the upstream names it.
+    pub span: Span,
 }
 
 /// Starts a request. Dropping the future cancels it.
@@ -138,13 +142,15 @@ async fn attempt(
     let places = places.map_err(|_| UpstreamError::Busy { retry_after: None })?;
     let choices = (0..).zip(places).map(|(choice, place)| async move {
         let since = Instant::now();
-        let mut reply = member.client.generate(&asked(choice), place).await?;
+        let span =
+            tracing::info_span!(target: TARGET, "upstream", otel.kind = "client", choice, server = member.name());
+        let mut reply = member.client.generate(&asked(choice), place).instrument(span.clone()).await?;
         if let Some(Err(reason)) = reply.prefill {
             member.fallbacks.count(reason);
         }
         let cut = || UpstreamError::Failed { reason: "cut_short", detail: "there was no reply".into() };
         let first = reply.deltas.next().await.unwrap_or_else(|| Err(cut()))?;
-        Ok(TextChoice { first, rest: reply.deltas, member: Arc::clone(member), asked: since })
+        Ok(TextChoice { first, rest: reply.deltas, member: Arc::clone(member), asked: since, span })
     });
     try_join_all(choices).await
 }

@@ -169,10 +169,11 @@ impl Cluster {
         };
         let plan = plan(&self.model, &ask).map_err(|error| Failure(error.to_string()))?;
         let (route, prediction) = (plan.route, plan.prediction);
-        request.kv_source = plan.kv_source();
+        request.kv_source = plan.kv_source(&tracing::Span::none());
         let began = Instant::now();
         let deltas = plan.decode().engine.generate(request.clone()).await?;
-        let outcome = watch_stream(began, Resilient::new(plan, request, deltas).into_deltas()).await?;
+        let outcome =
+            watch_stream(began, Resilient::new(plan, request, deltas, tracing::Span::none()).into_deltas()).await?;
         Ok(Planned { route, prediction, outcome })
     }
 }

@@ -1,0 +1,39 @@
+//! A node's part of its caller's trace.
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use futures::StreamExt;
+use tracing::{Instrument, Span};
+
+use crate::trace::{self, TARGET};
+
+/// Continues a trace that the call belongs to, up to the last byte of its reply. Calls without one make none.
+pub(super) async fn traced(request: Request, next: Next) -> Response {
+    let Some(parent) = trace::parent_in(request.headers()) else { return next.run(request).await };
+    let span = span_of(request.uri().path());
+    if span.is_disabled() {
+        return next.run(request).await;
+    }
+    trace::continue_from(&span, Some(parent));
+    let response = next.run(request).instrument(span.clone()).await;
+    // The stream behind the head is where the work is.
+    response.map(|body| Body::from_stream(body.into_data_stream().map(move |piece| span.in_scope(|| piece))))
+}
+
+/// Calls that compute something have a span.
+fn span_of(path: &str) -> Span {
+    macro_rules! span {
+        ($name:literal) => {
+            tracing::info_span!(target: TARGET, parent: None, $name, otel.kind = "server")
+        };
+    }
+    match path.rsplit('/').next() {
+        Some("render") => span!("node_render"),
+        Some("generate") => span!("node_generate"),
+        Some("embed") => span!("node_embed"),
+        Some("prefill") => span!("node_prefill"),
+        _ => Span::none(),
+    }
+}
