@@ -49,7 +49,7 @@ fn text_of(answer: &Answer) -> String {
     text
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_says_through_an_upstream_what_the_model_says() {
     let (second, fronts) = fronts();
     let options = json!({ "temperature": 0, "max_tokens": 12, "seed": 1 });
@@ -101,7 +101,7 @@ async fn every_dialect_says_through_an_upstream_what_the_model_says() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn prompts_schemas_and_tools_reach_the_model() {
     let (_second, fronts) = fronts();
     let schema = json!({ "type": "object", "properties": { "city": { "type": "string", "maxLength": 9 } }, "required": ["city"], "additionalProperties": false });

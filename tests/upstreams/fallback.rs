@@ -13,7 +13,7 @@ fn endpoint(node: &Node, mock: &Mock) -> Front {
     Front::start(&(config + &upstream("deputy", "openai", &mock.url, "")))
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upstream_answers_when_the_last_engine_is_gone() {
     let node = Node::with(&["--engine", "sim"]);
     let mock = Mock::start(|_, _| says("from afar")).await;
@@ -31,7 +31,7 @@ async fn an_upstream_answers_when_the_last_engine_is_gone() {
     assert_eq!(front.get("/health").await["status"], "ok", "requests are answered");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_is_lost_in_the_middle_of_a_reply_is_not_replaced_by_an_upstream() {
     let node = Node::with(&["--engine", "sim", "--sim-decode-tps", "20"]);
     let mock = Mock::start(|_, _| says("from afar")).await;

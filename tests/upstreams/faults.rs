@@ -27,7 +27,7 @@ async fn ask_twice(front: &Front) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn comments_and_a_missing_last_mark_do_no_harm() {
     let mock = Mock::start(|_, _| {
         let finish = json!({ "choices": [{ "delta": {}, "finish_reason": "length" }] });
@@ -45,7 +45,7 @@ async fn comments_and_a_missing_last_mark_do_no_harm() {
     assert_eq!((asked.path.as_str(), &asked.body["model"]), ("/v1/chat/completions", &json!("theirs")));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reply_that_breaks_off_is_never_a_success() {
     for broken in [vec![], vec![Step::Send("data: {nonsense\n\n".into())], vec![event(&json!({ "error": "dead" }))]] {
         let broken = std::sync::Arc::new(broken);
@@ -60,7 +60,7 @@ async fn a_reply_that_breaks_off_is_never_a_success() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn another_upstream_takes_what_one_does_not_begin() {
     let overlong = Step::Send(format!("data: {}\n\n", "x".repeat(2 << 20)));
     let bad: Vec<Vec<Step>> = vec![
@@ -92,7 +92,7 @@ async fn another_upstream_takes_what_one_does_not_begin() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_busy_upstream_is_left_alone_for_as_long_as_it_says() {
     for status in [429, 503] {
         let mock = Mock::start(move |_, _| whole(status, "retry-after: 7\r\n", &json!({ "error": "busy" }))).await;
@@ -106,7 +106,7 @@ async fn a_busy_upstream_is_left_alone_for_as_long_as_it_says() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_is_the_clients_and_is_not_asked_elsewhere() {
     let overflow = json!({ "error": { "message": "long", "n_prompt_tokens": 9, "n_ctx": 8 } });
     for (body, code) in
@@ -122,7 +122,7 @@ async fn a_refusal_is_the_clients_and_is_not_asked_elsewhere() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn what_an_upstream_cannot_do_is_refused_before_it_is_asked() {
     let mock = Mock::start(|_, _| says("well")).await;
     let front = Front::start(&one(&mock.url, "max_concurrent = 2"));
@@ -138,7 +138,7 @@ async fn what_an_upstream_cannot_do_is_refused_before_it_is_asked() {
     assert_ne!(mock.asked(0).body["seed"], mock.asked(1).body["seed"], "each choice draws for itself");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn silence_in_the_middle_of_a_reply_ends_it_with_an_error() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
     let front = Front::start(&one(&mock.url, "idle_seconds = 0.5"));
@@ -158,7 +158,7 @@ async fn leave(front: &Front) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_stops_the_upstream_unless_that_must_not_be_stopped() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
     let front = Front::start(&one(&mock.url, ""));
@@ -177,7 +177,7 @@ async fn a_client_that_leaves_stops_the_upstream_unless_that_must_not_be_stopped
     assert_eq!((patient.n_left(), patient.noted.most_running.load(Ordering::SeqCst)), (0, 1), "one after the other");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn upstreams_share_the_work_and_none_has_more_than_it_may() {
     let slow =
         |_: usize, _: &crate::mock::Asked| vec![head(), text("well"), Step::Wait(Duration::from_millis(200)), done()];
@@ -193,7 +193,7 @@ async fn upstreams_share_the_work_and_none_has_more_than_it_may() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn one_that_fails_is_left_alone_and_used_again_when_it_is_well() {
     let first = Mock::start(|n, _| if n < 2 { whole(500, "", &json!({})) } else { says("back") }).await;
     let second = Mock::start(|_, _| says("well")).await;
@@ -206,7 +206,7 @@ async fn one_that_fails_is_left_alone_and_used_again_when_it_is_well() {
     assert!(state["upstreams"][0]["breaker"]["failures"]["server_error"].as_u64() >= Some(1), "{state}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn stop_strings_are_found_here_and_end_the_upstreams_work() {
     let mock = Mock::start(|_, _| vec![head(), text("one tw"), text("o three"), Step::Hang]).await;
     let front = Front::start(&one(&mock.url, ""));
@@ -220,7 +220,7 @@ async fn stop_strings_are_found_here_and_end_the_upstreams_work() {
     eventually_async("a closed connection", async || mock.n_left() == 1).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn calls_reasoning_and_usage_come_through() {
     let mock = Mock::start(|_, _| {
         let delta = |delta| event(&json!({ "choices": [{ "delta": delta }] }));

@@ -10,7 +10,7 @@ use crate::harness::{BATON, eventually_async};
 use crate::mock::{Mock, Step, done, head, says, text};
 use crate::{Front, upstream};
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn models_state_metrics_and_status_show_upstreams() {
     let mock = Mock::listing(&["their/model:7b"], |_, _| says("well")).await;
     let named = upstream("named", "openai", &mock.url, "");
@@ -49,7 +49,7 @@ async fn models_state_metrics_and_status_show_upstreams() {
         .await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_changed_file_changes_upstreams_and_drops_no_stream() {
     let slow =
         Mock::start(|_, _| vec![head(), text("begun "), Step::Wait(Duration::from_secs(2)), text("ended"), done()])

@@ -32,7 +32,7 @@ fn prefill(asked: &Asked) -> Vec<crate::mock::Step> {
     whole(200, "", &json!({ "object": "chat.completion", "choices": [], "kv_transfer_params": kept() }))
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_decode_server_is_told_where_the_kv_lies() {
     let (prefiller, decoder) = (Mock::start(|_, asked| prefill(asked)).await, Mock::start(|_, _| says("well")).await);
     let front = Front::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url)));
@@ -50,7 +50,7 @@ async fn the_decode_server_is_told_where_the_kv_lies() {
     assert_eq!((answer.status, prefiller.asked(2).path.as_str()), (200, "/v1/completions"), "{answer:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_prefill_server_the_decode_server_computes_the_prompt() {
     let nothing = Mock::start(|_, _| whole(200, "", &json!({ "choices": [] }))).await;
     let broken = Mock::start(|_, _| whole(500, "", &json!({}))).await;
