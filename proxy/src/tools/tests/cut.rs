@@ -2,9 +2,12 @@
 
 use super::*;
 
+/// A format, see [`FORCED`], and a call.
+type Written = (&'static dyn ToolFormat, Option<(&'static str, &'static str)>, &'static str);
+
 /// What replies of calls alone are made of: what stands before the first of them and between two, if a reply can hold two,
 /// and a call.
-const FORCED: [(&dyn ToolFormat, Option<(&str, &str)>, &str); 7] = [
+const FORCED: [Written; 7] = [
     (&hermes::Hermes, Some(("", "\n")), "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>"),
     (&generic::Generic, Some(("", "\n")), "<tool_call>\n{\"name\": \"NAME\", \"arguments\": ARGUMENTS}\n</tool_call>"),
     (&qwen_xml::QwenXml, Some(("", "\n")), "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>"),
