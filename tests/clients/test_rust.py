@@ -14,6 +14,8 @@ TARGET = PACKAGE.parents[2] / "target/clients-rust"
 def test_a_package_of_rust(endpoint, name):
     env = {**os.environ, "BATON_URL": endpoint.base_url, "BATON_OLLAMA_URL": endpoint.ollama_url}
     command = ["cargo", "test", "--quiet", "--locked", "--target-dir", TARGET, "--test", name]
+    # One after another: beside others, the shape of a batch moves what a model says, and some of them compare replies.
+    command += ["--", "--test-threads=1"]
     done = subprocess.run(command, cwd=PACKAGE, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test result: ok. 0 passed" not in done.stdout and "test result: ok." in done.stdout
