@@ -137,12 +137,13 @@ impl Backend for App {
             return Health::Unavailable { reason: "no node runs what a model's name stands for".into() };
         }
         let upstreams = self.upstreams.load();
-        for (name, _) in upstreams.models() {
-            let is_local =
-                self.pool.models().iter().any(|model| model.names().any(|known| names::are_same(known, &name)));
-            if !is_local && !upstreams.serving(&name, true).is_some_and(|serving| serving.can_answer()) {
-                return Health::Unavailable { reason: "no upstream of a model answers".to_owned() };
-            }
+        let is_local =
+            |name: &str| self.pool.models().iter().any(|model| model.names().any(|known| names::are_same(known, name)));
+        if upstreams.unanswered(is_local).is_some() {
+            return Health::Unavailable { reason: "no upstream of a model answers".to_owned() };
+        }
+        if self.pool.models().is_empty() && upstreams.models().is_empty() && upstreams.may_yet_list() {
+            return Health::Unavailable { reason: "no upstream has told its models yet".to_owned() };
         }
         Health::Ok
     }

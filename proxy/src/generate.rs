@@ -66,6 +66,10 @@ async fn accept(
         Err(error) => match upstreams.serving(&request.model, true) {
             Some(serving) if caller.account.may_use(std::iter::once(&serving.name)) => (None, Some(serving)),
             Some(_) => return Err(RequestError::ModelNotAllowed { model: request.model.clone() }),
+            None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
+                let reason = "an upstream has not told its models yet".to_owned();
+                return Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED });
+            }
             None => return Err(error),
         },
     };
@@ -81,7 +85,11 @@ async fn accept(
             Err(error) if may_go_upstream(&error) => {
                 model.fallbacks.count("upstream");
                 tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
-                on_upstream(&serving, request, caller, watch, Some("no_engine")).await?
+                match on_upstream(&serving, request, caller, watch, Some("no_engine")).await {
+                    // What the upstream does not take an engine will, when one is back.
+                    Err(RequestError::InvalidField { .. }) => return Err(error),
+                    outcome => outcome?,
+                }
             }
             outcome => outcome?,
         },
@@ -91,6 +99,9 @@ async fn accept(
     permit.charge_prompt(accepted.n_prompt);
     Ok((permit, accepted))
 }
+
+/// When to ask again for a model of an upstream that has not been heard of yet.
+const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 
 /// Errors that an upstream may be without: not the request's own.
 fn may_go_upstream(error: &RequestError) -> bool {

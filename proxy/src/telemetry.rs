@@ -16,6 +16,7 @@ use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfi
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, SdkTracerProvider};
+use reqwest::redirect::Policy;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
@@ -112,7 +113,7 @@ struct Collector {
 
 impl Collector {
     fn new() -> Result<Collector, Box<dyn std::error::Error>> {
-        let client = reqwest::Client::builder().timeout(SEND_DEADLINE).build()?;
+        let client = reqwest::Client::builder().redirect(Policy::none()).timeout(SEND_DEADLINE).build()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Collector { client, runtime, is_lost: AtomicBool::new(false) })
     }

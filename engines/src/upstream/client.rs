@@ -102,8 +102,10 @@ impl Upstream {
     /// Asks for one choice. Returns with the reply's head. `hold` lives until the upstream has stopped working on it.
     pub async fn generate(&self, asked: &Asked<'_>, hold: impl Send + Sync + 'static) -> Result<Reply, UpstreamError> {
         let mut call = self.call(asked)?;
-        let first_due = Instant::now() + self.settings.deadlines.first;
-        let prefill = self.prefill(&mut call, asked.request_id, first_due).await;
+        let first = self.settings.deadlines.first;
+        // A prefill server that says nothing must leave time to do without it.
+        let prefill = self.prefill(&mut call, asked.request_id, Instant::now() + first / 2).await;
+        let first_due = Instant::now() + first;
         let request = self.post(&self.base, &call, asked.request_id);
         let response = timeout_at(first_due, request.send()).await.map_err(|_| late())?;
         let response = accepted(response.map_err(unreachable)?).await?;

@@ -90,8 +90,10 @@ impl<'a> Fields<'a> {
 
 /// A choice's seed, in the range that every server takes.
 fn seed(seed: u64, choice: u32) -> u64 {
-    let seed = seed.wrapping_add(u64::from(choice));
-    if i32::try_from(seed).is_ok() { seed } else { (seed ^ (seed >> 33)) & 0x7FFF_FFFF }
+    const RANGE: u64 = i32::MAX as u64;
+    let first = if seed <= RANGE { seed } else { seed ^ (seed >> 33) };
+    // Added within the range, so that no two choices of a request meet.
+    (first & RANGE).wrapping_add(u64::from(choice)) & RANGE
 }
 
 /// A number as a person wrote it: 0.8 and not 0.800000011920929.
@@ -139,9 +141,10 @@ mod tests {
     #[test]
     fn seeds_fit_every_server_and_differ_by_choice() {
         assert_eq!(seed(7, 1), 8);
-        for large in [u64::MAX, 1 << 63, 1 << 31, 0x1234_5678_9ABC_DEF0] {
-            assert!(seed(large, 0) <= 0x7FFF_FFFF);
-            assert_ne!(seed(large, 0), seed(large, 1), "{large}");
+        for large in [u64::MAX, u64::MAX - 1, 1 << 63, 1 << 31, (1 << 31) - 1, 0x1234_5678_9ABC_DEF0] {
+            let choices: std::collections::BTreeSet<u64> = (0..128).map(|choice| seed(large, choice)).collect();
+            assert_eq!(choices.len(), 128, "{large}");
+            assert!(choices.iter().all(|seed| i32::try_from(*seed).is_ok()), "{large}");
         }
     }
 }

@@ -21,7 +21,8 @@ pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> Upstre
     let detail = || format!("HTTP {status}: {}", envelope.message);
     match status {
         300..400 => UpstreamError::failed("redirected", format_args!("HTTP {status}: redirects are not followed")),
-        401 | 403 => UpstreamError::failed("unauthorized", detail()),
+        // The key's own affair, its credit included: nothing that this client can mend.
+        401..=403 => UpstreamError::failed("unauthorized", detail()),
         // A request names a model that is configured: it is the upstream that lacks it.
         404 | 405 => UpstreamError::failed("model_missing", detail()),
         408 => UpstreamError::failed("server_error", detail()),

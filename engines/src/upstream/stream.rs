@@ -78,7 +78,8 @@ where
                     }
                     let end = end.ok_or_else(|| UpstreamError::failed("cut_short", "the reply ended without its end"))?;
                     // What follows is nothing but the end of the body.
-                    while let Ok(Ok(Some(_))) = tokio::time::timeout(TAIL_TIME, lines.next()).await {}
+                    let tail = async { while let Ok(Some(_)) = lines.next().await {} };
+                    let _ = tokio::time::timeout(TAIL_TIME, tail).await;
                     yield TextDelta::Finished(end);
                     break;
                 }

@@ -99,8 +99,9 @@ impl RawConfig {
         for (key, message) in self.model.engine.problems() {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
-        if let Some(endpoint) = self.tracing.otlp_endpoint.as_ref().filter(|endpoint| !is_collector(endpoint)) {
-            let message = format!("must be a URL like http://127.0.0.1:4318, not {endpoint:?}");
+        if self.tracing.otlp_endpoint.as_ref().is_some_and(|endpoint| !is_collector(endpoint)) {
+            // Not repeated: it may hold a password.
+            let message = "must be a URL like http://127.0.0.1:4318, without a user or a password".to_owned();
             found.push(Problem { key: "tracing.otlp_endpoint".into(), flag: "tracing.otlp_endpoint".into(), message });
         }
         found.extend(keys::problems(&self.keys));
@@ -136,7 +137,10 @@ const DEADLINE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 const DEADLINE_FACTOR: std::ops::RangeInclusive<f64> = 1.0..=1_000.0;
 
 fn is_collector(endpoint: &str) -> bool {
-    reqwest::Url::parse(endpoint).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+    reqwest::Url::parse(endpoint).is_ok_and(|url| {
+        let is_plain = url.username().is_empty() && url.password().is_none();
+        matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
+    })
 }
 
 fn is_node_address(address: &str) -> bool {

@@ -69,8 +69,8 @@ impl Resilient {
                 }
                 Heard::Nothing(Due::Late) => self.late(),
                 Heard::Nothing(Due::Stuck) => {
-                    self.hedge = None;
-                    let waited = self.plan.model.deadlines.max.as_secs_f32();
+                    (self.hedge, self.is_stuck) = (None, true);
+                    let waited = self.patience.at_most().as_secs_f32();
                     return Err(EngineError::lost(format!("no token for {waited} s, though its node lives")));
                 }
             }

@@ -50,6 +50,8 @@ pub struct Resilient {
     hedge: Option<Hedge>,
     /// There was one. A request has no third route.
     was_hedged: bool,
+    /// The last wait ended because no token came, though the node lives.
+    is_stuck: bool,
     patience: Patience,
     /// Deltas that have come and were not passed on yet: those of a second route that has become the only one.
     said: VecDeque<Delta>,
@@ -72,6 +74,7 @@ impl Resilient {
             n_ctx,
             hedge: None,
             was_hedged: false,
+            is_stuck: false,
             patience,
             said: VecDeque::new(),
             span,
@@ -86,11 +89,13 @@ impl Resilient {
             loop {
                 match self.next_delta().await {
                     Ok(Delta::Started { n_cached }) => {
+                        self.patience.begins_anew();
                         if !std::mem::replace(&mut earlier.started, true) {
                             yield Delta::Started { n_cached };
                         }
                     }
                     Ok(Delta::Handoff(timings)) => {
+                        self.patience.begins_anew();
                         self.learn_handoff(&timings);
                         if !std::mem::replace(&mut earlier.handed_over, true) {
                             yield Delta::Handoff(timings);
@@ -141,8 +146,11 @@ impl Resilient {
     /// The decode node is gone, or as good as gone.
     fn lost(&mut self, error: &EngineError) {
         let node = self.plan.decode();
-        node.breaker.failed("decode_lost");
-        node.forget();
+        // A node that lives serves others well, as far as is known.
+        if !std::mem::take(&mut self.is_stuck) {
+            node.breaker.failed("decode_lost");
+            node.forget();
+        }
         self.plan.model.fallbacks.count("decode_lost");
         let n_generated = self.request.generated.len();
         tracing::warn!(node = node.name, %error, n_generated, "a decode node was lost: the stream is taken up elsewhere");
@@ -152,6 +160,8 @@ impl Resilient {
     async fn take_up(&mut self, lost: EngineError) -> Result<(), EngineError> {
         // Its choices run on their own from here.
         self.request.group = None;
+        // What is left of the sequence there ends, so that it stands in nobody's way.
+        (self.deltas, self.claims) = (futures::stream::empty().boxed(), Vec::new());
         let deadline = Instant::now() + TAKE_UP_DEADLINE;
         let mut failed = vec![self.plan.route.decode];
         loop {

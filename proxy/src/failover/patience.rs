@@ -10,7 +10,8 @@ pub(super) struct Patience {
     pub(super) reason: &'static str,
     began: Option<Instant>,
     deadline: std::time::Duration,
-    max: std::time::Duration,
+    /// From when on its engine counts as stuck.
+    stuck: std::time::Duration,
     /// It has been found late.
     is_late: bool,
 }
@@ -28,24 +29,37 @@ impl Patience {
     /// For what a plan predicts until the first token.
     pub(super) fn for_first_token(plan: &Plan) -> Patience {
         let deadlines = &plan.model.deadlines;
-        let deadline = deadlines.first_token(plan.prediction.as_ref());
-        Patience { reason: "first_token_late", began: None, deadline, max: deadlines.max, is_late: false }
+        let (prediction, reason) = (plan.prediction.as_ref(), "first_token_late");
+        let (deadline, stuck) = (deadlines.first_token(prediction), deadlines.first_token_stuck(prediction));
+        Patience { reason, began: None, deadline, stuck, is_late: false }
     }
 
     /// For what it predicts between two tokens.
     pub(super) fn for_next_token(plan: &Plan) -> Patience {
         let deadlines = &plan.model.deadlines;
-        let deadline = deadlines.next_token(plan.prediction.as_ref());
-        Patience { reason: "next_token_late", began: None, deadline, max: deadlines.max, is_late: false }
+        let (prediction, reason) = (plan.prediction.as_ref(), "next_token_late");
+        let (deadline, stuck) = (deadlines.next_token(prediction), deadlines.next_token_stuck(prediction));
+        Patience { reason, began: None, deadline, stuck, is_late: false }
     }
 
     /// When there is something to do, and what. The wait begins with the first question.
     pub(super) fn due(&mut self) -> (Instant, Due) {
         let began = *self.began.get_or_insert_with(Instant::now);
-        match self.is_late || self.deadline >= self.max {
+        match self.is_late || self.deadline >= self.stuck {
             false => (began + self.deadline, Due::Late),
-            true => (began + self.max, Due::Stuck),
+            true => (began + self.stuck, Due::Stuck),
         }
+    }
+
+    /// How long is waited at most.
+    pub(super) fn at_most(&self) -> std::time::Duration {
+        self.stuck
+    }
+
+    /// Something other than the token came: its sequence has its turn, or its KV. From now on the wait is a new one; what
+    /// was late before is counted already.
+    pub(super) fn begins_anew(&mut self) {
+        self.began = None;
     }
 
     /// It is late now.

@@ -16,7 +16,8 @@ pub struct Deadlines {
     pub floor: Duration,
     /// Deadline ÷ prediction.
     pub factor: f64,
-    /// No deadline is longer; and an engine that gives no token for so long is stuck, whatever signs of life its node shows.
+    /// No deadline is longer. An engine that gives no token for so long, and for `factor` times what was predicted, is
+    /// stuck, whatever signs of life its node shows.
     pub max: Duration,
     /// Start a second route when the first token is late, and take whichever delivers first.
     pub hedge: bool,
@@ -36,13 +37,33 @@ impl Default for Deadlines {
     }
 }
 
+/// Nothing is waited for any longer, whatever is predicted.
+const LONGEST: Duration = Duration::from_secs(24 * 3_600);
+
 impl Deadlines {
     /// For something that should take so long.
     pub fn of(&self, predicted_ms: f64) -> Duration {
-        let seconds = predicted_ms / 1e3 * self.factor;
+        self.scaled(predicted_ms).max(self.floor).min(self.max)
+    }
+
+    /// From when on something that should take so long is not coming.
+    fn stuck(&self, predicted_ms: f64) -> Duration {
+        self.scaled(predicted_ms).max(self.max).min(LONGEST)
+    }
+
+    fn scaled(&self, predicted_ms: f64) -> Duration {
         // Too much for a duration, or no number.
-        let scaled = Duration::try_from_secs_f64(seconds).unwrap_or(self.max);
-        scaled.max(self.floor).min(self.max)
+        Duration::try_from_secs_f64(predicted_ms / 1e3 * self.factor).unwrap_or(self.max)
+    }
+
+    /// From when on the first token is not coming.
+    pub fn first_token_stuck(&self, prediction: Option<&Prediction>) -> Duration {
+        prediction.map_or(self.max, |prediction| self.stuck(prediction.ttft_ms))
+    }
+
+    /// From when on the next token is not coming.
+    pub fn next_token_stuck(&self, prediction: Option<&Prediction>) -> Duration {
+        prediction.map_or(self.max, |prediction| self.stuck(prediction.step_ms))
     }
 
     /// From the plan to the first token. Without a prediction nothing is late.
@@ -79,6 +100,20 @@ mod tests {
         check(f64::INFINITY, 600);
         check(f64::NAN, 600);
         check(-1.0, 600);
+    }
+
+    #[test]
+    fn what_is_rightly_predicted_to_take_long_is_waited_for() {
+        let deadlines = Deadlines::default();
+        let after = |ttft_ms| {
+            let prediction = Prediction { ttft_ms, ..Prediction::default() };
+            deadlines.first_token_stuck(Some(&prediction)).as_secs()
+        };
+        assert_eq!(after(1_000.0), 600);
+        assert_eq!(after(800_000.0), 3_200);
+        assert_eq!(after(f64::INFINITY), 600);
+        assert_eq!(after(1e12), LONGEST.as_secs());
+        assert_eq!(deadlines.first_token_stuck(None), deadlines.max);
     }
 
     #[test]

@@ -75,11 +75,19 @@ impl Member {
         });
         let watched = Arc::downgrade(&member);
         tokio::spawn(async move {
+            let is_well = |member: &Member| member.life() == Life::Answers && !member.breaker.view().is_open;
             while let Some(member) = watched.upgrade() {
                 member.look().await;
-                let is_well = member.life() == Life::Answers && !member.breaker.view().is_open;
                 drop(member);
-                tokio::time::sleep(if is_well { LIST_INTERVAL } else { PROBE_INTERVAL }).await;
+                let looked = Instant::now();
+                loop {
+                    tokio::time::sleep(PROBE_INTERVAL).await;
+                    // One that has failed meanwhile is looked at soon.
+                    let may_wait = watched.upgrade().is_some_and(|member| is_well(&member));
+                    if !may_wait || looked.elapsed() >= LIST_INTERVAL {
+                        break;
+                    }
+                }
             }
         });
         member
@@ -126,6 +134,28 @@ impl Member {
     /// Where it is in its life.
     pub fn life(&self) -> Life {
         self.lock().life.clone()
+    }
+
+    /// Whether it did not answer when it was last looked at.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.life(), Life::Silent { .. })
+    }
+
+    /// Whether it could answer now, as far as is known.
+    pub fn can_answer(&self) -> bool {
+        !matches!(self.life(), Life::Silent { reason: "unreachable" | "unauthorized" }) && self.busy_for().is_none()
+    }
+
+    /// Whether its models are those that it lists, and it has listed none yet.
+    pub fn is_unlisted(&self) -> bool {
+        let known = self.lock();
+        self.client.settings().models.is_empty() && known.listed.is_empty() && known.life != Life::Answers
+    }
+
+    /// Takes over what another client of the same server knows of its models.
+    pub(super) fn inherit(&self, before: &Member) {
+        let listed = before.lock().listed.clone();
+        self.lock().listed = listed;
     }
 
     /// Its own name for a model of ours. `discovered`: also for those that nobody has named here.

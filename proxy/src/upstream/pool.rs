@@ -40,7 +40,13 @@ impl UpstreamPool {
             }
             let client = Upstream::new(settings.clone(), transport)
                 .map_err(|error| format!("the upstream {} cannot be used: {error}", settings.name))?;
-            Ok(Member::new(client))
+            let member = Member::new(client);
+            let is_same =
+                |known: &&Arc<Member>| known.name() == settings.name && known.client.settings().url == settings.url;
+            if let Some(known) = before.members.iter().find(is_same) {
+                member.inherit(known);
+            }
+            Ok(member)
         };
         let members = settings.iter().map(member).collect::<Result<_, String>>()?;
         Ok(UpstreamPool { members, turn: AtomicUsize::new(0) })
@@ -69,6 +75,18 @@ impl UpstreamPool {
         models
     }
 
+    /// Whether a name that nobody knows may still turn out to be a model of theirs.
+    pub fn may_yet_list(&self) -> bool {
+        self.members.iter().any(|member| member.is_unlisted())
+    }
+
+    /// A model that none of its upstreams could answer for, among those that `is_local` does not know.
+    pub fn unanswered(&self, is_local: impl Fn(&str) -> bool) -> Option<String> {
+        let (well, others): (Vec<_>, Vec<_>) = self.members.iter().partition(|member| member.can_answer());
+        let names = others.iter().flat_map(|member| member.models());
+        names.into_iter().find(|name| !is_local(name) && !well.iter().any(|member| member.model(name, true).is_some()))
+    }
+
     /// Choices that all of them generate at once.
     pub fn n_places(&self) -> usize {
         self.members.iter().map(|member| member.client.settings().max_concurrent).sum()
@@ -78,8 +96,6 @@ impl UpstreamPool {
 impl ServedByUpstreams {
     /// Whether one of them could answer now, as far as is known.
     pub fn can_answer(&self) -> bool {
-        self.members.iter().any(|(member, _)| {
-            member.life() != super::Life::Silent { reason: "unreachable" } && member.busy_for().is_none()
-        })
+        self.members.iter().any(|(member, _)| member.can_answer())
     }
 }

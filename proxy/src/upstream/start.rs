@@ -11,6 +11,7 @@ use futures::future::try_join_all;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
+use super::member::Place;
 use super::{Member, ServedByUpstreams};
 use crate::error::RequestError;
 
@@ -61,6 +62,10 @@ pub async fn start(
     loop {
         let Some((i, reason)) = choose(serving, &tried) else {
             if let Some(error) = last.take() {
+                let is_unsupported = matches!(error, UpstreamError::Unsupported { .. });
+                if is_unsupported && tried.len() < serving.members.len() {
+                    return Err(all_busy(serving));
+                }
                 if is_second_round || !is_broken_connection(&error) {
                     return Err(told(error));
                 }
@@ -73,7 +78,18 @@ pub async fn start(
         };
         tried.push(i);
         let (member, model) = &serving.members[i];
-        let failure = match attempt(member, model, request, request_id).await {
+        let outcome = match fits(member, model, request, request_id) {
+            Err(error) => Err(error),
+            Ok(()) => match timeout(MAX_WAIT, member.places(request.n)).await {
+                // Nothing was sent: this says nothing of the upstream.
+                Err(_) => {
+                    last = Some(UpstreamError::Busy { retry_after: None });
+                    continue;
+                }
+                Ok(places) => ask(member, model, request, request_id, places).await,
+            },
+        };
+        let failure = match outcome {
             Ok(choices) => {
                 member.breaker.succeeded();
                 let asked = choices.first().map_or_else(Instant::now, |choice| choice.asked);
@@ -92,20 +108,26 @@ pub async fn start(
                 member.breaker.succeeded();
                 member.is_busy(*retry_after);
             }
+            // It answers, and others of its models may be there.
+            UpstreamError::Failed { reason: "model_missing", .. } => {
+                member.breaker.succeeded();
+                tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream lacks a model");
+            }
             UpstreamError::Failed { reason, .. } => {
                 member.breaker.failed(reason);
                 tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream failed");
             }
         }
-        // What the client can do something about is told rather than what it cannot.
-        if !matches!(&last, Some(UpstreamError::Unsupported { .. })) {
+        // That one does not take it is the answer only if none does: another may be well soon.
+        if last.is_none() || !matches!(failure, UpstreamError::Unsupported { .. }) {
             last = Some(failure);
         }
     }
 }
 
 /// The upstream to try next, and why: of those that are well the one with the most room for its size, taking turns among
-/// equals; and one that has just failed only if there is no other.
+/// equals; and one that has just failed, or is silent, only if there is no other. One that computes a reply and does
+/// nothing beside it is silent, too: it is not left out.
 fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'static str)> {
     let n = serving.members.len();
     let load = |member: &Member| member.n_claimed() * 1_000 / member.client.settings().max_concurrent.max(1);
@@ -115,7 +137,7 @@ fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'stat
     });
     let best = open.min_by_key(|i| {
         let (member, _) = &serving.members[*i];
-        (!member.breaker.would_pass(), load(member))
+        (!member.breaker.would_pass(), member.is_silent(), load(member))
     })?;
     serving.members[best].0.breaker.try_pass();
     let reason = match n {
@@ -126,25 +148,31 @@ fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'stat
     Some((best, reason))
 }
 
+/// Whether an upstream can be asked for that at all.
+fn fits(member: &Member, model: &str, request: &GenerateRequest, request_id: &str) -> Result<(), UpstreamError> {
+    member.client.check(&Asked { request, choice: 0, model, request_id })?;
+    if request.n as usize > member.client.settings().max_concurrent {
+        return Err(UpstreamError::Unsupported { field: "n", kind: member.client.settings().kind.as_str() });
+    }
+    Ok(())
+}
+
 /// Asks one upstream for all choices, and waits for the first piece of each.
-async fn attempt(
+async fn ask(
     member: &Arc<Member>,
     model: &str,
     request: &GenerateRequest,
     request_id: &str,
+    places: Vec<Place>,
 ) -> Result<Vec<TextChoice>, UpstreamError> {
-    let asked = |choice| Asked { request, choice, model, request_id };
-    member.client.check(&asked(0))?;
-    if request.n as usize > member.client.settings().max_concurrent {
-        return Err(UpstreamError::Unsupported { field: "n", kind: member.client.settings().kind.as_str() });
-    }
-    let places = timeout(MAX_WAIT, member.places(request.n)).await;
-    let places = places.map_err(|_| UpstreamError::Busy { retry_after: None })?;
     let choices = (0..).zip(places).map(|(choice, place)| async move {
         let since = Instant::now();
+        // The client chose the first part. Servers that name their work after it must not find two of one name.
+        let request_id = &format!("{request_id}-{choice}-{:08x}", rand::random::<u32>());
+        let asked = Asked { request, choice, model, request_id };
         let span =
             tracing::info_span!(target: TARGET, "upstream", otel.kind = "client", choice, server = member.name());
-        let mut reply = member.client.generate(&asked(choice), place).instrument(span.clone()).await?;
+        let mut reply = member.client.generate(&asked, place).instrument(span.clone()).await?;
         if let Some(Err(reason)) = reply.prefill {
             member.fallbacks.count(reason);
         }

@@ -126,7 +126,11 @@ impl ChunkReader {
         for call in delta.tool_calls.unwrap_or_default() {
             self.call(call, out)?;
         }
-        if let Some(reason) = choice.finish_reason {
+        // Some servers write an empty one into every piece.
+        if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
+            if matches!(reason.as_str(), "abort" | "error") {
+                return Err(UpstreamError::failed("server_error", format_args!("the reply ended by {reason:?}")));
+            }
             self.reason = Some(match reason.as_str() {
                 "length" => FinishReason::Length,
                 "tool_calls" | "function_call" => FinishReason::ToolCalls,
