@@ -1,5 +1,5 @@
 //! Clients that leave at random points of a handoff: nothing of theirs stays behind on either node.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 mod peers;
 
@@ -24,6 +24,9 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Idle connections, and the tasks on their ends, that may come and go. A leak would be one for each cancellation.
 const IDLE: usize = 12;
+
+/// How long a client waits for a slot or a token, if that is what it waits for.
+const PATIENCE_AT_MOST: Duration = Duration::from_secs(120);
 
 /// A prefill and a decode node, and a client of the latter.
 struct Pair {
@@ -70,19 +73,39 @@ struct Stages {
     prefill_queue: u32,
 }
 
+/// What a client waits for before its patience begins to run out. On a slow machine nobody would get that far else.
+#[derive(Clone, Copy, PartialEq)]
+enum Waits {
+    No,
+    ForSlot,
+    ForToken,
+}
+
 /// Reads a reply for as long as `patience` lasts; the last delta seen.
-async fn leave_after(engine: &dyn Engine, request: SequenceRequest, patience: Duration) -> Option<Delta> {
+async fn leave_after(engine: &dyn Engine, request: SequenceRequest, waits: Waits, patience: Duration) -> Option<Delta> {
     let mut last = None;
+    // Elapsed drops the stream, as a client does that leaves.
+    let reply = if waits == Waits::No {
+        tokio::time::timeout(patience, engine.generate(request)).await.ok()
+    } else {
+        Some(tokio::time::timeout(PATIENCE_AT_MOST, engine.generate(request)).await.expect("the engine answers"))
+    };
+    let mut deltas = reply?.unwrap();
+    let is_there = |last: &Option<Delta>| match waits {
+        Waits::No => true,
+        Waits::ForSlot => last.is_some(),
+        Waits::ForToken => matches!(last, Some(Delta::Token(_))),
+    };
+    while !is_there(&last) {
+        let next = tokio::time::timeout(PATIENCE_AT_MOST, deltas.next()).await.expect("the reply goes on");
+        last = Some(next.expect("an endless reply").unwrap());
+    }
     let read = async {
-        let mut deltas = engine.generate(request).await.unwrap();
         while let Some(delta) = deltas.next().await {
             last = Some(delta.unwrap());
         }
     };
-    // Elapsed drops the stream, as a client does that leaves.
-    if tokio::time::timeout(patience, read).await.is_ok() {
-        panic!("an endless reply ended");
-    }
+    assert!(tokio::time::timeout(patience, read).await.is_err(), "an endless reply ended");
     last
 }
 
@@ -121,7 +144,12 @@ async fn storm(pair: &Pair, n: usize, at_once: usize, max_prompt: u64, patience_
             let number = [n_begun / 200, n_begun % 200].map(|digit| 1 + digit as u32);
             let prompt: Vec<Token> = number.into_iter().chain((2..n_prompt as u32).map(|i| 1 + i % 250)).collect();
             let patience = Duration::from_millis(random(&mut seed) % patience_ms);
-            running.push(leave_after(&pair.client, pair.request(&prompt, 1_000), patience));
+            let waits = match n_begun % 5 {
+                0 => Waits::ForToken,
+                1 => Waits::ForSlot,
+                _ => Waits::No,
+            };
+            running.push(leave_after(&pair.client, pair.request(&prompt, 1_000), waits, patience));
         }
         match running.next().await {
             Some(None) => stages.queued += 1,
@@ -180,7 +208,7 @@ async fn a_prefill_stops_within_a_chunk() {
         let scope = baton_schemas::sequence::CacheScope(patience_ms);
         let request = SequenceRequest { cache_scope: scope, ..pair.request(&peers::tokens(16_000), 10) };
         let before = pair.prefill.n_positions();
-        leave_after(&pair.client, request, Duration::from_millis(patience_ms)).await;
+        leave_after(&pair.client, request, Waits::No, Duration::from_millis(patience_ms)).await;
         let at_leaving = pair.prefill.n_positions();
         assert!(at_leaving > before, "it had begun");
         eventually("the prefill's end", || pair.is_idle()).await;

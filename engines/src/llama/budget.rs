@@ -44,8 +44,12 @@ impl Budget {
 
     /// The next chunk of a prompt with `n_left` tokens still to be computed, on an engine that takes part in handoffs.
     /// Chunks get smaller toward the end, because what a decode node waits for after the last token is the last chunk's
-    /// export, wire and import.
-    pub(super) fn taper(&self, n_left: usize) -> usize {
+    /// export, wire and import. Beside other prompts (`n_prompts` in all) each further chunk waits for theirs, too, which
+    /// costs more: what fits into an equal share of the step is then one chunk.
+    pub(super) fn taper(&self, n_left: usize, n_prompts: usize) -> usize {
+        if n_prompts > 1 && n_left <= self.n_ubatch / n_prompts {
+            return n_left;
+        }
         let half = (n_left / 2).next_multiple_of(MIN_TOKENS);
         half.max(LAST_CHUNK).min(self.n_ubatch).min(n_left)
     }
@@ -94,11 +98,12 @@ mod tests {
         let mut n_left = 1999;
         let mut chunks = Vec::new();
         while n_left > 0 {
-            chunks.push(budget.taper(n_left));
+            chunks.push(budget.taper(n_left, 1));
             n_left -= chunks[chunks.len() - 1];
         }
         assert_eq!(chunks, [512, 512, 496, 240, 128, 64, 47]);
-        assert_eq!(Budget { fixed: None, n_ubatch: 32 }.taper(1000), 32);
+        assert_eq!([budget.taper(199, 1), budget.taper(199, 2), budget.taper(257, 2)], [112, 199, 128]);
+        assert_eq!(Budget { fixed: None, n_ubatch: 32 }.taper(1000, 1), 32);
     }
 
     #[test]

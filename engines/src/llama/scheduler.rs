@@ -8,6 +8,8 @@
 mod handoffs;
 mod placing;
 mod room;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -244,14 +246,14 @@ impl<'m> Scheduler<'m> {
         self.running[slot].as_ref().map_or(0, |s| s.tokens.len() - self.slots[slot].kv.len())
     }
 
-    /// Prompt tokens a slot's sequence can use in the next step.
-    fn next_prefill(&self, slot: usize) -> usize {
+    /// Prompt tokens that the sequence of a slot, one of `n_prompts` that prefill, can use in the next step.
+    fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
         let n_left = self.missing(slot) - 1;
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that also takes KV from others computes its own prompts in the same chunks, so that a prompt has the
         // same KV to the bit wherever it was computed, in part or as a whole.
         let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
-        if exports || imports { self.limits.budget.taper(n_left) } else { n_left }
+        if exports || imports { self.limits.budget.taper(n_left, n_prompts) } else { n_left }
     }
 
     /// One `llama_decode` over everybody who can use it.
@@ -261,7 +263,7 @@ impl<'m> Scheduler<'m> {
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) = ready.into_iter().partition(|&s| self.missing(s) == 1);
         let beside = if self.joined_tps > 0.0 { self.joined_tps } else { self.prefill_tps };
         let budget = self.limits.budget.tokens(decoding.len(), beside);
-        let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot)).collect();
+        let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 
         let mut parts: Vec<Part> =
@@ -276,6 +278,12 @@ impl<'m> Scheduler<'m> {
             // A running sequence went back to the queue; the next turn plans anew.
             return;
         }
+        self.compute(parts);
+    }
+
+    /// Computes the next tokens of `parts` in one batch. A batch that llama.cpp refuses is computed once more part by
+    /// part, so that whose fault it is fails alone.
+    fn compute(&mut self, mut parts: Vec<Part>) {
         self.fill_batch(&mut parts);
         let began = Instant::now();
         match self.context.decode(&mut self.batch) {
@@ -289,7 +297,15 @@ impl<'m> Scheduler<'m> {
                 self.learn_rates(&parts, began.elapsed());
             }
             Err(DecodeError::NoKvCacheSlot) => self.give_up_cells(),
-            Err(error) => self.fail_step(&parts, &error.to_string()),
+            Err(error) if parts.len() == 1 => self.fail(parts[0].slot, &error.to_string()),
+            Err(error) => {
+                tracing::warn!(%error, n_parts = parts.len(), "llama.cpp refused a batch; its parts are tried alone");
+                for part in parts {
+                    if self.restore(part.slot) {
+                        self.compute(vec![part]);
+                    }
+                }
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use baton_schemas::EngineError;
 
 use super::super::slots;
-use super::{Part, Scheduler, seq_id};
+use super::{Scheduler, seq_id};
 
 impl Scheduler<'_> {
     /// Sees to it that `n` cells are free: first from idle caches, then from the youngest running sequence, which goes
@@ -39,7 +39,7 @@ impl Scheduler<'_> {
         let Some(slot) = youngest else { return false };
         if n_running == 1 {
             // One sequence never needs more than n_ctx ≤ n_cells cells, so this is llama.cpp failing, not us.
-            self.fail_step(&[Part { slot, n_tokens: 0, logits_at: None }], "no cell in the KV cache");
+            self.fail(slot, "no cell in the KV cache");
             return true;
         }
         tracing::info!(slot, "the KV cache is full: the youngest sequence waits for room");
@@ -54,18 +54,35 @@ impl Scheduler<'_> {
         true
     }
 
-    /// llama.cpp refused the batch. Its sequences end with an error and their caches, now unknown, are cleared.
-    pub(super) fn fail_step(&mut self, parts: &[Part], detail: &str) {
-        tracing::error!(detail, "llama.cpp could not compute a batch");
-        for part in parts {
-            if let Some(sequence) = self.release(part.slot) {
-                sequence.send(Err(EngineError::internal(detail)));
-            }
-            self.cut(part.slot, 0);
-            if self.context.kv_cache_seq_rm(seq_id(part.slot), None, None).is_err() {
-                tracing::error!(slot = part.slot, "llama.cpp refused to clear a sequence");
-            }
-            self.slots[part.slot].kv.clear();
+    /// Takes from llama.cpp's cache what a refused batch may have left there of a slot. False if nothing of the slot can
+    /// be computed at once: its sequence was set back, or its cache could not be cut and is computed anew.
+    pub(super) fn restore(&mut self, slot: usize) -> bool {
+        if self.running[slot].is_none() {
+            return false;
         }
+        let from = u32::try_from(self.slots[slot].kv.len()).ok();
+        let is_cut = self.context.kv_cache_seq_rm(seq_id(slot), from, None).is_ok();
+        if !is_cut {
+            self.forget(slot);
+        }
+        is_cut
+    }
+
+    /// llama.cpp refuses a slot's tokens by themselves. Its sequence ends with an error and its cache, now unknown, is
+    /// cleared.
+    pub(super) fn fail(&mut self, slot: usize, detail: &str) {
+        tracing::error!(detail, slot, "llama.cpp could not compute a sequence");
+        if let Some(sequence) = self.release(slot) {
+            sequence.send(Err(EngineError::internal(detail)));
+        }
+        self.forget(slot);
+    }
+
+    fn forget(&mut self, slot: usize) {
+        if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
+            tracing::error!(slot, "llama.cpp refused to clear a sequence");
+        }
+        self.slots[slot].kv.clear();
+        self.slots[slot].n_shared = 0;
     }
 }

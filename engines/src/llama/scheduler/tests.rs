@@ -1,0 +1,107 @@
+//! The scheduler, step by step, with the real model: what cannot be brought about from outside.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+
+use baton_schemas::sequence::Delta;
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use llama_cpp_2::model::LlamaModel;
+use tokio::sync::{mpsc, watch};
+
+use super::super::budget::Budget;
+use super::super::embed::Embedder;
+use super::super::sequence::Job;
+use super::super::vocabulary::Vocabulary;
+use super::super::{LlamaConfig, load};
+use super::{Limits, Message, Scheduler, Shared, seq_id};
+use crate::gguf::Gguf;
+
+type Deltas = mpsc::Receiver<Result<Delta, EngineError>>;
+
+const N_CELLS: u32 = 512;
+
+fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'m> {
+    let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
+    let limits = Limits {
+        n_slots: 2,
+        n_ctx: N_CELLS as usize,
+        n_cells: N_CELLS as usize,
+        budget: Budget { fixed: None, n_ubatch: config.n_ubatch as usize },
+        sliding_window: None,
+        indivisible: false,
+    };
+    let context = load::context(model, &config, N_CELLS).unwrap();
+    let embedder = Embedder::new(model, config, None, 0, shared);
+    Scheduler::new(context, Arc::new(Vocabulary::of(model)), limits, None, embedder)
+}
+
+fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Deltas {
+    let (deltas, receiver) = mpsc::channel(super::DELTA_WINDOW);
+    let mut request = SequenceRequest { prompt, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
+    request.sampling.temperature = 0.0;
+    let job = Job { request, deltas, accepted: Instant::now(), export: None, matcher: None };
+    scheduler.shared.n_queued.fetch_add(1, super::Ordering::AcqRel);
+    scheduler.take(Message::Job(Box::new(job)));
+    receiver
+}
+
+/// The tokens that have arrived, and the error that ended them, if one did.
+fn received(deltas: &mut Deltas) -> (Vec<Token>, Option<EngineError>) {
+    let mut tokens = Vec::new();
+    while let Ok(delta) = deltas.try_recv() {
+        match delta {
+            Ok(Delta::Token(token)) => tokens.push(token.id),
+            Ok(_) => {}
+            Err(error) => return (tokens, Some(error)),
+        }
+    }
+    (tokens, None)
+}
+
+fn turn(scheduler: &mut Scheduler<'_>) {
+    scheduler.drop_cancelled();
+    scheduler.fill_slots();
+    scheduler.step();
+}
+
+#[test]
+fn a_batch_that_is_refused_ends_only_the_sequence_at_fault() {
+    let mut config = LlamaConfig::new(std::env::var("BATON_TEST_MODEL").expect("BATON_TEST_MODEL names a GGUF"));
+    config.n_slots = 2;
+    config.n_threads = Some(1);
+    let gguf = Gguf::open(&config.model).unwrap();
+    let model = Arc::new(load::model(&config, &gguf).unwrap());
+    let mut scheduler = scheduler(&model, config);
+    let mut good = submit(&mut scheduler, (100..140).collect());
+    let mut bad = submit(&mut scheduler, (300..340).collect());
+    for _ in 0..5 {
+        turn(&mut scheduler);
+    }
+    let (before, none) = received(&mut good);
+    assert!(none.is_none() && !before.is_empty() && before.len() < 24);
+    assert!(!received(&mut bad).0.is_empty());
+
+    // Three cells of the second sequence vanish, so that its next token does not follow its last.
+    let at = (0..2).find(|&slot| scheduler.running[slot].as_ref().unwrap().tokens[0] == 300).unwrap();
+    let n_left = u32::try_from(scheduler.slots[at].kv.len() - 3).unwrap();
+    scheduler.context.kv_cache_seq_rm(seq_id(at), Some(n_left), None).unwrap();
+    for _ in 0..30 {
+        turn(&mut scheduler);
+    }
+    let (after, error) = received(&mut good);
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(before.len() + after.len(), 24, "the other sequence goes on to its end");
+    assert!(received(&mut bad).1.is_some(), "the one at fault is told");
+    assert!(scheduler.running.iter().all(Option::is_none));
+
+    // Its slot is good again, and the sequence that went on was not touched.
+    let mut again = submit(&mut scheduler, (100..140).collect());
+    let mut anew = submit(&mut scheduler, (300..340).collect());
+    for _ in 0..40 {
+        turn(&mut scheduler);
+    }
+    assert_eq!(received(&mut again).0.len(), 24);
+    let (tokens, error) = received(&mut anew);
+    assert!(error.is_none() && tokens.len() == 24, "{error:?}");
+}
