@@ -39,17 +39,30 @@ pub(super) async fn reply(
     n_new: u32,
     source: Option<&str>,
 ) -> Result<Reply, Failure> {
-    let request = SequenceRequest {
+    read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new, SCOPE) }).await
+}
+
+/// Has a node forget a prompt whose KV was captured. Where cells lie decides how a GPU's kernels group what they add up: the
+/// next reply is to find the cache as empty as the first one did.
+pub(super) async fn forget(node: &RemoteEngine, prompt: &[Token]) -> Result<(), Failure> {
+    read(node, greedy(prompt, 1, CacheScope::SHARED)).await.map(|_| ())
+}
+
+/// Nothing of it stays in the cache.
+fn greedy(prompt: &[Token], n_new: u32, cache_scope: CacheScope) -> SequenceRequest {
+    SequenceRequest {
         prompt: prompt.to_vec(),
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_tokens: Some(n_new),
         ignore_eos: true,
         ephemeral: true,
-        cache_scope: SCOPE,
+        cache_scope,
         top_logprobs: Some(N_TOP),
-        kv_source: source.map(KvSource::at),
         ..SequenceRequest::default()
-    };
+    }
+}
+
+async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<Reply, Failure> {
     let read = async {
         let sent = Instant::now();
         let (mut first, mut last) = (sent, sent);
