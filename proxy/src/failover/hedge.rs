@@ -64,7 +64,7 @@ impl Resilient {
                 Heard::Second(Err(error)) => {
                     tracing::info!(%error, "the second route of a late request was lost");
                     if let Some(hedge) = self.hedge.take().filter(|_| error.is_lost_engine()) {
-                        hedge.plan.decode().breaker.failed("decode_lost");
+                        hedge.plan.decode().failed("decode_lost");
                     }
                 }
                 Heard::Nothing(Due::Late) => self.late(),

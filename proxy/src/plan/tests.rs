@@ -4,20 +4,18 @@ use std::sync::OnceLock;
 
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
-use tokio::sync::watch;
 
 use super::*;
-use crate::pool::EngineState;
+use crate::pool::Health;
 
 /// One model on nodes that hold so many tokens.
 async fn model(contexts: &[u32]) -> Arc<ServedModel> {
     let mut decode = Vec::new();
     for n_ctx in contexts {
         let sim = SimEngine::new(SimConfig { n_ctx: *n_ctx, ..SimConfig::default() });
-        let (sender, state) = watch::channel(EngineState::Ready(Arc::new(sim.info().await.unwrap())));
-        // The node's life never changes in these tests.
-        std::mem::forget(sender);
-        decode.push(Node::new(format!("holds {n_ctx}"), None, Arc::new(sim), state));
+        let health = Health::new("it");
+        health.answers(Arc::new(sim.info().await.unwrap()));
+        decode.push(Node::new(format!("holds {n_ctx}"), None, Arc::new(sim), health));
     }
     Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()))
 }
