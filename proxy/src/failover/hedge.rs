@@ -124,6 +124,8 @@ impl Resilient {
             max_tokens: request.max_tokens,
             policy: None,
             exclude: &exclude,
+            // It may be what the first route waits for.
+            exclude_prefill: self.plan.route.prefill.as_slice(),
         };
         let plan = plan::plan(&self.plan.model, &ask)?;
         if plan.route.decode == self.plan.route.decode {

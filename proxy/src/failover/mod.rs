@@ -193,6 +193,7 @@ impl Resilient {
             max_tokens: left,
             policy: None,
             exclude: failed.as_slice(),
+            exclude_prefill: &[],
         };
         let plan = plan::plan(&model, &request)?;
         self.request.kv_source = plan.kv_source(&self.span);

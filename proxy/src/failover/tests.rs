@@ -160,6 +160,7 @@ async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, 
         max_tokens: request.max_tokens,
         policy: None,
         exclude: &[],
+        exclude_prefill: &[],
     };
     let plan = plan(model, &ask).unwrap();
     let deltas = plan.decode().engine.generate(request.clone()).await?;

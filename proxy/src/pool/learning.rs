@@ -15,7 +15,9 @@ impl ServedModel {
     pub fn learn_handoff(&self, route: Route, timings: &HandoffTimings) {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
-            prefill.failed(failure.as_str());
+            if failure.is_the_nodes_fault() {
+                prefill.failed(failure.as_str());
+            }
             return;
         }
         prefill.succeeded();

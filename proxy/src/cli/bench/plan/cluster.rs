@@ -164,6 +164,7 @@ impl Cluster {
             max_tokens: request.max_tokens,
             policy,
             exclude: &[],
+            exclude_prefill: &[],
         };
         let plan = plan(&self.model, &ask).map_err(|error| Failure(error.to_string()))?;
         let (route, prediction) = (plan.route, plan.prediction);
