@@ -100,7 +100,7 @@ async fn a_node_that_comes_back_is_used_again_within_five_seconds() {
             used("away").await;
         }
         eventually_async("the node to be known as gone", || async {
-            state(&server).await["models"][0]["nodes"][0]["life"] == "failed"
+            state(&server).await["models"][0]["nodes"][0]["life"] == "down"
         })
         .await;
         match round {

@@ -101,6 +101,7 @@ async fn a_node_is_waited_for_and_its_comings_and_goings_are_told_once() {
     assert_eq!((status, &models["data"][0]["id"]), (200, &json!("sim")));
 
     drop(running);
+    next_line(&log, "may be lost");
     next_line(&log, "cannot be used");
     let _again = node("secret", &node_address);
     next_line(&log, "answers");

@@ -25,6 +25,10 @@ pub type EmbedStream = BoxStream<'static, Result<EmbedDelta, EngineError>>;
 /// [`CHUNK_WINDOW`] chunks ahead.
 pub type KvStream = BoxStream<'static, Result<KvEvent, EngineError>>;
 
+/// An engine's load: at once, when it changes, and so often without a change that its silence means something. Ends with
+/// the engine.
+pub type LoadStream = BoxStream<'static, Result<NodeLoad, EngineError>>;
+
 /// Chunks an engine computes ahead of their reader.
 pub const CHUNK_WINDOW: usize = 2;
 
@@ -62,6 +66,11 @@ pub trait Engine: Send + Sync + 'static {
 
     /// What it is doing now.
     async fn load(&self) -> Result<NodeLoad, EngineError>;
+
+    /// What it is doing, as it changes. An engine in this process has no such stream: it can be asked at any time.
+    async fn loads(&self) -> Result<LoadStream, EngineError> {
+        Err(EngineError::Unsupported { feature: "a stream of loads".into() })
+    }
 
     /// Renders a conversation with the model's own chat template and tokenizes the result.
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError>;

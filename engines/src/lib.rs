@@ -22,4 +22,4 @@ pub mod trace;
 pub mod transport;
 pub mod upstream;
 
-pub use engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream};
+pub use engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream, LoadStream};

@@ -1,5 +1,6 @@
 //! What the HTTP surface calls: the pieces of a running endpoint, joined.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -19,7 +20,7 @@ use crate::http::{Backend, Health};
 use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
-use crate::pool::{EngineState, Node, Pool, ServedModel, Unused, names};
+use crate::pool::{Life, Node, Pool, ServedModel, Unused, names};
 use crate::prompt;
 use crate::state::{self, EndpointState};
 use crate::upstream::UpstreamPool;
@@ -116,6 +117,22 @@ impl Backend for App {
         self.pool.unused().into_iter().map(warning).collect()
     }
 
+    fn lives(&self) -> BTreeMap<Life, usize> {
+        let models = self.pool.models();
+        // A node lies in the lists of all models that it may serve, and may have both tasks.
+        let mut nodes: Vec<&Arc<Node>> = Vec::new();
+        for node in models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill)) {
+            if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
+                nodes.push(node);
+            }
+        }
+        let mut lives = BTreeMap::new();
+        for node in nodes {
+            *lives.entry(node.health.life()).or_default() += 1;
+        }
+        lives
+    }
+
     /// The endpoint is well if every model could answer.
     fn health(&self) -> Health {
         for model in &self.pool.models() {
@@ -128,10 +145,11 @@ impl Backend for App {
                 continue;
             }
             for node in &model.decode {
-                match &*node.state.borrow() {
-                    EngineState::Ready(_) => {}
-                    EngineState::Starting => return Health::Loading { reason: "the model is loading".into() },
-                    EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },
+                let status = node.health.status();
+                match status.life() {
+                    Life::Ready | Life::Suspect => {}
+                    Life::Starting => return Health::Loading { reason: status.words },
+                    Life::Draining | Life::Down => return Health::Unavailable { reason: status.words },
                 }
             }
             return Health::Unavailable { reason: "no node runs what a model's name stands for".into() };

@@ -212,7 +212,7 @@ async fn fill(
             }
             EmbedDelta::Finished { timings } if attempt.vectors.len() == inputs.len() => {
                 attempt.timings = timings;
-                node.breaker.succeeded();
+                node.succeeded();
                 return Ok(());
             }
             _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
@@ -230,7 +230,7 @@ async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<
         .filter(|(idx, node)| !failed.contains(idx) && model.ready_decode(node).is_some());
     let best = untried.min_by_key(|(_, node)| {
         let load = node.load();
-        (!node.breaker.would_pass(), load.queued + load.active_slots)
+        (!node.is_trusted(), load.queued + load.active_slots)
     });
     match best {
         Some((_, node)) => {

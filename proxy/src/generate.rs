@@ -173,6 +173,7 @@ fn plan_request<'a>(
         max_tokens: request.max_tokens,
         policy: caller.policy,
         exclude: failed,
+        exclude_prefill: &[],
     }
 }
 

@@ -1,22 +1,23 @@
-//! Watches a node that somebody else runs: asks what it is until it answers, and notices when it no longer does.
+//! Watches a node that somebody else runs: asks what it is until it answers, and again whenever that may have changed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_schemas::EngineError;
-use baton_schemas::node::NodeInfo;
-use tokio::sync::{oneshot, watch};
+use baton_schemas::node::{NodeInfo, Phase};
+use tokio::sync::oneshot;
 
-use crate::pool::EngineState;
+use crate::pool::{Health, Life, Why};
 use crate::probe;
 
-/// Unanswered questions in a row until a node that had answered counts as gone: one may be lost to a busy moment.
-const FORGIVEN_MISSES: u32 = 2;
+/// How soon a node is asked again that is starting or down. One that is back is used again within 5 s.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A watched node.
 pub struct Watched {
-    /// Its state, kept up to date until the receiver is dropped.
-    pub state: watch::Receiver<EngineState>,
+    /// Where it is in its life, kept up to date until this is dropped.
+    pub health: Arc<Health>,
     /// Resolves once the node has said what it is, or has refused our key, which it will do for ever. A node that
     /// cannot be reached is waited for.
     pub first_answer: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>,
@@ -26,84 +27,58 @@ pub struct Watched {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedKey;
 
-/// Watches the node at `url`. The log is told when it is lost and when it is back, and not what lies between.
-pub fn watch(engine: Arc<dyn Engine>, url: String) -> Watched {
-    let (state, state_rx) = watch::channel(EngineState::Starting);
+/// Watches the node at `url`.
+pub fn watch(engine: Arc<dyn Engine>, url: &str) -> Watched {
+    let health = Health::new(format!("the node at {url}"));
     let (first, first_answer) = oneshot::channel();
-    let mut watcher = Watcher { url, state, first: Some(first), n_missed: 0, is_announced: false };
-    tokio::spawn(async move {
-        while !watcher.state.is_closed() {
-            match probe::info(&*engine).await {
-                Ok(info) => watcher.answered(info),
-                Err(error) => watcher.missed(&error),
-            }
-            tokio::time::sleep(probe::jittered(probe::INTERVAL)).await;
-        }
-    });
-    Watched { state: state_rx, first_answer }
+    tokio::spawn(keep_asking(engine, Arc::downgrade(&health), Some(first)));
+    Watched { health, first_answer }
 }
 
-struct Watcher {
-    url: String,
-    state: watch::Sender<EngineState>,
-    first: Option<oneshot::Sender<Result<Arc<NodeInfo>, RefusedKey>>>,
-    n_missed: u32,
-    /// The log knows that the node is gone.
-    is_announced: bool,
-}
+type First = oneshot::Sender<Result<Arc<NodeInfo>, RefusedKey>>;
 
-impl Watcher {
-    fn answered(&mut self, info: NodeInfo) {
-        let info = Arc::new(info);
-        self.n_missed = 0;
-        if std::mem::take(&mut self.is_announced) {
-            tracing::warn!("the node at {} answers", self.url);
+async fn keep_asking(engine: Arc<dyn Engine>, health: Weak<Health>, mut first: Option<First>) {
+    while let Some(health) = health.upgrade() {
+        // One that stops takes no new connections, and tells by its stream of loads when it is gone.
+        if health.life() != Life::Draining {
+            let answer = ask(&*engine, &health, first.is_some()).await;
+            // Nobody waits any more once the server was told to stop.
+            let _ = answer.and_then(|answer| Some(first.take()?.send(answer)));
         }
-        self.state.send_if_modified(|state| {
-            let is_news = !matches!(state, EngineState::Ready(known) if *known == info);
-            if is_news {
-                *state = EngineState::Ready(Arc::clone(&info));
-            }
-            is_news
-        });
-        self.resolve_first(Ok(info));
-    }
-
-    fn missed(&mut self, error: &EngineError) {
-        self.n_missed += 1;
-        let was_ready = matches!(*self.state.borrow(), EngineState::Ready(_));
-        if was_ready && self.n_missed < FORGIVEN_MISSES {
-            return;
+        let pause = if matches!(health.life(), Life::Starting | Life::Down) { RETRY_INTERVAL } else { probe::INTERVAL };
+        let mut changes = health.subscribe();
+        drop(health);
+        tokio::select! {
+            () = tokio::time::sleep(probe::jittered(pause)) => {}
+            // It is asked at once what has become of it; or it is not watched any more.
+            _ = changes.wait_for(|status| status.is_silent()) => {}
         }
-        let reason = safe_reason(error).to_owned();
-        self.state.send_replace(EngineState::Failed { reason, retry_in: probe::INTERVAL });
-        if *error == EngineError::Unauthorized && self.first.is_some() {
-            return self.resolve_first(Err(RefusedKey));
-        }
-        if !std::mem::replace(&mut self.is_announced, true) {
-            tracing::warn!("the node at {} cannot be used: {}. Asking it again every 2 s", self.url, cause(error));
-        }
-    }
-
-    fn resolve_first(&mut self, answer: Result<Arc<NodeInfo>, RefusedKey>) {
-        // Nobody waits any more once the server was told to stop.
-        let _ = self.first.take().map(|first| first.send(answer));
     }
 }
 
-/// For the operator: the cause without the words that would stand around it in a request's log line.
-fn cause(error: &EngineError) -> String {
-    match error {
-        EngineError::Lost { detail } | EngineError::Internal { detail } => detail.clone(),
-        other => other.to_string(),
+/// Asks what the node is. `None`: it may still say so. Who waits for the first answer is told of a refused key before
+/// anybody else is.
+async fn ask(engine: &dyn Engine, health: &Health, is_first: bool) -> Option<Result<Arc<NodeInfo>, RefusedKey>> {
+    let error = match probe::info(engine).await {
+        Ok(info) => {
+            let info = Arc::new(info);
+            health.answers(Arc::clone(&info));
+            return Some(Ok(info));
+        }
+        Err(error) => error,
+    };
+    match &error {
+        EngineError::Unauthorized if is_first => return Some(Err(RefusedKey)),
+        EngineError::Unauthorized => {
+            health.fails(&Why::from(&error), RETRY_INTERVAL);
+            return Some(Err(RefusedKey));
+        }
+        EngineError::Unavailable { .. } if is_loading(engine).await => health.loads("loading"),
+        _ => health.misses(&Why::from(&error), RETRY_INTERVAL),
     }
+    None
 }
 
-/// What a client may know of why a node does not answer.
-fn safe_reason(error: &EngineError) -> &'static str {
-    match error {
-        EngineError::Unauthorized => "the node refused the cluster key",
-        EngineError::Unavailable { .. } | EngineError::Lost { .. } => "the node cannot be reached",
-        _ => "the node does not answer as it should",
-    }
+async fn is_loading(engine: &dyn Engine) -> bool {
+    probe::load(engine).await.is_ok_and(|load| load.phase == Phase::Starting)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_schemas::EngineError;
-use baton_schemas::node::NodeInfo;
+use baton_schemas::node::{NodeInfo, NodeLoad};
 
 /// How often an engine is asked. It is one small request.
 pub const INTERVAL: Duration = Duration::from_secs(2);
@@ -28,16 +28,29 @@ pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
     in_time(DEADLINE, engine.info()).await
 }
 
-/// Keeps asking, and returns once the engine has left three questions in a row unanswered.
-pub async fn until_frozen(engine: &dyn Engine) {
-    until_frozen_within(engine, INTERVAL, DEADLINE).await;
+/// What the engine is doing, if it says so in time.
+pub async fn load(engine: &dyn Engine) -> Result<NodeLoad, EngineError> {
+    in_time(DEADLINE, engine.load()).await
 }
 
-async fn until_frozen_within(engine: &dyn Engine, interval: Duration, deadline: Duration) {
+/// Keeps asking, tells each time what came of it, and returns once the engine has left three questions in a row
+/// unanswered.
+pub async fn until_frozen(engine: &dyn Engine, tell: impl Fn(Result<(), EngineError>)) {
+    until_frozen_within(engine, INTERVAL, DEADLINE, tell).await;
+}
+
+async fn until_frozen_within(
+    engine: &dyn Engine,
+    interval: Duration,
+    deadline: Duration,
+    tell: impl Fn(Result<(), EngineError>),
+) {
     let mut n_missed = 0;
     while n_missed < MAX_MISSES {
         tokio::time::sleep(jittered(interval)).await;
-        n_missed = if in_time(deadline, engine.load()).await.is_ok() { 0 } else { n_missed + 1 };
+        let answer = in_time(deadline, engine.load()).await;
+        n_missed = if answer.is_ok() { 0 } else { n_missed + 1 };
+        tell(answer.map(drop));
     }
 }
 
@@ -56,7 +69,7 @@ mod tests {
     use async_trait::async_trait;
     use baton_engines::DeltaStream;
     use baton_schemas::generate::Conversation;
-    use baton_schemas::node::{NodeLoad, TokenizeRequest};
+    use baton_schemas::node::TokenizeRequest;
     use baton_schemas::{SequenceRequest, Token};
 
     use super::*;
@@ -99,7 +112,7 @@ mod tests {
     async fn check(answers: &'static [u32], expected: u32) {
         let engine = Moody { answers, n_asked: AtomicU32::new(0) };
         let soon = Duration::from_millis(10);
-        until_frozen_within(&engine, soon, soon).await;
+        until_frozen_within(&engine, soon, soon, drop).await;
         assert_eq!(engine.n_asked.load(Ordering::SeqCst), expected, "{answers:?}");
     }
 

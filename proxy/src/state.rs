@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::build::snapshot;
 use crate::observe::RouteRecord;
+pub use crate::pool::Life;
 
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -86,30 +87,6 @@ impl Task {
     }
 }
 
-/// Where a node is in its life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Life {
-    /// It has not answered yet.
-    #[default]
-    Starting,
-    /// Requests can be sent.
-    Ready,
-    /// It cannot be used.
-    Failed,
-}
-
-impl Life {
-    /// As it is shown.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Life::Starting => "starting",
-            Life::Ready => "ready",
-            Life::Failed => "failed",
-        }
-    }
-}
-
 /// A node. Its own figures are zero until it has answered.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeState {
@@ -119,9 +96,15 @@ pub struct NodeState {
     pub task: Task,
     /// Where it is in its life.
     pub life: Life,
-    /// Why it failed, in words that are safe to show.
+    /// Why it is not ready, in words that are safe to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// When it came into this state, milliseconds since the Unix epoch.
+    #[serde(default)]
+    pub life_since_ms: u64,
+    /// How it came from one state to the next since the endpoint's start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transitions: Vec<TransitionState>,
     /// Why this model is not served by it, ready as it may be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub barred: Option<String>,
@@ -152,6 +135,19 @@ pub struct NodeState {
     pub prefill_rates: Vec<RatePoint>,
     /// Tokens per second of one stream, measured with about so many streams.
     pub decode_rates: Vec<RatePoint>,
+}
+
+/// A way from one state to another, and how often it was taken.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransitionState {
+    /// What the node was.
+    pub from: Life,
+    /// What it became.
+    pub to: Life,
+    /// Why, in one word.
+    pub reason: String,
+    /// How often.
+    pub count: u64,
 }
 
 /// A server that speaks text.

@@ -9,7 +9,7 @@
 //! Starting ─────────► Ready ──────────────────────────────────────────────────► Starting
 //!    ▲  │ cannot start  │ ends again and again
 //!    │  ▼               ▼
-//!    └── Failed (backs off: 0.25 s doubling to 30 s)
+//!    └── Down (backs off: 0.25 s doubling to 30 s)
 //! ```
 //!
 //! A child that is frozen (stopped, stuck in a driver) would hold its streams for ever without a word. It is asked how
@@ -26,11 +26,11 @@ use baton_schemas::EngineError;
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::pool::EngineState;
+use crate::pool::{Health, Why};
 use crate::probe;
 use crate::socket_folder::{SocketFolder, SocketFolderError};
 use crate::telemetry::ENDPOINT_VARIABLES;
@@ -101,8 +101,8 @@ impl StartError {
 pub struct Supervised {
     /// Its client.
     pub engine: Arc<RemoteEngine>,
-    /// Its life.
-    pub state: watch::Receiver<EngineState>,
+    /// Where it is in its life.
+    pub health: Arc<Health>,
     /// Ends the child when cancelled.
     pub stop: CancellationToken,
     /// Finishes when the child is gone.
@@ -141,23 +141,23 @@ pub fn supervise(
 
     command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
-    let (state, state_rx) = watch::channel(EngineState::Starting);
+    let health = Health::of_a_kept_one("this endpoint's own engine");
     let (first, first_rx) = oneshot::channel();
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
-    let keeper = Keeper { command, engine: Arc::clone(&engine), state, failures: 0 };
+    let keeper = Keeper { command, engine: Arc::clone(&engine), health: Arc::clone(&health), failures: 0 };
     let stopped = stop.clone();
     tracker.spawn(async move {
         let _folder = folder;
         keeper.run(first, stopped).await;
     });
     tracker.close();
-    Ok((Supervised { engine, state: state_rx, stop, tracker }, first_rx))
+    Ok((Supervised { engine, health, stop, tracker }, first_rx))
 }
 
 struct Keeper {
     command: Command,
     engine: Arc<RemoteEngine>,
-    state: watch::Sender<EngineState>,
+    health: Arc<Health>,
     /// Failed starts and quick exits in a row.
     failures: u32,
 }
@@ -166,7 +166,7 @@ impl Keeper {
     async fn run(mut self, first: oneshot::Sender<FirstStart>, stop: CancellationToken) {
         let mut first = Some(first);
         while !stop.is_cancelled() {
-            self.state.send_replace(EngineState::Starting);
+            self.health.loads("starts");
             let started = tokio::select! {
                 started = self.start() => started,
                 () = stop.cancelled() => return,
@@ -174,8 +174,8 @@ impl Keeper {
             let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
             match started {
                 Ok((running, info)) => {
-                    report(Ok(info));
-                    if self.watch_over(running, &stop).await {
+                    report(Ok(Arc::clone(&info)));
+                    if self.watch_over(running, &info, &stop).await {
                         return;
                     }
                 }
@@ -214,23 +214,27 @@ impl Keeper {
         }
         let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
         let info = Arc::new(info);
-        self.state.send_replace(EngineState::Ready(Arc::clone(&info)));
+        self.health.answers(Arc::clone(&info));
         Ok((Running { child, lifeline }, info))
     }
 
     /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
-    async fn watch_over(&mut self, mut running: Running, stop: &CancellationToken) -> bool {
+    async fn watch_over(&mut self, mut running: Running, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
         let since = Instant::now();
+        let tell = |answer: Result<(), EngineError>| match answer {
+            Ok(()) => self.health.answers(Arc::clone(info)),
+            Err(error) => self.health.misses(&Why::from(&error), probe::INTERVAL),
+        };
         let exited = tokio::select! {
             exited = running.child.wait() => Some(exited),
-            () = probe::until_frozen(&*self.engine) => None,
+            () = probe::until_frozen(&*self.engine, tell) => None,
             () = stop.cancelled() => {
                 running.end().await;
                 return true;
             }
         };
         // Before the kill: a request that fails by it must find that there is no engine now.
-        self.state.send_replace(EngineState::Starting);
+        self.health.loads("ended");
         let exited = match exited {
             Some(exited) => exited,
             None => {
@@ -256,7 +260,8 @@ impl Keeper {
     async fn back_off(&mut self, reason: String, stop: &CancellationToken) -> bool {
         let doublings = self.failures.saturating_sub(1).min(16);
         let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
-        self.state.send_replace(EngineState::Failed { reason, retry_in });
+        let cause = format!("{reason}; it is started again in {} s", retry_in.as_secs_f32());
+        self.health.fails(&Why { reason: "start_failed", words: reason, cause }, retry_in);
         tokio::select! {
             () = tokio::time::sleep(retry_in) => false,
             () = stop.cancelled() => true,

@@ -65,6 +65,8 @@ pub enum HandoffFailure {
     PrefillBusy,
     /// Nothing came for too long.
     PrefillStalled,
+    /// Less came than the plan had predicted, of a node that shows that it lives: it, or the way to it, is slow.
+    PrefillLate,
     /// The stream ended or broke after it had begun.
     PrefillLost,
     /// The prefill node refused the cluster key or the request, or failed on it.
@@ -82,12 +84,19 @@ pub enum HandoffFailure {
 }
 
 impl HandoffFailure {
+    /// Whether it says that the prefill node had better be left alone for a while. One that is slower than predicted
+    /// serves others well, as far as is known; predictions learn of it.
+    pub fn is_the_nodes_fault(self) -> bool {
+        self != HandoffFailure::PrefillLate
+    }
+
     /// As it is counted and shown.
     pub fn as_str(self) -> &'static str {
         match self {
             HandoffFailure::PrefillDown => "prefill_down",
             HandoffFailure::PrefillBusy => "prefill_busy",
             HandoffFailure::PrefillStalled => "prefill_stalled",
+            HandoffFailure::PrefillLate => "prefill_late",
             HandoffFailure::PrefillLost => "prefill_lost",
             HandoffFailure::PrefillRefused => "prefill_refused",
             HandoffFailure::FrameRejected => "frame_rejected",

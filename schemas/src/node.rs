@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `GET  /node/v1/info` | – | [`NodeInfo`] |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
+//! | `GET  /node/v1/load/stream` | – | lines of [`LoadLine`]: at once, when something changes, and twice a second |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`Tokens`] |
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokens`] |
 //! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
@@ -16,6 +17,8 @@
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
 //! | `GET  /node/v1/noise?bytes=N` | – | N bytes that do not compress, to measure a link by |
+//!
+//! A node whose model is still loading answers `load` and `load/stream`, and refuses everything else.
 //!
 //! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
 
@@ -163,10 +166,25 @@ pub struct Memory {
     pub kv: u64,
 }
 
+/// How far a node is, by its own account.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Its model is loading.
+    Starting,
+    /// It takes requests.
+    #[default]
+    Serving,
+    /// It was told to stop: it finishes what it runs, and takes nothing new.
+    Stopping,
+}
+
 /// What a node is doing now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeLoad {
+    /// How far it is.
+    pub phase: Phase,
     /// Slots with a running sequence.
     pub active_slots: u32,
     /// Sequences waiting for a slot.
@@ -228,6 +246,9 @@ pub type DeltaLine = Line<Delta>;
 
 /// One line of an embed stream.
 pub type EmbedLine = Line<EmbedDelta>;
+
+/// One line of a stream of loads. It has no last one: it ends with its node.
+pub type LoadLine = Line<NodeLoad>;
 
 impl<D> From<Result<D, EngineError>> for Line<D> {
     fn from(step: Result<D, EngineError>) -> Self {

@@ -25,6 +25,9 @@ pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Without a single byte. The prefill node gives a sign of life every second.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A peer shows every second that it lives: one of which something came so recently does.
+const SIGNS_OF_LIFE: Duration = Duration::from_secs(3);
+
 /// A prefill node whose KV is taken.
 pub(super) struct Peer<'a> {
     pub(super) url: &'a str,
@@ -65,11 +68,16 @@ impl Inner {
         let mut progress = Progress::default();
         reader.recycle(buffers.take());
         loop {
-            let deadline = patience.deadline().min(Instant::now() + STALL_TIMEOUT);
+            let asked = Instant::now();
+            let deadline = patience.deadline().min(asked + STALL_TIMEOUT);
             let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
                 Err(_) => {
-                    tracing::warn!(url, position = reader.position(), "the prefill node stalls");
-                    return Err(HandoffFailure::PrefillStalled);
+                    let lives = asked.elapsed() < SIGNS_OF_LIFE;
+                    tracing::warn!(url, position = reader.position(), lives, "the prefill node stalls");
+                    return Err(match predicted {
+                        Some(_) if lives => HandoffFailure::PrefillLate,
+                        _ => HandoffFailure::PrefillStalled,
+                    });
                 }
                 Ok(Some(Ok(piece))) => piece,
                 Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),

@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::node::NodeLoad;
+use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
@@ -421,6 +421,7 @@ impl<'m> Scheduler<'m> {
         let active = self.running.iter().flatten().count();
         let held: usize = self.slots.iter().filter(|s| s.busy).map(|s| s.kv.len().saturating_sub(s.n_shared)).sum();
         self.shared.load.send_replace(NodeLoad {
+            phase: Phase::Serving,
             active_slots: active as u32,
             queued: self.waiting.len() as u32,
             prefill_backlog: self.backlog() as u32,

@@ -4,7 +4,9 @@
 //! nothing, not even which paths exist.
 
 mod connection;
+mod late;
 mod listen;
+mod loads;
 mod prefill;
 mod server;
 mod tls;
@@ -31,8 +33,12 @@ use http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
+pub use self::late::LateEngine;
 pub use self::listen::{ListenAddress, ListenError, Listener};
+pub use self::loads::HEARTBEAT;
 pub use self::tls::ServerTls;
 use crate::engine::Engine;
 use crate::handoff::MAX_NOISE_BYTES;
@@ -73,13 +79,24 @@ struct NodeState {
     engine: Arc<dyn Engine>,
     role: Role,
     key: ClusterKey,
+    /// It was told to stop.
+    stop: CancellationToken,
+    /// Streams of loads that may still begin.
+    load_streams: Arc<Semaphore>,
 }
 
 /// Routes of a node around `engine`, for what its role allows.
 pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
+    stoppable_router(engine, role, key, CancellationToken::new())
+}
+
+/// The same of a node that tells whoever follows its load when it is told to stop.
+pub fn stoppable_router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey, stop: CancellationToken) -> Router {
+    let load_streams = Arc::new(Semaphore::new(loads::MAX_STREAMS));
     let routes = Router::new()
         .route("/info", get(info))
         .route("/load", get(load))
+        .route("/load/stream", get(load_stream))
         .route("/render", post(render))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
@@ -89,7 +106,7 @@ pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
         .route("/link", post(link))
         .route("/noise", get(noise))
         .layer(middleware::from_fn(traced::traced))
-        .with_state(NodeState { engine, role, key: key.clone() });
+        .with_state(NodeState { engine, role, key: key.clone(), stop, load_streams });
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
@@ -112,7 +129,11 @@ async fn info(State(node): Node) -> Response {
 }
 
 async fn load(State(node): Node) -> Response {
-    answer(node.engine.load().await)
+    answer(node.load().await)
+}
+
+async fn load_stream(State(node): Node) -> Response {
+    loads::respond(node)
 }
 
 async fn render(State(node): Node, body: Bytes) -> Response {

@@ -22,6 +22,7 @@ use tower::ServiceExt;
 
 use super::connection::Accepted;
 use super::listen::Listener;
+use super::loads::NOTICE;
 
 /// Connections at most; the next one waits in the kernel's backlog. More than thousands of streams of an endpoint and
 /// the pulls of a cluster's decode nodes take.
@@ -49,16 +50,28 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long running calls may go on after a stop was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Serves until `stop`, then lets running calls end, for as long as [`DRAIN_DEADLINE`]. Fails only if the socket no
-/// longer listens.
+/// Serves until `stop` and for a moment ([`NOTICE`]) beyond it, then lets running calls end, for as long as
+/// [`DRAIN_DEADLINE`]. Fails only if the socket no longer listens.
 pub(super) async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> io::Result<()> {
     let shared = Arc::new(Shared { builder: builder(), router });
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
-    while let Some(accepted) = stop.run_until_cancelled(accept(&listener)).await {
-        let accepted = accepted?;
-        let Some(permit) = stop.run_until_cancelled(Arc::clone(&permits).acquire_owned()).await else { break };
+    let closing = async {
+        stop.cancelled().await;
+        tokio::time::sleep(NOTICE).await;
+    };
+    tokio::pin!(closing);
+    loop {
+        let next = async {
+            let accepted = accept(&listener).await?;
+            io::Result::Ok((accepted, Arc::clone(&permits).acquire_owned().await))
+        };
+        let (accepted, permit) = tokio::select! {
+            biased;
+            () = &mut closing => break,
+            next = next => next?,
+        };
         let (shared, watcher) = (Arc::clone(&shared), graceful.watcher());
         connections.spawn(async move {
             let _permit = permit;

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::Span;
 
-use crate::engine::{DeltaStream, EmbedStream, Engine};
+use crate::engine::{DeltaStream, EmbedStream, Engine, LoadStream};
 use crate::lines::Lines;
 use crate::trace;
 use crate::transport::{AddressError, Transport, explain};
@@ -119,6 +119,13 @@ impl Engine for RemoteEngine {
         self.get("load").await
     }
 
+    async fn loads(&self) -> Result<LoadStream, EngineError> {
+        let call = self.request(Method::GET, "load/stream");
+        let accepted = async { accepted(call.send().await).await };
+        let reply = tokio::time::timeout(CALL_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
+        Ok(steps(reply, SILENCE_TIMEOUT))
+    }
+
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
         let request = RenderRequest { conversation: conversation.clone() };
         Ok(self.post::<Tokens>("render", &request).await?.tokens)
@@ -159,22 +166,10 @@ impl RemoteEngine {
         let call = self.request(Method::POST, call).json(request);
         let accepted = async { accepted(call.send().await).await };
         let reply = tokio::time::timeout(CALL_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
-        let mut lines = Lines::new(reply.bytes_stream());
+        let mut steps = steps(reply, SILENCE_TIMEOUT);
         let deltas = async_stream::stream! {
             loop {
-                let line = match tokio::time::timeout(SILENCE_TIMEOUT, lines.next()).await {
-                    Ok(Ok(Some(line))) if line.is_empty() => continue,
-                    Ok(line) => line,
-                    Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", SILENCE_TIMEOUT.as_secs()))),
-                };
-                let delta = match line {
-                    Ok(Some(line)) => match serde_json::from_slice::<Line<D>>(&line) {
-                        Ok(line) => line.into_step(),
-                        Err(error) => Err(EngineError::lost(format!("unreadable delta: {error}"))),
-                    },
-                    Ok(None) => Err(EngineError::lost("the stream ended early")),
-                    Err(error) => Err(error),
-                };
+                let delta = steps.next().await.unwrap_or_else(|| Err(EngineError::lost("the stream ended early")));
                 let ends = delta.as_ref().map_or(true, is_last);
                 yield delta;
                 if ends {
@@ -184,6 +179,35 @@ impl RemoteEngine {
         };
         Ok(deltas.boxed())
     }
+}
+
+/// What the lines of a reply say, up to its end or the first error; a silence of so long is one.
+fn steps<D: DeserializeOwned + Send + 'static>(
+    reply: Response,
+    silence: Duration,
+) -> BoxStream<'static, Result<D, EngineError>> {
+    let mut lines = Lines::new(reply.bytes_stream());
+    let steps = async_stream::stream! {
+        loop {
+            let line = match tokio::time::timeout(silence, lines.next()).await {
+                Ok(Ok(Some(line))) if line.is_empty() => continue,
+                Ok(Ok(None)) => break,
+                Ok(line) => line,
+                Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", silence.as_secs()))),
+            };
+            let step = match line.map(|line| serde_json::from_slice::<Line<D>>(&line.unwrap_or_default())) {
+                Ok(Ok(line)) => line.into_step(),
+                Ok(Err(error)) => Err(EngineError::lost(format!("unreadable delta: {error}"))),
+                Err(error) => Err(error),
+            };
+            let ends = step.is_err();
+            yield step;
+            if ends {
+                break;
+            }
+        }
+    };
+    steps.boxed()
 }
 
 /// A successful response, or the node's own error. The error's body may be long in coming: the caller sets a deadline.

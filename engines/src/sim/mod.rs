@@ -20,7 +20,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedDelta, EmbedSequences, EmbedTimings};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
 use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -175,6 +175,7 @@ impl Engine for SimEngine {
         let config = &self.state.config;
         let active = config.n_slots.max(1) as usize - self.state.slots.available_permits();
         Ok(NodeLoad {
+            phase: Phase::Serving,
             active_slots: active as u32,
             queued: self.state.n_queued.load(Ordering::Acquire) as u32,
             prefill_backlog: self.state.backlog(),

@@ -7,11 +7,13 @@ use baton_engines::node::ServerTls;
 use baton_engines::sim::SimEngine;
 use baton_engines::transport::Transport;
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
+use baton_schemas::kv::{Chunk, KvLayout, LayerRows, LayerShape, Section, SectionRows};
 use baton_schemas::node::Role;
+use bytes::Bytes;
 
 use super::{Decoder, OK, begin, small_info};
 use crate::peers::fake::{Call, FakeNode, say};
-use crate::peers::{KEY, TestNode, node, serve, small_sim};
+use crate::peers::{KEY, TestNode, generate, node, request_alone, serve, small_sim};
 
 async fn honest() -> TestNode {
     node(Arc::new(SimEngine::new(small_sim())), Role::Prefill, KEY).await
@@ -65,6 +67,41 @@ async fn kv_of_other_tokens_is_refused_though_the_key_is_right() {
         (Some(HandoffFailure::FrameRejected), 8),
         "the first chunk is right"
     );
+}
+
+/// Verified and finite, and not what the engine can take: the simulator compares each chunk with what it should be.
+#[tokio::test]
+async fn kv_that_the_engine_does_not_take_is_computed_instead() {
+    let real = honest().await;
+    let address = real.address.clone();
+    let fake = FakeNode::start(move |call: Call, stream| {
+        let address = address.clone();
+        async move {
+            if !call.is_pull() {
+                return say(stream, call.relay(&address).await.raw).await;
+            }
+            let info = small_info().await;
+            let (mut writer, head) = begin(&call, KEY.as_bytes(), &info);
+            let zeros = zeros(&info.kv.unwrap().layout, 8);
+            let frame = writer.frame(&zeros).unwrap().concat();
+            say(stream, [OK.as_bytes(), &head, &frame].concat()).await;
+        }
+    })
+    .await;
+    let decoder = Decoder::new(PullPolicy::default()).await;
+    let reply = generate(&decoder.engine, request_alone(&decoder.prompt, 4, &fake.url, 7)).await;
+    assert_eq!(reply.tokens, decoder.expected);
+    let handoff = reply.handoff.unwrap();
+    assert_eq!((handoff.failure, handoff.n_tokens), (Some(HandoffFailure::ImportFailed), 0), "{handoff:?}");
+    assert_eq!(reply.timings.prompt_n, decoder.prompt.len() as u32 - 1, "all of it was computed");
+}
+
+/// KV of the first `n` positions, all zeros.
+fn zeros(layout: &KvLayout, n: u32) -> Chunk {
+    let rows = |bytes: usize| Bytes::from(vec![0; n as usize * bytes]);
+    let layer = |layer: &LayerShape| LayerRows { k: rows(layer.k.bytes()), v: rows(layer.v.map_or(0, |v| v.bytes())) };
+    let section = |section: &Section| SectionRows { start: 0, layers: section.layers.iter().map(layer).collect() };
+    Chunk { p0: 0, p1: n, sections: layout.sections.iter().map(section).collect() }
 }
 
 #[tokio::test]

@@ -79,8 +79,22 @@ async fn a_pull_is_waited_for_as_long_as_its_plan_says() {
     let began = Instant::now();
     let reply = generate(&decoder.engine, request).await;
     assert_eq!(reply.tokens, decoder.expected);
-    assert_eq!(reply.handoff.unwrap().failure, Some(HandoffFailure::PrefillStalled));
+    assert_eq!(reply.handoff.unwrap().failure, Some(HandoffFailure::PrefillLate), "slow, and no worse");
     assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_node_that_is_silent_is_not_merely_late() {
+    let fake = staller(|_, mut stream| async move {
+        stream.write_all(OK.as_bytes()).await.unwrap();
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let decoder = Decoder::new(PullPolicy::default()).await;
+    let source = KvSource { patience_ms: Some(3_500), ..KvSource::at(&fake.url) };
+    let request = SequenceRequest { kv_source: Some(source), ..request(&decoder.prompt, 4, None) };
+    let reply = generate(&decoder.engine, request).await;
+    assert_eq!(reply.handoff.unwrap().failure, Some(HandoffFailure::PrefillStalled));
 }
 
 #[tokio::test]

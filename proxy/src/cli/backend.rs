@@ -48,7 +48,7 @@ pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
     Ok(Backend {
         name: Some(config.name.clone().unwrap_or(name)),
         aliases,
-        own: Some(Node::new("local".to_owned(), None, engine, supervised.state.clone())),
+        own: Some(Node::new("local".to_owned(), None, engine, Arc::clone(&supervised.health))),
         first_start: first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::TimedOut))?))).boxed(),
         supervised: Some(supervised),
     })
@@ -78,9 +78,9 @@ pub(super) fn nodes(config: &ServeConfig, transport: &Transport) -> Result<Nodes
     let mut node = |task: &str, i: usize, url: &String| -> Result<Arc<Node>, Failure> {
         let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
         let engine: Arc<dyn Engine> = Arc::new(client);
-        let Watched { state, first_answer } = node_watch::watch(Arc::clone(&engine), url.clone());
+        let Watched { health, first_answer } = node_watch::watch(Arc::clone(&engine), url);
         first_answers.push(told(first_answer, url.clone()));
-        Ok(Node::new(format!("{task}-{}", i + 1), Some(url.clone()), engine, state))
+        Ok(Node::new(format!("{task}-{}", i + 1), Some(url.clone()), engine, health))
     };
     let decode = config.decode.iter().enumerate().map(|(i, url)| node("decode", i, url));
     let decode = decode.collect::<Result<Vec<_>, _>>()?;

@@ -1,15 +1,17 @@
 //! `baton node`: one engine behind the node protocol.
 
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
-use baton_engines::node::{ClusterKey, ListenAddress, Listener, ServerTls, router};
+use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
 use baton_engines::transport::Transport;
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, pull, service_manager, signals, terminal};
@@ -86,11 +88,11 @@ impl NodeFailure {
 pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     crate::http::open_files::raise_limit();
     let stop = CancellationToken::new();
-    let (is_child, role) = (args.child, Role::from(args.role));
+    let is_child = args.child;
     if is_child {
         tie_to_parent(&args.listen);
     }
-    match start(args).await {
+    match start(args, &stop).await {
         Err(failure) => {
             if is_child {
                 // The parent shows the message; twice would be once too often.
@@ -100,22 +102,21 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
             }
             Err(Failure(failure.message))
         }
-        Ok(Started { engine, listener, key, tls }) => {
+        Ok(Started { server, address, tls }) => {
             if let Some(tls) = tls {
                 signals::on_hangup(move || renew(&tls));
             }
             if is_child {
-                tell_parent(&ChildEvent::Ready { address: listener.tcp_address() });
-            } else if let Some(address) = listener.tcp_address() {
-                terminal::note(format_args!("baton node is ready on {address}"));
-            }
-            if is_child {
+                tell_parent(&ChildEvent::Ready { address });
                 signals::ignore();
             } else {
-                signals::stop_on_signal(stop.clone());
+                if let Some(address) = address {
+                    terminal::note(format_args!("baton node is ready on {address}"));
+                }
+                signals::stop_on_signal(stop);
                 service_manager::is_ready();
             }
-            listener.serve(router(engine, role, key), stop).await?;
+            server.await??;
             if !is_child {
                 service_manager::is_stopping();
             }
@@ -124,15 +125,16 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     }
 }
 
-/// A node that can begin to serve.
+/// A node that serves.
 struct Started {
-    engine: Arc<dyn Engine>,
-    listener: Listener,
-    key: ClusterKey,
+    server: JoinHandle<std::io::Result<()>>,
+    /// Where, if it listens on TCP.
+    address: Option<SocketAddr>,
     tls: Option<ServerTls>,
 }
 
-async fn start(args: NodeArgs) -> Result<Started, NodeFailure> {
+/// Listens, says that the model is loading, and loads it.
+async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<Started, NodeFailure> {
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
         NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
     })?;
@@ -146,23 +148,27 @@ async fn start(args: NodeArgs) -> Result<Started, NodeFailure> {
     }
     let transport = args.transport.transport().map_err(NodeFailure::setup)?;
     let puller = puller(&key, &args, transport)?;
-    let (model, name, options) = (args.model, args.name, args.engine);
+    let (role, model, name, options) = (Role::from(args.role), args.model, args.name, args.engine);
     if let Some((key, message)) = options.problems().into_iter().next() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }
-    let engine = match options.engine.unwrap_or_default() {
-        EngineKind::Sim => sim(name, &options, puller),
-        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
-        EngineKind::Llama if args.child => llama(model, name, options, puller).await?,
-        EngineKind::Llama => llama(located(model).await?, name, options, puller).await?,
-    };
-    // Bound last: an address that answers has an engine behind it.
     let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
+    let address = listener.tcp_address();
     let listener = match &tls {
         Some(tls) => listener.with_tls(tls.clone()),
         None => listener,
     };
-    Ok(Started { engine, listener, key: ClusterKey::new(&key), tls })
+    // Whoever asks meanwhile hears that the model is loading.
+    let late = LateEngine::default();
+    let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
+    let server = tokio::spawn(listener.serve(router, stop.clone()));
+    late.becomes(match options.engine.unwrap_or_default() {
+        EngineKind::Sim => sim(name, &options, puller),
+        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
+        EngineKind::Llama if args.child => llama(model, name, options, puller).await?,
+        EngineKind::Llama => llama(located(model).await?, name, options, puller).await?,
+    });
+    Ok(Started { server, address, tls })
 }
 
 /// Plain HTTP is for this machine alone, unless the operator says otherwise.

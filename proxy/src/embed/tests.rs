@@ -10,14 +10,13 @@ use baton_engines::{DeltaStream, EmbedStream, Engine};
 use baton_schemas::SequenceRequest;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{NodeInfo, NodeLoad};
-use tokio::sync::watch;
 
 use super::*;
 use crate::admission::{Admission, Bounds};
 use crate::metrics;
 use crate::observe::Observer;
 use crate::observe::tests::caller;
-use crate::pool::{EngineState, Pool};
+use crate::pool::{Health, Pool};
 use crate::state;
 
 /// A simulator whose streams of vectors break after two, a number of times. Counts the texts that it is asked for.
@@ -92,10 +91,9 @@ async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
 }
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
-    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(engine.info().await.unwrap())));
-    // The node's life never changes in these tests.
-    std::mem::forget(sender);
-    Node::new(name.into(), None, Arc::new(engine), state)
+    let health = Health::new("it");
+    health.answers(Arc::new(engine.info().await.unwrap()));
+    Node::new(name.into(), None, Arc::new(engine), health)
 }
 
 fn request(texts: &[&str]) -> EmbedRequest {

@@ -52,7 +52,7 @@ impl Attempts {
     pub fn note<T>(&mut self, model: &ServedModel, node: &Arc<Node>, outcome: &Result<T, EngineError>) {
         let Err(error) = outcome else { return };
         if error.is_lost_engine() {
-            node.breaker.failed("decode_lost");
+            node.failed("decode_lost");
         }
         if may_pass(error) {
             self.failed.extend(model.decode.iter().position(|other| Arc::ptr_eq(other, node)));

@@ -64,7 +64,7 @@ impl Resilient {
                 Heard::Second(Err(error)) => {
                     tracing::info!(%error, "the second route of a late request was lost");
                     if let Some(hedge) = self.hedge.take().filter(|_| error.is_lost_engine()) {
-                        hedge.plan.decode().breaker.failed("decode_lost");
+                        hedge.plan.decode().failed("decode_lost");
                     }
                 }
                 Heard::Nothing(Due::Late) => self.late(),
@@ -124,6 +124,8 @@ impl Resilient {
             max_tokens: request.max_tokens,
             policy: None,
             exclude: &exclude,
+            // It may be what the first route waits for.
+            exclude_prefill: self.plan.route.prefill.as_slice(),
         };
         let plan = plan::plan(&self.plan.model, &ask)?;
         if plan.route.decode == self.plan.route.decode {

@@ -148,7 +148,7 @@ impl Resilient {
         let node = self.plan.decode();
         // A node that lives serves others well, as far as is known.
         if !std::mem::take(&mut self.is_stuck) {
-            node.breaker.failed("decode_lost");
+            node.failed("decode_lost");
             node.forget();
         }
         self.plan.model.fallbacks.count("decode_lost");
@@ -193,6 +193,7 @@ impl Resilient {
             max_tokens: left,
             policy: None,
             exclude: failed.as_slice(),
+            exclude_prefill: &[],
         };
         let plan = plan::plan(&model, &request)?;
         self.request.kv_source = plan.kv_source(&self.span);
@@ -201,7 +202,7 @@ impl Resilient {
         self.deltas = accepted.inspect_err(|error| {
             failed.push(plan.route.decode);
             if error.is_lost_engine() {
-                plan.decode().breaker.failed("decode_lost");
+                plan.decode().failed("decode_lost");
             }
         })?;
         tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
@@ -213,7 +214,7 @@ impl Resilient {
 
     fn first_token_came(&mut self) {
         self.claims.iter_mut().for_each(Claim::prompt_done);
-        self.plan.decode().breaker.succeeded();
+        self.plan.decode().succeeded();
         let actual_ms = self.planned.elapsed().as_secs_f64() * 1e3;
         if let Some(prediction) = &self.plan.prediction {
             let route = self.plan.route;

@@ -11,13 +11,12 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::Token;
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
-use tokio::sync::watch;
 
 use super::*;
 use crate::plan::deadlines::Deadlines;
 use crate::plan::plan;
 use crate::pool::rates::Curve;
-use crate::pool::{EngineState, Node, ServedModel, expected_output};
+use crate::pool::{Health, Node, ServedModel, Why, expected_output};
 
 /// A simulator whose streams break after so many tokens, a number of times.
 struct Mortal {
@@ -130,10 +129,9 @@ fn sim() -> SimEngine {
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
     let info = engine.info().await.unwrap();
-    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(info)));
-    // The node's life never changes in these tests.
-    std::mem::forget(sender);
-    Node::new(name.into(), None, Arc::new(engine), state)
+    let health = Health::new("it");
+    health.answers(Arc::new(info));
+    Node::new(name.into(), None, Arc::new(engine), health)
 }
 
 fn mortal(dies_after: u32, n_deaths: u32) -> Mortal {
@@ -162,6 +160,7 @@ async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, 
         max_tokens: request.max_tokens,
         policy: None,
         exclude: &[],
+        exclude_prefill: &[],
     };
     let plan = plan(model, &ask).unwrap();
     let deltas = plan.decode().engine.generate(request.clone()).await?;
@@ -206,15 +205,16 @@ async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error(
     for comes_back in [true, false] {
         let engine = mortal(3, 1);
         let info = Arc::new(engine.info().await.unwrap());
-        let (state, watched) = watch::channel(EngineState::Ready(Arc::clone(&info)));
-        let model = model(vec![Node::new("mortal".into(), None, Arc::new(engine), watched)]);
+        let health = Health::new("mortal");
+        health.answers(Arc::clone(&info));
+        let model = model(vec![Node::new("mortal".into(), None, Arc::new(engine), Arc::clone(&health))]);
         // In the middle of the stream: 99 tokens of prompt at 10,000 a second, then one a millisecond.
         let goes = async {
             tokio::time::sleep(Duration::from_millis(12)).await;
-            state.send_replace(EngineState::Failed { reason: "gone".into(), retry_in: Duration::from_secs(2) });
+            health.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
             tokio::time::sleep(TAKE_UP_DEADLINE / 2).await;
             if comes_back {
-                state.send_replace(EngineState::Ready(info));
+                health.answers(info);
             }
         };
         let began = Instant::now();

@@ -1,5 +1,6 @@
 //! What the HTTP surface needs from the rest of the proxy, small enough to be faked in a test.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -14,7 +15,7 @@ use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
 use crate::plan::explanation::Explanation;
 use crate::pool::names;
-use crate::state::EndpointState;
+use crate::state::{EndpointState, Life};
 
 /// What generates. Where a model's name is optional, `None` is the first model that the caller may use.
 #[async_trait]
@@ -47,6 +48,11 @@ pub trait Backend: Send + Sync + 'static {
     /// What is not as configured and costs no request its reply, in words that are safe to show to anybody.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// How many nodes are in each state of their lives.
+    fn lives(&self) -> BTreeMap<Life, usize> {
+        BTreeMap::new()
     }
 
     /// What a model's engine is. Waits for one that is starting. Counts as a request.

@@ -1,5 +1,6 @@
 //! `GET /health`, in llama-server's words: load balancers and start scripts wait for `{"status":"ok"}`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::Json;
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 use super::errors::{Failure, Retry};
 use super::{Health, HttpState};
+use crate::pool::Life;
 
 /// A small model loads in about this time; who waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
@@ -23,19 +25,26 @@ struct Report {
     /// What is not as configured, and costs no request its reply.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
+    /// How many nodes are in which state, unless all are ready.
+    #[serde(skip_serializing_if = "all_ready")]
+    nodes: BTreeMap<Life, usize>,
+}
+
+fn all_ready(nodes: &BTreeMap<Life, usize>) -> bool {
+    nodes.keys().all(|life| *life == Life::Ready)
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.
 pub async fn health(State(state): State<HttpState>) -> Response {
-    let warnings = state.backend.warnings();
+    let (warnings, nodes) = (state.backend.warnings(), state.backend.lives());
     let (status, reason) = match state.backend.health() {
-        Health::Ok => return Json(Report { status: "ok", error: None, warnings }).into_response(),
+        Health::Ok => return Json(Report { status: "ok", error: None, warnings, nodes }).into_response(),
         Health::Loading { reason } => ("loading", reason),
         Health::Unavailable { reason } => ("unavailable", reason),
     };
     let error = ErrorBody::new(ErrorKind::Unavailable, reason);
     let failure = Failure { retry: Retry::After(RETRY_AFTER), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) };
-    let report = Report { status, error: Some(failure.error.clone()), warnings };
+    let report = Report { status, error: Some(failure.error.clone()), warnings, nodes };
     // The head of an ordinary failure, under a body with one key more.
     let (mut head, _) = failure.into_response().into_parts();
     head.headers.remove(http::header::CONTENT_LENGTH);

@@ -30,6 +30,27 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     for (name, help, value) in NODE_GAUGES {
         series.gauges(name, help, nodes().map(|(labels, node)| (labels, value(node))));
     }
+    series.gauges(
+        "node_state",
+        "1 for the state that the node is in, 0 for the others",
+        nodes().flat_map(|(labels, node)| {
+            Life::ALL.map(|life| {
+                let state = ("state", life.as_str().to_owned());
+                ([&labels[..], &[state]].concat(), f64::from(u8::from(node.life == life)))
+            })
+        }),
+    );
+    series.counters(
+        "node_state_transitions",
+        "Changes of a node's state, by reason",
+        nodes().flat_map(|(labels, node)| {
+            node.transitions.iter().map(move |transition| {
+                let (from, to) = (transition.from.as_str().to_owned(), transition.to.as_str().to_owned());
+                let change = [("from", from), ("to", to), ("reason", transition.reason.clone())];
+                ([&labels[..], &change].concat(), transition.count)
+            })
+        }),
+    );
     let links = || models().flat_map(|model| model.links.iter().map(move |link| (model, link)));
     let of_link = |(model, link): (&ModelState, &crate::state::LinkState)| {
         [of_model(model), vec![("prefill", link.prefill.clone()), ("decode", link.decode.clone())]].concat()
@@ -100,7 +121,9 @@ const UPSTREAM_GAUGES: [UpstreamGauge; 5] = [
 type NodeGauge = (&'static str, &'static str, fn(&NodeState) -> f64);
 
 const NODE_GAUGES: [NodeGauge; 10] = [
-    ("node_up", "1 if the node can be sent requests", |node| f64::from(u8::from(node.life == Life::Ready))),
+    ("node_up", "1 if the node can be sent requests", |node| {
+        f64::from(u8::from(matches!(node.life, Life::Ready | Life::Suspect)))
+    }),
     ("node_slots", "Sequences a node decodes together", |node| f64::from(node.slots)),
     ("node_slots_active", "Slots with a running sequence", |node| f64::from(node.active_slots)),
     ("node_queued", "Sequences that wait for a slot", |node| f64::from(node.queued)),

@@ -55,6 +55,10 @@ async fn what_happened_can_be_scraped() {
     check(r#"baton_fallbacks_total{model="m",reason="decode_lost"}"#, 1.0);
     check(r#"baton_http_requests_total{path="/v1/models/{*id}",status="404"}"#, 1.0);
     check(r#"baton_node_up{model="m",node="local",task="decode"}"#, 1.0);
+    check(r#"baton_node_state{model="m",node="local",task="decode",state="ready"}"#, 1.0);
+    check(r#"baton_node_state{model="m",node="local",task="decode",state="suspect"}"#, 0.0);
+    let change = r#"from="starting",to="ready",reason="answers""#;
+    check(&format!(r#"baton_node_state_transitions_total{{model="m",node="local",task="decode",{change}}}"#), 1.0);
     check(r#"baton_node_slots{model="m",node="local",task="decode"}"#, 4.0);
     check(r#"baton_node_breaker_open{model="m",node="local",task="decode"}"#, 0.0);
     check("baton_requests_running", 0.0);

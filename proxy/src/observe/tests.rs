@@ -10,21 +10,19 @@ use baton_schemas::sequence::CacheScope;
 use baton_schemas::tools::ToolUse;
 use futures::StreamExt;
 use serde_json::json;
-use tokio::sync::watch;
 
 use super::*;
 use crate::admission::{Account, Admission, Bounds, KeyLimits, QueuePlace};
 use crate::app::App;
 use crate::generate::{Caller, Standing, generate};
-use crate::pool::{EngineState, Node, Pool, ServedModel};
+use crate::pool::{Health, Node, Pool, ServedModel};
 use crate::state::{self, EndpointState, Life};
 
 pub(crate) async fn app() -> App {
     let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
-    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(sim.info().await.unwrap())));
-    // The node's life never changes in these tests.
-    std::mem::forget(sender);
-    let node = Node::new("local".into(), Some("http://10.0.0.7:9000".into()), Arc::new(sim), state);
+    let health = Health::new("it");
+    health.answers(Arc::new(sim.info().await.unwrap()));
+    let node = Node::new("local".into(), Some("http://10.0.0.7:9000".into()), Arc::new(sim), health);
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec!["alias".into()], vec![node], Vec::new());
     App {
         admission: Admission::new(Bounds::default()),

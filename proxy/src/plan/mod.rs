@@ -55,6 +55,8 @@ pub struct PlanRequest<'a> {
     pub policy: Option<&'static dyn Policy>,
     /// Decode nodes that have just failed or refused this request.
     pub exclude: &'a [usize],
+    /// Prefill nodes that it is not to wait for once more.
+    pub exclude_prefill: &'a [usize],
 }
 
 /// Everything a plan was made from, for explanations.
@@ -113,10 +115,11 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
         n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
         n_output: expected_output(&routes.n_output, request.max_tokens),
     };
-    let prefill = model.prefill.iter().map(|node| {
+    let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
         let view = node.view(request.scope, request.tokens);
         let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
-        NodeView { barred: barred.or_else(|| model.bars_prefill(&*node.info()?)), ..view }
+        let barred = barred.or_else(|| model.bars_prefill(&*node.info()?));
+        NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some("just_failed")), ..view }
     });
     Snapshot {
         request: size,

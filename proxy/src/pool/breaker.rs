@@ -3,7 +3,7 @@
 //! Closed: requests pass. A failure opens it for a while that doubles with each failure in a row. When the while is
 //! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer. A node that
 //! has not answered a question since its failure is not tried: a request to a frozen node would wait for seconds, and
-//! the pool asks every node for its load anyway.
+//! the pool hears of every node's load anyway. Where no request comes to try a node that is well, it closes by itself.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +20,9 @@ const MAX_PAUSE: Duration = Duration::from_secs(4);
 /// How long the outcome of the one request that was let through is waited for. Short, because a request can pass without
 /// any: its client left, or everything was cached.
 const TRIAL_TIME: Duration = MAX_PAUSE;
+
+/// How long a node that could be tried is waited for to be tried.
+const QUIET_TIME: Duration = Duration::from_secs(2);
 
 /// One node's breaker.
 #[derive(Debug, Default)]
@@ -75,6 +78,17 @@ impl Breaker {
     pub fn heard(&self, since: Instant) {
         let mut state = self.lock();
         state.was_heard |= state.failed_at.is_none_or(|failed_at| since >= failed_at);
+    }
+
+    /// Closes it, and says so, if a node has been well for a while and no request has come to try it: a node that
+    /// nobody needs is not under suspicion for ever.
+    pub fn settle(&self) -> bool {
+        let mut state = self.lock();
+        let is_well = state.was_heard && state.closed_until.is_some_and(|until| Instant::now() >= until + QUIET_TIME);
+        if is_well {
+            (state.n_in_a_row, state.closed_until, state.is_on_trial) = (0, None, false);
+        }
+        is_well
     }
 
     /// A request went well.
@@ -161,6 +175,25 @@ mod tests {
         breaker.succeeded();
         assert!(breaker.try_pass() && breaker.try_pass());
         assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 3)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_answers_and_that_nobody_tries_is_trusted_again() {
+        let breaker = Breaker::default();
+        assert!(!breaker.settle(), "it is closed");
+        breaker.failed("decode_lost");
+        tokio::time::advance(FIRST_PAUSE + QUIET_TIME).await;
+        assert!(!breaker.settle(), "nothing was heard of it");
+        breaker.heard(Instant::now());
+        assert!(breaker.settle() && !breaker.view().is_open);
+        breaker.failed("decode_lost");
+        breaker.heard(Instant::now());
+        tokio::time::advance(FIRST_PAUSE).await;
+        assert!(breaker.try_pass() && !breaker.settle(), "a request tries it");
+        breaker.failed("decode_lost");
+        breaker.heard(Instant::now());
+        tokio::time::advance(QUIET_TIME).await;
+        assert!(!breaker.settle(), "the second pause is longer");
     }
 
     #[tokio::test(start_paused = true)]

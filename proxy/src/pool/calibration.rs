@@ -74,7 +74,7 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
 }
 
 fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Instant>) -> Vec<Unknown> {
-    let idle = |node: &Node| node.load().active_slots == 0 && node.breaker.would_pass();
+    let idle = |node: &Node| node.load().active_slots == 0 && node.is_trusted();
     let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node);
     let prefills = |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node);
     let is_due = |unknown: &Unknown| due.get(unknown).is_none_or(|at| *at <= Instant::now());

@@ -15,10 +15,12 @@ impl ServedModel {
     pub fn learn_handoff(&self, route: Route, timings: &HandoffTimings) {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
-            prefill.breaker.failed(failure.as_str());
+            if failure.is_the_nodes_fault() {
+                prefill.failed(failure.as_str());
+            }
             return;
         }
-        prefill.breaker.succeeded();
+        prefill.succeeded();
         let computed = f64::from(timings.n_computed);
         let compute_ms = timings.prefill_ms - timings.stalled_ms;
         if computed >= MIN_TOKENS {

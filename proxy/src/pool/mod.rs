@@ -4,8 +4,11 @@ mod breaker;
 mod calibration;
 mod discovery;
 mod fallbacks;
+mod follow;
+mod health;
 mod identity;
 mod learning;
+mod life;
 pub mod names;
 mod node;
 mod prefixes;
@@ -18,13 +21,13 @@ mod unused;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use baton_schemas::node::NodeInfo;
-
 pub use self::breaker::{Breaker, BreakerView};
 pub use self::calibration::keep_calibrated;
 pub use self::discovery::{DISCOVERY_INTERVAL, keep_discovering};
 pub use self::fallbacks::{Fallback, Fallbacks};
+pub use self::health::{Health, Status, Transition, Why};
 pub use self::identity::Identity;
+pub use self::life::Life;
 pub use self::node::{Claim, Node};
 pub use self::routes::{Routes, expected_output};
 pub use self::served_model::ServedModel;
@@ -35,22 +38,6 @@ use crate::error::RequestError;
 /// How long a request waits for an engine that is starting. A restart of the default model takes well under this; a
 /// client whose engine needs longer is told to come back.
 const READY_WAIT: Duration = Duration::from_secs(10);
-
-/// Where an engine is in its life.
-#[derive(Debug, Clone)]
-pub enum EngineState {
-    /// The process is starting or the model loading.
-    Starting,
-    /// Requests can be sent.
-    Ready(Arc<NodeInfo>),
-    /// It could not start; another attempt follows.
-    Failed {
-        /// Why, safe to show to clients.
-        reason: String,
-        /// Until the next attempt.
-        retry_in: Duration,
-    },
-}
 
 fn unavailable(reason: &str, retry_after: Duration) -> RequestError {
     RequestError::Unavailable { reason: reason.to_owned(), retry_after: retry_after.max(Duration::from_secs(1)) }

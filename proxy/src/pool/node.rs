@@ -6,25 +6,20 @@ use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
 use baton_schemas::sequence::CacheScope;
 use baton_schemas::{EngineError, Token};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::breaker::Breaker;
+use super::follow::{LOAD_INTERVAL, follow};
+use super::health::Health;
+use super::life::Life;
 use super::prefixes::Prefixes;
 use super::rates::{Curve, NodeRates};
-use super::{EngineState, Identity, READY_WAIT, unavailable};
+use super::{Identity, READY_WAIT, unavailable};
 use crate::error::RequestError;
 use crate::plan::snapshot::NodeView;
-use crate::probe::jittered;
-
-/// How often a node's load is asked for. What this endpoint itself sends is known without asking.
-const LOAD_INTERVAL: Duration = Duration::from_millis(250);
-
-/// How long an answer may take. An old answer is better than none: it is kept.
-const LOAD_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A node that has answered nothing for so long is frozen or cut off: no call to it is waited for any longer. A node
 /// answers from other threads than those that compute.
@@ -38,9 +33,9 @@ pub struct Node {
     pub url: Option<String>,
     /// Its client.
     pub engine: Arc<dyn Engine>,
-    /// Its life.
-    pub state: watch::Receiver<EngineState>,
-    /// Keeps requests away while it fails.
+    /// Where it is in its life.
+    pub health: Arc<Health>,
+    /// Keeps requests away while it fails. What comes of requests is told to the node, which tells it.
     pub breaker: Breaker,
     load: Mutex<NodeLoad>,
     last_info: Mutex<Option<Arc<NodeInfo>>>,
@@ -64,17 +59,12 @@ struct Learned {
 
 impl Node {
     /// A node; its load is followed from now on, until it is dropped.
-    pub fn new(
-        name: String,
-        url: Option<String>,
-        engine: Arc<dyn Engine>,
-        state: watch::Receiver<EngineState>,
-    ) -> Arc<Node> {
+    pub fn new(name: String, url: Option<String>, engine: Arc<dyn Engine>, health: Arc<Health>) -> Arc<Node> {
         let node = Arc::new(Node {
             name,
             url,
             engine,
-            state,
+            health,
             breaker: Breaker::default(),
             load: Mutex::default(),
             last_info: Mutex::default(),
@@ -82,35 +72,53 @@ impl Node {
             claims: Claims::default(),
             learned: Mutex::default(),
         });
-        let watched = Arc::downgrade(&node);
-        tokio::spawn(async move {
-            while let Some(node) = watched.upgrade() {
-                let asked = Instant::now();
-                match node.info() {
-                    Some(info) => {
-                        node.is_now(info);
-                        if let Ok(Ok(load)) = tokio::time::timeout(LOAD_DEADLINE, node.engine.load()).await {
-                            *lock(&node.load) = load;
-                            *lock(&node.heard_at) = Instant::now();
-                            node.breaker.heard(asked);
-                        }
-                    }
-                    // Not asked, so not silent.
-                    None => *lock(&node.heard_at) = asked,
-                }
-                drop(node);
-                tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
-            }
-        });
+        tokio::spawn(follow(Arc::downgrade(&node)));
         node
     }
 
     /// What the node is, if it can be sent requests now.
     pub fn info(&self) -> Option<Arc<NodeInfo>> {
-        match &*self.state.borrow() {
-            EngineState::Ready(info) => Some(Arc::clone(info)),
-            _ => None,
+        self.health.usable()
+    }
+
+    /// Takes in what it says that it is doing, in answer to a question after `asked`.
+    pub(super) fn hears(&self, load: NodeLoad, asked: Instant) {
+        if let Some(info) = self.info() {
+            self.is_now(info);
         }
+        *lock(&self.load) = load;
+        self.is_heard();
+        match load.phase {
+            Phase::Serving => self.health.lives(),
+            Phase::Stopping => self.health.stops(),
+            Phase::Starting => self.health.loads("loading"),
+        }
+        self.breaker.heard(asked);
+        if self.breaker.settle() {
+            self.health.breaker_closes();
+        }
+    }
+
+    /// It is not silent now.
+    pub(super) fn is_heard(&self) {
+        *lock(&self.heard_at) = Instant::now();
+    }
+
+    /// A request to it failed, for a reason that is the node's.
+    pub fn failed(&self, reason: &'static str) {
+        self.breaker.failed(reason);
+        self.health.breaker_opens(reason);
+    }
+
+    /// A request to it went well.
+    pub fn succeeded(&self) {
+        self.breaker.succeeded();
+        self.health.breaker_closes();
+    }
+
+    /// Whether it is as good as any: it answers, and requests to it do not fail.
+    pub fn is_trusted(&self) -> bool {
+        self.breaker.would_pass() && !self.health.is_silent()
     }
 
     /// What the node is, or was when it was last ready.
@@ -130,22 +138,21 @@ impl Node {
 
     /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
     pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
-        let mut state = self.state.clone();
-        let settled = state.wait_for(|state| !matches!(state, EngineState::Starting));
+        let mut health = self.health.subscribe();
+        let settled = health.wait_for(|status| status.life() != Life::Starting);
         match tokio::time::timeout(READY_WAIT, settled).await {
-            Ok(Ok(state)) => match &*state {
-                EngineState::Ready(info) => Ok(Arc::clone(info)),
-                EngineState::Failed { reason, retry_in } => Err(unavailable(reason, *retry_in)),
-                EngineState::Starting => Err(unavailable("the model is loading", READY_WAIT)),
-            },
+            Ok(Ok(status)) => {
+                let usable = status.usable().map(Arc::clone);
+                usable.ok_or_else(|| unavailable(&status.words, status.retry_in))
+            }
             Ok(Err(_)) => Err(unavailable("the engine has been stopped", READY_WAIT)),
             Err(_) => Err(unavailable("the model is loading", READY_WAIT)),
         }
     }
 
-    /// Whether its last start has failed.
+    /// Whether it is down.
     pub fn has_failed(&self) -> bool {
-        matches!(&*self.state.borrow(), EngineState::Failed { .. })
+        self.health.life() == Life::Down
     }
 
     /// Waits for a call to this node's engine, but no longer than the node shows that it lives. Errors: the call's, or
@@ -159,7 +166,7 @@ impl Node {
 
     /// Returns once the node is down or has been silent for too long.
     async fn silence(&self) {
-        while self.info().is_some() && lock(&self.heard_at).elapsed() < SILENCE_TIMEOUT {
+        while self.health.is_running() && lock(&self.heard_at).elapsed() < SILENCE_TIMEOUT {
             tokio::time::sleep(LOAD_INTERVAL).await;
         }
     }
@@ -169,11 +176,12 @@ impl Node {
         let load = *lock(&self.load);
         let learned = lock(&self.learned);
         let info = self.info();
-        let barred = match &*self.state.borrow() {
-            EngineState::Starting => Some("starting"),
-            EngineState::Failed { .. } => Some("down"),
-            EngineState::Ready(_) if !self.breaker.would_pass() => self.breaker.last_reason(),
-            EngineState::Ready(_) => None,
+        let barred = match self.health.life() {
+            Life::Starting => Some("starting"),
+            Life::Draining => Some("draining"),
+            Life::Down => Some("down"),
+            Life::Ready | Life::Suspect if !self.breaker.would_pass() => self.breaker.last_reason(),
+            Life::Ready | Life::Suspect => self.health.is_silent().then_some("suspect"),
         };
         // The node's own figures until this endpoint has better ones: they are not by length or batch.
         let known = |curve: Curve, engines: f64| if curve.is_known() { curve } else { Curve::constant(engines) };

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::succession::History;
-use super::{EngineState, Fallbacks, Identity, Node, READY_WAIT, Routes, names, unavailable};
+use super::{Fallbacks, Identity, Life, Node, READY_WAIT, Routes, names, unavailable};
 use crate::error::RequestError;
 use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{POLICIES, Policy};
@@ -110,10 +110,12 @@ impl ServedModel {
         if let Some(known) = self.identity.get() {
             return Some(known);
         }
-        let info = self.telling().iter().find_map(|node| match &*node.state.borrow() {
-            EngineState::Starting => Some(None),
-            EngineState::Ready(info) if info.role.decodes() => Some(Some(Arc::clone(info))),
-            EngineState::Ready(_) | EngineState::Failed { .. } => None,
+        let info = self.telling().iter().find_map(|node| {
+            let status = node.health.status();
+            match status.life() {
+                Life::Starting => Some(None),
+                _ => status.running().filter(|info| info.role.decodes()).map(|info| Some(Arc::clone(info))),
+            }
         });
         let stands_in = |info: &Arc<NodeInfo>| info.role.decodes() && self.is_called(&info.model);
         let info = match info.flatten() {
@@ -188,7 +190,7 @@ impl ServedModel {
         self.any_ready_but(&[]).await
     }
 
-    /// The same: not one of those that have just failed, if there is another; then one whose breaker is closed; then the one
+    /// The same: not one of those that have just failed, if there is another; then one that is trusted; then the one
     /// with the longest context.
     pub async fn any_ready_but(&self, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
         if let Some(best) = self.best_ready(failed) {
@@ -210,8 +212,7 @@ impl ServedModel {
 
     fn best_ready(&self, failed: &[usize]) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
         let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
-        let best =
-            ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.breaker.would_pass(), info.n_ctx));
+        let best = ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(), info.n_ctx));
         best.map(|(_, node, info)| (node, info))
     }
 }

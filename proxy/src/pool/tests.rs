@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::{DeltaStream, Engine};
 use baton_schemas::generate::Conversation;
-use baton_schemas::node::{NodeLoad, TokenizeRequest};
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceRequest, Token};
-use tokio::sync::watch;
 
 use super::*;
 use crate::admission::{Admission, Bounds, KeyLimits};
 use crate::app::App;
-use crate::http::{Backend, Health};
+use crate::http;
+use crate::http::Backend;
 use crate::observe::Observer;
 
 /// An engine that is only looked at.
@@ -47,25 +47,25 @@ impl Engine for Silent {
 }
 
 /// A node's life, in a test's hand.
-type Life = watch::Sender<EngineState>;
+type Hand = Arc<Health>;
 
 /// A node runs these weights under this name.
-async fn runs(life: &Life, weights: &str, name: &str) {
+async fn runs(life: &Hand, weights: &str, name: &str) {
     let sim = SimEngine::new(SimConfig { model: weights.into(), ..SimConfig::default() });
     let info = NodeInfo { model: name.into(), ..sim.info().await.unwrap() };
-    life.send_replace(EngineState::Ready(Arc::new(info)));
+    life.answers(Arc::new(info));
 }
 
-fn goes_down(life: &Life) {
-    life.send_replace(EngineState::Failed { reason: "gone".into(), retry_in: Duration::from_secs(2) });
+fn goes_down(life: &Hand) {
+    life.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
 }
 
 /// An endpoint over two nodes that are starting, with or without a name for what they run.
-fn endpoint(name: Option<&str>) -> (App, [Life; 2]) {
+fn endpoint(name: Option<&str>) -> (App, [Hand; 2]) {
     let (mut decode, mut lives) = (Vec::new(), Vec::new());
     for i in 1..=2 {
-        let (life, state) = watch::channel(EngineState::Starting);
-        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(Silent), state));
+        let life = Health::new(format!("decode-{i}"));
+        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(Silent), Arc::clone(&life)));
         lives.push(life);
     }
     let name = name.map_or_else(OnceLock::new, |name| OnceLock::from(name.to_owned()));
@@ -106,7 +106,7 @@ async fn a_configured_name_is_for_what_the_first_node_runs_and_not_the_fastest()
     discovered().await;
     // The other one serves what it runs under its own name, and everybody is told.
     assert_eq!(serving(&app, "other").await.unwrap(), "decode-2");
-    assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 1));
+    assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 1));
     let warnings = app.state(false).warnings;
     assert!(warnings[0].starts_with("decode-2 runs other weights") && warnings[0].contains("\"m\""), "{warnings:?}");
 }
@@ -138,16 +138,16 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         discovered().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "which still has the old ones");
         assert_eq!(barred(&app, 0), [Some("other_model".to_owned()), None]);
-        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 1));
+        assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 1));
 
         // It may come back with the old ones: for a while nobody serves the name, and no health is claimed.
         goes_down(&second);
         discovered().await;
-        assert!(matches!(app.health(), Health::Unavailable { .. }));
+        assert!(matches!(app.health(), http::Health::Unavailable { .. }));
         assert_eq!(serving(&app, "m").await.unwrap_err(), "unavailable");
         tokio::time::sleep(Duration::from_secs(31)).await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1", "{configured:?}");
-        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 0));
+        assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 0));
         assert_eq!(app.pool.models().len(), 1);
         // Streams that began on the old weights do not go on on the new ones.
         assert!(old[0].any_ready().await.is_err());
@@ -166,10 +166,10 @@ async fn a_restart_of_the_only_node_with_other_weights_is_followed_at_once() {
     discovered().await;
     runs(&first, "new", "m").await;
     discovered().await;
-    assert_eq!((serving(&app, "m").await.unwrap().as_str(), app.health()), ("decode-1", Health::Ok));
+    assert_eq!((serving(&app, "m").await.unwrap().as_str(), app.health()), ("decode-1", http::Health::Ok));
     // Under another name it is another model, and nobody answers to the old name any more.
     runs(&first, "newer", "n").await;
     discovered().await;
     assert_eq!(serving(&app, "n").await.unwrap(), "decode-1");
-    assert_eq!((serving(&app, "m").await.unwrap_err(), app.health()), ("model_not_found", Health::Ok));
+    assert_eq!((serving(&app, "m").await.unwrap_err(), app.health()), ("model_not_found", http::Health::Ok));
 }

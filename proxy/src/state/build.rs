@@ -8,11 +8,11 @@ use baton_schemas::node::NodeInfo;
 
 use super::{
     BreakerState, EndpointState, FallbackState, Life, LinkState, ModelState, NodeState, RatePoint, RequestsState, Task,
-    UpstreamState,
+    TransitionState, UpstreamState,
 };
 use crate::app::App;
 use crate::pool::rates::Curve;
-use crate::pool::{BreakerView, EngineState, Fallback, Fallbacks, Node, ServedModel};
+use crate::pool::{BreakerView, Fallback, Fallbacks, Node, ServedModel, Transition};
 use crate::upstream::{self, Member};
 
 /// The endpoint now; with the nodes' addresses only for who may know them.
@@ -82,12 +82,15 @@ fn is_anothers(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, bars:
 }
 
 fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
-    let (life, info, reason) = match &*node.state.borrow() {
-        EngineState::Starting => (Life::Starting, None, None),
-        EngineState::Ready(info) => (Life::Ready, Some(info.clone()), None),
-        EngineState::Failed { reason, .. } => (Life::Failed, None, Some(reason.clone())),
-    };
+    let status = node.health.status();
+    let (life, info) = (status.life(), status.running().map(Arc::clone));
     let (load, rates) = (node.load(), node.rates());
+    let transition = |(transition, count): (Transition, u64)| TransitionState {
+        from: transition.from,
+        to: transition.to,
+        reason: transition.reason.to_owned(),
+        count,
+    };
     let of_info = info.map(|info| NodeState {
         engine: info.engine.clone(),
         model: info.model.clone(),
@@ -100,7 +103,9 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
         name: node.name.clone(),
         task,
         life,
-        reason,
+        reason: (life != Life::Ready).then_some(status.words),
+        life_since_ms: unix_ms(status.since),
+        transitions: node.health.transitions().into_iter().map(transition).collect(),
         address: node.url.clone().filter(|_| with_address),
         active_slots: load.active_slots,
         queued: load.queued,
@@ -118,7 +123,7 @@ fn upstream(member: &Member, with_address: bool) -> UpstreamState {
     let (life, reason) = match member.life() {
         upstream::Life::Unknown => (Life::Starting, None),
         upstream::Life::Answers => (Life::Ready, None),
-        upstream::Life::Silent { reason } => (Life::Failed, Some(reason.to_owned())),
+        upstream::Life::Silent { reason } => (Life::Down, Some(reason.to_owned())),
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let running = member.n_running();

@@ -246,7 +246,7 @@ mod tests {
             upstreams: vec![UpstreamState {
                 name: "ollama".into(),
                 kind: "ollama".into(),
-                life: Life::Failed,
+                life: Life::Down,
                 reason: Some("unreachable".into()),
                 models: ["a", "b", "c", "d"].map(str::to_owned).into(),
                 running: 2,
@@ -266,7 +266,7 @@ mod tests {
             "\nWARNING decode-2 runs other weights\n",
             "prefill-1 > local  -     -           -",
             "prefill_down  3      2 min ago",
-            "ollama    ollama  failed: unreachable  2/8      0        a, b, c and 1 more  closed",
+            "ollama    ollama  down: unreachable  2/8      0        a, b, c and 1 more  closed",
             "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");

@@ -12,7 +12,6 @@ use baton_schemas::node::{NodeLoad, TokenizeRequest};
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
-use tokio::sync::watch;
 
 use super::*;
 use crate::admission::{Admission, Bounds};
@@ -21,7 +20,7 @@ use crate::generate::{Event, generate};
 use crate::http::Backend;
 use crate::observe::Observer;
 use crate::observe::tests::{caller, request};
-use crate::pool::{EngineState, Pool};
+use crate::pool::{Health, Pool};
 
 /// How a node ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -96,10 +95,9 @@ fn sim() -> SimEngine {
 }
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
-    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(engine.info().await.unwrap())));
-    // Nobody has noticed yet that the node has stopped.
-    std::mem::forget(sender);
-    Node::new(name.into(), None, Arc::new(engine), state)
+    let health = Health::new("it");
+    health.answers(Arc::new(engine.info().await.unwrap()));
+    Node::new(name.into(), None, Arc::new(engine), health)
 }
 
 /// An endpoint whose first node ends after so many calls, and whose second one is well.

@@ -12,7 +12,6 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::machines::{KV_BYTES_PER_TOKEN, Machine, sharing_cost};
@@ -21,7 +20,7 @@ use crate::failover::Resilient;
 use crate::plan::cost::{Prediction, Route};
 use crate::plan::policy::Policy;
 use crate::plan::{PlanRequest, plan};
-use crate::pool::{self, EngineState, Node, ServedModel};
+use crate::pool::{self, Health, Node, ServedModel};
 
 /// Time for calibration: far more than it takes.
 const CALIBRATION: Duration = Duration::from_secs(60);
@@ -62,7 +61,6 @@ pub(super) struct Cluster {
     pub model: Arc<ServedModel>,
     pub engines: Vec<Arc<SimEngine>>,
     prompts: std::sync::Mutex<StdRng>,
-    _states: Vec<watch::Sender<EngineState>>,
 }
 
 /// What a request took, in seconds from asking.
@@ -99,8 +97,8 @@ impl Cluster {
         let puller = SimLink::new([(url.clone(), Arc::clone(&prefill), spec.link)]);
         let decode = Arc::new(SimEngine::with_puller(config(&spec.decode), Some(Arc::new(puller))));
         let role = if spec.prefill_decodes { Role::Both } else { Role::Prefill };
-        let (prefill_node, a) = node(spec.prefill.name, Some(url), &prefill, role).await?;
-        let (decode_node, b) = node(spec.decode.name, None, &decode, Role::Decode).await?;
+        let prefill_node = node(spec.prefill.name, Some(url), &prefill, role).await?;
+        let decode_node = node(spec.decode.name, None, &decode, Role::Decode).await?;
         let mut decoders = vec![decode_node];
         // One node in both lists: what is known of it is known once.
         decoders.extend(spec.prefill_decodes.then(|| Arc::clone(&prefill_node)));
@@ -109,7 +107,7 @@ impl Cluster {
         pool::keep_calibrated(&model);
         tokio::time::sleep(CALIBRATION).await;
         let prompts = std::sync::Mutex::new(StdRng::seed_from_u64(1));
-        Ok(Cluster { model, engines: vec![prefill, decode], prompts, _states: vec![a, b] })
+        Ok(Cluster { model, engines: vec![prefill, decode], prompts })
     }
 
     /// A prompt that nobody has seen.
@@ -166,6 +164,7 @@ impl Cluster {
             max_tokens: request.max_tokens,
             policy,
             exclude: &[],
+            exclude_prefill: &[],
         };
         let plan = plan(&self.model, &ask).map_err(|error| Failure(error.to_string()))?;
         let (route, prediction) = (plan.route, plan.prediction);
@@ -178,16 +177,12 @@ impl Cluster {
     }
 }
 
-async fn node(
-    name: &str,
-    url: Option<String>,
-    engine: &Arc<SimEngine>,
-    role: Role,
-) -> Result<(Arc<Node>, watch::Sender<EngineState>), Failure> {
+async fn node(name: &str, url: Option<String>, engine: &Arc<SimEngine>, role: Role) -> Result<Arc<Node>, Failure> {
     let mut info = engine.info().await?;
     info.role = role;
-    let (sender, state) = watch::channel(EngineState::Ready(Arc::new(info)));
-    Ok((Node::new(name.to_owned(), url, Arc::clone(engine) as Arc<dyn Engine>, state), sender))
+    let health = Health::new(name);
+    health.answers(Arc::new(info));
+    Ok(Node::new(name.to_owned(), url, Arc::clone(engine) as Arc<dyn Engine>, health))
 }
 
 fn request(prompt: Vec<Token>, n_output: u32) -> SequenceRequest {

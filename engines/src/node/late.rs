@@ -1,0 +1,76 @@
+//! A node's engine while it is still being started: the address answers, and says that the model is loading.
+
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use baton_schemas::embed::EmbedSequences;
+use baton_schemas::generate::Conversation;
+use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::node::{NodeInfo, NodeLoad, Phase, TokenizeRequest};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+
+use crate::engine::{DeltaStream, EmbedStream, Engine, KvStream, LoadStream};
+
+/// Another engine, once there is one. Until then it tells a load and refuses the rest.
+#[derive(Clone, Default)]
+pub struct LateEngine(Arc<OnceLock<Arc<dyn Engine>>>);
+
+impl LateEngine {
+    /// From now on it is this engine. There is no second change.
+    pub fn becomes(&self, engine: Arc<dyn Engine>) {
+        if self.0.set(engine).is_err() {
+            tracing::error!("an engine was started twice; the first one serves");
+        }
+    }
+
+    fn get(&self) -> Result<&dyn Engine, EngineError> {
+        let loading = || EngineError::Unavailable { reason: "the model is loading".into() };
+        self.0.get().map(|engine| &**engine).ok_or_else(loading)
+    }
+}
+
+#[async_trait]
+impl Engine for LateEngine {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.get()?.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        match self.get() {
+            Ok(engine) => engine.load().await,
+            Err(_) => Ok(NodeLoad { phase: Phase::Starting, ..NodeLoad::default() }),
+        }
+    }
+
+    async fn loads(&self) -> Result<LoadStream, EngineError> {
+        self.get()?.loads().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.get()?.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.get()?.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.get()?.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.get()?.generate(request).await
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        self.get()?.embed(request).await
+    }
+
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
+        self.get()?.prefill(request).await
+    }
+
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        self.get()?.measure_link(source).await
+    }
+}

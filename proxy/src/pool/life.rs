@@ -1,0 +1,161 @@
+//! Where a node is in its life, what is learned of it, and what follows.
+//!
+//! ```text
+//!             Answers            Misses             Misses
+//! Starting ───────────► Ready ───────────► Suspect ────────► Down
+//!     ▲                  │  ▲  Answers        │               │
+//!     │ Loads            │  └─────────────────┘◄──────────────┘ Answers
+//!     │                  │ Stops
+//!  (from anywhere)       └──────► Draining ──── Misses ─────► Down
+//! ```
+//!
+//! Besides, a node that answers and whose breaker is open is suspect, until the breaker closes.
+
+use serde::{Deserialize, Serialize};
+
+/// Where a node is in its life.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Life {
+    /// It has not answered yet, its process is starting, or its model is loading.
+    #[default]
+    Starting,
+    /// Requests can be sent.
+    Ready,
+    /// It was told to stop: what it runs goes on, and it gets nothing new.
+    Draining,
+    /// It left a question unanswered, or requests to it fail: it gets something only where nobody else can.
+    Suspect,
+    /// It cannot be used.
+    Down,
+}
+
+impl Life {
+    /// All of them.
+    pub const ALL: [Life; 5] = [Life::Starting, Life::Ready, Life::Draining, Life::Suspect, Life::Down];
+
+    /// As it is shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Life::Starting => "starting",
+            Life::Ready => "ready",
+            Life::Draining => "draining",
+            Life::Suspect => "suspect",
+            Life::Down => "down",
+        }
+    }
+}
+
+/// What is learned of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum News {
+    /// Its process is starting, or its model is loading.
+    Loads,
+    /// It has answered, and serves.
+    Answers,
+    /// It was told to stop, and says so.
+    Stops,
+    /// It left a question unanswered. The second time in a row it is down, and the first time if it has never answered.
+    Misses,
+    /// The same of a node that runs: the stream of its loads has ended, or it does not say what its load is. Of any
+    /// other that says nothing.
+    Quiets,
+    /// It cannot be used, and there is nothing to wait for: it refuses us, or cannot start.
+    Fails,
+    /// Its breaker has opened.
+    Opens,
+    /// Its breaker has closed.
+    Closes,
+}
+
+/// The state, and what it follows from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Machine {
+    reach: Reach,
+    breaker_is_open: bool,
+}
+
+/// What its answers show.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Reach {
+    #[default]
+    Starting,
+    Answering,
+    Stopping,
+    Silent,
+    Gone,
+}
+
+impl Machine {
+    /// Where the node is in its life.
+    pub(super) fn life(self) -> Life {
+        match self.reach {
+            Reach::Starting => Life::Starting,
+            Reach::Answering if self.breaker_is_open => Life::Suspect,
+            Reach::Answering => Life::Ready,
+            Reach::Stopping => Life::Draining,
+            Reach::Silent => Life::Suspect,
+            Reach::Gone => Life::Down,
+        }
+    }
+
+    /// Whether it has left its last question unanswered, and is not known to be gone.
+    pub(super) fn is_silent(self) -> bool {
+        self.reach == Reach::Silent
+    }
+
+    /// What is known once this is.
+    #[must_use]
+    pub(super) fn learn(self, news: News) -> Machine {
+        let reach = match (self.reach, news) {
+            (_, News::Loads) => Reach::Starting,
+            (_, News::Answers) => Reach::Answering,
+            (_, News::Stops) => Reach::Stopping,
+            (_, News::Fails) => Reach::Gone,
+            (Reach::Answering, News::Misses | News::Quiets) => Reach::Silent,
+            (Reach::Starting, News::Quiets) => Reach::Starting,
+            (_, News::Misses | News::Quiets) => Reach::Gone,
+            (reach, News::Opens | News::Closes) => reach,
+        };
+        let breaker_is_open = match news {
+            News::Opens => true,
+            News::Closes => false,
+            _ => self.breaker_is_open,
+        };
+        Machine { reach, breaker_is_open }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The states that follow from `from` by each news, in the order of [`ALL_NEWS`].
+    fn check(path: &[News], from: Life, expected: [Life; 8]) {
+        let machine = path.iter().fold(Machine::default(), |machine, news| machine.learn(*news));
+        assert_eq!(machine.life(), from, "{path:?}");
+        for (news, expected) in ALL_NEWS.into_iter().zip(expected) {
+            assert_eq!(machine.learn(news).life(), expected, "{path:?}, then {news:?}");
+        }
+    }
+
+    const ALL_NEWS: [News; 8] =
+        [News::Loads, News::Answers, News::Stops, News::Misses, News::Quiets, News::Fails, News::Opens, News::Closes];
+
+    #[test]
+    fn every_state_and_everything_that_can_be_learned_in_it() {
+        use Life::{Down, Draining, Ready, Starting, Suspect};
+        use News::{Answers, Fails, Loads, Misses, Opens, Stops};
+        check(&[], Starting, [Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]);
+        check(&[Answers], Ready, [Starting, Ready, Draining, Suspect, Suspect, Down, Suspect, Ready]);
+        check(&[Answers, Stops], Draining, [Starting, Ready, Draining, Down, Down, Down, Draining, Draining]);
+        check(&[Answers, Misses], Suspect, [Starting, Ready, Draining, Down, Down, Down, Suspect, Suspect]);
+        check(&[Answers, Opens], Suspect, [Starting, Suspect, Draining, Suspect, Suspect, Down, Suspect, Ready]);
+        check(&[Answers, Opens, Misses], Suspect, [Starting, Suspect, Draining, Down, Down, Down, Suspect, Suspect]);
+        check(&[Answers, Misses, Misses], Down, [Starting, Ready, Draining, Down, Down, Down, Down, Down]);
+        check(&[Fails], Down, [Starting, Ready, Draining, Down, Down, Down, Down, Down]);
+        check(&[Answers, Loads], Starting, [Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]);
+        // A node that was lost in the middle of a request and is back: a request has to go well first.
+        check(&[Answers, Opens, Misses, Misses], Down, [Starting, Suspect, Draining, Down, Down, Down, Down, Down]);
+    }
+}
