@@ -6,7 +6,8 @@ use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
-use baton_schemas::node::{NodeInfo, TokenizeRequest};
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::admission::Admission;
@@ -21,6 +22,7 @@ use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
 use crate::pool::{EngineState, Node, Pool, ServedModel, Unused, names};
 use crate::prompt;
+use crate::residency::{Residency, Stay};
 use crate::state::{self, EndpointState};
 use crate::upstream::UpstreamPool;
 
@@ -30,6 +32,8 @@ pub struct App {
     pub admission: Admission,
     /// The models and their engines.
     pub pool: Arc<Pool>,
+    /// Which own models are in memory.
+    pub residency: Arc<Residency>,
     /// Servers that speak text.
     pub upstreams: ArcSwap<UpstreamPool>,
     /// What is noted of requests.
@@ -47,6 +51,34 @@ impl App {
     fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
         let found = self.pool.find_for(model, &caller.account);
         found.map_err(|error| self.unless_upstream(model, error, "the tokens of a model"))
+    }
+
+    /// The same, in memory for as long as the second value lives.
+    async fn in_memory(
+        &self,
+        model: Option<&str>,
+        caller: &Caller,
+    ) -> Result<(Arc<ServedModel>, Option<Stay>), RequestError> {
+        let model = self.on_nodes(model, caller)?;
+        let stay = self.stay(&model, None).await?;
+        Ok((model, stay))
+    }
+
+    /// Holds a model in memory; one that is not there is loaded. `None` if it is one that is always there.
+    pub async fn stay(&self, model: &ServedModel, keep_alive: Option<KeepAlive>) -> Result<Option<Stay>, RequestError> {
+        match &model.resident {
+            Some(resident) => self.residency.stay(resident, keep_alive).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Own models that could not be loaded, in a sentence each that is safe to show.
+    pub fn failed_loads(&self) -> Vec<String> {
+        let failed = |model: &Arc<ServedModel>| {
+            let why = model.resident.as_ref()?.presence().last_failure?;
+            Some(format!("the model {:?} could not be loaded: {why}", model.name.get().map_or("", String::as_str)))
+        };
+        self.pool.models().iter().filter_map(failed).collect()
     }
 
     /// What is said of a model that was not found: if upstreams serve it, that they do not do this.
@@ -84,7 +116,8 @@ impl Backend for App {
         let model = |model: &Arc<ServedModel>| Model {
             names: model.names().cloned().collect(),
             since: model.since,
-            info: model.decode.iter().find_map(|node| model.ready_decode(node)),
+            info: model.described(),
+            presence: model.resident.as_ref().map(|resident| resident.presence()),
             is_upstream: false,
         };
         let mut models: Vec<Model> = self.pool.models().iter().map(model).collect();
@@ -93,7 +126,13 @@ impl Backend for App {
         };
         for (name, member) in self.upstreams.load().models() {
             if !is_known(&models, &name) {
-                models.push(Model { names: vec![name], since: member.since, info: None, is_upstream: true });
+                models.push(Model {
+                    names: vec![name],
+                    since: member.since,
+                    info: None,
+                    presence: None,
+                    is_upstream: true,
+                });
             }
         }
         models
@@ -113,12 +152,13 @@ impl Backend for App {
 
     fn warnings(&self) -> Vec<String> {
         let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
-        self.pool.unused().into_iter().map(warning).collect()
+        self.pool.unused().into_iter().map(warning).chain(self.failed_loads()).collect()
     }
 
-    /// The endpoint is well if every model could answer.
+    /// The endpoint is well if every model could answer. One that is loaded when it is needed could, until it was tried;
+    /// that it failed is a warning.
     fn health(&self) -> Health {
-        for model in &self.pool.models() {
+        for model in self.pool.models().iter().filter(|model| model.resident.is_none()) {
             if model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
                 continue;
             }
@@ -130,7 +170,9 @@ impl Backend for App {
             for node in &model.decode {
                 match &*node.state.borrow() {
                     EngineState::Ready(_) => {}
-                    EngineState::Starting => return Health::Loading { reason: "the model is loading".into() },
+                    EngineState::Starting | EngineState::Unloaded => {
+                        return Health::Loading { reason: "the model is loading".into() };
+                    }
                     EngineState::Failed { reason, .. } => return Health::Unavailable { reason: reason.clone() },
                 }
             }
@@ -150,10 +192,43 @@ impl Backend for App {
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
+        let (called, (model, _stay)) = (model, self.in_memory(model, caller).await?);
+        ready(called, &model).await
+    }
+
+    async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let (called, model) = (model, self.on_nodes(model, caller)?);
-        let (node, info) = model.ready_for(called, &[]).await?;
-        let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
-        Ok(ReadyModel { name, since: model.since, load: node.load(), info })
+        let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
+        match (&model.resident, model.described()) {
+            (Some(_), Some(info)) if !is_ready => Ok(ReadyModel {
+                name: model.name.get().cloned().unwrap_or_else(|| info.model.clone()),
+                since: model.since,
+                info,
+                load: NodeLoad::default(),
+                sampling: model.sampling,
+                is_sleeping: true,
+            }),
+            _ => ready(called, &model).await,
+        }
+    }
+
+    async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        let found = self.on_nodes(Some(model), caller)?;
+        let _stay = self.stay(&found, keep_alive).await?;
+        found.ready_as(model, &[]).await.map(drop)
+    }
+
+    async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        let found = self.on_nodes(Some(model), caller)?;
+        match &found.resident {
+            Some(resident) => self.residency.unload(resident),
+            // It stays; but that there is such a model is to be true.
+            None => drop(found.ready_as(model, &[]).await?),
+        }
+        Ok(())
     }
 
     async fn tokenize(
@@ -163,7 +238,7 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (text, found) = (&text, self.on_nodes(model, caller)?);
+        let (text, (found, _stay)) = (&text, self.in_memory(model, caller).await?);
         ask(&found, model, |node, _| async move { Ok(node.engine.tokenize(text).await?) }).await
     }
 
@@ -174,7 +249,7 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (tokens, found) = (&tokens, self.on_nodes(model, caller)?);
+        let (tokens, (found, _stay)) = (&tokens, self.in_memory(model, caller).await?);
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
                 let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
@@ -187,7 +262,7 @@ impl Backend for App {
 
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (chat, found) = (&chat, self.on_nodes(model, caller)?);
+        let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         let count =
             |node: Arc<Node>, info: Arc<NodeInfo>| async move { Ok(prompt::of_chat(&node, &info, chat).await?.len()) };
         Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
@@ -195,7 +270,7 @@ impl Backend for App {
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (chat, found) = (&chat, self.on_nodes(model, caller)?);
+        let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             let tokens = prompt::of_chat(&node, &info, chat).await?;
@@ -203,4 +278,12 @@ impl Backend for App {
         };
         ask(&found, model, text).await
     }
+}
+
+/// What runs a model. Waits for one that is starting.
+async fn ready(called: Option<&str>, model: &ServedModel) -> Result<ReadyModel, RequestError> {
+    let (node, info) = model.ready_for(called, &[]).await?;
+    let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
+    let (since, load, sampling) = (model.since, node.load(), model.sampling);
+    Ok(ReadyModel { name, since, info, load, sampling, is_sleeping: false })
 }

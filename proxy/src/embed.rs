@@ -53,8 +53,9 @@ async fn run(
 ) -> Result<Embedded, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     watch.is_for(model.name.get().map_or("", String::as_str));
-    app.admission.set_slots(app.pool.n_slots());
+    app.admission.set_slots(app.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
+    let _stay = app.stay(&model, request.keep_alive).await?;
     let prepared = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
             feature: "embeddings: its model gives no vectors of texts".to_owned(),

@@ -136,6 +136,7 @@ impl Node {
             Ok(Ok(state)) => match &*state {
                 EngineState::Ready(info) => Ok(Arc::clone(info)),
                 EngineState::Failed { reason, retry_in } => Err(unavailable(reason, *retry_in)),
+                EngineState::Unloaded => Err(unavailable("the model is not loaded", READY_WAIT)),
                 EngineState::Starting => Err(unavailable("the model is loading", READY_WAIT)),
             },
             Ok(Err(_)) => Err(unavailable("the engine has been stopped", READY_WAIT)),
@@ -170,6 +171,7 @@ impl Node {
         let learned = lock(&self.learned);
         let info = self.info();
         let barred = match &*self.state.borrow() {
+            EngineState::Unloaded => Some("unloaded"),
             EngineState::Starting => Some("starting"),
             EngineState::Failed { .. } => Some("down"),
             EngineState::Ready(_) if !self.breaker.would_pass() => self.breaker.last_reason(),
