@@ -1,6 +1,7 @@
 //! What the HTTP surface calls: the pieces of a running endpoint, joined.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
@@ -10,7 +11,7 @@ use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
-use crate::admission::Admission;
+use crate::admission::{Account, Admission};
 use crate::embed::{self, Embedded};
 use crate::error::RequestError;
 use crate::failover::ask;
@@ -24,7 +25,10 @@ use crate::pool::{EngineState, Node, Pool, ServedModel, Unused, names};
 use crate::prompt;
 use crate::residency::{Residency, Stay};
 use crate::state::{self, EndpointState};
-use crate::upstream::UpstreamPool;
+use crate::upstream::{self, ServedByUpstreams, UpstreamPool};
+
+/// When to ask again for a model of an upstream that has not been heard of yet.
+const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 
 /// A running endpoint.
 pub struct App {
@@ -51,6 +55,40 @@ impl App {
     fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
         let found = self.pool.find_for(model, &caller.account);
         found.map_err(|error| self.unless_upstream(model, error, "the tokens of a model"))
+    }
+
+    /// What serves a model: nodes, upstreams, or both. Errors: nothing, or nothing that this account may use.
+    pub fn who_serves(
+        &self,
+        name: &str,
+        account: &Account,
+    ) -> Result<(Option<Arc<ServedModel>>, Option<ServedByUpstreams>), RequestError> {
+        let upstreams = self.upstreams.load_full();
+        match self.pool.find_for(Some(name), account) {
+            Ok(model) => {
+                // What an upstream only happens to list under this name may be another model.
+                let deputies = upstreams.serving(name, model.name.get().is_none());
+                Ok((Some(model), deputies))
+            }
+            Err(error) => match upstreams.serving(name, true) {
+                Some(serving) if account.may_use(std::iter::once(&serving.name)) => Ok((None, Some(serving))),
+                Some(_) => Err(RequestError::ModelNotAllowed { model: name.to_owned() }),
+                None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
+                    let reason = "an upstream has not told its models yet".to_owned();
+                    Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// The upstreams of a model that no node serves.
+    fn on_upstreams(&self, model: Option<&str>, caller: &Caller) -> Result<Option<ServedByUpstreams>, RequestError> {
+        let Some(name) = model else { return Ok(None) };
+        match self.who_serves(name, &caller.account)? {
+            (None, serving) => Ok(serving),
+            (Some(_), _) => Ok(None),
+        }
     }
 
     /// The same, in memory for as long as the second value lives.
@@ -99,13 +137,7 @@ impl Backend for App {
     }
 
     async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-        let embedded = embed::embed(self, &request, caller).await;
-        embedded.map_err(|error| match &error {
-            RequestError::ModelNotFound { .. } => {
-                self.unless_upstream(Some(&request.model), error, "embeddings of a model")
-            }
-            _ => error,
-        })
+        embed::embed(self, &request, caller).await
     }
 
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
@@ -238,6 +270,9 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            return upstream::tokenize(&serving, &text, &caller.request_id).await;
+        }
         let (text, (found, _stay)) = (&text, self.in_memory(model, caller).await?);
         ask(&found, model, |node, _| async move { Ok(node.engine.tokenize(text).await?) }).await
     }
@@ -249,6 +284,9 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            return upstream::detokenize(&serving, &tokens, &caller.request_id).await;
+        }
         let (tokens, (found, _stay)) = (&tokens, self.in_memory(model, caller).await?);
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {

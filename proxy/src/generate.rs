@@ -60,20 +60,7 @@ async fn accept(
     caller: &Caller,
     watch: &mut RequestWatch,
 ) -> Result<(Permit, Accepted), RequestError> {
-    let upstreams = app.upstreams.load_full();
-    let (model, upstreams) = match app.pool.find_for(Some(&request.model), &caller.account) {
-        // What an upstream only happens to list under this name may be another model.
-        Ok(model) => (Some(Arc::clone(&model)), upstreams.serving(&request.model, model.name.get().is_none())),
-        Err(error) => match upstreams.serving(&request.model, true) {
-            Some(serving) if caller.account.may_use(std::iter::once(&serving.name)) => (None, Some(serving)),
-            Some(_) => return Err(RequestError::ModelNotAllowed { model: request.model.clone() }),
-            None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
-                let reason = "an upstream has not told its models yet".to_owned();
-                return Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED });
-            }
-            None => return Err(error),
-        },
-    };
+    let (model, upstreams) = app.who_serves(&request.model, &caller.account)?;
     if let Some(model) = &model {
         // The client's own choice once more, over the model's.
         model.sampling.apply(&mut request.sampling);
@@ -108,9 +95,6 @@ async fn accept(
     permit.charge_prompt(accepted.n_prompt);
     Ok((permit, accepted))
 }
-
-/// When to ask again for a model of an upstream that has not been heard of yet.
-const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 
 /// Errors that an upstream may be without: not the request's own.
 fn may_go_upstream(error: &RequestError) -> bool {
