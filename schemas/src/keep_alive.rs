@@ -22,8 +22,8 @@ impl KeepAlive {
     pub fn of_seconds(seconds: f64) -> Option<KeepAlive> {
         match seconds {
             _ if seconds.is_nan() => None,
-            _ if seconds < 0.0 || seconds > MAX_SECONDS => Some(KeepAlive::Forever),
-            _ => Some(KeepAlive::For(Duration::from_secs_f64(seconds))),
+            0.0..=MAX_SECONDS => Some(KeepAlive::For(Duration::from_secs_f64(seconds))),
+            _ => Some(KeepAlive::Forever),
         }
     }
 

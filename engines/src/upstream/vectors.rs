@@ -109,8 +109,8 @@ mod tests {
         let (path, asked) = body(Kind::OpenAi, &[text.clone(), text.clone()]).unwrap();
         let expected = json!({"model": "theirs", "input": ["a", "a"], "dimensions": 2, "encoding_format": "float"});
         assert_eq!((path, asked), ("embeddings", expected));
-        assert_eq!(body(Kind::Vllm, &[tokens.clone()]).unwrap().1["input"], json!([[1, 2]]));
-        let (path, asked) = body(Kind::Ollama, &[text.clone()]).unwrap();
+        assert_eq!(body(Kind::Vllm, std::slice::from_ref(&tokens)).unwrap().1["input"], json!([[1, 2]]));
+        let (path, asked) = body(Kind::Ollama, std::slice::from_ref(&text)).unwrap();
         let expected = json!({"model": "theirs", "input": ["a"], "dimensions": 2, "truncate": true});
         assert_eq!((path, asked), ("api/embed", expected));
         for (kind, inputs) in [(Kind::Ollama, vec![tokens.clone()]), (Kind::OpenAi, vec![text, tokens])] {

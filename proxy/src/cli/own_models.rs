@@ -47,10 +47,9 @@ pub(super) fn limits(config: &ServeConfig) -> Result<Limits, Failure> {
     let mut limits =
         Limits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
     let is_llama = config.engine.engine.unwrap_or_default() == EngineKind::Llama;
-    if config.has_own_engine && is_llama && !config.models.is_empty() {
-        if let Some(path) = found(&config.source)? {
-            limits.reserved = sized(&config.source, &config.engine, &path, &limits)?.0.memory_bytes;
-        }
+    let has_both = config.has_own_engine && is_llama && !config.models.is_empty();
+    if has_both && let Some(path) = found(&config.source)? {
+        limits.reserved = sized(&config.source, &config.engine, &path, &limits)?.0.memory_bytes;
     }
     Ok(limits)
 }

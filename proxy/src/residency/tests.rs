@@ -126,22 +126,25 @@ async fn the_one_that_was_used_longest_ago_makes_room() {
 async fn a_busy_model_cannot_keep_another_out_for_ever() {
     let (a, b) = (lasting("a", 6).await, lasting("b", 6).await);
     let house = house(10, &[&a, &b]);
-    let first = house.stay(&a, None).await.unwrap();
-    let (busy, model) = (Arc::clone(&house), Arc::clone(&a));
+    drop(house.stay(&a, None).await.unwrap());
     // Each request for the first model comes before the one before it ends.
-    let stream = tokio::spawn(async move {
-        let mut current = first;
-        for _ in 0..12 {
-            after(2.0).await;
-            current = busy.stay(&model, None).await.unwrap();
-        }
-        drop(current);
+    let requests = (0..12).map(|i| {
+        let (house, a) = (Arc::clone(&house), Arc::clone(&a));
+        tokio::spawn(async move {
+            after(2.0 * f64::from(i)).await;
+            if let Ok(stay) = house.stay(&a, None).await {
+                after(3.0).await;
+                drop(stay);
+            }
+        })
     });
+    let requests: Vec<_> = requests.collect();
+    after(1.0).await;
     let began = Instant::now();
     let stay = tokio::time::timeout(Duration::from_secs(20), house.stay(&b, None)).await;
     drop(stay.expect("its turn came").unwrap());
     assert!(began.elapsed() > YIELD_AFTER);
-    stream.await.unwrap();
+    join_all(requests).await;
     assert!(a.presence().n_loads >= 2, "the first one had its turn again");
 }
 
