@@ -10,12 +10,20 @@ environment() {
     python3 -m venv "$1" || { echo "run-clients: Python's venv module is missing; the client tests cannot run" >&2; exit 1; }
   fi
   if ! cmp -s "$2" "$1/installed.txt"; then
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check -r "$2" || return 1
     cp "$2" "$1/installed.txt"
   fi
 }
 environment target/clients tests/clients/requirements.txt
 environment target/clients-openai-2 tests/clients/openai_2/requirements.txt
+
+# mlx-lm's server, where its packages are built for this machine: Linux with glibc 2.35 or newer, and Macs.
+if environment target/clients-mlx tests/clients/mlx/requirements.txt; then
+  has_mlx=yes
+else
+  has_mlx=
+  echo "run-clients: mlx-lm does not install here; the tests in front of its server are skipped" >&2
+fi
 
 # Node's packages, with the tests beside them, since a module's imports are looked for from where it lies.
 node=target/clients-node
@@ -39,5 +47,8 @@ cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.to
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 
 run_tests() { "$1/bin/python" -m pytest -q -rs -p no:cacheprovider -c tests/clients/pytest.ini "${@:2}"; }
-run_tests target/clients tests/clients --ignore tests/clients/openai_2
+run_tests target/clients tests/clients --ignore tests/clients/openai_2 --ignore tests/clients/mlx
 run_tests target/clients-openai-2 tests/clients/openai_2
+if [ -n "$has_mlx" ]; then
+  run_tests target/clients-mlx -p no:warnings tests/clients/mlx
+fi

@@ -190,3 +190,42 @@ async fn nodes_serve_a_model_whose_own_engine_never_starts() {
     let health = reqwest::get(format!("{}/health", server.base)).await.unwrap();
     assert_eq!(health.status(), 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_exchanges_nodes_while_they_stream() {
+    let (one, other) = (sim_node(&["--role", "decode"]), sim_node(&["--role", "decode"]));
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("baton.toml");
+    let write = |decode: &[&Node], policy: &str| {
+        let urls: Vec<&String> = decode.iter().map(|node| &node.url).collect();
+        std::fs::write(&file, format!("[model]\ndecode = {urls:?}\npolicy = {policy:?}\n")).unwrap();
+    };
+    write(&[&one], "fastest");
+    let server = Server::with(&["--config", file.to_str().unwrap()]);
+    let body = sim_chat("undisturbed", 150);
+    let (_, route, undisturbed) = post(&server, &body).await;
+    assert_eq!(decode_of(&route), 0);
+
+    let model = async || state(&server).await["models"][0].clone();
+    let (reply, ()) = tokio::join!(post(&server, &body), async {
+        eventually_async("a running stream", || async { model().await["nodes"][0]["active_slots"] == 1 }).await;
+        write(&[&other], "round_robin");
+        server.signal(Signal::HUP);
+        eventually_async("the other node", || async { model().await["policy"] == "round_robin" }).await;
+        assert_eq!(post(&server, &sim_chat("elsewhere", 4)).await.0, 200);
+        let now = model().await;
+        assert_eq!(now["nodes"].as_array().unwrap().len(), 1, "{now}");
+        assert_eq!(now["nodes"][0]["active_slots"], 0, "the one with the stream is not used any more");
+    });
+    assert_eq!((reply.0, text(&reply.2)), (200, text(&undisturbed)));
+
+    // Both: the one that stays keeps its name, and the new one gets another.
+    write(&[&other, &one], "round_robin");
+    server.signal(Signal::HUP);
+    eventually_async("both nodes", || async { model().await["nodes"].as_array().unwrap().len() == 2 }).await;
+    let mut decoded = std::collections::BTreeSet::new();
+    for i in 0..4 {
+        decoded.insert(decode_of(&post(&server, &sim_chat(&format!("turn {i}"), 2)).await.1));
+    }
+    assert_eq!(decoded.len(), 2, "they take turns");
+}

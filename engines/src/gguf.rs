@@ -9,6 +9,8 @@ mod file_type;
 mod fingerprint;
 mod header;
 mod kv_shape;
+mod outline;
+mod sizes;
 mod tensor_types;
 #[cfg(test)]
 mod tests;
@@ -20,6 +22,7 @@ use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
 pub use kv_shape::KvShape;
+pub use sizes::{CELL_ALIGNMENT, COMPUTE_RESERVE, SizeError, SizeWishes, Sizes};
 
 /// Why a file cannot be used as a GGUF model. Each message is one line for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -215,6 +218,11 @@ impl Gguf {
         self.arch_key("attention.causal").and_then(|key| self.bool(&key)) == Some(false)
     }
 
+    /// Whether the model continues texts, or only gives vectors of them.
+    pub fn generates(&self) -> bool {
+        !self.is_bidirectional() && !self.architecture().is_some_and(|name| ENCODERS.contains(&name))
+    }
+
     /// llama.cpp's number of the way from token states to a text's vector, if the file names one.
     pub fn pooling_type(&self) -> Option<u64> {
         self.u64(&self.arch_key("pooling_type")?)
@@ -256,3 +264,16 @@ impl Value {
         }
     }
 }
+
+/// Architectures without a KV cache in llama.cpp, whose files need not say that their tokens see those after them.
+const ENCODERS: [&str; 9] = [
+    "bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "neo-bert",
+    "eurobert",
+    "modern-bert",
+    "gemma-embedding",
+];

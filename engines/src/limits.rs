@@ -19,3 +19,6 @@ pub const THREADS: RangeInclusive<u32> = 1..=512;
 
 /// Sequences that may wait for a slot.
 pub const QUEUED: RangeInclusive<u32> = 1..=65_536;
+
+/// Four streams share a step's weights without slowing each other much on the machines Baton is for.
+pub const DEFAULT_SLOTS: u32 = 4;

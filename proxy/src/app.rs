@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
-use baton_schemas::node::{NodeInfo, TokenizeRequest};
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
-use crate::admission::Admission;
+use crate::admission::{Account, Admission};
 use crate::embed::{self, Embedded};
 use crate::error::RequestError;
 use crate::failover::ask;
@@ -22,8 +24,12 @@ use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
 use crate::pool::{Life, Node, Pool, ServedModel, Unused, names};
 use crate::prompt;
+use crate::residency::{Residency, Stay};
 use crate::state::{self, EndpointState};
-use crate::upstream::UpstreamPool;
+use crate::upstream::{self, ServedByUpstreams, UpstreamPool};
+
+/// When to ask again for a model of an upstream that has not been heard of yet.
+const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 
 /// A running endpoint.
 pub struct App {
@@ -31,6 +37,8 @@ pub struct App {
     pub admission: Admission,
     /// The models and their engines.
     pub pool: Arc<Pool>,
+    /// Which own models are in memory.
+    pub residency: Arc<Residency>,
     /// Servers that speak text.
     pub upstreams: ArcSwap<UpstreamPool>,
     /// What is noted of requests.
@@ -48,6 +56,68 @@ impl App {
     fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
         let found = self.pool.find_for(model, &caller.account);
         found.map_err(|error| self.unless_upstream(model, error, "the tokens of a model"))
+    }
+
+    /// What serves a model: nodes, upstreams, or both. Errors: nothing, or nothing that this account may use.
+    pub fn who_serves(
+        &self,
+        name: &str,
+        account: &Account,
+    ) -> Result<(Option<Arc<ServedModel>>, Option<ServedByUpstreams>), RequestError> {
+        let upstreams = self.upstreams.load_full();
+        match self.pool.find_for(Some(name), account) {
+            Ok(model) => {
+                // What an upstream only happens to list under this name may be another model.
+                let deputies = upstreams.serving(name, model.name.get().is_none());
+                Ok((Some(model), deputies))
+            }
+            Err(error) => match upstreams.serving(name, true) {
+                Some(serving) if account.may_use(std::iter::once(&serving.name)) => Ok((None, Some(serving))),
+                Some(_) => Err(RequestError::ModelNotAllowed { model: name.to_owned() }),
+                None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
+                    let reason = "an upstream has not told its models yet".to_owned();
+                    Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// The upstreams of a model that no node serves.
+    fn on_upstreams(&self, model: Option<&str>, caller: &Caller) -> Result<Option<ServedByUpstreams>, RequestError> {
+        let Some(name) = model else { return Ok(None) };
+        match self.who_serves(name, &caller.account)? {
+            (None, serving) => Ok(serving),
+            (Some(_), _) => Ok(None),
+        }
+    }
+
+    /// The same, in memory for as long as the second value lives.
+    async fn in_memory(
+        &self,
+        model: Option<&str>,
+        caller: &Caller,
+    ) -> Result<(Arc<ServedModel>, Option<Stay>), RequestError> {
+        let model = self.on_nodes(model, caller)?;
+        let stay = self.stay(&model, None).await?;
+        Ok((model, stay))
+    }
+
+    /// Holds a model in memory; one that is not there is loaded. `None` if it is one that is always there.
+    pub async fn stay(&self, model: &ServedModel, keep_alive: Option<KeepAlive>) -> Result<Option<Stay>, RequestError> {
+        match &model.resident {
+            Some(resident) => self.residency.stay(resident, keep_alive).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Own models that could not be loaded, in a sentence each that is safe to show.
+    pub fn failed_loads(&self) -> Vec<String> {
+        let failed = |model: &Arc<ServedModel>| {
+            let why = model.resident.as_ref()?.presence().last_failure?;
+            Some(format!("the model {:?} could not be loaded: {why}", model.name.get().map_or("", String::as_str)))
+        };
+        self.pool.models().iter().filter_map(failed).collect()
     }
 
     /// What is said of a model that was not found: if upstreams serve it, that they do not do this.
@@ -68,13 +138,7 @@ impl Backend for App {
     }
 
     async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-        let embedded = embed::embed(self, &request, caller).await;
-        embedded.map_err(|error| match &error {
-            RequestError::ModelNotFound { .. } => {
-                self.unless_upstream(Some(&request.model), error, "embeddings of a model")
-            }
-            _ => error,
-        })
+        embed::embed(self, &request, caller).await
     }
 
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
@@ -85,7 +149,8 @@ impl Backend for App {
         let model = |model: &Arc<ServedModel>| Model {
             names: model.names().cloned().collect(),
             since: model.since,
-            info: model.decode.iter().find_map(|node| model.ready_decode(node)),
+            info: model.described(),
+            presence: model.resident.as_ref().map(|resident| resident.presence()),
             is_upstream: false,
         };
         let mut models: Vec<Model> = self.pool.models().iter().map(model).collect();
@@ -94,7 +159,13 @@ impl Backend for App {
         };
         for (name, member) in self.upstreams.load().models() {
             if !is_known(&models, &name) {
-                models.push(Model { names: vec![name], since: member.since, info: None, is_upstream: true });
+                models.push(Model {
+                    names: vec![name],
+                    since: member.since,
+                    info: None,
+                    presence: None,
+                    is_upstream: true,
+                });
             }
         }
         models
@@ -114,14 +185,16 @@ impl Backend for App {
 
     fn warnings(&self) -> Vec<String> {
         let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
-        self.pool.unused().into_iter().map(warning).collect()
+        self.pool.unused().into_iter().map(warning).chain(self.failed_loads()).collect()
     }
 
     fn lives(&self) -> BTreeMap<Life, usize> {
         let models = self.pool.models();
         // A node lies in the lists of all models that it may serve, and may have both tasks.
         let mut nodes: Vec<&Arc<Node>> = Vec::new();
-        for node in models.iter().flat_map(|model| model.decode.iter().chain(&model.prefill)) {
+        // What comes and goes with its requests is as it should be while it is not there.
+        let there = models.iter().filter(|model| model.resident.is_none());
+        for node in there.flat_map(|model| model.decode.iter().chain(&model.prefill)) {
             if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
                 nodes.push(node);
             }
@@ -133,9 +206,10 @@ impl Backend for App {
         lives
     }
 
-    /// The endpoint is well if every model could answer.
+    /// The endpoint is well if every model could answer. One that is loaded when it is needed could, until it was tried;
+    /// that it failed is a warning.
     fn health(&self) -> Health {
-        for model in &self.pool.models() {
+        for model in self.pool.models().iter().filter(|model| model.resident.is_none()) {
             if model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
                 continue;
             }
@@ -148,7 +222,7 @@ impl Backend for App {
                 let status = node.health.status();
                 match status.life() {
                     Life::Ready | Life::Suspect => {}
-                    Life::Starting => return Health::Loading { reason: status.words },
+                    Life::Starting | Life::Unloaded => return Health::Loading { reason: status.words },
                     Life::Draining | Life::Down => return Health::Unavailable { reason: status.words },
                 }
             }
@@ -168,10 +242,43 @@ impl Backend for App {
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
+        let (called, (model, _stay)) = (model, self.in_memory(model, caller).await?);
+        ready(called, &model).await
+    }
+
+    async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let (called, model) = (model, self.on_nodes(model, caller)?);
-        let (node, info) = model.ready_for(called, &[]).await?;
-        let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
-        Ok(ReadyModel { name, since: model.since, load: node.load(), info })
+        let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
+        match (&model.resident, model.described()) {
+            (Some(_), Some(info)) if !is_ready => Ok(ReadyModel {
+                name: model.name.get().cloned().unwrap_or_else(|| info.model.clone()),
+                since: model.since,
+                info,
+                load: NodeLoad::default(),
+                sampling: model.sampling,
+                is_sleeping: true,
+            }),
+            _ => ready(called, &model).await,
+        }
+    }
+
+    async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        let found = self.on_nodes(Some(model), caller)?;
+        let _stay = self.stay(&found, keep_alive).await?;
+        found.ready_as(model, &[]).await.map(drop)
+    }
+
+    async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        let found = self.on_nodes(Some(model), caller)?;
+        match &found.resident {
+            Some(resident) => self.residency.unload(resident),
+            // It stays; but that there is such a model is to be true.
+            None => drop(found.ready_as(model, &[]).await?),
+        }
+        Ok(())
     }
 
     async fn tokenize(
@@ -181,7 +288,10 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (text, found) = (&text, self.on_nodes(model, caller)?);
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            return upstream::tokenize(&serving, &text, &caller.request_id).await;
+        }
+        let (text, (found, _stay)) = (&text, self.in_memory(model, caller).await?);
         ask(&found, model, |node, _| async move { Ok(node.engine.tokenize(text).await?) }).await
     }
 
@@ -192,7 +302,10 @@ impl Backend for App {
         caller: &Caller,
     ) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (tokens, found) = (&tokens, self.on_nodes(model, caller)?);
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            return upstream::detokenize(&serving, &tokens, &caller.request_id).await;
+        }
+        let (tokens, (found, _stay)) = (&tokens, self.in_memory(model, caller).await?);
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
                 let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
@@ -205,7 +318,7 @@ impl Backend for App {
 
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (chat, found) = (&chat, self.on_nodes(model, caller)?);
+        let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         let count =
             |node: Arc<Node>, info: Arc<NodeInfo>| async move { Ok(prompt::of_chat(&node, &info, chat).await?.len()) };
         Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
@@ -213,7 +326,7 @@ impl Backend for App {
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (chat, found) = (&chat, self.on_nodes(model, caller)?);
+        let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             let tokens = prompt::of_chat(&node, &info, chat).await?;
@@ -221,4 +334,12 @@ impl Backend for App {
         };
         ask(&found, model, text).await
     }
+}
+
+/// What runs a model. Waits for one that is starting.
+async fn ready(called: Option<&str>, model: &ServedModel) -> Result<ReadyModel, RequestError> {
+    let (node, info) = model.ready_for(called, &[]).await?;
+    let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
+    let (since, load, sampling) = (model.since, node.load(), model.sampling);
+    Ok(ReadyModel { name, since, info, load, sampling, is_sleeping: false })
 }

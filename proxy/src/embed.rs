@@ -18,6 +18,7 @@ use crate::failover::{Attempts, ask};
 use crate::generate::Caller;
 use crate::observe::EmbedWatch;
 use crate::pool::{Node, ServedModel};
+use crate::upstream;
 
 /// Texts that are tokenized at once: each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
@@ -25,7 +26,7 @@ const TOKENIZED_TOGETHER: usize = 8;
 /// A request's vectors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedded {
-    /// One for each input, of length 1.
+    /// One for each input: of length 1 if a node computed it, as it came if an upstream did.
     pub vectors: Vec<Vec<f32>>,
     /// Tokens of all inputs.
     pub n_tokens: u32,
@@ -51,10 +52,22 @@ async fn run(
     caller: &Caller,
     watch: &mut EmbedWatch,
 ) -> Result<Embedded, RequestError> {
-    let model = app.pool.find_for(Some(&request.model), &caller.account)?;
-    watch.is_for(model.name.get().map_or("", String::as_str));
-    app.admission.set_slots(app.pool.n_slots());
+    let (model, upstreams) = app.who_serves(&request.model, &caller.account)?;
+    let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
+    watch.is_for(name.map_or("", String::as_str));
+    app.admission.set_slots(app.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
+    let model = match (model, upstreams) {
+        // Another model's vectors would be no substitute: where nodes serve it, upstreams do not help out.
+        (Some(model), _) => model,
+        (None, Some(serving)) => {
+            let embedded = upstream::embed(&serving, request, &caller.request_id).await?;
+            permit.charge_prompt(embedded.n_tokens);
+            return Ok(embedded);
+        }
+        (None, None) => return Err(RequestError::ModelNotFound { model: request.model.clone() }),
+    };
+    let _stay = app.stay(&model, request.keep_alive).await?;
     let prepared = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
             feature: "embeddings: its model gives no vectors of texts".to_owned(),

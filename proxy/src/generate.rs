@@ -5,7 +5,7 @@ mod event;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
 use baton_engines::trace::TARGET;
@@ -28,6 +28,7 @@ use crate::plan::policy::Policy;
 use crate::plan::{self, PlanRequest};
 use crate::pool::{Node, ServedModel};
 use crate::prompt;
+use crate::residency::Stay;
 use crate::stream::ChoiceReply;
 use crate::tools::ReplyForm;
 use crate::upstream::{self, ServedByUpstreams, TextChoice, text_events};
@@ -36,9 +37,9 @@ use crate::upstream::{self, ServedByUpstreams, TextChoice, text_events};
 ///
 /// Returns once every choice is accepted by an engine. Dropping what it returns, or this future, cancels the request
 /// within one step of its engine.
-pub async fn generate(app: &App, request: GenerateRequest, caller: &Caller) -> Result<Generation, RequestError> {
+pub async fn generate(app: &App, mut request: GenerateRequest, caller: &Caller) -> Result<Generation, RequestError> {
     let mut watch = RequestWatch::begin(&app.observer, caller, request.n);
-    match accept(app, &request, caller, &mut watch).await {
+    match accept(app, &mut request, caller, &mut watch).await {
         Ok((permit, accepted)) => {
             let (n_prompt, route) = (accepted.n_prompt, accepted.route.clone());
             tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
@@ -55,24 +56,17 @@ pub async fn generate(app: &App, request: GenerateRequest, caller: &Caller) -> R
 /// that can take it.
 async fn accept(
     app: &App,
-    request: &GenerateRequest,
+    request: &mut GenerateRequest,
     caller: &Caller,
     watch: &mut RequestWatch,
 ) -> Result<(Permit, Accepted), RequestError> {
-    let upstreams = app.upstreams.load_full();
-    let (model, upstreams) = match app.pool.find_for(Some(&request.model), &caller.account) {
-        // What an upstream only happens to list under this name may be another model.
-        Ok(model) => (Some(Arc::clone(&model)), upstreams.serving(&request.model, model.name.get().is_none())),
-        Err(error) => match upstreams.serving(&request.model, true) {
-            Some(serving) if caller.account.may_use(std::iter::once(&serving.name)) => (None, Some(serving)),
-            Some(_) => return Err(RequestError::ModelNotAllowed { model: request.model.clone() }),
-            None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
-                let reason = "an upstream has not told its models yet".to_owned();
-                return Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED });
-            }
-            None => return Err(error),
-        },
-    };
+    let (model, upstreams) = app.who_serves(&request.model, &caller.account)?;
+    if let Some(model) = &model {
+        // The client's own choice once more, over the model's.
+        model.sampling.apply(&mut request.sampling);
+        request.chosen.apply(&mut request.sampling);
+    }
+    let request = &*request;
     let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
     watch.is_for(name.map_or("", String::as_str));
     app.admission.set_slots(app.n_slots());
@@ -80,28 +74,27 @@ async fn accept(
     let permit = app.admission.admit(&caller.account, &caller.place).instrument(span).await?;
     watch.meter(permit.meter());
     let accepted = match (model, upstreams) {
-        (Some(model), None) => on_nodes(&model, request, caller, watch, Attempts::default()).await?,
-        (Some(model), Some(serving)) => match on_nodes(&model, request, caller, watch, Attempts::with_deputy()).await {
-            Err(error) if may_go_upstream(&error) => {
-                model.fallbacks.count("upstream");
-                tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
-                match on_upstream(&serving, request, caller, watch, Some("no_engine")).await {
-                    // What the upstream does not take an engine will, when one is back.
-                    Err(RequestError::InvalidField { .. }) => return Err(error),
-                    outcome => outcome?,
+        (Some(model), None) => on_nodes(app, &model, request, caller, (watch, Attempts::default())).await?,
+        (Some(model), Some(serving)) => {
+            match on_nodes(app, &model, request, caller, (watch, Attempts::with_deputy())).await {
+                Err(error) if may_go_upstream(&error) => {
+                    model.fallbacks.count("upstream");
+                    tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
+                    match on_upstream(&serving, request, caller, watch, Some("no_engine")).await {
+                        // What the upstream does not take an engine will, when one is back.
+                        Err(RequestError::InvalidField { .. }) => return Err(error),
+                        outcome => outcome?,
+                    }
                 }
+                outcome => outcome?,
             }
-            outcome => outcome?,
-        },
+        }
         (None, Some(serving)) => on_upstream(&serving, request, caller, watch, None).await?,
         (None, None) => return Err(RequestError::ModelNotFound { model: request.model.clone() }),
     };
     permit.charge_prompt(accepted.n_prompt);
     Ok((permit, accepted))
 }
-
-/// When to ask again for a model of an upstream that has not been heard of yet.
-const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 
 /// Errors that an upstream may be without: not the request's own.
 fn may_go_upstream(error: &RequestError) -> bool {
@@ -110,14 +103,19 @@ fn may_go_upstream(error: &RequestError) -> bool {
     of_engine || matches!(error, RequestError::Unavailable { .. })
 }
 
-/// Finds nodes that accept every choice. Where somebody else could answer, none is waited for.
+/// Finds nodes that accept every choice. A model that is not in memory is loaded; else, where somebody else could answer,
+/// none is waited for.
 async fn on_nodes(
+    app: &App,
     model: &Arc<ServedModel>,
     request: &GenerateRequest,
     caller: &Caller,
-    watch: &mut RequestWatch,
-    mut attempts: Attempts,
+    (watch, mut attempts): (&mut RequestWatch, Attempts),
 ) -> Result<Accepted, RequestError> {
+    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "model_load");
+    let asked = Instant::now();
+    let stay = app.stay(model, request.keep_alive).instrument(span).await?;
+    let waited = asked.elapsed();
     if attempts.has_deputy() && !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
         let retry_after = Duration::from_secs(1);
         return Err(RequestError::Unavailable { reason: "no engine is ready".to_owned(), retry_after });
@@ -125,7 +123,7 @@ async fn on_nodes(
     loop {
         match start(model, request, caller, &mut attempts, watch).await {
             Err(error) if attempts.may_go_on(model, &error).await => {}
-            outcome => return outcome,
+            outcome => return outcome.map(|accepted| Accepted { stay, waited, ..accepted }),
         }
     }
 }
@@ -143,13 +141,15 @@ async fn on_upstream(
     let (n_prompt, reason) = (upstream::estimated_tokens(request), reason.unwrap_or(started.reason));
     watch.upstream(started.member.name(), reason, n_prompt, started.asked);
     let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
-    Ok(Accepted { n_prompt, route, choices: Choices::Text(started.choices) })
+    let choices = Choices::Text(started.choices);
+    Ok(Accepted { n_prompt, route, choices, stay: None, waited: Duration::ZERO })
 }
 
 /// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
     let _permit = app.admission.admit_brief(&caller.account)?;
+    let _stay = app.stay(&model, request.keep_alive).await?;
     let served = &model;
     let prompt = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         check_biases(request, &info)?;
@@ -182,6 +182,10 @@ struct Accepted {
     n_prompt: u32,
     route: String,
     choices: Choices,
+    /// Holds the model in memory.
+    stay: Option<Stay>,
+    /// How long the model was waited for.
+    waited: Duration,
 }
 
 /// The choices of one request.
@@ -226,7 +230,8 @@ async fn start(
         let deltas = accepted.map_err(|error| refused(error, request))?;
         choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas, span).into_deltas());
     }
-    Ok(Accepted { n_prompt, route, choices: Choices::Tokens(form, choices) })
+    let choices = Choices::Tokens(form, choices);
+    Ok(Accepted { n_prompt, route, choices, stay: None, waited: Duration::ZERO })
 }
 
 /// The prompt, and what it says of the reply's form.
@@ -281,7 +286,7 @@ fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
 
 /// Turns the choices' deltas into events. The permit and the watch live as long as the stream.
 fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &GenerateRequest) -> EventStream {
-    let Accepted { n_prompt, choices, .. } = accepted;
+    let Accepted { n_prompt, choices, stay, waited, .. } = accepted;
     let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut merged: SelectAll<_> = match choices {
         Choices::Tokens(form, choices) => (0..)
@@ -293,9 +298,13 @@ fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &G
         }
     };
     Box::pin(async_stream::stream! {
-        while let Some(event) = merged.next().await {
-            match &event {
+        let _stay = stay;
+        while let Some(mut event) = merged.next().await {
+            match &mut event {
                 Ok(event) => {
+                    if let Event::Finished { timings, .. } = event {
+                        timings.queue_ms += waited.as_secs_f64() * 1e3;
+                    }
                     if let Event::Usage { n_estimated, n_prompt, .. } = event {
                         permit.charge_prompt(n_prompt.saturating_sub(*n_estimated));
                     }

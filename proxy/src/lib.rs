@@ -22,6 +22,7 @@ pub mod plan;
 pub mod pool;
 pub mod probe;
 pub mod prompt;
+pub mod residency;
 pub mod socket_folder;
 pub mod state;
 pub mod stream;

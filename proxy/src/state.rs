@@ -27,6 +27,9 @@ pub struct EndpointState {
     /// Servers that speak text, in the order of the configuration.
     #[serde(default)]
     pub upstreams: Vec<UpstreamState>,
+    /// Bytes that own models may take; 0: without end.
+    #[serde(default)]
+    pub memory_budget_bytes: u64,
     /// The last routes, the newest first.
     pub routes: Vec<RouteRecord>,
     /// What is not as configured, in a sentence each.
@@ -64,6 +67,38 @@ pub struct ModelState {
     pub prediction_error: f64,
     /// Tokens that a reply has on average.
     pub mean_output_tokens: f64,
+    /// Whether it is in memory; only of models that come and go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<ResidencyState>,
+}
+
+/// How a model comes and goes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ResidencyState {
+    /// `unloaded`, `loading`, `loaded`, `unloading` or `failed`.
+    pub life: String,
+    /// What it takes of the budget when it is loaded: an estimate, or what was measured if that is more.
+    pub bytes: u64,
+    /// What its process holds.
+    pub measured_bytes: u64,
+    /// Requests that use it.
+    pub active: u32,
+    /// Requests that wait for it to be loaded.
+    pub waiting: u32,
+    /// When it goes if nobody uses it, milliseconds since the Unix epoch; not there if it does not go by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at_ms: Option<u64>,
+    /// How often it was loaded.
+    pub loads: u64,
+    /// How long that took together, seconds.
+    pub load_seconds: f64,
+    /// And the last time, seconds.
+    pub last_load_seconds: f64,
+    /// How often it was unloaded, by reason.
+    pub unloads: BTreeMap<String, u64>,
+    /// Why it could not be loaded the last time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
 }
 
 /// What a node does for this endpoint.

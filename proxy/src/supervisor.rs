@@ -12,12 +12,15 @@
 //!    └── Down (backs off: 0.25 s doubling to 30 s)
 //! ```
 //!
+//! From each of these it becomes Unloaded when it is not wanted any more, and Starting when it is wanted again.
+//!
 //! A child that is frozen (stopped, stuck in a driver) would hold its streams for ever without a word. It is asked how
 //! it is, and killed when it no longer answers: its streams then end with an error, and its successor takes over.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
@@ -26,7 +29,7 @@ use baton_schemas::EngineError;
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -97,12 +100,19 @@ impl StartError {
     }
 }
 
+/// For a child that is wanted as long as this process lives.
+pub fn always() -> watch::Receiver<bool> {
+    watch::channel(true).1
+}
+
 /// A supervised engine.
 pub struct Supervised {
     /// Its client.
     pub engine: Arc<RemoteEngine>,
     /// Where it is in its life.
     pub health: Arc<Health>,
+    /// Its process's id; 0 while there is none.
+    pub pid: Arc<AtomicU32>,
     /// Ends the child when cancelled.
     pub stop: CancellationToken,
     /// Finishes when the child is gone.
@@ -114,11 +124,12 @@ pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
 
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
 /// once the first start has succeeded or failed. `pull_key` is the cluster's, for a child that pulls KV from other nodes;
-/// `traces_to` the collector of its traces.
+/// `traces_to` the collector of its traces; `wanted` whether there is to be a child at all.
 pub fn supervise(
     args: Vec<OsString>,
     pull_key: Option<&str>,
     traces_to: Option<&str>,
+    wanted: watch::Receiver<bool>,
 ) -> Result<(Supervised, oneshot::Receiver<FirstStart>), StartError> {
     let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
     let folder = SocketFolder::create()?;
@@ -142,22 +153,29 @@ pub fn supervise(
     command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
     let health = Health::of_a_kept_one("this endpoint's own engine");
+    if !*wanted.borrow() {
+        health.unloads();
+    }
     let (first, first_rx) = oneshot::channel();
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
-    let keeper = Keeper { command, engine: Arc::clone(&engine), health: Arc::clone(&health), failures: 0 };
+    let pid = Arc::new(AtomicU32::new(0));
+    let (kept, id) = (Arc::clone(&health), Arc::clone(&pid));
+    let keeper = Keeper { command, engine: Arc::clone(&engine), health: kept, pid: id, wanted, failures: 0 };
     let stopped = stop.clone();
     tracker.spawn(async move {
         let _folder = folder;
         keeper.run(first, stopped).await;
     });
     tracker.close();
-    Ok((Supervised { engine, health, stop, tracker }, first_rx))
+    Ok((Supervised { engine, health, pid, stop, tracker }, first_rx))
 }
 
 struct Keeper {
     command: Command,
     engine: Arc<RemoteEngine>,
     health: Arc<Health>,
+    pid: Arc<AtomicU32>,
+    wanted: watch::Receiver<bool>,
     /// Failed starts and quick exits in a row.
     failures: u32,
 }
@@ -165,10 +183,21 @@ struct Keeper {
 impl Keeper {
     async fn run(mut self, first: oneshot::Sender<FirstStart>, stop: CancellationToken) {
         let mut first = Some(first);
+        let mut wanted = self.wanted.clone();
         while !stop.is_cancelled() {
+            if !*wanted.borrow() {
+                self.health.unloads();
+                self.failures = 0;
+                tokio::select! {
+                    () = until(&mut wanted, true) => {}
+                    () = stop.cancelled() => return,
+                }
+            }
             self.health.loads("starts");
+            // Dropping a start kills its child.
             let started = tokio::select! {
                 started = self.start() => started,
+                () = until(&mut wanted, false) => continue,
                 () = stop.cancelled() => return,
             };
             let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
@@ -197,6 +226,7 @@ impl Keeper {
     /// Spawns a child and waits for its word.
     async fn start(&mut self) -> Result<(Running, Arc<NodeInfo>), StartError> {
         let mut child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
+        self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
         let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
         // Taken out of the child, because waiting for a child closes the input it still holds.
         let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
@@ -228,6 +258,10 @@ impl Keeper {
         let exited = tokio::select! {
             exited = running.child.wait() => Some(exited),
             () = probe::until_frozen(&*self.engine, tell) => None,
+            () = until(&mut self.wanted, false) => {
+                running.end().await;
+                return false;
+            }
             () = stop.cancelled() => {
                 running.end().await;
                 return true;
@@ -264,8 +298,16 @@ impl Keeper {
         self.health.fails(&Why { reason: "start_failed", words: reason, cause }, retry_in);
         tokio::select! {
             () = tokio::time::sleep(retry_in) => false,
+            () = until(&mut self.wanted, false) => false,
             () = stop.cancelled() => true,
         }
+    }
+}
+
+/// Returns once the child is wanted, or is not. Whoever decided may be gone: then that stands.
+async fn until(wanted: &mut watch::Receiver<bool>, value: bool) {
+    if wanted.wait_for(|now| *now == value).await.is_err() {
+        std::future::pending().await
     }
 }
 

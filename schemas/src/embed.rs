@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::keep_alive::KeepAlive;
 use crate::sequence::Token;
 
 /// Texts of one request. OpenAI's limit.
@@ -21,6 +22,8 @@ pub struct EmbedRequest {
     pub truncate: bool,
     /// Values a vector is to have, if the client says so.
     pub dimensions: Option<u32>,
+    /// How long the model is to stay in memory afterwards, if the client says so.
+    pub keep_alive: Option<KeepAlive>,
 }
 
 /// What becomes one vector.

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::constraint::Constraint;
+use crate::keep_alive::KeepAlive;
+use crate::sampling_fields::SamplingFields;
 use crate::sequence::Token;
 use crate::tools::ToolUse;
 
@@ -25,6 +27,8 @@ pub struct GenerateRequest {
     pub stop: Vec<String>,
     /// How tokens are drawn. The seed is always set: the dialect draws one where the client sent none.
     pub sampling: Sampling,
+    /// Which of its fields the client chose: the others may be the model's own defaults.
+    pub chosen: SamplingFields,
     /// `Some(k)`: log-probabilities of each token and of the k most likely ones at its place.
     pub top_logprobs: Option<u32>,
     /// Go on past the model's end-of-turn tokens, up to `max_tokens` or the end of the context.
@@ -35,6 +39,8 @@ pub struct GenerateRequest {
     pub tools: ToolUse,
     /// The client insists on a model that thinks before it answers.
     pub wants_thinking: bool,
+    /// How long the model is to stay in memory afterwards, if the client says so.
+    pub keep_alive: Option<KeepAlive>,
 }
 
 /// What a model continues.

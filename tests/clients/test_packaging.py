@@ -32,11 +32,23 @@ def test_files_copied_or_called_exist(path):
         copied = re.search(r"cp -R target/release/baton (.*) \"dist", text)[1].split()
         assert all((ROOT / name).exists() for name in copied), copied
         assert text.splitlines()[0].startswith("# NOT YET RUN")
+        assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
     else:
         # Not as root, with a health check, and the toolchain that the workspace asks for.
         assert re.search(r"^USER \d+$", text, re.M) and "HEALTHCHECK" in text
         rust = re.search(r'rust-version = "([\d.]+)"', (ROOT / "Cargo.toml").read_text())[1]
         assert f"rust:{rust}-" in text
+        assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
+
+
+def test_the_notices_name_what_is_linked_in():
+    run = subprocess.run([ROOT / "scripts/third-party-notices.py"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    for part in ["The ggml authors", "Niels Lohmann", "Tokio Contributors", "\nllama-cpp-sys-2 ", "Apache License"]:
+        assert part in run.stdout, part
+    # Tools of builds and tests are not linked in, and our own crates are not others' work.
+    for part in ["\ncmake ", "\nproptest ", "\nbaton-engines "]:
+        assert part not in run.stdout, part
 
 
 @pytest.mark.parametrize("page", PAGES)

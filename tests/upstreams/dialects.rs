@@ -132,3 +132,42 @@ async fn prompts_schemas_and_tools_reach_the_model() {
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn vectors_and_tokens_come_from_the_upstreams_that_have_them() {
+    let (second, fronts) = fronts();
+    let ask = async |path: &str, body: Value| -> Value {
+        let url = format!("{}{path}", second.base);
+        reqwest::Client::new().post(url).json(&body).send().await.unwrap().json().await.unwrap()
+    };
+    let texts: Vec<String> = (0..40).map(|i| format!("Text number {i}")).collect();
+    let expected = ask("/v1/embeddings", json!({ "model": "smollm2", "input": texts })).await;
+    let tokens = ask("/tokenize", json!({ "content": PROMPT, "add_special": true })).await["tokens"].clone();
+    for (kind, front) in &fronts {
+        // More than one batch.
+        let answer = front.post("/v1/embeddings", &json!({ "model": "m", "input": texts })).await;
+        assert_eq!(answer.status, 200, "{kind}: {answer:?}");
+        let got = answer.json();
+        assert_eq!(got["data"].as_array().unwrap().len(), 40);
+        for i in [0, 39] {
+            let vector = |of: &Value| -> Vec<f64> {
+                of["data"][i]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+            };
+            let cosine: f64 = vector(&got).iter().zip(vector(&expected)).map(|(a, b)| a * b).sum();
+            assert!(cosine > 0.99, "{kind}: text {i} has a cosine of {cosine}");
+        }
+        assert_eq!(got["usage"]["prompt_tokens"], expected["usage"]["prompt_tokens"], "{kind}");
+        let answer = front.post("/api/embed", &json!({ "model": "m", "input": "one" })).await;
+        assert_eq!(answer.json()["embeddings"].as_array().unwrap().len(), 1, "{kind}: {answer:?}");
+
+        let answer = front.post("/tokenize", &json!({ "model": "m", "content": PROMPT, "add_special": true })).await;
+        let back = front.post("/detokenize", &json!({ "model": "m", "tokens": tokens })).await;
+        if *kind == "llama-server" {
+            assert_eq!((answer.status, &answer.json()["tokens"]), (200, &tokens));
+            assert!(back.json()["content"].as_str().unwrap().contains(PROMPT), "{back:?}");
+        } else {
+            assert_eq!((answer.status, back.status), (501, 501), "{kind}: {answer:?}");
+            assert!(answer.text.contains(kind), "{answer:?}");
+        }
+    }
+}

@@ -30,7 +30,7 @@ async fn models_state_metrics_and_status_show_upstreams() {
     let answer = front.post("/v1/chat/completions", &body).await;
     assert!(answer.status == 200 && answer.route.contains("upstream=listed"), "{answer:?}");
     assert_eq!(mock.asked(0).body["model"], "their/model:7b", "by its own name");
-    let missing = front.post("/v1/embeddings", &json!({ "model": "m", "input": "x" })).await;
+    let missing = front.post("/v1/messages/count_tokens", &crate::said("hi", json!({}))).await;
     assert_eq!(missing.status, 501, "{missing:?}");
 
     let state = front.get("/baton/state").await;

@@ -13,8 +13,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 
 use super::embed::{self, EmbedPlan};
 use super::{LlamaConfig, devices};
-use crate::gguf::{Gguf, GgufError};
-use crate::limits;
+use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, GgufError, SizeError, SizeWishes, Sizes};
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -88,69 +87,20 @@ impl LoadError {
     }
 }
 
-/// Sizes of an engine, worked out from the file and the operator's wishes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sizes {
-    /// Tokens one sequence may hold.
-    pub(super) n_ctx: u32,
-    /// Cells of the unified cache.
-    pub(super) n_cells: u32,
-    /// Bytes of KV per token, f16.
-    pub(super) kv_bytes_per_token: u64,
-}
-
-/// Context of a sequence unless the operator says otherwise: long enough for agents, and 2 GiB of KV on an 8B model.
-const DEFAULT_CTX: u32 = 16_384;
-
-/// Cells per slot in the default cache; slots share them, so one long sequence may use its neighbours'.
-const DEFAULT_CELLS_PER_SLOT: u32 = 4_096;
-
-/// What llama.cpp needs beside weights and KV: compute buffers of a small model are of this order.
-const COMPUTE_RESERVE: u64 = 256 << 20;
-
 /// Chooses context and cache sizes, and refuses what memory cannot hold. A default shrinks to fit; a size the operator
 /// asked for does not.
-pub(super) fn sizes(gguf: &Gguf, file_bytes: u64, config: &LlamaConfig, available: u64) -> Result<Sizes, LoadError> {
-    let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
-    let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
-    // Encoders keep no KV.
-    let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| embed::generates(gguf)).unwrap_or(0);
-    let fits = |cells: u32| {
-        let needed = file_bytes + COMPUTE_RESERVE + u64::from(cells).saturating_mul(kv_bytes_per_token);
-        (needed <= available, needed)
-    };
-    let mut n_ctx = config.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
-    if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {
-        return Err(LoadError::Config(format!("--ctx-size must be between {MIN_CTX} and {MAX_CTX}, not {n_ctx}")));
-    }
-    if let Some(n_cells) = config.n_cells.filter(|n| !(n_ctx..=MAX_CTX).contains(n)) {
-        let message = format!("--kv-cells must be between the context's {n_ctx} and {MAX_CTX}, not {n_cells}");
-        return Err(LoadError::Config(message));
-    }
-    let wanted = config.n_cells.unwrap_or_else(|| n_ctx.max(config.n_slots * DEFAULT_CELLS_PER_SLOT));
-    let mut n_cells = wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT);
-    if config.n_ctx.is_none() && config.n_cells.is_none() {
-        while !fits(n_cells).0 && n_cells > 2 * MIN_CTX {
-            n_cells = (n_cells / 2).next_multiple_of(CELL_ALIGNMENT);
-        }
-        n_ctx = n_ctx.min(n_cells);
-    }
-    match fits(n_cells) {
-        (true, _) => Ok(Sizes { n_ctx, n_cells, kv_bytes_per_token }),
-        (false, needed) => Err(LoadError::TooLittleMemory {
+pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<Sizes, LoadError> {
+    let wishes = SizeWishes { n_ctx: config.n_ctx, n_cells: config.n_cells, n_slots: config.n_slots };
+    Sizes::choose(gguf, wishes, available).map_err(|error| match error {
+        SizeError::OutOfRange(message) => LoadError::Config(message),
+        SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {
             path: config.model.clone(),
             n_cells,
-            needed_mib: needed >> 20,
-            available_mib: available >> 20,
-        }),
-    }
+            needed_mib: needed_bytes >> 20,
+            available_mib: available_bytes >> 20,
+        },
+    })
 }
-
-const F16_BYTES: f64 = 2.0;
-const MIN_CTX: u32 = *limits::CONTEXT.start();
-const MAX_CTX: u32 = *limits::CONTEXT.end();
-/// llama.cpp pads its cache to this many cells.
-const CELL_ALIGNMENT: u32 = 256;
 
 /// Memory that can be taken without pushing others out, bytes; unlimited where the system does not say.
 pub(super) fn available_memory() -> u64 {

@@ -60,7 +60,7 @@ use self::vocabulary::Vocabulary;
 use crate::engine::{CHUNK_WINDOW, DeltaStream, EmbedStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller};
-use crate::limits;
+use crate::limits::{self, DEFAULT_SLOTS};
 use crate::template::{ChatTemplate, SpecialTokens};
 
 /// How a model is run.
@@ -130,8 +130,6 @@ impl LlamaConfig {
     }
 }
 
-/// Four streams share a step's weights without slowing each other much on the machines Baton is for.
-pub const DEFAULT_SLOTS: u32 = 4;
 /// llama.cpp's own default.
 const DEFAULT_UBATCH: u32 = 512;
 /// Longer queues answer after the client gave up.
@@ -172,8 +170,7 @@ impl LlamaEngine {
     pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
-        let file_bytes = std::fs::metadata(&config.model).map_or(0, |m| m.len());
-        let sizes = load::sizes(&gguf, file_bytes, &config, load::available_memory())?;
+        let sizes = load::sizes(&gguf, &config, load::available_memory())?;
         let model = Arc::new(load::model(&config, &gguf)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
@@ -193,7 +190,7 @@ impl LlamaEngine {
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
         let facts = facts::gather(&config, &gguf, &model, &vocabulary);
         let embedding = embed::plan(&gguf, &model, &config, sizes.n_ctx);
-        let generates = embed::generates(&gguf);
+        let generates = gguf.generates();
         let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
         let (load, load_rx) = watch::channel(NodeLoad::default());
         let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use baton_schemas::GenerateRequest;
+use baton_schemas::embed::EmbedRequest;
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response};
@@ -13,7 +14,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::stream::{Reading, deltas};
-use super::{Call, Kind, Protocol, TextStream, UpstreamError, UpstreamSettings, Wish, refusal, vllm};
+use super::{
+    Call, Kind, Protocol, TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamSettings, Wish,
+    refusal, tokens, vectors, vllm,
+};
 use crate::remote::trouble;
 use crate::trace;
 use crate::transport::{Transport, explain};
@@ -23,6 +27,9 @@ const MAX_IDLE_CONNECTIONS: usize = 16;
 
 /// The largest reply that is read in one piece: a list of models, an error, a prefill server's answer.
 const MAX_WHOLE_BYTES: usize = 4 << 20;
+
+/// The largest reply with a batch of vectors, as numbers in text; or with tokens.
+const MAX_VECTORS_BYTES: usize = 64 << 20;
 
 /// How long a list of models may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,7 +97,7 @@ impl Upstream {
     /// The models that it lists, by its own names. The list may be empty.
     pub async fn models(&self) -> Result<Vec<String>, UpstreamError> {
         let request = self.client.get(format!("{}/{}", self.base, self.protocol.models_path()));
-        let list = self.whole(request.headers(self.headers.clone()).timeout(LIST_TIMEOUT)).await?;
+        let list = self.whole(request.headers(self.headers.clone()).timeout(LIST_TIMEOUT), MAX_WHOLE_BYTES).await?;
         Ok(self.protocol.model_names(&list))
     }
 
@@ -119,6 +126,51 @@ impl Upstream {
         Ok(Reply { deltas: if self.settings.abort { held(deltas, hold) } else { to_its_end(deltas, hold) }, prefill })
     }
 
+    /// Whether it could be asked for these vectors. Sends nothing.
+    pub fn check_embed(&self, request: &EmbedRequest, model: &str) -> Result<(), UpstreamError> {
+        vectors::call(&self.settings, model, request, &request.inputs).map(drop)
+    }
+
+    /// Whether it tells tokens. Sends nothing.
+    pub fn check_tokens(&self, question: TokenQuestion<'_>, model: &str) -> Result<(), UpstreamError> {
+        tokens::call(self.settings.kind, model, question).map(drop)
+    }
+
+    /// Vectors of texts. They are asked for in batches, one after another.
+    pub async fn embed(
+        &self,
+        request: &EmbedRequest,
+        model: &str,
+        request_id: &str,
+    ) -> Result<TextVectors, UpstreamError> {
+        let mut all = TextVectors { vectors: Vec::with_capacity(request.inputs.len()), n_tokens: Some(0) };
+        for batch in request.inputs.chunks(vectors::BATCH) {
+            let call = vectors::call(&self.settings, model, request, batch)?;
+            let asked = self.whole(self.post(&self.base, &call, request_id), MAX_VECTORS_BYTES);
+            let reply = timeout(self.settings.deadlines.first, asked).await.map_err(|_| late())??;
+            let read = vectors::read(self.settings.kind, &reply, batch.len())?;
+            all.vectors.extend(read.vectors);
+            all.n_tokens = all.n_tokens.zip(read.n_tokens).map(|(sum, n)| sum.saturating_add(n));
+        }
+        Ok(all)
+    }
+
+    /// A text's tokens, or the text of tokens, from kinds that tell.
+    pub async fn tokens(
+        &self,
+        question: TokenQuestion<'_>,
+        model: &str,
+        request_id: &str,
+    ) -> Result<TokenAnswer, UpstreamError> {
+        let (path, body) = tokens::call(self.settings.kind, model, question)?;
+        // Beside the version of OpenAI's dialect.
+        let root = self.base.strip_suffix("/v1").unwrap_or(&self.base);
+        let request = self.client.post(format!("{root}/{path}")).headers(self.headers.clone());
+        let asked = self.whole(request.header("x-request-id", request_id).json(&body), MAX_VECTORS_BYTES);
+        let reply = timeout(self.settings.deadlines.first, asked).await.map_err(|_| late())??;
+        tokens::read(question, &reply)
+    }
+
     fn call(&self, asked: &Asked<'_>) -> Result<Call, UpstreamError> {
         let Asked { request, choice, model, .. } = *asked;
         self.protocol.call(&Wish { request, choice, model, settings: &self.settings })
@@ -139,7 +191,7 @@ impl Upstream {
         let turn = self.next_prefill.fetch_add(1, Ordering::Relaxed);
         let server = servers.get(turn.checked_rem(servers.len())?)?;
         let request = self.post(&Kind::Vllm.base(server), &vllm::prefill_call(call), request_id);
-        let outcome = timeout_at(due, self.whole(request)).await.unwrap_or_else(|_| Err(late()));
+        let outcome = timeout_at(due, self.whole(request, MAX_WHOLE_BYTES)).await.unwrap_or_else(|_| Err(late()));
         Some(match outcome {
             Ok(reply) if vllm::with_kv_of(call, &reply) => Ok(()),
             Ok(_) => Err("no_kv_transfer_params"),
@@ -151,8 +203,8 @@ impl Upstream {
     }
 
     /// A reply in one piece.
-    async fn whole(&self, request: RequestBuilder) -> Result<Value, UpstreamError> {
-        let body = bounded(accepted(request.send().await.map_err(unreachable)?).await?).await?;
+    async fn whole(&self, request: RequestBuilder, max_bytes: usize) -> Result<Value, UpstreamError> {
+        let body = bounded(accepted(request.send().await.map_err(unreachable)?).await?, max_bytes).await?;
         serde_json::from_slice(&body).map_err(UpstreamError::malformed)
     }
 }
@@ -187,16 +239,16 @@ async fn accepted(response: Response) -> Result<Response, UpstreamError> {
         return Ok(response);
     }
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    let body = timeout(ERROR_TIMEOUT, bounded(response)).await;
+    let body = timeout(ERROR_TIMEOUT, bounded(response, MAX_WHOLE_BYTES)).await;
     Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
 }
 
-async fn bounded(response: Response) -> Result<Vec<u8>, UpstreamError> {
+async fn bounded(response: Response, max_bytes: usize) -> Result<Vec<u8>, UpstreamError> {
     let (mut body, mut chunks) = (Vec::new(), response.bytes_stream());
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(unreachable)?;
-        if body.len() + chunk.len() > MAX_WHOLE_BYTES {
-            return Err(UpstreamError::malformed(format_args!("a reply of more than {MAX_WHOLE_BYTES} bytes")));
+        if body.len() + chunk.len() > max_bytes {
+            return Err(UpstreamError::malformed(format_args!("a reply of more than {max_bytes} bytes")));
         }
         body.extend_from_slice(&chunk);
     }

@@ -16,6 +16,8 @@ mod openai;
 mod refusal;
 mod settings;
 mod stream;
+mod tokens;
+mod vectors;
 mod vllm;
 
 use std::fmt::Debug;
@@ -29,6 +31,8 @@ use serde_json::{Map, Value};
 
 pub use self::client::{Asked, Reply, Upstream};
 pub use self::settings::{Deadlines, KINDS, Kind, UpstreamSettings};
+pub use self::tokens::{TokenAnswer, TokenQuestion};
+pub use self::vectors::TextVectors;
 
 /// One choice's reply. Ends after [`TextDelta::Finished`]; one that ends without it has failed.
 pub type TextStream = BoxStream<'static, Result<TextDelta, UpstreamError>>;

@@ -43,7 +43,8 @@ pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
         args.extend([OsString::from("--model"), path.into()]);
     }
     let (pull_key, traces_to) = (cluster_key(&config.prefill)?, telemetry::endpoint(config.otlp_endpoint.as_deref()));
-    let (supervised, first_start) = supervisor::supervise(args, pull_key.as_deref(), traces_to.as_deref())?;
+    let (supervised, first_start) =
+        supervisor::supervise(args, pull_key.as_deref(), traces_to.as_deref(), supervisor::always())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     Ok(Backend {
         name: Some(config.name.clone().unwrap_or(name)),
@@ -71,23 +72,31 @@ pub(super) struct Nodes {
     first_answers: Vec<BoxFuture<'static, Result<Arc<NodeInfo>, Failure>>>,
 }
 
-/// The configured nodes.
-pub(super) fn nodes(config: &ServeConfig, transport: &Transport) -> Result<Nodes, Failure> {
+/// The configured nodes. Those at the addresses of `known` ones are these.
+pub(super) fn nodes(config: &ServeConfig, transport: &Transport, known: &[Arc<Node>]) -> Result<Nodes, Failure> {
     let key = cluster_key(config.decode.iter().chain(&config.prefill))?.unwrap_or_default();
+    let urls: Vec<&String> = config.decode.iter().chain(&config.prefill).collect();
+    let stays = |node: &&Arc<Node>| node.url.as_ref().is_some_and(|url| urls.contains(&url));
+    let mut there: Vec<Arc<Node>> = known.iter().filter(stays).map(Arc::clone).collect();
     let mut first_answers = Vec::new();
-    let mut node = |task: &str, i: usize, url: &String| -> Result<Arc<Node>, Failure> {
+    let mut node = |task: &str, first: usize, url: &String| -> Result<Arc<Node>, Failure> {
+        // A node that is named for both tasks is one.
+        if let Some(node) = there.iter().find(|node| node.url.as_ref() == Some(url)) {
+            return Ok(Arc::clone(node));
+        }
         let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
         let engine: Arc<dyn Engine> = Arc::new(client);
         let Watched { health, first_answer } = node_watch::watch(Arc::clone(&engine), url);
         first_answers.push(told(first_answer, url.clone()));
-        Ok(Node::new(format!("{task}-{}", i + 1), Some(url.clone()), engine, health))
+        // By its place, unless a node that was there before is called so.
+        let mut names = (first..).map(|n| format!("{task}-{n}"));
+        let name = names.find(|name| !there.iter().any(|node| node.name == *name)).unwrap_or_default();
+        let node = Node::new(name, Some(url.clone()), engine, health);
+        there.push(Arc::clone(&node));
+        Ok(node)
     };
-    let decode = config.decode.iter().enumerate().map(|(i, url)| node("decode", i, url));
-    let decode = decode.collect::<Result<Vec<_>, _>>()?;
-    let known = |url: &String| decode.iter().find(|node| node.url.as_ref() == Some(url)).map(Arc::clone);
-    let prefill = config.prefill.iter().enumerate();
-    let prefill = prefill.map(|(i, url)| known(url).map_or_else(|| node("prefill", i, url), Ok));
-    let prefill = prefill.collect::<Result<Vec<_>, _>>()?;
+    let decode = (1..).zip(&config.decode).map(|(i, url)| node("decode", i, url)).collect::<Result<Vec<_>, _>>()?;
+    let prefill = (1..).zip(&config.prefill).map(|(i, url)| node("prefill", i, url)).collect::<Result<Vec<_>, _>>()?;
     first_answers.truncate(decode.len());
     Ok(Nodes { decode, prefill, first_answers })
 }
@@ -127,7 +136,7 @@ fn told(
 }
 
 /// Public names of a model: the catalogue's, or the file's.
-fn names(source: &str, path: &Path) -> (String, Vec<String>) {
+pub(super) fn names(source: &str, path: &Path) -> (String, Vec<String>) {
     if let Some(model) = models::catalogue::find(source) {
         return (model.name.to_owned(), model.aliases.iter().map(|&alias| alias.to_owned()).collect());
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Failure, terminal};
+use super::{Failure, own_models, terminal};
 use crate::config::{ConfigError, RawConfig};
 
 /// Options of `baton check-config`.
@@ -18,7 +18,10 @@ pub(super) struct CheckConfigArgs {
 /// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one.
 pub(super) fn run(args: &CheckConfigArgs) -> Result<(), Failure> {
     match RawConfig::read(&args.file).and_then(RawConfig::check) {
-        Ok(_) => Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?),
+        Ok(config) => {
+            own_models::check(&config)?;
+            Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?)
+        }
         Err(ConfigError::Invalid { path, mistakes }) => {
             for mistake in &mistakes {
                 terminal::note(format_args!("{}: {mistake}", path.display()));

@@ -16,6 +16,7 @@ mod key;
 mod node;
 #[cfg(feature = "llama")]
 mod node_process;
+mod own_models;
 mod plan;
 #[cfg(feature = "llama")]
 mod prompts;
@@ -160,8 +161,9 @@ fn run_command(command: Command) -> Result<(), Failure> {
 }
 
 /// What is logged unless RUST_LOG says otherwise. llama.cpp reports its own progress as warnings at times; its errors come
-/// back as ours. That a changed configuration is in force is good to know.
-const DEFAULT_LOG: &str = "warn,llama-cpp-2=error,baton_proxy::cli::reload=info";
+/// back as ours. That a changed configuration is in force is good to know, and
+/// which models come and go.
+const DEFAULT_LOG: &str = "warn,llama-cpp-2=error,baton_proxy::cli::reload=info,baton_proxy::residency=info";
 
 fn start_log(format: LogFormat, traces: Option<&Traces>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));

@@ -1,18 +1,24 @@
 //! Takes a changed configuration into force while streams run: on SIGHUP, and when the file changes.
 //!
-//! Keys, limits, hosts, origins and upstreams change at once; running requests keep what they were let in with. What needs other
-//! processes or sockets is named in the log and waits for a restart. A file with a mistake changes nothing.
+//! Keys, limits, hosts, origins, upstreams, nodes and `[[models]]` change at once; running requests keep what they were let
+//! in with, a model's process or node included. What needs other sockets, or another engine for `[model]`, is named in the
+//! log and waits for a restart. A file with a mistake changes nothing.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::serve::ServeArgs;
+use super::own_models::{self, Own};
+use super::serve::{self, Planning, ServeArgs};
+use super::{Failure, backend};
 use crate::app::App;
 use crate::config::ServeConfig;
 use crate::http::{SharedAccess, access};
+use crate::pool::{Node, ServedModel};
+use crate::residency::Limits;
 use crate::upstream::UpstreamPool;
 
 /// How often the file is looked at. Asking for its time of change costs microseconds.
@@ -28,6 +34,14 @@ pub(super) struct Reload {
     pub access: SharedAccess,
     /// Where limits go.
     pub app: Arc<App>,
+    /// Own models that come and go.
+    pub own: Vec<Own>,
+    /// Names that they may not have.
+    pub taken: Vec<String>,
+    /// How models are planned for that nodes run.
+    pub planning: Arc<ArcSwap<Planning>>,
+    /// Nodes that run elsewhere.
+    pub known_nodes: Vec<Arc<Node>>,
 }
 
 impl Reload {
@@ -47,15 +61,15 @@ impl Reload {
                 // A file that is being written is not read: it has to have been the same twice.
                 if is_asked || (now != in_force && now == last) {
                     in_force = now;
-                    self.reload();
+                    self.reload().await;
                 }
                 last = now;
             }
         });
     }
 
-    fn reload(&mut self) {
-        let new = match self.args.clone().into_config() {
+    async fn reload(&mut self) {
+        let mut new = match self.args.clone().into_config() {
             Ok(config) => config,
             Err(error) => {
                 tracing::error!("the configuration was not reloaded, and stays as it was: {}", error.0);
@@ -74,21 +88,92 @@ impl Reload {
         if !waiting.is_empty() {
             tracing::warn!("these changes take a restart: {}", waiting.join(", "));
         }
+        let (own, limits) = match self.own_models(&new).await {
+            Ok(own) => own,
+            Err(error) => {
+                tracing::error!("the configuration was not reloaded, and stays as it was: {}", error.0);
+                return;
+            }
+        };
         let before = self.app.upstreams.load_full();
         let transport = self.config.transport.transport().map_err(|error| error.to_string());
-        let upstreams = transport.and_then(|transport| UpstreamPool::new(&new.upstreams, &transport, &before));
-        match upstreams {
-            Ok(upstreams) => self.app.upstreams.store(Arc::new(upstreams)),
+        let others = transport.and_then(|transport| {
+            let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before)?;
+            let nodes = takes_nodes(&self.config, &new).then(|| backend::nodes(&new, &transport, &self.known_nodes));
+            Ok((upstreams, nodes.transpose().map_err(|error| error.0)?))
+        });
+        let nodes = match others {
+            Ok((upstreams, nodes)) => {
+                self.app.upstreams.store(Arc::new(upstreams));
+                nodes
+            }
             Err(error) => {
                 tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
                 return;
             }
+        };
+        if let Some(nodes) = nodes {
+            self.take_nodes(&new, nodes).await;
         }
+        // Found no more before they are told to go.
+        self.app.pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
+        let residents: Vec<_> = own.iter().map(|own| Arc::clone(&own.resident)).collect();
+        self.app.residency.replace(limits, &residents);
+        self.own = own;
         access::renew(&self.access, &new.access());
         self.app.admission.set_bounds(new.bounds);
         tracing::info!("the configuration was reloaded");
+        // What was not taken into force is still what it was.
+        if !takes_nodes(&self.config, &new) {
+            (new.decode, new.prefill) = (self.config.decode.clone(), self.config.prefill.clone());
+            new.has_own_engine = self.config.has_own_engine;
+        }
         self.config = new;
     }
+
+    /// Other nodes, or planned for otherwise.
+    async fn take_nodes(&mut self, new: &ServeConfig, nodes: backend::Nodes) {
+        let backend::Nodes { decode, prefill, .. } = nodes;
+        let old = &self.config;
+        let is_planned_alike =
+            old.policy.name() == new.policy.name() && old.deadlines == new.deadlines && old.calibrate == new.calibrate;
+        if is_planned_alike && old.decode == new.decode && old.prefill == new.prefill {
+            return;
+        }
+        // Those before serve until these have said what they run.
+        serve::hear_from(decode.iter().chain(&prefill)).await;
+        self.planning.store(Arc::new(Planning::of(new)));
+        let first = || {
+            let name = new.name.clone().map_or_else(OnceLock::new, OnceLock::from);
+            ServedModel::new(name, new.aliases.clone(), decode.clone(), prefill.clone())
+        };
+        let planning = self.planning.load();
+        self.app.pool.replace_nodes(&decode, &prefill, first, |model| planning.in_service(model));
+        self.known_nodes = decode.iter().chain(&prefill).map(Arc::clone).collect();
+    }
+}
+
+impl Reload {
+    /// The models of a new configuration, and what holds for them.
+    async fn own_models(&self, new: &ServeConfig) -> Result<(Vec<Own>, Limits), Failure> {
+        // What is not taken into force of it does not count here either.
+        let new = ServeConfig {
+            has_own_engine: self.config.has_own_engine,
+            source: self.config.source.clone(),
+            engine: self.config.engine.clone(),
+            transport: self.config.transport.clone(),
+            otlp_endpoint: self.config.otlp_endpoint.clone(),
+            ..new.clone()
+        };
+        Ok((own_models::start(&new, &self.own, &self.taken).await?, own_models::limits(&new)?))
+    }
+}
+
+/// Whether other nodes can be taken into force. An own engine that was started without prefill nodes cannot take KV, and
+/// whether there is an own engine does not change.
+fn takes_nodes(old: &ServeConfig, new: &ServeConfig) -> bool {
+    let can_pull = !old.prefill.is_empty() || new.prefill.is_empty() || !old.has_own_engine;
+    old.has_own_engine == new.has_own_engine && can_pull
 }
 
 /// The keys whose new value is not taken into force.
@@ -100,12 +185,13 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
         ("model.source", old.source != new.source),
         ("model.name", old.name != new.name),
         ("model.aliases", old.aliases != new.aliases),
-        ("model.prefill", old.prefill != new.prefill),
-        ("model.decode", old.decode != new.decode || old.has_own_engine != new.has_own_engine),
-        ("model.policy", old.policy.name() != new.policy.name()),
-        ("deadlines", old.deadlines != new.deadlines),
-        ("model.calibrate", old.calibrate != new.calibrate),
+        ("model.prefill", old.prefill != new.prefill && !takes_nodes(old, new)),
+        (
+            "model.decode",
+            old.has_own_engine != new.has_own_engine || old.decode != new.decode && !takes_nodes(old, new),
+        ),
         ("model.engine", old.engine != new.engine),
+        ("model.sampling", old.sampling != new.sampling),
         ("tracing.otlp_endpoint", old.otlp_endpoint != new.otlp_endpoint),
     ];
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(key, _)| key).collect()

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use tokio::net::TcpListener;
 
 use super::reload::Reload;
-use super::{Failure, backend, banner, service_manager, signals, terminal};
+use super::{Failure, backend, banner, own_models, service_manager, signals, terminal};
 use crate::admission::Admission;
 use crate::app::App;
 use crate::config::{RawConfig, ServeConfig};
@@ -20,7 +20,10 @@ use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
 use crate::observe::Observer;
-use crate::pool::{self, Pool, ServedModel};
+use crate::plan::deadlines::Deadlines;
+use crate::plan::policy::Policy;
+use crate::pool::{self, Node, Pool, ServedModel};
+use crate::residency::Residency;
 use crate::transport_args::TransportArgs;
 use crate::upstream::{Life, UpstreamPool};
 
@@ -132,16 +135,24 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     }
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let transport = config.transport.transport()?;
-    let mut nodes = backend::nodes(&config, &transport)?;
+    let mut nodes = backend::nodes(&config, &transport, &[])?;
     let backend = match config.has_own_engine {
         true => backend::local(&config).await?,
         false => nodes.backend(config.name.clone()),
     };
-    let pool = pool_of(&config, &nodes, &backend);
+    let planning = Arc::new(ArcSwap::from_pointee(Planning::of(&config)));
+    let pool = pool_of(&config, &nodes, &backend, &planning);
+    let taken: Vec<String> =
+        pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
+    let own = own_models::start(&config, &[], &taken).await?;
+    let residents = own.iter().map(|own| Arc::clone(&own.resident)).collect();
+    let residency = Residency::new(own_models::limits(&config)?, residents);
+    pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
     let observer = Arc::new(Observer::default());
     let upstreams = UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(Failure)?;
     let upstreams = ArcSwap::from_pointee(upstreams);
-    let app = Arc::new(App { admission: Admission::new(config.bounds), pool, upstreams, observer });
+    let admission = Admission::new(config.bounds);
+    let app = Arc::new(App { admission, pool, residency: Arc::clone(&residency), upstreams, observer });
     let shutdown = Shutdown::default();
     let running = Arc::clone(&app);
     signals::drain_on_signal(shutdown.clone(), DRAIN_DEADLINE, move || running.admission.n_admitted());
@@ -158,13 +169,14 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
             tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
         })
         .collect();
-    Reload { args, config: config.clone(), access, app: Arc::clone(&app) }.watch();
+    let known_nodes = nodes.decode.iter().chain(&nodes.prefill).map(Arc::clone).collect();
+    Reload { args, config: config.clone(), access, app: Arc::clone(&app), own, taken, planning, known_nodes }.watch();
     service_manager::keep_informed(Arc::clone(&app), shutdown.clone());
 
     let started = shutdown.begin.run_until_cancelled(first_start(backend.first_start, &mut nodes)).await;
     match started {
         Some(Ok(info)) => {
-            hear_from(&nodes).await;
+            hear_from(nodes.prefill.iter().chain(&nodes.decode)).await;
             hear_from_upstreams(&app).await;
             announce(&app, info.as_deref(), &addresses, config.needs_key());
         }
@@ -177,6 +189,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     for server in servers {
         server.await??;
     }
+    residency.stop().await;
     if let Some(supervised) = backend.supervised {
         supervised.stop.cancel();
         supervised.tracker.wait().await;
@@ -199,34 +212,56 @@ async fn first_start(
     }
 }
 
-/// The models that are served from the start, and those that nodes will tell of.
-fn pool_of(config: &ServeConfig, nodes: &backend::Nodes, backend: &backend::Backend) -> Arc<Pool> {
+/// The models that are served from the start, and those that nodes will tell of. What they have beside their nodes follows
+/// from `planning`, whatever that is then.
+fn pool_of(
+    config: &ServeConfig,
+    nodes: &backend::Nodes,
+    backend: &backend::Backend,
+    planning: &Arc<ArcSwap<Planning>>,
+) -> Arc<Pool> {
     let decode = backend.own.iter().chain(&nodes.decode).map(Arc::clone).collect();
     let aliases = [&backend.aliases[..], &config.aliases].concat();
     let name = backend.name.clone().map_or_else(OnceLock::new, OnceLock::from);
-    let (policy, deadlines) = (config.policy, config.deadlines);
-    let (calibrate, has_own_engine) = (config.calibrate, backend.own.is_some());
-    let in_service = move |mut model: ServedModel| {
-        (model.policy, model.deadlines) = (policy, deadlines);
-        let model = Arc::new(model);
-        if calibrate {
-            pool::keep_calibrated(&model);
-        }
-        model
-    };
     let mut first = ServedModel::new(name, aliases, decode, nodes.prefill.clone());
-    first.has_own_engine = has_own_engine;
+    first.has_own_engine = backend.own.is_some();
+    first.sampling = config.sampling;
     // With neither an engine nor nodes, upstreams serve all there is.
     let is_served = !first.decode.is_empty();
-    let models = is_served.then(|| in_service(first)).into_iter().collect();
+    let models = is_served.then(|| planning.load().in_service(first)).into_iter().collect();
     let pool = Arc::new(Pool::with_undeclared(models, nodes.decode.clone()));
-    pool::keep_discovering(&pool, nodes.prefill.clone(), in_service);
+    let planning = Arc::clone(planning);
+    pool::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().in_service(model));
     pool
 }
 
+/// How requests for `[model]`, and for what nodes run, are planned.
+pub(super) struct Planning {
+    policy: &'static dyn Policy,
+    deadlines: Deadlines,
+    calibrate: bool,
+}
+
+impl Planning {
+    /// As it is configured.
+    pub(super) fn of(config: &ServeConfig) -> Planning {
+        Planning { policy: config.policy, deadlines: config.deadlines, calibrate: config.calibrate }
+    }
+
+    /// A model that is planned for so from now on.
+    pub(super) fn in_service(&self, mut model: ServedModel) -> Arc<ServedModel> {
+        (model.policy, model.deadlines) = (self.policy, self.deadlines);
+        let model = Arc::new(model);
+        if self.calibrate {
+            pool::keep_calibrated(&model);
+        }
+        model
+    }
+}
+
 /// Gives nodes a moment to answer, so that the first request can use them. One that does not is used later.
-async fn hear_from(nodes: &backend::Nodes) {
-    let answers = nodes.prefill.iter().chain(&nodes.decode).map(|node| async {
+pub(super) async fn hear_from(nodes: impl Iterator<Item = &Arc<Node>>) {
+    let answers = nodes.map(|node| async {
         let _ = node.ready().await;
     });
     if tokio::time::timeout(NODE_ANSWER, futures::future::join_all(answers)).await.is_err() {

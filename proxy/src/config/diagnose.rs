@@ -5,12 +5,14 @@
 
 use std::ops::Range;
 
+use baton_schemas::sampling_fields::SamplingFields;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::RawKey;
+use super::own_models::{RawLoading, RawOwnModel};
 use super::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 use super::upstream::RawUpstream;
 use crate::engine_args::EngineArgs;
@@ -106,7 +108,10 @@ fn unknown_key(path: &[String]) -> Option<String> {
     let known = match tables[..] {
         [] => fields_of::<RawConfig>(),
         ["model"] => fields_of::<RawModel>(),
-        ["model", "engine"] => fields_of::<EngineArgs>(),
+        ["model" | "models", "engine"] => fields_of::<EngineArgs>(),
+        ["model" | "models", "sampling"] => fields_of::<SamplingFields>(),
+        ["models"] => fields_of::<RawOwnModel>(),
+        ["loading"] => fields_of::<RawLoading>(),
         ["deadlines"] => fields_of::<RawDeadlines>(),
         ["tracing"] => fields_of::<RawTracing>(),
         ["keys"] => fields_of::<RawKey>(),

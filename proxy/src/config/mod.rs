@@ -4,6 +4,7 @@
 
 mod diagnose;
 mod keys;
+mod own_models;
 mod problems;
 mod raw;
 mod upstream;
@@ -11,8 +12,10 @@ mod upstream;
 use std::path::PathBuf;
 
 use baton_engines::upstream::UpstreamSettings;
+use baton_schemas::sampling_fields::SamplingFields;
 
 pub use self::keys::{RawKey, hash_text};
+pub use self::own_models::{LoadingConfig, OwnModelConfig};
 pub use self::problems::node_url;
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::upstream::RawUpstream;
@@ -103,6 +106,12 @@ pub struct ServeConfig {
     pub upstreams: Vec<UpstreamSettings>,
     /// How the engine runs it.
     pub engine: EngineArgs,
+    /// How tokens are drawn where a client does not say.
+    pub sampling: SamplingFields,
+    /// Own models that come and go with their requests.
+    pub models: Vec<OwnModelConfig>,
+    /// How those are loaded.
+    pub loading: LoadingConfig,
     /// A collector of traces, without the path.
     pub otlp_endpoint: Option<String>,
 }

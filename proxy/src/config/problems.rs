@@ -1,7 +1,7 @@
 //! Values of a configuration that are out of range, all of them at once.
 
 use super::raw::RawConfig;
-use super::{ConfigError, DEFAULT_LISTEN, OLLAMA_LISTEN, keys, upstream};
+use super::{ConfigError, DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
 use crate::engine_args::flag;
 use crate::http::{host, origin};
 use crate::plan::policy::{self, POLICIES};
@@ -99,6 +99,10 @@ impl RawConfig {
         for (key, message) in self.model.engine.problems() {
             problem(&format!("model.engine.{key}"), &flag(key), message);
         }
+        for (key, message) in self.model.sampling.problems() {
+            let key = format!("model.sampling.{key}");
+            problem(&key, &key, message);
+        }
         if self.tracing.otlp_endpoint.as_ref().is_some_and(|endpoint| !is_collector(endpoint)) {
             // Not repeated: it may hold a password.
             let message = "must be a URL like http://127.0.0.1:4318, without a user or a password".to_owned();
@@ -106,6 +110,8 @@ impl RawConfig {
         }
         found.extend(keys::problems(&self.keys));
         found.extend(upstream::problems(&self.upstream));
+        let taken: Vec<&String> = self.model.name.iter().chain(&self.model.aliases).collect();
+        found.extend(own_models::problems(&self.models, &self.loading, &taken));
         found
     }
 }

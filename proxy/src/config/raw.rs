@@ -6,9 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_schemas::sampling_fields::SamplingFields;
 use serde::Deserialize;
 
 use super::keys::{self, RawKey};
+use super::own_models::{self, RawLoading, RawOwnModel};
 use super::problems::{Problem, check_paths, node_url};
 use super::upstream::{self, RawUpstream};
 use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig, diagnose};
@@ -50,6 +52,10 @@ pub struct RawConfig {
     pub deadlines: RawDeadlines,
     /// The model.
     pub model: RawModel,
+    /// Own models that come and go with their requests.
+    pub models: Vec<RawOwnModel>,
+    /// How those are loaded.
+    pub loading: RawLoading,
     /// Other servers that speak text.
     pub upstream: Vec<RawUpstream>,
     /// Where traces go.
@@ -109,6 +115,8 @@ pub struct RawModel {
     pub policy: Option<String>,
     /// Measure idle nodes and links with made-up prompts.
     pub calibrate: Option<bool>,
+    /// How tokens are drawn where a client does not say.
+    pub sampling: SamplingFields,
     /// How the engine runs it.
     pub engine: EngineArgs,
 }
@@ -121,9 +129,11 @@ impl RawModel {
 }
 
 impl RawConfig {
-    /// Whether an engine is started here: where a model or an engine is named, and where nothing else generates.
+    /// Whether an engine is started here for `[model]`: where a model or an engine is named there, and where nothing else
+    /// generates.
     pub fn has_own_engine(&self) -> bool {
-        self.model.names_an_engine() || self.model.decode.is_empty() && self.upstream.is_empty()
+        let others = self.model.decode.len() + self.upstream.len() + self.models.len();
+        self.model.names_an_engine() || others == 0
     }
 
     /// Reads a file.
@@ -183,6 +193,9 @@ impl RawConfig {
             transport,
             upstreams,
             engine: self.model.engine,
+            sampling: self.model.sampling,
+            models: own_models::checked(self.models),
+            loading: self.loading.typed(),
             otlp_endpoint: self.tracing.otlp_endpoint,
         })
     }

@@ -1,6 +1,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use baton_schemas::keep_alive::KeepAlive;
+
 use super::*;
 
 fn read(text: &str) -> Result<ServeConfig, String> {
@@ -211,4 +213,39 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
         assert!(message.contains(expected), "{message}");
     }
     assert!(read("[[upstream]]\nname = \"a\"\nkind = \"ollama\"\nurl = \"http://10.0.0.1:11434\"\n").is_err());
+}
+
+#[test]
+fn own_models_are_read_with_their_defaults_and_checked_together() {
+    let config = read("[[models]]\nsource = \"a.gguf\"\n[[models]]\nsource = \"b.gguf\"\nkeep_alive = -1\n").unwrap();
+    assert!(!config.has_own_engine, "they are loaded when they are asked for");
+    let keep_alive: Vec<KeepAlive> = config.models.iter().map(|model| model.keep_alive).collect();
+    assert_eq!(keep_alive, [KeepAlive::For(Duration::from_secs(300)), KeepAlive::Forever]);
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/several-models.toml");
+    let example = RawConfig::read(&example).and_then(RawConfig::check).unwrap();
+    assert_eq!((example.models.len(), example.loading.budget()), (2, 24 << 30));
+    assert_eq!((example.models[0].engine.slots, example.models[0].sampling.temperature), (Some(2), Some(0.2)));
+    let beside = read("[model]\nsource = \"m\"\n[[models]]\nsource = \"a\"\n").unwrap();
+    assert!(beside.has_own_engine && beside.models.len() == 1);
+
+    let check = |text: &str, line: usize, part: &str| {
+        let message = read(text).unwrap_err();
+        assert!(message.contains(&format!("line {line}: ")) && message.contains(part), "{text}: {message}");
+    };
+    check("[[models]]\nname = \"a\"\n", 1, "models[0].source must be");
+    check("[[models]]\nsource = \"a\"\nkeep = 1\n", 3, "did you mean \"keep_alive\"");
+    check("[[models]]\nsource = \"a\"\nkeep_alive = \"soon\"\n", 3, "must be a duration");
+    check("[[models]]\nsource = \"a\"\n[models.engine]\nslots = 0\n", 4, "models[0].engine.slots");
+    check("[[models]]\nsource = \"a\"\n[models.engine]\nslot = 0\n", 4, "did you mean \"slots\"");
+    check("[[models]]\nsource = \"a\"\n[models.sampling]\ntemperature = 9\n", 4, "models[0].sampling.temperature");
+    check("[model.sampling]\ntop_q = 1\n", 2, "did you mean \"top_");
+    check("[model.sampling]\ntop_p = 2\n", 2, "model.sampling.top_p must be between 0 and 1");
+    let twice = "[model]\nname = \"m\"\n[[models]]\nsource = \"a\"\naliases = [\"M:latest\"]\n";
+    check(twice, 5, "which another model is called too");
+    check("[loading]\nmemory_budget = \"24 gigs\"\n", 2, "loading.memory_budget must be");
+    check("[loading]\nmax_waiting = 0\n", 2, "loading.max_waiting");
+    check("[loading]\nmax_wait_seconds = 0\n", 2, "loading.max_wait_seconds");
+    let budget = |size: &str| read(&format!("[loading]\nmemory_budget = {size}\n")).unwrap().loading.budget();
+    assert_eq!([budget("\"1.5GiB\""), budget("\"500 MB\""), budget("7")], [3 << 29, 500_000_000, 7]);
+    assert!(read("").unwrap().loading.budget() > 1 << 20, "a part of what the machine has");
 }

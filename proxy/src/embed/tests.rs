@@ -83,6 +83,7 @@ async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
         App {
             admission: Admission::new(Bounds::default()),
             pool,
+            residency: Default::default(),
             upstreams: Default::default(),
             observer: Arc::new(Observer::default()),
         },
@@ -98,7 +99,7 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
 
 fn request(texts: &[&str]) -> EmbedRequest {
     let inputs = texts.iter().map(|text| EmbedInput::Text((*text).to_owned())).collect();
-    EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None }
+    EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None }
 }
 
 const TEXTS: [&str; 5] = ["one", "two", "three", "four", "five"];

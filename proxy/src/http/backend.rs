@@ -7,7 +7,9 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
+use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::embed::Embedded;
@@ -15,6 +17,7 @@ use crate::error::RequestError;
 use crate::generate::{Caller, Generation};
 use crate::plan::explanation::Explanation;
 use crate::pool::names;
+use crate::residency::Presence;
 use crate::state::{EndpointState, Life};
 
 /// What generates. Where a model's name is optional, `None` is the first model that the caller may use.
@@ -55,8 +58,23 @@ pub trait Backend: Send + Sync + 'static {
         BTreeMap::new()
     }
 
-    /// What a model's engine is. Waits for one that is starting. Counts as a request.
+    /// What a model's engine is. Waits for one that is starting, and loads a model that is not there. Counts as a request.
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError>;
+
+    /// The same without loading anything: what is known of a model that is not there.
+    async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
+        self.ready(model, caller).await
+    }
+
+    /// Answers once the model is there; it stays for `keep_alive` at least, if that says so.
+    async fn load(&self, model: &str, _keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
+        self.ready(Some(model), caller).await.map(drop)
+    }
+
+    /// Lets a model go as soon as nothing uses it. One that is always there stays.
+    async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
+        self.ready(Some(model), caller).await.map(drop)
+    }
 
     /// A text's tokens.
     async fn tokenize(
@@ -88,13 +106,20 @@ pub struct Model {
     pub names: Vec<String>,
     /// When it was put into service.
     pub since: SystemTime,
-    /// Missing while no engine is ready.
+    /// Missing while no engine is ready, but for a model that is not loaded: then what is known of it.
     pub info: Option<Arc<NodeInfo>>,
+    /// How it comes and goes, if it does.
+    pub presence: Option<Presence>,
     /// Upstreams alone serve it, of which nothing more is known.
     pub is_upstream: bool,
 }
 
 impl Model {
+    /// Whether it could answer at once.
+    pub fn is_loaded(&self) -> bool {
+        self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.life == "loaded")
+    }
+
     /// Whether this is one of its names.
     pub fn is_called(&self, name: &str) -> bool {
         self.names.iter().any(|known| names::are_same(known, name))
@@ -112,6 +137,10 @@ pub struct ReadyModel {
     pub info: Arc<NodeInfo>,
     /// What that is doing.
     pub load: NodeLoad,
+    /// How tokens are drawn where a client does not say.
+    pub sampling: SamplingFields,
+    /// It is not in memory: the next request loads it.
+    pub is_sleeping: bool,
 }
 
 /// The model of that name.

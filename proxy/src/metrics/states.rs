@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicU64;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
 use super::Labels;
-use crate::state::{EndpointState, Life, ModelState, NodeState, UpstreamState};
+use crate::state::{EndpointState, Life, ModelState, NodeState, ResidencyState, UpstreamState};
 
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
@@ -81,6 +81,33 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
     );
+    series.one(
+        "memory_budget_bytes",
+        "Bytes that own models may take; 0: without end",
+        state.memory_budget_bytes as f64,
+    );
+    let residents = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
+    for (name, help, value) in RESIDENT_GAUGES {
+        series.gauges(name, help, residents().map(|(labels, resident)| (labels, value(resident))));
+    }
+    series.counters(
+        "model_loads",
+        "How often a model was loaded on demand",
+        residents().map(|(labels, resident)| (labels, resident.loads)),
+    );
+    series.seconds(
+        "model_load",
+        "Time that a model's loads took",
+        residents().map(|(labels, resident)| (labels, resident.load_seconds)),
+    );
+    series.counters(
+        "model_unloads",
+        "How often a model was unloaded, by reason",
+        residents().flat_map(|(labels, resident)| {
+            let unloads = resident.unloads.iter();
+            unloads.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
     let upstreams = || state.upstreams.iter().map(|upstream| (vec![("upstream", upstream.name.clone())], upstream));
     for (name, help, value) in UPSTREAM_GAUGES {
         series.gauges(name, help, upstreams().map(|(labels, upstream)| (labels, value(upstream))));
@@ -103,6 +130,16 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     );
     series.registry
 }
+
+/// A gauge of every model that comes and goes.
+type ResidentGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
+
+const RESIDENT_GAUGES: [ResidentGauge; 4] = [
+    ("model_loaded", "1 if the model is in memory", |resident| f64::from(u8::from(resident.life == "loaded"))),
+    ("model_memory_bytes", "What the model's process holds", |resident| resident.measured_bytes as f64),
+    ("model_requests_active", "Requests that use the model", |resident| f64::from(resident.active)),
+    ("model_requests_waiting", "Requests that wait for the model to be loaded", |resident| f64::from(resident.waiting)),
+];
 
 /// A gauge of every upstream.
 type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
@@ -160,6 +197,15 @@ impl Series {
             family.get_or_create(&labels).set(value);
         }
         self.registry.register(name, help, family);
+    }
+
+    /// Counters of seconds; the unit becomes part of the name.
+    fn seconds(&mut self, name: &str, help: &str, series: impl Iterator<Item = (Labels, f64)>) {
+        let family = Family::<Labels, Counter<f64, AtomicU64>>::default();
+        for (labels, value) in series {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.registry.register_with_unit(name, help, Unit::Seconds, family);
     }
 
     fn counters(&mut self, name: &str, help: &str, series: impl Iterator<Item = (Labels, u64)>) {

@@ -7,7 +7,7 @@ use super::*;
 use crate::generate::generate;
 use crate::observe::Outcome;
 use crate::observe::tests::{app, caller, request};
-use crate::state::{self, LinkState};
+use crate::state::{self, BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
 
 /// Reads the text format: each series by its name with labels. Fails on what no scraper would take.
 fn parse(text: &str) -> BTreeMap<&str, f64> {
@@ -96,6 +96,11 @@ async fn every_series_of_the_dashboard_is_there() {
     });
     let mut state = state::snapshot(&app, false);
     state.models[0].links.push(LinkState::default());
+    let unloads = [("idle".to_owned(), 1)].into();
+    state.models[0].residency = Some(ResidencyState { unloads, ..ResidencyState::default() });
+    let breaker = BreakerState { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerState::default() };
+    let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
+    state.upstreams.push(UpstreamState { name: "up".into(), breaker, fallbacks, ..UpstreamState::default() });
     let scraped = text(&app.observer.metrics, &state);
     let declared: Vec<String> = scraped
         .lines()

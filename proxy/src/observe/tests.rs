@@ -6,6 +6,7 @@ use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::{Input, Sampling};
+use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::sequence::CacheScope;
 use baton_schemas::tools::ToolUse;
 use futures::StreamExt;
@@ -27,6 +28,7 @@ pub(crate) async fn app() -> App {
     App {
         admission: Admission::new(Bounds::default()),
         pool: Arc::new(Pool::of(vec![Arc::new(model)])),
+        residency: Default::default(),
         upstreams: Default::default(),
         observer: Arc::new(Observer::default()),
     }
@@ -38,6 +40,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         input: Input::Text("a secret prompt".into()),
         n: 1,
         sampling: Sampling::default(),
+        chosen: SamplingFields::default(),
         max_tokens: Some(8),
         stop: Vec::new(),
         top_logprobs: None,
@@ -45,6 +48,7 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         constraint: None,
         tools: ToolUse::default(),
         wants_thinking: false,
+        keep_alive: None,
     }
 }
 

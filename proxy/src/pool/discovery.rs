@@ -23,17 +23,20 @@ pub fn keep_discovering(
     prefill: Vec<Arc<Node>>,
     found: impl Fn(ServedModel) -> Arc<ServedModel> + Send + 'static,
 ) {
+    pool.undeclared.write().unwrap_or_else(PoisonError::into_inner).prefill = prefill;
     let pool = Arc::downgrade(pool);
     tokio::spawn(async move {
         let mut told = HashSet::new();
         while let Some(pool) = pool.upgrade() {
             pool.renew(&found);
-            for node in &pool.undeclared {
+            let undeclared = pool.undeclared();
+            for node in &undeclared.decode {
                 let Some(info) = node.info().filter(|info| info.role.decodes()) else { continue };
                 if pool.is_new(&info) {
                     tracing::info!(node = node.name, model = info.model, "a node runs a model that was not served");
                     let name = OnceLock::from(info.model.clone());
-                    let model = ServedModel::new(name, Vec::new(), pool.undeclared.clone(), prefill.clone());
+                    let model =
+                        ServedModel::new(name, Vec::new(), undeclared.decode.clone(), undeclared.prefill.clone());
                     pool.add(found(model.with_identity(Identity::of(&info))));
                 }
             }
@@ -54,7 +57,8 @@ impl Pool {
         // A model whose own engine has not answered yet may be this one. If it never will, names decide.
         let is_served = |model: &Arc<ServedModel>| match model.identity() {
             Some(ours) => ours.is_same(&theirs),
-            None => !model.has_lost_its_engine(),
+            // One that is not loaded says nothing: then, too, names decide.
+            None => model.resident.is_none() && !model.has_lost_its_engine(),
         };
         !models.iter().any(|model| is_served(model) || model.is_called(&info.model))
     }

@@ -73,7 +73,7 @@ impl Status {
 
     /// What it is, if it runs.
     pub fn running(&self) -> Option<&Arc<NodeInfo>> {
-        self.info.as_ref().filter(|_| !matches!(self.life(), Life::Starting | Life::Down))
+        self.info.as_ref().filter(|_| !matches!(self.life(), Life::Unloaded | Life::Starting | Life::Down))
     }
 
     /// It has left its last question unanswered.
@@ -149,6 +149,14 @@ impl Health {
     /// Its process is starting, or its model is loading.
     pub fn loads(&self, reason: &'static str) {
         self.learn(News::Loads, &Why::plainly(reason, "the model is loading"), |_| false);
+    }
+
+    /// Nobody needs its model now, and its process has ended.
+    pub fn unloads(&self) {
+        self.learn(News::Unloads, &Why::plainly("unloaded", "the model is not loaded"), |status| {
+            status.retry_in = Duration::ZERO;
+            false
+        });
     }
 
     /// It was told to stop.
@@ -239,7 +247,7 @@ impl Health {
                 status.since = SystemTime::now();
             }
             // Of a node that stays down the last word counts.
-            if from != to || to == Life::Down {
+            if from != to || matches!(to, Life::Down | Life::Unloaded) {
                 status.reason = why.reason;
                 status.words.clone_from(&why.words);
             }
@@ -257,6 +265,7 @@ impl Health {
         match transition.to {
             Life::Ready if transition.from == Life::Starting => tracing::info!(from, to, reason, "{who} answers"),
             Life::Ready => tracing::warn!(from, to, reason, "{who} answers"),
+            Life::Unloaded => tracing::debug!(from, to, reason, "{who} has let its model go"),
             Life::Starting => tracing::info!(from, to, reason, "{who} is loading its model"),
             Life::Draining => tracing::warn!(from, to, reason, "{who} was told to stop, and finishes what it runs"),
             Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),

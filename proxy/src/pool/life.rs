@@ -9,7 +9,8 @@
 //!  (from anywhere)       └──────► Draining ──── Misses ─────► Down
 //! ```
 //!
-//! Besides, a node that answers and whose breaker is open is suspect, until the breaker closes.
+//! Besides, a node that answers and whose breaker is open is suspect, until the breaker closes; and an own model that nobody
+//! needs is unloaded, from anywhere, until it loads again.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Life {
+    /// Nobody needs its model now: there is no process.
+    Unloaded,
     /// It has not answered yet, its process is starting, or its model is loading.
     #[default]
     Starting,
@@ -32,11 +35,12 @@ pub enum Life {
 
 impl Life {
     /// All of them.
-    pub const ALL: [Life; 5] = [Life::Starting, Life::Ready, Life::Draining, Life::Suspect, Life::Down];
+    pub const ALL: [Life; 6] = [Life::Unloaded, Life::Starting, Life::Ready, Life::Draining, Life::Suspect, Life::Down];
 
     /// As it is shown.
     pub fn as_str(self) -> &'static str {
         match self {
+            Life::Unloaded => "unloaded",
             Life::Starting => "starting",
             Life::Ready => "ready",
             Life::Draining => "draining",
@@ -51,6 +55,8 @@ impl Life {
 pub(super) enum News {
     /// Its process is starting, or its model is loading.
     Loads,
+    /// Its process has ended, since nobody needs its model.
+    Unloads,
     /// It has answered, and serves.
     Answers,
     /// It was told to stop, and says so.
@@ -78,6 +84,7 @@ pub(super) struct Machine {
 /// What its answers show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Reach {
+    Unloaded,
     #[default]
     Starting,
     Answering,
@@ -90,6 +97,7 @@ impl Machine {
     /// Where the node is in its life.
     pub(super) fn life(self) -> Life {
         match self.reach {
+            Reach::Unloaded => Life::Unloaded,
             Reach::Starting => Life::Starting,
             Reach::Answering if self.breaker_is_open => Life::Suspect,
             Reach::Answering => Life::Ready,
@@ -109,7 +117,10 @@ impl Machine {
     pub(super) fn learn(self, news: News) -> Machine {
         let reach = match (self.reach, news) {
             (_, News::Loads) => Reach::Starting,
+            (_, News::Unloads) => Reach::Unloaded,
             (_, News::Answers) => Reach::Answering,
+            // The last words of a process that has ended.
+            (Reach::Unloaded, _) => Reach::Unloaded,
             (_, News::Stops) => Reach::Stopping,
             (_, News::Fails) => Reach::Gone,
             (Reach::Answering, News::Misses | News::Quiets) => Reach::Silent,
@@ -131,7 +142,7 @@ mod tests {
     use super::*;
 
     /// The states that follow from `from` by each news, in the order of [`ALL_NEWS`].
-    fn check(path: &[News], from: Life, expected: [Life; 8]) {
+    fn check(path: &[News], from: Life, expected: [Life; 9]) {
         let machine = path.iter().fold(Machine::default(), |machine, news| machine.learn(*news));
         assert_eq!(machine.life(), from, "{path:?}");
         for (news, expected) in ALL_NEWS.into_iter().zip(expected) {
@@ -139,23 +150,49 @@ mod tests {
         }
     }
 
-    const ALL_NEWS: [News; 8] =
-        [News::Loads, News::Answers, News::Stops, News::Misses, News::Quiets, News::Fails, News::Opens, News::Closes];
+    const ALL_NEWS: [News; 9] = [
+        News::Unloads,
+        News::Loads,
+        News::Answers,
+        News::Stops,
+        News::Misses,
+        News::Quiets,
+        News::Fails,
+        News::Opens,
+        News::Closes,
+    ];
 
     #[test]
     fn every_state_and_everything_that_can_be_learned_in_it() {
-        use Life::{Down, Draining, Ready, Starting, Suspect};
-        use News::{Answers, Fails, Loads, Misses, Opens, Stops};
-        check(&[], Starting, [Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]);
-        check(&[Answers], Ready, [Starting, Ready, Draining, Suspect, Suspect, Down, Suspect, Ready]);
-        check(&[Answers, Stops], Draining, [Starting, Ready, Draining, Down, Down, Down, Draining, Draining]);
-        check(&[Answers, Misses], Suspect, [Starting, Ready, Draining, Down, Down, Down, Suspect, Suspect]);
-        check(&[Answers, Opens], Suspect, [Starting, Suspect, Draining, Suspect, Suspect, Down, Suspect, Ready]);
-        check(&[Answers, Opens, Misses], Suspect, [Starting, Suspect, Draining, Down, Down, Down, Suspect, Suspect]);
-        check(&[Answers, Misses, Misses], Down, [Starting, Ready, Draining, Down, Down, Down, Down, Down]);
-        check(&[Fails], Down, [Starting, Ready, Draining, Down, Down, Down, Down, Down]);
-        check(&[Answers, Loads], Starting, [Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]);
+        use Life::{Down, Draining, Ready, Starting, Suspect, Unloaded};
+        use News::{Answers, Fails, Loads, Misses, Opens, Stops, Unloads};
+        let after = |rest: [Life; 8]| {
+            let mut all = [Unloaded; 9];
+            all[1..].copy_from_slice(&rest);
+            all
+        };
+        check(&[], Starting, after([Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]));
+        check(&[Answers], Ready, after([Starting, Ready, Draining, Suspect, Suspect, Down, Suspect, Ready]));
+        check(&[Answers, Stops], Draining, after([Starting, Ready, Draining, Down, Down, Down, Draining, Draining]));
+        check(&[Answers, Misses], Suspect, after([Starting, Ready, Draining, Down, Down, Down, Suspect, Suspect]));
+        check(&[Answers, Opens], Suspect, after([Starting, Suspect, Draining, Suspect, Suspect, Down, Suspect, Ready]));
+        check(
+            &[Answers, Opens, Misses],
+            Suspect,
+            after([Starting, Suspect, Draining, Down, Down, Down, Suspect, Suspect]),
+        );
+        check(&[Answers, Misses, Misses], Down, after([Starting, Ready, Draining, Down, Down, Down, Down, Down]));
+        check(&[Fails], Down, after([Starting, Ready, Draining, Down, Down, Down, Down, Down]));
+        check(
+            &[Answers, Loads],
+            Starting,
+            after([Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]),
+        );
         // A node that was lost in the middle of a request and is back: a request has to go well first.
-        check(&[Answers, Opens, Misses, Misses], Down, [Starting, Suspect, Draining, Down, Down, Down, Down, Down]);
+        let lost = [Answers, Opens, Misses, Misses];
+        check(&lost, Down, after([Starting, Suspect, Draining, Down, Down, Down, Down, Down]));
+        // What a process that has ended still had on its tongue changes nothing.
+        let nothing = [Starting, Ready, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded];
+        check(&[Answers, Stops, Unloads], Unloaded, after(nothing));
     }
 }

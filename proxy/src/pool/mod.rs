@@ -47,8 +47,15 @@ fn unavailable(reason: &str, retry_after: Duration) -> RequestError {
 pub struct Pool {
     /// In the order of the configuration; then as they were discovered.
     models: RwLock<Vec<Arc<ServedModel>>>,
-    /// Decode nodes of which nobody has said which model they run: they do.
-    undeclared: Vec<Arc<Node>>,
+    /// Nodes of which nobody has said which model they run: they do.
+    undeclared: RwLock<Undeclared>,
+}
+
+/// Nodes that were configured for no model in particular.
+#[derive(Default, Clone)]
+struct Undeclared {
+    decode: Vec<Arc<Node>>,
+    prefill: Vec<Arc<Node>>,
 }
 
 impl Pool {
@@ -59,7 +66,8 @@ impl Pool {
 
     /// A pool that also serves whatever these nodes run; see [`keep_discovering`].
     pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> Pool {
-        Pool { models: RwLock::new(models), undeclared }
+        let undeclared = Undeclared { decode: undeclared, prefill: Vec::new() };
+        Pool { models: RwLock::new(models), undeclared: RwLock::new(undeclared) }
     }
 
     /// Those that are served now.
@@ -67,12 +75,53 @@ impl Pool {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Slots of the decode nodes that are ready, whichever model they serve.
+    /// Slots of the decode nodes that are ready, whichever model they serve, and of models that can be loaded.
     pub fn n_slots(&self) -> usize {
         let of_model = |model: &Arc<ServedModel>| -> usize {
-            model.decode.iter().filter_map(|node| model.ready_decode(node)).map(|info| info.n_slots as usize).sum()
+            let ready: usize =
+                model.decode.iter().filter_map(|node| model.ready_decode(node)).map(|info| info.n_slots as usize).sum();
+            // Its requests have to be let in for it to be loaded.
+            ready.max(model.resident.as_ref().map_or(0, |resident| resident.n_slots()))
         };
         self.models().iter().map(of_model).sum()
+    }
+
+    fn undeclared(&self) -> Undeclared {
+        self.undeclared.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Other nodes from now on, for all models but those that come and go. Streams go on on the nodes that they have.
+    /// `first` is served if nothing was until now; `found` adds what a model has beside its nodes.
+    pub fn replace_nodes(
+        &self,
+        decode: &[Arc<Node>],
+        prefill: &[Arc<Node>],
+        first: impl FnOnce() -> ServedModel,
+        found: impl Fn(ServedModel) -> Arc<ServedModel>,
+    ) {
+        let undeclared = Undeclared { decode: decode.to_vec(), prefill: prefill.to_vec() };
+        *self.undeclared.write().unwrap_or_else(PoisonError::into_inner) = undeclared;
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !decode.is_empty() && models.iter().all(|model| model.resident.is_some());
+        let on_these = |model: &Arc<ServedModel>| {
+            if model.resident.is_some() {
+                return Some(Arc::clone(model));
+            }
+            let own = model.decode.iter().take(usize::from(model.has_own_engine));
+            let decode: Vec<_> = own.chain(decode).map(Arc::clone).collect();
+            (!decode.is_empty()).then(|| found(model.on(decode, prefill.to_vec())))
+        };
+        let new = is_first.then(|| found(first())).into_iter().chain(models.iter().filter_map(on_these)).collect();
+        *models = new;
+    }
+
+    /// Serves these own models that come and go instead of those before. They stand where those stood.
+    pub fn replace_residents(&self, new: Vec<Arc<ServedModel>>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let is_resident = |model: &Arc<ServedModel>| model.resident.is_some();
+        let at = models.iter().position(is_resident).unwrap_or(models.len());
+        models.retain(|model| !is_resident(model));
+        models.splice(at..at, new);
     }
 
     /// The model of that name. Errors: there is none, or a node that may run it has not said yet what it runs.
@@ -80,7 +129,7 @@ impl Pool {
         if let Some(found) = self.models().into_iter().find(|model| model.is_called(name)) {
             return Ok(found);
         }
-        if self.undeclared.iter().any(|node| node.last_info().is_none()) {
+        if self.undeclared().decode.iter().any(|node| node.last_info().is_none()) {
             return Err(unavailable("a node has not said yet which model it runs", Duration::from_secs(1)));
         }
         Err(RequestError::ModelNotFound { model: name.to_owned() })

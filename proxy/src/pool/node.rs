@@ -177,6 +177,7 @@ impl Node {
         let learned = lock(&self.learned);
         let info = self.info();
         let barred = match self.health.life() {
+            Life::Unloaded => Some("unloaded"),
             Life::Starting => Some("starting"),
             Life::Draining => Some("draining"),
             Life::Down => Some("down"),

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::node::NodeInfo;
+use baton_schemas::sampling_fields::SamplingFields;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
@@ -12,6 +13,7 @@ use super::{Fallbacks, Identity, Life, Node, READY_WAIT, Routes, names, unavaila
 use crate::error::RequestError;
 use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{POLICIES, Policy};
+use crate::residency::Resident;
 
 /// See the module. Its lists may hold nodes that turn out to run another model; those are barred.
 pub struct ServedModel {
@@ -38,6 +40,10 @@ pub struct ServedModel {
     pub has_own_engine: bool,
     /// The operator has named it, and not a node.
     pub name_is_configured: bool,
+    /// How tokens are drawn where a client does not say.
+    pub sampling: SamplingFields,
+    /// Its process comes and goes with its requests, which hold a [`Stay`](crate::residency::Stay).
+    pub resident: Option<Arc<Resident>>,
     /// Which decode nodes have run it; see [`succession`](super::succession).
     pub(super) history: History,
     identity: OnceLock<Identity>,
@@ -65,6 +71,8 @@ impl ServedModel {
             routes,
             fallbacks: Arc::default(),
             has_own_engine: false,
+            sampling: SamplingFields::default(),
+            resident: None,
             identity: OnceLock::new(),
         }
     }
@@ -82,8 +90,24 @@ impl ServedModel {
             fallbacks: Arc::clone(&old.fallbacks),
             has_own_engine: old.has_own_engine,
             name_is_configured: old.name_is_configured,
+            sampling: old.sampling,
+            resident: old.resident.clone(),
             identity: OnceLock::from(Identity::of(now)),
             ..new
+        }
+    }
+
+    /// The same model on other nodes. What was learned of its routes is learned anew.
+    pub(super) fn on(&self, decode: Vec<Arc<Node>>, prefill: Vec<Arc<Node>>) -> ServedModel {
+        ServedModel {
+            since: self.since,
+            fallbacks: Arc::clone(&self.fallbacks),
+            has_own_engine: self.has_own_engine,
+            name_is_configured: self.name_is_configured,
+            sampling: self.sampling,
+            resident: self.resident.clone(),
+            identity: self.identity.clone(),
+            ..ServedModel::new(self.name.clone(), self.aliases.clone(), decode, prefill)
         }
     }
 
@@ -113,7 +137,7 @@ impl ServedModel {
         let info = self.telling().iter().find_map(|node| {
             let status = node.health.status();
             match status.life() {
-                Life::Starting => Some(None),
+                Life::Starting | Life::Unloaded => Some(None),
                 _ => status.running().filter(|info| info.role.decodes()).map(|info| Some(Arc::clone(info))),
             }
         });
@@ -150,6 +174,16 @@ impl ServedModel {
             None => Some("starting"),
             Some(ours) => (!ours.takes_kv_of(&Identity::of(info))).then_some("fingerprint_mismatch"),
         }
+    }
+
+    /// What is known of it: what its engine says, or while it is not loaded what it or its file said.
+    pub fn described(&self) -> Option<Arc<NodeInfo>> {
+        let ready = self.decode.iter().find_map(|node| self.ready_decode(node));
+        let resident = || {
+            let resident = self.resident.as_ref()?;
+            self.decode.first().and_then(|node| node.last_info()).or_else(|| resident.outline())
+        };
+        ready.or_else(resident)
     }
 
     /// What a node is, if it is ready and generates for this model.

@@ -73,7 +73,8 @@ fn endpoint(name: Option<&str>) -> (App, [Hand; 2]) {
     let pool = Arc::new(Pool::with_undeclared(vec![Arc::new(model)], decode));
     keep_discovering(&pool, Vec::new(), Arc::new);
     let (upstreams, observer) = (Default::default(), Arc::new(Observer::default()));
-    let app = App { admission: Admission::new(Bounds::default()), pool, upstreams, observer };
+    let residency = Default::default();
+    let app = App { admission: Admission::new(Bounds::default()), pool, residency, upstreams, observer };
     (app, lives.try_into().unwrap())
 }
 

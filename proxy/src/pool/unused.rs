@@ -39,7 +39,7 @@ impl Pool {
     pub fn unused(&self) -> Vec<Unused> {
         let models = self.models();
         // Nobody has said yet what a model is: whether a node runs it cannot be told.
-        if models.iter().any(|model| model.identity().is_none()) {
+        if models.iter().any(|model| model.resident.is_none() && model.identity().is_none()) {
             return Vec::new();
         }
         let name = |model: &ServedModel| model.name.get().cloned().unwrap_or_default();
@@ -56,7 +56,8 @@ impl Pool {
                 serves: serves.map(|model| name(model)),
             })
         };
-        let nodes = self.undeclared.iter().filter_map(|node| Some((node, node.info()?)));
+        let undeclared = self.undeclared();
+        let nodes = undeclared.decode.iter().filter_map(|node| Some((node, node.info()?)));
         let decoding = nodes.filter(|(_, info)| info.role.decodes());
         decoding.filter_map(|(node, info)| unused(node, &info)).collect()
     }

@@ -7,12 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use baton_schemas::node::NodeInfo;
 
 use super::{
-    BreakerState, EndpointState, FallbackState, Life, LinkState, ModelState, NodeState, RatePoint, RequestsState, Task,
-    TransitionState, UpstreamState,
+    BreakerState, EndpointState, FallbackState, LinkState, ModelState, NodeState, RatePoint, RequestsState,
+    ResidencyState, Task, TransitionState, UpstreamState,
 };
 use crate::app::App;
 use crate::pool::rates::Curve;
-use crate::pool::{BreakerView, Fallback, Fallbacks, Node, ServedModel, Transition};
+use crate::pool::{BreakerView, Fallback, Fallbacks, Life, Node, ServedModel, Transition};
+use crate::residency::Presence;
 use crate::upstream::{self, Member};
 
 /// The endpoint now; with the nodes' addresses only for who may know them.
@@ -28,8 +29,9 @@ pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
         },
         models: models.iter().map(|served| model(served, &models, with_addresses)).collect(),
         upstreams: app.upstreams.load().members.iter().map(|member| upstream(member, with_addresses)).collect(),
+        memory_budget_bytes: Some(app.residency.limits().memory_budget).filter(|n| *n < u64::MAX).unwrap_or(0),
         routes: app.observer.journal.latest(),
-        warnings: app.pool.unused().iter().map(ToString::to_string).collect(),
+        warnings: app.pool.unused().iter().map(ToString::to_string).chain(app.failed_loads()).collect(),
     }
 }
 
@@ -64,6 +66,7 @@ fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) ->
         fallbacks: fallbacks(&model.fallbacks),
         prediction_error: known.error,
         mean_output_tokens: crate::pool::expected_output(&known.n_output, None),
+        residency: model.resident.as_ref().map(|resident| residency(resident.presence())),
     }
 }
 
@@ -115,6 +118,22 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
         ..of_info.unwrap_or_default()
+    }
+}
+
+fn residency(presence: Presence) -> ResidencyState {
+    ResidencyState {
+        life: presence.life.to_owned(),
+        bytes: presence.bytes,
+        measured_bytes: presence.measured_bytes,
+        active: presence.n_active,
+        waiting: u32::try_from(presence.n_waiting).unwrap_or(u32::MAX),
+        expires_at_ms: presence.expires_at.map(unix_ms),
+        loads: presence.n_loads,
+        load_seconds: presence.load_time.as_secs_f64(),
+        last_load_seconds: presence.last_load.as_secs_f64(),
+        unloads: presence.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
+        last_failure: presence.last_failure,
     }
 }
 

@@ -8,7 +8,7 @@ use baton_schemas::{FinishReason, GenerateRequest};
 use futures::{Stream, StreamExt};
 
 use super::TextChoice;
-use super::start::broken;
+use super::asking::broken;
 use crate::error::RequestError;
 use crate::generate::clock::Clock;
 use crate::generate::{Event, TokenLogprobs};

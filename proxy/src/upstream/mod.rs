@@ -5,13 +5,16 @@
 //! ([`generate`](crate::generate)). Until the first piece of a reply has come, another upstream is tried; after that a
 //! failure ends the stream with an error, because no other server could go on where this one stopped.
 
+mod asking;
 mod events;
 mod member;
 mod pool;
+mod short;
 mod start;
 
 pub use self::member::{Life, Member};
 pub use self::pool::{ServedByUpstreams, UpstreamPool};
+pub use self::short::{detokenize, embed, tokenize};
 pub use self::start::{Started, TextChoice, start};
 
 pub(crate) use self::events::{estimated_tokens, text_events};

@@ -40,19 +40,22 @@ impl MessagesRequest {
         let max_tokens = root.integer("max_tokens", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
         let max_tokens = max_tokens.ok_or_else(|| InvalidRequest::at("max_tokens", "is missing"))?;
         let ChatPrompt { conversation, tools } = chat(root)?;
+        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let generate = GenerateRequest {
             model,
             input: Input::Chat(conversation),
             n: 1,
             max_tokens: Some(max_tokens),
             stop: stop::parse_named(root, "stop_sequences")?,
-            sampling: sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?,
+            sampling,
+            chosen,
             top_logprobs: None,
             ignore_eos: false,
             constraint: constraint(root)?,
             tools,
             // Claude's clients ask every model to think, whatever it is.
             wants_thinking: false,
+            keep_alive: None,
         };
         let shows_thinking = matches!(thinking(root)?, Some(Thinking::Enabled | Thinking::Adaptive));
         Ok(MessagesRequest { generate, stream: root.boolean("stream")?.unwrap_or(false), shows_thinking })

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::generate::Sampling;
 use crate::node::{NodeInfo, NodeLoad};
+use crate::sampling_fields::SamplingFields;
 
 /// The reply to `GET /props`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,6 +27,8 @@ pub struct Props {
     pub modalities: Modalities,
     /// Which build answers.
     pub build_info: String,
+    /// It is not in memory, and the next request loads it.
+    pub is_sleeping: bool,
 }
 
 /// See [`Props::default_generation_settings`].
@@ -63,9 +66,10 @@ pub struct Modalities {
 }
 
 impl Props {
-    /// The properties of a model under its public name.
-    pub fn new(name: &str, info: &NodeInfo, build_info: &str) -> Self {
-        let sampling = Sampling::default();
+    /// The properties of a model under its public name, with its own defaults.
+    pub fn new(name: &str, info: &NodeInfo, defaults: &SamplingFields, build_info: &str) -> Self {
+        let mut sampling = Sampling::default();
+        defaults.apply(&mut sampling);
         let params = Params {
             temperature: sampling.temperature,
             top_k: sampling.top_k,
@@ -87,6 +91,7 @@ impl Props {
             eos_token: info.facts.eos_token.clone(),
             modalities: Modalities::default(),
             build_info: build_info.to_owned(),
+            is_sleeping: false,
         }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::format;
 use super::options::{self, Options};
 use crate::generate::{GenerateRequest, Input};
+use crate::keep_alive::KeepAlive;
 use crate::request::fields::{Fields, wrong_type};
 use crate::request::{InvalidRequest, tools};
 
@@ -23,7 +24,8 @@ pub enum LoadOnly {
 impl LoadOnly {
     /// A request without anything to answer.
     pub(super) fn of(root: Fields<'_>) -> Result<Self, InvalidRequest> {
-        Ok(if keeps_nothing(root)? { LoadOnly::Unload } else { LoadOnly::Load })
+        let is_nothing = keep_alive(root)?.is_some_and(KeepAlive::is_nothing);
+        Ok(if is_nothing { LoadOnly::Unload } else { LoadOnly::Load })
     }
 
     /// Ollama's `done_reason`.
@@ -37,7 +39,7 @@ impl LoadOnly {
 
 /// The request that a dialect's body becomes, with `input` as what to continue.
 pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Result<GenerateRequest, InvalidRequest> {
-    let Options { max_tokens, stop, sampling } = options::parse(root, drawn_seed)?;
+    let Options { max_tokens, stop, sampling, chosen } = options::parse(root, drawn_seed)?;
     let top_logprobs = root.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.unwrap_or(0);
     let wants_logprobs = root.boolean("logprobs")?.unwrap_or(false);
     Ok(GenerateRequest {
@@ -47,11 +49,13 @@ pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Resul
         max_tokens,
         stop,
         sampling,
+        chosen,
         top_logprobs: wants_logprobs.then_some(top_logprobs as u32),
         ignore_eos: false,
         constraint: format::parse(root)?,
         tools: tools::parse_definitions(root)?,
         wants_thinking: wants_thinking(root)?,
+        keep_alive: keep_alive(root)?,
     })
 }
 
@@ -86,20 +90,17 @@ fn wants_thinking(root: Fields<'_>) -> Result<bool, InvalidRequest> {
     }
 }
 
-/// Whether `keep_alive` is zero. It has no other effect: a model stays for as long as the server runs.
-fn keeps_nothing(root: Fields<'_>) -> Result<bool, InvalidRequest> {
-    match root.get("keep_alive") {
-        None => Ok(false),
-        Some(Value::Number(seconds)) => Ok(seconds.as_f64() == Some(0.0)),
-        Some(Value::String(duration)) => Ok(is_zero(duration)),
-        Some(other) => Err(wrong_type("keep_alive", "a number of seconds or a duration like \"5m\"", other)),
-    }
-}
-
-/// Whether a Go duration (`0`, `0s`, `0m0s`) is zero.
-fn is_zero(duration: &str) -> bool {
-    let digits = || duration.chars().filter(char::is_ascii_digit);
-    digits().next().is_some() && digits().all(|digit| digit == '0')
+/// `keep_alive`: a number of seconds, or a Go duration. An empty string says nothing.
+pub(super) fn keep_alive(root: Fields<'_>) -> Result<Option<KeepAlive>, InvalidRequest> {
+    const EXPECTED: &str = "a number of seconds or a duration like \"5m\"";
+    let parsed = match root.get("keep_alive") {
+        None => return Ok(None),
+        Some(Value::String(text)) if text.is_empty() => return Ok(None),
+        Some(Value::Number(seconds)) => seconds.as_f64().and_then(KeepAlive::of_seconds),
+        Some(Value::String(duration)) => KeepAlive::parse(duration),
+        Some(other) => return Err(wrong_type("keep_alive", EXPECTED, other)),
+    };
+    parsed.map(Some).ok_or_else(|| InvalidRequest::at("keep_alive", format_args!("must be {EXPECTED}")))
 }
 
 #[cfg(test)]
@@ -127,5 +128,6 @@ mod tests {
         check(json!("0"), Some(LoadOnly::Unload));
         check(json!("0m0s"), Some(LoadOnly::Unload));
         check(json!([]), None);
+        check(json!("soon"), None);
     }
 }

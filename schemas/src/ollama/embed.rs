@@ -3,13 +3,14 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use super::common::keep_alive;
 use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS};
 use crate::request::fields::{Fields, wrong_type};
 use crate::request::{InvalidRequest, json};
 
 /// Reads the body of `/api/embed`. Without a text there is no input: Ollama then only loads the model.
 ///
-/// `options` and `keep_alive` have no effect: they are about how Ollama loads a model.
+/// `options` has no effect: it is about how Ollama loads a model.
 pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let object = json::read_object(body)?;
     let root = Fields::root(&object);
@@ -30,6 +31,7 @@ pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
         truncate: root.boolean("truncate")?.unwrap_or(true),
         // Ollama's zero is 'as many as there are'.
         dimensions: root.integer("dimensions", 0..=i64::from(u32::MAX))?.map(|n| n as u32).filter(|&n| n > 0),
+        keep_alive: keep_alive(root)?,
     })
 }
 
@@ -39,7 +41,7 @@ pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let root = Fields::root(&object);
     let prompt = root.string("prompt")?.filter(|prompt| !prompt.is_empty());
     let inputs = prompt.map(|prompt| EmbedInput::Text(prompt.to_owned())).into_iter().collect();
-    Ok(EmbedRequest { model: root.model()?, inputs, truncate: true, dimensions: None })
+    Ok(EmbedRequest { model: root.model()?, inputs, truncate: true, dimensions: None, keep_alive: keep_alive(root)? })
 }
 
 fn text((idx, item): (usize, &Value)) -> Result<EmbedInput, InvalidRequest> {

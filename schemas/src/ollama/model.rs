@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::node::NodeInfo;
 use crate::thinking::thinks;
 
-/// A model is never unloaded while the server runs. Ollama's own date for that lies as far ahead.
-const NEVER: &str = "2318-01-01T00:00:00Z";
+/// When a model expires that stays for ever. Ollama's own date for that lies as far ahead.
+pub const NEVER: &str = "2318-01-01T00:00:00Z";
 
 /// The reply to `GET /api/tags` and `GET /api/ps`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,7 +41,7 @@ pub struct Model {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Running {
     /// RFC 3339.
-    pub expires_at: &'static str,
+    pub expires_at: String,
     /// Tokens one sequence may hold.
     pub context_length: u32,
 }
@@ -87,7 +87,7 @@ pub fn tagged(name: &str) -> String {
 }
 
 impl Model {
-    /// A model in `/api/tags`; `info` is missing while it loads.
+    /// A model in `/api/tags`; `info` is missing while nothing is known of it.
     pub fn listed(name: &str, modified_at: String, info: Option<&NodeInfo>) -> Self {
         Model {
             modified_at: Some(modified_at),
@@ -96,9 +96,10 @@ impl Model {
         }
     }
 
-    /// A model in `/api/ps`. How much of it is in a GPU's memory is not known, so Ollama's `size_vram` is left out.
-    pub fn running(name: &str, info: &NodeInfo) -> Self {
-        let running = Running { expires_at: NEVER, context_length: info.n_ctx };
+    /// A model in `/api/ps`, until when it stays (RFC 3339). How much of it is in a GPU's memory is not known, so
+    /// Ollama's `size_vram` is left out.
+    pub fn running(name: &str, info: &NodeInfo, expires_at: String) -> Self {
+        let running = Running { expires_at, context_length: info.n_ctx };
         let size = info.memory.model.saturating_add(info.memory.kv);
         Model { size, running: Some(running), ..model(name, Some(info)) }
     }
@@ -236,7 +237,10 @@ mod tests {
         let since = || "2026-01-02T03:04:05Z".to_owned();
         let tags = ModelList { models: vec![Model::listed("smollm2", since(), Some(&info()))] };
         check(tags, include_str!("golden/tags.json"));
-        check(ModelList { models: vec![Model::running("smollm2", &info())] }, include_str!("golden/ps.json"));
+        check(
+            ModelList { models: vec![Model::running("smollm2", &info(), NEVER.to_owned())] },
+            include_str!("golden/ps.json"),
+        );
         check(Show::new(since(), &info()), include_str!("golden/show.json"));
         let loading = Model::listed("org/m:q4", since(), None);
         assert_eq!((loading.name.as_str(), loading.size), ("org/m:q4", 0));

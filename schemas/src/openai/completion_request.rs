@@ -46,18 +46,21 @@ impl CompletionRequest {
         if echo && top_logprobs.is_some() {
             return Err(InvalidRequest::unsupported("logprobs", "Log-probabilities of an echoed prompt"));
         }
+        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let first = GenerateRequest {
             model: root.model()?,
             input: Input::Tokens(Vec::new()),
             n,
             max_tokens: max_tokens(root)?,
             stop: stop::parse(root)?,
-            sampling: sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?,
+            sampling,
+            chosen,
             top_logprobs,
             ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
             constraint: response_format::parse(root)?,
             tools: ToolUse::default(),
             wants_thinking: false,
+            keep_alive: None,
         };
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),

@@ -41,7 +41,8 @@ impl EmbeddingsRequest {
             Some(_) => return Err(InvalidRequest::at("encoding_format", "must be float or base64")),
         };
         let dimensions = root.integer("dimensions", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
-        let embed = EmbedRequest { model: root.model()?, inputs: inputs(root)?, truncate: false, dimensions };
+        let embed =
+            EmbedRequest { model: root.model()?, inputs: inputs(root)?, truncate: false, dimensions, keep_alive: None };
         Ok(EmbeddingsRequest { embed, encoding })
     }
 }

@@ -13,12 +13,22 @@ pub struct ModelCard {
     pub created: u64,
     /// Who serves it.
     pub owned_by: String,
+    /// Whether it is in memory; only of models that come and go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ModelStatus>,
+}
+
+/// In llama-server's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ModelStatus {
+    /// `unloaded`, `loading`, `loaded` or `failed`.
+    pub value: &'static str,
 }
 
 impl ModelCard {
     /// A model served by Baton.
     pub fn new(id: impl Into<String>, created: u64) -> Self {
-        ModelCard { id: id.into(), object: "model", created, owned_by: "baton".to_owned() }
+        ModelCard { id: id.into(), object: "model", created, owned_by: "baton".to_owned(), status: None }
     }
 }
 
@@ -48,5 +58,7 @@ mod tests {
             serde_json::to_string(&ModelList::new(vec![ModelCard::new("org/m:q4", 7)])).unwrap(),
             r#"{"object":"list","data":[{"id":"org/m:q4","object":"model","created":7,"owned_by":"baton"}]}"#
         );
+        let card = ModelCard { status: Some(ModelStatus { value: "unloaded" }), ..ModelCard::new("m", 7) };
+        assert_eq!(serde_json::to_value(card).unwrap()["status"]["value"], "unloaded");
     }
 }

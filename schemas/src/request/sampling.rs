@@ -1,48 +1,56 @@
 //! The sampling fields that OpenAI's routes share, with the names llama-server and vLLM added.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use super::fields::{Fields, in_range, kind};
 use super::invalid::InvalidRequest;
 use crate::generate::Sampling;
+use crate::sampling_fields::SamplingFields;
 use crate::sequence::Token;
 
 /// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
 const MAX_LOGIT_BIASES: usize = 1024;
 /// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart.
-const MIN_REPEAT_PENALTY: f32 = 0.1;
+pub(crate) const MIN_REPEAT_PENALTY: f32 = 0.1;
 /// Above this every repeated token is impossible already.
-const MAX_REPEAT_PENALTY: f32 = 10.0;
+pub(crate) const MAX_REPEAT_PENALTY: f32 = 10.0;
+/// OpenAI's.
+pub(crate) const MAX_TEMPERATURE: f32 = 2.0;
+/// OpenAI's, of the frequency and the presence penalty.
+pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f32> = -2.0..=2.0;
+/// Of `top_p` and `min_p`.
+pub(crate) const PROBABILITY: RangeInclusive<f32> = 0.0..=1.0;
 
-/// Reads the sampling fields; a missing one keeps what it has in `defaults`, with a seed that was drawn.
-pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<Sampling, InvalidRequest> {
+/// Reads the sampling fields; a missing one keeps what it has in `defaults`, with a seed that was drawn. Beside it
+/// which of them the client chose.
+pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<(Sampling, SamplingFields), InvalidRequest> {
+    let chosen = chosen(fields)?;
     let mut sampling = defaults;
-    set(&mut sampling.seed, seed(fields)?);
-    set(&mut sampling.temperature, fields.number("temperature", 0.0..=2.0)?);
-    // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
-    set(&mut sampling.top_p, fields.number("top_p", 0.0..=1.0)?);
-    set(&mut sampling.min_p, fields.number("min_p", 0.0..=1.0)?);
-    set(&mut sampling.frequency_penalty, fields.number("frequency_penalty", -2.0..=2.0)?);
-    set(&mut sampling.presence_penalty, fields.number("presence_penalty", -2.0..=2.0)?);
-
-    // vLLM's clients say 'off' as -1, llama.cpp's as 0.
-    let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
-    set(&mut sampling.top_k, top_k.map(|k| u32::try_from(k).unwrap_or(0)));
-
-    let penalty = MIN_REPEAT_PENALTY..=MAX_REPEAT_PENALTY;
-    set(&mut sampling.repeat_penalty, fields.number("repetition_penalty", penalty.clone())?);
-    set(&mut sampling.repeat_penalty, fields.number("repeat_penalty", penalty)?);
-    let last_n = fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
-    set(&mut sampling.repeat_last_n, last_n.map(|n| i32::try_from(n).unwrap_or(i32::MAX)));
-
+    chosen.apply(&mut sampling);
+    sampling.seed = seed(fields)?.unwrap_or(sampling.seed);
     sampling.logit_bias = logit_bias(fields)?;
-    Ok(sampling)
+    Ok((sampling, chosen))
 }
 
-fn set<T>(place: &mut T, value: Option<T>) {
-    if let Some(value) = value {
-        *place = value;
-    }
+fn chosen(fields: Fields<'_>) -> Result<SamplingFields, InvalidRequest> {
+    // vLLM's clients say 'off' as -1, llama.cpp's as 0.
+    let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
+    let penalty = MIN_REPEAT_PENALTY..=MAX_REPEAT_PENALTY;
+    let repetition_penalty = fields.number("repetition_penalty", penalty.clone())?;
+    let last_n = fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
+    Ok(SamplingFields {
+        temperature: fields.number("temperature", 0.0..=MAX_TEMPERATURE)?,
+        top_k: top_k.map(|k| u32::try_from(k).unwrap_or(0)),
+        // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
+        top_p: fields.number("top_p", PROBABILITY)?,
+        min_p: fields.number("min_p", PROBABILITY)?,
+        repeat_penalty: fields.number("repeat_penalty", penalty)?.or(repetition_penalty),
+        repeat_last_n: last_n.map(|n| i32::try_from(n).unwrap_or(i32::MAX)),
+        frequency_penalty: fields.number("frequency_penalty", OCCURRENCE_PENALTY)?,
+        presence_penalty: fields.number("presence_penalty", OCCURRENCE_PENALTY)?,
+    })
 }
 
 /// Any 64-bit integer. −1 is 'draw one' in llama.cpp's world and many front ends send it by default; other negative
@@ -79,7 +87,8 @@ mod tests {
     use super::*;
 
     fn parsed(body: Value) -> Result<Sampling, InvalidRequest> {
-        parse(Fields::root(body.as_object().unwrap()), Sampling { seed: 99, ..Sampling::default() })
+        let parsed = parse(Fields::root(body.as_object().unwrap()), Sampling { seed: 99, ..Sampling::default() });
+        parsed.map(|(sampling, _)| sampling)
     }
 
     fn check(body: Value, expected: Sampling) {

@@ -19,7 +19,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::mpsc;
 
-pub(super) use self::plan::{EmbedPlan, generates, plan};
+pub(super) use self::plan::{EmbedPlan, plan};
 use super::sampler::token;
 use super::scheduler::Shared;
 use super::sequence::Message;

@@ -6,19 +6,6 @@ use llama_cpp_2::model::LlamaModel;
 use crate::gguf::Gguf;
 use crate::llama::LlamaConfig;
 
-/// Architectures without a KV cache in llama.cpp, whose files need not say that their tokens see those after them.
-const ENCODERS: [&str; 9] = [
-    "bert",
-    "jina-bert-v2",
-    "jina-bert-v3",
-    "nomic-bert",
-    "nomic-bert-moe",
-    "neo-bert",
-    "eurobert",
-    "modern-bert",
-    "gemma-embedding",
-];
-
 /// llama.cpp's numbers of `pooling_type`.
 const MEAN: u64 = 1;
 const CLS: u64 = 2;
@@ -31,11 +18,6 @@ const MAX_WHOLE: u32 = 2_048;
 
 /// Tokens of a text that can be computed piece by piece: what OpenAI's models take, and 1 GiB of KV on an 8B model.
 const MAX_DIVISIBLE: u32 = 8_192;
-
-/// Whether a model continues texts.
-pub(in crate::llama) fn generates(gguf: &Gguf) -> bool {
-    !gguf.is_bidirectional() && !gguf.architecture().is_some_and(|name| ENCODERS.contains(&name))
-}
 
 /// How a model's vectors are computed.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +36,7 @@ pub(in crate::llama) struct EmbedPlan {
 /// A file that names no pooling is of a model that was not trained for this. A causal one is then pooled at its last
 /// token, the only one that has seen the whole text, as Ollama does; an encoder by its mean.
 pub(in crate::llama) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx: u32) -> Option<EmbedPlan> {
-    let is_causal = generates(gguf);
+    let is_causal = gguf.generates();
     let pooling = match gguf.pooling_type() {
         Some(MEAN) => Pooling::Mean,
         Some(CLS) => Pooling::Cls,

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::{Message, Sampling};
+use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::{Tool, ToolUse};
 
 use super::*;
@@ -37,11 +38,13 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
         max_tokens: None,
         stop: Vec::new(),
         sampling: Sampling::default(),
+        chosen: SamplingFields::default(),
         top_logprobs: None,
         ignore_eos: false,
         constraint: None,
         tools: ToolUse::default(),
         wants_thinking: false,
+        keep_alive: None,
     }
 }
 

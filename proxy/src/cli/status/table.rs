@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::state::{BreakerState, EndpointState, Life, LinkState, ModelState, NodeState, RatePoint, UpstreamState};
+use crate::state::{
+    BreakerState, EndpointState, Life, LinkState, ModelState, NodeState, RatePoint, ResidencyState, UpstreamState,
+};
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
@@ -26,6 +28,9 @@ pub(super) fn render(state: &EndpointState) -> String {
         if model.prediction_error > 0.0 {
             let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
         }
+        if let Some(resident) = &model.residency {
+            out += &residency(resident, state.at_ms);
+        }
         out.push('\n');
         out += &nodes(model);
         if !model.links.is_empty() {
@@ -44,6 +49,23 @@ pub(super) fn render(state: &EndpointState) -> String {
         out += &routes(state);
     }
     out
+}
+
+/// Whether a model is in memory, what it takes there, and until when.
+fn residency(resident: &ResidencyState, now_ms: u64) -> String {
+    let mib = |bytes: u64| bytes >> 20;
+    let mut text = format!("  {} ({} MiB", resident.life, mib(resident.bytes));
+    if resident.measured_bytes > 0 {
+        let _ = write!(text, ", holds {}", mib(resident.measured_bytes));
+    }
+    text.push(')');
+    if resident.waiting > 0 {
+        let _ = write!(text, ", {} waiting", resident.waiting);
+    }
+    if let Some(at) = resident.expires_at_ms.filter(|_| resident.active == 0) {
+        let _ = write!(text, ", goes in {} s", at.saturating_sub(now_ms) / 1_000);
+    }
+    text
 }
 
 fn nodes(model: &ModelState) -> String {
@@ -217,6 +239,13 @@ mod tests {
             links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
             fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
             prediction_error: 0.1,
+            residency: Some(ResidencyState {
+                life: "loaded".into(),
+                bytes: 300 << 20,
+                measured_bytes: 200 << 20,
+                expires_at_ms: Some(190_000),
+                ..ResidencyState::default()
+            }),
             ..ModelState::default()
         };
         let route = RouteRecord {
@@ -253,13 +282,14 @@ mod tests {
                 limit: 8,
                 ..UpstreamState::default()
             }],
+            memory_budget_bytes: 0,
             routes: vec![route],
             warnings: vec!["decode-2 runs other weights".into()],
         };
         let text = render(&state);
         for part in [
             "1 of 8 requests running, 2 waiting",
-            "predictions off by 11 %",
+            "predictions off by 11 %  loaded (300 MiB, holds 200), goes in 10 s\n",
             "local      decode   ready                                1/4    0       -          78        closed",
             "open: prefill_down",
             "ready, barred: fingerprint_mismatch",

@@ -108,6 +108,7 @@ async fn app(end: End, n_calls: u32) -> App {
     App {
         admission: Admission::new(Bounds::default()),
         pool: Arc::new(Pool::of(vec![Arc::new(model)])),
+        residency: Default::default(),
         upstreams: Default::default(),
         observer: Arc::new(Observer::default()),
     }
@@ -137,7 +138,7 @@ fn chat() -> ChatPrompt {
 #[tokio::test(start_paused = true)]
 async fn vectors_come_whatever_their_node_stops_at() {
     let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
-    let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None };
+    let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None };
     check(async |app| Ok(crate::embed::embed(app, &request, &caller()).await?.vectors)).await;
 }
 

@@ -27,9 +27,10 @@ pub async fn props(
     wanted: Result<Query<Wanted>, QueryRejection>,
 ) -> Result<Json<Props>, Failure> {
     let wanted = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
-    let model = state.backend.ready(wanted.model.as_deref(), &caller).await;
+    let model = state.backend.describe(wanted.model.as_deref(), &caller).await;
     let model = model.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
-    Ok(Json(Props::new(&model.name, &model.info, SYSTEM_FINGERPRINT)))
+    let props = Props::new(&model.name, &model.info, &model.sampling, SYSTEM_FINGERPRINT);
+    Ok(Json(Props { is_sleeping: model.is_sleeping, ..props }))
 }
 
 /// What it is doing.
@@ -40,7 +41,7 @@ pub async fn list_slots(
 ) -> Result<Json<Vec<Slot>>, Failure> {
     let Wanted { model, fail_on_no_slot } = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
     let failed = |error: RequestError| Failure::of_request(&error, &caller.request_id);
-    let model = state.backend.ready(model.as_deref(), &caller).await.map_err(failed)?;
+    let model = state.backend.describe(model.as_deref(), &caller).await.map_err(failed)?;
     let slots = slots(&model.info, &model.load);
     if fail_on_no_slot.is_some() && slots.iter().all(|slot| slot.is_processing) {
         return Err(failed(RequestError::Overloaded {

@@ -61,7 +61,7 @@ async fn answer(
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     let embedded = async {
         if request.inputs.is_empty() {
-            state.backend.ready(Some(&request.model), caller).await?;
+            state.backend.load(&request.model, request.keep_alive, caller).await?;
             return Ok(Embedded { vectors: Vec::new(), n_tokens: 0, timings: EmbedTimings::default() });
         }
         state.backend.embed(request, caller).await

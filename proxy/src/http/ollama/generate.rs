@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::FinishReason;
 use baton_schemas::GenerateRequest as Generate;
+use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::LoadOnly;
 use baton_schemas::ollama::chat_request::ChatRequest;
 use baton_schemas::ollama::generate_request::GenerateRequest;
@@ -22,7 +23,7 @@ use crate::error::RequestError;
 use crate::generate::{Caller, Event};
 use crate::http::body::JsonBody;
 use crate::http::route_header::insert_route;
-use crate::http::steps::{DrainDeadline, Step, Steps, steps};
+use crate::http::steps::{DrainDeadline, Step, Steps, or_drained, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
 
@@ -70,7 +71,12 @@ async fn answer(
     shape: ReplyShape,
 ) -> Result<Response, OllamaFailure> {
     let response = if let Some(wish) = load_only {
-        loaded(&state, &caller, shape, wish).await
+        let keep_alive = generate.keep_alive;
+        let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+        let outcome = or_drained(&drain, loaded(&state, &caller, &shape.model, (wish, keep_alive))).await;
+        outcome
+            .and_then(|outcome| outcome)
+            .map(|()| Json(shape.last(Said::default(), &[], End::loaded(wish))).into_response())
     } else {
         let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
         let steps = steps(state.backend, generate, caller.clone(), drain);
@@ -83,19 +89,22 @@ async fn answer(
     response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
 }
 
-/// Answers once the model could answer. Unloading is agreed to and not done: the model stays for the next request.
+/// Answers once the model is there, or is to go. What is always there stays.
 async fn loaded(
     state: &HttpState,
     caller: &Caller,
-    shape: ReplyShape,
-    wish: LoadOnly,
-) -> Result<Response, RequestError> {
+    model: &str,
+    (wish, keep_alive): (LoadOnly, Option<KeepAlive>),
+) -> Result<(), RequestError> {
     let models = state.models_for(caller);
     // An upstream loads its models when they are asked for.
-    if !models.iter().any(|model| model.is_upstream && model.is_called(&shape.model)) {
-        state.backend.ready(Some(&shape.model), caller).await?;
+    if models.iter().any(|known| known.is_upstream && known.is_called(model)) {
+        return Ok(());
     }
-    Ok(Json(shape.last(Said::default(), &[], End::loaded(wish))).into_response())
+    match wish {
+        LoadOnly::Load => state.backend.load(model, keep_alive, caller).await,
+        LoadOnly::Unload => state.backend.unload(model, caller).await,
+    }
 }
 
 /// Waits for all of a request. Dropping the future cancels it.

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use baton_schemas::ollama::model::{Model, ModelList, Show};
+use baton_schemas::ollama::model::{Model, ModelList, NEVER, Show};
 use baton_schemas::ollama::{ModelRequest, VERSION};
 use serde_json::{Value, json};
 
@@ -25,7 +25,11 @@ pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Exte
 /// Those that could answer now, under their public names.
 pub(super) async fn running(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
     let models = state.models_for(&caller);
-    let running = models.iter().filter_map(|model| Some(Model::running(model.names.first()?, model.info.as_deref()?)));
+    let running = models.iter().filter(|model| model.is_loaded()).filter_map(|model| {
+        let expires_at = model.presence.as_ref().and_then(|presence| presence.expires_at);
+        let expires_at = expires_at.map_or_else(|| NEVER.to_owned(), rfc3339);
+        Some(Model::running(model.names.first()?, model.info.as_deref()?, expires_at))
+    });
     Json(ModelList { models: running.collect() })
 }
 
@@ -40,7 +44,7 @@ pub(super) async fn show(
     if let Some(model) = models.iter().find(|model| model.is_upstream && model.is_called(&request.model)) {
         return Ok(Json(Show::of_upstream(rfc3339(model.since))));
     }
-    let model = state.backend.ready(Some(&request.model), &caller).await;
+    let model = state.backend.describe(Some(&request.model), &caller).await;
     let model = model.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
     Ok(Json(Show::new(rfc3339(model.since), &model.info)))
 }

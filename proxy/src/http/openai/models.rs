@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::{Extension, Json};
-use baton_schemas::openai::models::{ModelCard, ModelList};
+use baton_schemas::openai::models::{ModelCard, ModelList, ModelStatus};
 
 use crate::error::RequestError;
 use crate::generate::Caller;
@@ -35,5 +35,10 @@ pub async fn show(
 /// A card for each of a model's names.
 fn cards(model: &Model) -> Vec<ModelCard> {
     let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    model.names.iter().map(|name| ModelCard::new(name, created)).collect()
+    // One that is about to go is not there for who asks.
+    let status = model.presence.as_ref().map(|presence| match presence.life {
+        "unloading" => ModelStatus { value: "unloaded" },
+        value => ModelStatus { value },
+    });
+    model.names.iter().map(|name| ModelCard { status, ..ModelCard::new(name, created) }).collect()
 }

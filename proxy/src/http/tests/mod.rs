@@ -25,6 +25,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
+use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest, Token};
@@ -143,6 +144,7 @@ impl Backend for Fake {
             names: vec![name.into()],
             since: since(at),
             info: Some(info()),
+            presence: None,
             is_upstream: false,
         };
         let loading = Model { info: None, ..model("wei rd/ü", 3) };
@@ -153,7 +155,8 @@ impl Backend for Fake {
         let model = backend::find(self.models(), model.unwrap_or("m"))?;
         let info = model.info.ok_or(RequestError::Unavailable { reason: "loading".into(), retry_after: SOON })?;
         let load = NodeLoad { active_slots: self.active_slots, ..NodeLoad::default() };
-        Ok(ReadyModel { name: model.names[0].clone(), since: model.since, info, load })
+        let (name, sampling) = (model.names[0].clone(), SamplingFields::default());
+        Ok(ReadyModel { name, since: model.since, info, load, sampling, is_sleeping: false })
     }
 
     async fn tokenize(

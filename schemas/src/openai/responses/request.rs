@@ -38,7 +38,7 @@ impl ResponsesRequest {
         let object = request::json::read_object(body)?;
         let root = Fields::root(&object);
         refuse(root)?;
-        let sampling = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let max_tokens = root.integer("max_output_tokens", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
         let (constraint, format) = format(root)?;
         let effort = effort(root)?;
@@ -76,11 +76,13 @@ impl ResponsesRequest {
                 max_tokens,
                 stop: stop::parse(root)?,
                 sampling,
+                chosen,
                 top_logprobs,
                 ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
                 constraint,
                 tools: tool_use,
                 wants_thinking: false,
+                keep_alive: None,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             echo,

@@ -1,0 +1,47 @@
+//! What a node would say of a model, as far as its file's header tells it: for a model that is not loaded.
+
+use std::path::Path;
+
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
+
+use super::{Gguf, Sizes, Value};
+
+impl Gguf {
+    /// What is told of this model before it is loaded. What only the engine knows is left empty: control tokens, devices,
+    /// vectors, and what a handoff needs. `chat_template` is the operator's.
+    pub fn outline(&self, path: &Path, sizes: Sizes, n_slots: u32, chat_template: Option<&str>) -> NodeInfo {
+        let template = chat_template.or_else(|| self.chat_template()).unwrap_or_default();
+        let n_params = self.tensors.iter().map(|tensor| tensor.dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim)));
+        let n_vocab = match self.get("tokenizer.ggml.tokens") {
+            Some(Value::Array(tokens)) => u32::try_from(tokens.len).unwrap_or(u32::MAX),
+            _ => 0,
+        };
+        let stem = || path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        NodeInfo {
+            model: self.name().map_or_else(stem, str::to_owned),
+            engine: "llama".into(),
+            architecture: self.architecture().unwrap_or("unknown").to_owned(),
+            n_ctx: sizes.n_ctx,
+            n_ctx_train: self.context_length().and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+            n_vocab,
+            n_slots,
+            memory: Memory {
+                model: self.file_bytes,
+                kv: u64::from(sizes.n_cells).saturating_mul(sizes.kv_bytes_per_token),
+            },
+            has_chat_template: !template.is_empty(),
+            generates: self.generates(),
+            embedding: None,
+            devices: Vec::new(),
+            role: Role::Both,
+            kv: None,
+            facts: ModelFacts {
+                n_params: n_params.fold(0u64, u64::saturating_add),
+                file_bytes: self.file_bytes,
+                quantization: self.quantization().unwrap_or_default().to_owned(),
+                chat_template: template.to_owned(),
+                ..ModelFacts::default()
+            },
+        }
+    }
+}

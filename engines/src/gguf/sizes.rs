@@ -1,0 +1,103 @@
+//! How large an engine's context and cache are, and what memory that takes: from the header alone, before anything is
+//! loaded.
+
+use super::Gguf;
+use crate::limits;
+
+/// What an operator asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeWishes {
+    /// Tokens one sequence may hold.
+    pub n_ctx: Option<u32>,
+    /// Cells of the cache, for all sequences together.
+    pub n_cells: Option<u32>,
+    /// Sequences decoded together.
+    pub n_slots: u32,
+}
+
+/// Sizes of an engine, worked out from the file and the operator's wishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Tokens one sequence may hold.
+    pub n_ctx: u32,
+    /// Cells of the unified cache.
+    pub n_cells: u32,
+    /// Bytes of KV per token, f16.
+    pub kv_bytes_per_token: u64,
+    /// Weights, KV cache and compute buffers, about.
+    pub memory_bytes: u64,
+}
+
+/// Why there are no such sizes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SizeError {
+    /// An option is out of range.
+    #[error("{0}")]
+    OutOfRange(String),
+    /// Memory cannot hold it.
+    #[error(
+        "with {n_cells} tokens of KV cache it needs about {} MiB, and {} MiB are available",
+        needed_bytes >> 20,
+        available_bytes >> 20
+    )]
+    TooLarge {
+        /// KV cells asked for.
+        n_cells: u32,
+        /// Weights, KV cache and compute buffers.
+        needed_bytes: u64,
+        /// What there is.
+        available_bytes: u64,
+    },
+}
+
+/// Context of a sequence unless the operator says otherwise: long enough for agents, and 2 GiB of KV on an 8B model.
+const DEFAULT_CTX: u32 = 16_384;
+
+/// Cells per slot in the default cache; slots share them, so one long sequence may use its neighbours'.
+const DEFAULT_CELLS_PER_SLOT: u32 = 4_096;
+
+/// What llama.cpp needs beside weights and KV: compute buffers of a small model are of this order.
+pub const COMPUTE_RESERVE: u64 = 256 << 20;
+
+/// llama.cpp pads its cache to this many cells.
+pub const CELL_ALIGNMENT: u32 = 256;
+
+const F16_BYTES: f64 = 2.0;
+const MIN_CTX: u32 = *limits::CONTEXT.start();
+const MAX_CTX: u32 = *limits::CONTEXT.end();
+
+impl Sizes {
+    /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a size that was asked for does not.
+    pub fn choose(gguf: &Gguf, wishes: SizeWishes, available: u64) -> Result<Sizes, SizeError> {
+        let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
+        let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
+        // Encoders keep no KV.
+        let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates()).unwrap_or(0);
+        let needed = |cells: u32| {
+            let kv = u64::from(cells).saturating_mul(kv_bytes_per_token);
+            gguf.file_bytes.saturating_add(COMPUTE_RESERVE).saturating_add(kv)
+        };
+        let mut n_ctx = wishes.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
+        if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {
+            let message = format!("--ctx-size must be between {MIN_CTX} and {MAX_CTX}, not {n_ctx}");
+            return Err(SizeError::OutOfRange(message));
+        }
+        if let Some(n_cells) = wishes.n_cells.filter(|n| !(n_ctx..=MAX_CTX).contains(n)) {
+            let message = format!("--kv-cells must be between the context's {n_ctx} and {MAX_CTX}, not {n_cells}");
+            return Err(SizeError::OutOfRange(message));
+        }
+        let of_slots = wishes.n_slots.saturating_mul(DEFAULT_CELLS_PER_SLOT);
+        let wanted = wishes.n_cells.unwrap_or_else(|| n_ctx.max(of_slots));
+        let mut n_cells = wanted.max(n_ctx).next_multiple_of(CELL_ALIGNMENT);
+        if wishes.n_ctx.is_none() && wishes.n_cells.is_none() {
+            while needed(n_cells) > available && n_cells > 2 * MIN_CTX.max(CELL_ALIGNMENT) {
+                n_cells = (n_cells / 2).next_multiple_of(CELL_ALIGNMENT);
+            }
+            n_ctx = n_ctx.min(n_cells);
+        }
+        match needed(n_cells) {
+            memory_bytes if memory_bytes <= available => Ok(Sizes { n_ctx, n_cells, kv_bytes_per_token, memory_bytes }),
+            needed_bytes => Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes: available }),
+        }
+    }
+}

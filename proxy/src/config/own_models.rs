@@ -1,0 +1,222 @@
+//! `[[models]]` and `[loading]`: own models that come and go with their requests.
+
+use std::time::Duration;
+
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::sampling_fields::SamplingFields;
+use serde::Deserialize;
+
+use super::problems::Problem;
+use crate::engine_args::EngineArgs;
+use crate::pool::names;
+
+/// How long a model stays without a request. Ollama's default.
+const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
+
+/// Requests that wait for one model to be loaded.
+const DEFAULT_MAX_WAITING: usize = 256;
+const MAX_MAX_WAITING: usize = 10_000;
+
+/// How long they wait: the largest models load in minutes from a disk, and clients give up after ten.
+const DEFAULT_MAX_WAIT: f64 = 300.0;
+const MAX_WAIT_SECONDS: std::ops::RangeInclusive<f64> = 1.0..=3_600.0;
+
+/// Each may have a process.
+const MAX_MODELS: usize = 256;
+
+/// Part of the machine's memory that models may take unless the operator says how much: the rest is for the system.
+const DEFAULT_BUDGET: f64 = 0.85;
+
+/// One of `[[models]]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawOwnModel {
+    /// A path, a catalogue name, or `owner/repo[:file]`.
+    pub source: String,
+    /// The public name.
+    pub name: Option<String>,
+    /// More public names.
+    pub aliases: Vec<String>,
+    /// How long it stays without a request: a duration like `5m`, or a number of seconds; negative: for ever.
+    pub keep_alive: Option<RawKeepAlive>,
+    /// How tokens are drawn where a client does not say.
+    pub sampling: SamplingFields,
+    /// How the engine runs it.
+    pub engine: EngineArgs,
+}
+
+/// A duration as written.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum RawKeepAlive {
+    /// Seconds.
+    Seconds(f64),
+    /// With units.
+    Text(String),
+}
+
+impl RawKeepAlive {
+    fn typed(&self) -> Option<KeepAlive> {
+        match self {
+            RawKeepAlive::Seconds(seconds) => KeepAlive::of_seconds(*seconds),
+            RawKeepAlive::Text(text) => KeepAlive::parse(text),
+        }
+    }
+}
+
+/// `[loading]` as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawLoading {
+    /// What own models may take together: a number of bytes, or one like `24GiB`.
+    pub memory_budget: Option<RawBytes>,
+    /// Requests that may wait for one model.
+    pub max_waiting: Option<usize>,
+    /// How long they wait.
+    pub max_wait_seconds: Option<f64>,
+}
+
+/// A size as written.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum RawBytes {
+    /// Bytes.
+    Number(u64),
+    /// With a unit.
+    Text(String),
+}
+
+impl RawBytes {
+    /// Bytes. `None` if it is no size.
+    fn typed(&self) -> Option<u64> {
+        let text = match self {
+            RawBytes::Number(bytes) => return Some(*bytes).filter(|bytes| *bytes > 0),
+            RawBytes::Text(text) => text.trim(),
+        };
+        let (number, unit) = text.split_at(text.find(|c: char| !(c.is_ascii_digit() || c == '.'))?);
+        let factor = match unit.trim() {
+            "KiB" => 1u64 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "TiB" => 1 << 40,
+            "kB" | "KB" => 1_000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            "TB" => 1_000_000_000_000,
+            _ => return None,
+        };
+        let bytes = number.parse::<f64>().ok()? * factor as f64;
+        (1.0..9e18).contains(&bytes).then_some(bytes as u64)
+    }
+}
+
+/// A checked own model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OwnModelConfig {
+    /// A path, a catalogue name, or `owner/repo[:file]`.
+    pub source: String,
+    /// The public name, if it is not to follow from the source.
+    pub name: Option<String>,
+    /// More public names.
+    pub aliases: Vec<String>,
+    /// How long it stays without a request.
+    pub keep_alive: KeepAlive,
+    /// How tokens are drawn where a client does not say.
+    pub sampling: SamplingFields,
+    /// How the engine runs it.
+    pub engine: EngineArgs,
+}
+
+/// How own models are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadingConfig {
+    /// Bytes that own models may take; by default most of the machine's.
+    pub memory_budget: Option<u64>,
+    /// Requests that may wait for one model.
+    pub max_waiting: usize,
+    /// How long they wait.
+    pub max_wait: Duration,
+}
+
+impl LoadingConfig {
+    /// Bytes that own models may take.
+    pub fn budget(&self) -> u64 {
+        let most = |bytes: u64| (bytes as f64 * DEFAULT_BUDGET) as u64;
+        self.memory_budget.or_else(|| crate::residency::total_memory().map(most)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Everything that is wrong with `models` and `loading`. `taken` are the names of `[model]`.
+pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&String]) -> Vec<Problem> {
+    let mut found = Vec::new();
+    let mut problem = |key: String, message: String| found.push(Problem { flag: key.clone(), key, message });
+    let mut taken: Vec<&String> = taken.to_vec();
+    for (i, model) in models.iter().enumerate() {
+        let key = |field: &str| format!("models[{i}].{field}");
+        if i >= MAX_MODELS {
+            problem(key("source"), format!("is one model too many: there may be {MAX_MODELS}"));
+            break;
+        }
+        if model.source.trim().is_empty()
+            && model.engine.engine.unwrap_or_default() != crate::engine_args::EngineKind::Sim
+        {
+            problem(key("source"), "must be a .gguf file, a catalogue name, or OWNER/REPO[:FILE]".into());
+        }
+        for (field, list) in [("name", model.name.as_slice()), ("aliases", &model.aliases[..])] {
+            for name in list {
+                if name.trim().is_empty() {
+                    problem(key(field), "must not be empty".into());
+                } else if taken.iter().any(|other| names::are_same(other, name)) {
+                    problem(key(field), format!("must not be {name:?}, which another model is called too"));
+                } else {
+                    taken.push(name);
+                }
+            }
+        }
+        if model.keep_alive.as_ref().is_some_and(|keep_alive| keep_alive.typed().is_none()) {
+            problem(key("keep_alive"), "must be a duration like \"5m\", or a number of seconds".into());
+        }
+        for (field, message) in model.sampling.problems() {
+            problem(key(&format!("sampling.{field}")), message);
+        }
+        for (field, message) in model.engine.problems() {
+            problem(key(&format!("engine.{field}")), message);
+        }
+    }
+    if loading.memory_budget.as_ref().is_some_and(|budget| budget.typed().is_none()) {
+        let message = "must be a number of bytes, or a size like \"24GiB\" or \"500MB\"";
+        problem("loading.memory_budget".into(), message.into());
+    }
+    if loading.max_waiting.is_some_and(|n| !(1..=MAX_MAX_WAITING).contains(&n)) {
+        problem("loading.max_waiting".into(), format!("must be between 1 and {MAX_MAX_WAITING}"));
+    }
+    if loading.max_wait_seconds.is_some_and(|seconds| !MAX_WAIT_SECONDS.contains(&seconds)) {
+        let (least, most) = (MAX_WAIT_SECONDS.start(), MAX_WAIT_SECONDS.end());
+        problem("loading.max_wait_seconds".into(), format!("must be between {least} and {most}"));
+    }
+    found
+}
+
+/// The models, checked.
+pub(super) fn checked(models: Vec<RawOwnModel>) -> Vec<OwnModelConfig> {
+    let model = |raw: RawOwnModel| OwnModelConfig {
+        keep_alive: raw.keep_alive.and_then(|keep_alive| keep_alive.typed()).unwrap_or(DEFAULT_KEEP_ALIVE),
+        source: raw.source,
+        name: raw.name,
+        aliases: raw.aliases,
+        sampling: raw.sampling,
+        engine: raw.engine,
+    };
+    models.into_iter().map(model).collect()
+}
+
+impl RawLoading {
+    /// With defaults for what is not written.
+    pub(super) fn typed(&self) -> LoadingConfig {
+        LoadingConfig {
+            memory_budget: self.memory_budget.as_ref().and_then(RawBytes::typed),
+            max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
+            max_wait: Duration::from_secs_f64(self.max_wait_seconds.unwrap_or(DEFAULT_MAX_WAIT)),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Asks upstreams one after another until one answers: the least busy one first, each once, and once more if a connection
+//! broke.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::upstream::UpstreamError;
+use baton_schemas::EngineError;
+use tokio::time::timeout;
+
+use super::member::Place;
+use super::{Member, ServedByUpstreams};
+use crate::error::RequestError;
+
+/// How long a request waits for a place at an upstream. It was admitted already: this is the time of some replies.
+const MAX_WAIT: Duration = Duration::from_secs(120);
+
+/// Before upstreams whose connections broke are tried a second time: they may have closed idle ones just then.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// When to come back to upstreams that have failed.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// What is asked of an upstream.
+pub(super) trait Question: Sync {
+    /// What comes of it.
+    type Answer: Send;
+
+    /// As in `x-request-id`.
+    fn request_id(&self) -> &str;
+
+    /// Places that it takes.
+    fn n_places(&self) -> u32;
+
+    /// Whether an upstream can be asked that at all. Sends nothing.
+    fn fits(&self, member: &Member, model: &str) -> Result<(), UpstreamError>;
+
+    /// Asks it. `model` is its own name for the model.
+    fn ask(
+        &self,
+        member: &Arc<Member>,
+        model: &str,
+        places: Vec<Place>,
+    ) -> impl Future<Output = Result<Self::Answer, UpstreamError>> + Send;
+}
+
+/// The upstream that answered, why it was asked, in one word, and what it said. Dropping the future cancels it.
+///
+/// Errors: the request is wrong; or no upstream answers, and then the last one's reason.
+pub(super) async fn first_answer<Q: Question>(
+    serving: &ServedByUpstreams,
+    question: &Q,
+) -> Result<(Arc<Member>, &'static str, Q::Answer), RequestError> {
+    let request_id = question.request_id();
+    let (mut tried, mut is_second_round, mut last) = (Vec::new(), false, None);
+    loop {
+        let Some((i, reason)) = choose(serving, &tried) else {
+            if let Some(error) = last.take() {
+                let is_unsupported = matches!(error, UpstreamError::Unsupported { .. });
+                if is_unsupported && tried.len() < serving.members.len() {
+                    return Err(all_busy(serving));
+                }
+                if is_second_round || !is_broken_connection(&error) {
+                    return Err(told(error));
+                }
+                (is_second_round, last) = (true, Some(error));
+                tried.clear();
+                tokio::time::sleep(RETRY_PAUSE).await;
+                continue;
+            }
+            return Err(all_busy(serving));
+        };
+        tried.push(i);
+        let (member, model) = &serving.members[i];
+        let outcome = match question.fits(member, model) {
+            Err(error) => Err(error),
+            Ok(()) => match timeout(MAX_WAIT, member.places(question.n_places())).await {
+                // Nothing was sent: this says nothing of the upstream.
+                Err(_) => {
+                    last = Some(UpstreamError::Busy { retry_after: None });
+                    continue;
+                }
+                Ok(places) => question.ask(member, model, places).await,
+            },
+        };
+        let failure = match outcome {
+            Ok(answer) => {
+                member.breaker.succeeded();
+                return Ok((Arc::clone(member), reason, answer));
+            }
+            Err(error) => error,
+        };
+        match &failure {
+            UpstreamError::Unsupported { .. } => {}
+            // It would be refused everywhere.
+            UpstreamError::Refused(_) => {
+                member.breaker.succeeded();
+                return Err(told(failure));
+            }
+            UpstreamError::Busy { retry_after } => {
+                member.breaker.succeeded();
+                member.is_busy(*retry_after);
+            }
+            // It answers, and others of its models may be there.
+            UpstreamError::Failed { reason: "model_missing", .. } => {
+                member.breaker.succeeded();
+                tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream lacks a model");
+            }
+            UpstreamError::Failed { reason, .. } => {
+                member.breaker.failed(reason);
+                tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream failed");
+            }
+        }
+        // That one does not take it is the answer only if none does: another may be well soon.
+        if last.is_none() || !matches!(failure, UpstreamError::Unsupported { .. }) {
+            last = Some(failure);
+        }
+    }
+}
+
+/// The upstream to try next, and why: of those that are well the one with the most room for its size, taking turns among
+/// equals; and one that has just failed, or is silent, only if there is no other. One that computes a reply and does
+/// nothing beside it is silent, too: it is not left out.
+fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'static str)> {
+    let n = serving.members.len();
+    let load = |member: &Member| member.n_claimed() * 1_000 / member.client.settings().max_concurrent.max(1);
+    let open = (0..n).map(|i| (i + serving.turn) % n).filter(|i| {
+        let (member, _) = &serving.members[*i];
+        !tried.contains(i) && member.busy_for().is_none()
+    });
+    let best = open.min_by_key(|i| {
+        let (member, _) = &serving.members[*i];
+        (!member.breaker.would_pass(), member.is_silent(), load(member))
+    })?;
+    serving.members[best].0.breaker.try_pass();
+    let reason = match n {
+        1 => "only_upstream",
+        _ if tried.is_empty() => "least_running",
+        _ => "next_upstream",
+    };
+    Some((best, reason))
+}
+
+fn is_broken_connection(error: &UpstreamError) -> bool {
+    matches!(error, UpstreamError::Failed { reason: "unreachable" | "cut_short", .. })
+}
+
+fn all_busy(serving: &ServedByUpstreams) -> RequestError {
+    let soonest = serving.members.iter().filter_map(|(member, _)| member.busy_for()).min();
+    told(UpstreamError::Busy { retry_after: soonest })
+}
+
+/// An upstream's failure as its client may see it.
+pub(super) fn told(error: UpstreamError) -> RequestError {
+    match error {
+        UpstreamError::Unsupported { field, .. } => RequestError::InvalidField {
+            field,
+            problem: "the upstream that serves this model does not take it".to_owned(),
+        },
+        UpstreamError::Refused(error) => RequestError::Engine(error),
+        UpstreamError::Busy { retry_after } => RequestError::Unavailable {
+            reason: "the upstream that serves it is busy".to_owned(),
+            retry_after: retry_after.unwrap_or(RETRY_AFTER),
+        },
+        UpstreamError::Failed { reason, .. } => {
+            let reason = match reason {
+                "unauthorized" => "the upstream that serves it refused this server",
+                "model_missing" => "the upstream that serves it does not have it",
+                "timed_out" => "the upstream that serves it did not answer in time",
+                _ => "the upstream that serves it does not answer",
+            };
+            RequestError::Unavailable { reason: reason.to_owned(), retry_after: RETRY_AFTER }
+        }
+    }
+}
+
+/// A failure in the middle of a reply: nobody else can go on with it.
+pub(super) fn broken(error: UpstreamError) -> RequestError {
+    match error {
+        UpstreamError::Failed { reason, detail } => EngineError::lost(format_args!("{reason}: {detail}")).into(),
+        error => told(error),
+    }
+}

@@ -1,0 +1,116 @@
+//! What upstreams answer in one piece: vectors of texts, and tokens.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
+use baton_schemas::Token;
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings};
+use baton_schemas::node::TokenizeRequest;
+
+use super::asking::{Question, first_answer};
+use super::member::Place;
+use super::{Member, ServedByUpstreams};
+use crate::embed::Embedded;
+use crate::error::RequestError;
+
+/// Bytes of a text that are one token, on average, where nobody counts.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Vectors of a request's texts. Dropping the future cancels it.
+pub async fn embed(
+    serving: &ServedByUpstreams,
+    request: &EmbedRequest,
+    request_id: &str,
+) -> Result<Embedded, RequestError> {
+    let since = Instant::now();
+    let (_, _, TextVectors { vectors, n_tokens }) = first_answer(serving, &Embedding { request, request_id }).await?;
+    let estimated = || request.inputs.iter().map(estimated_tokens).sum::<usize>();
+    let n_tokens = n_tokens.unwrap_or_else(|| u32::try_from(estimated()).unwrap_or(u32::MAX));
+    let timings = EmbedTimings { compute_ms: since.elapsed().as_secs_f64() * 1e3, ..EmbedTimings::default() };
+    Ok(Embedded { vectors, n_tokens, timings })
+}
+
+fn estimated_tokens(input: &EmbedInput) -> usize {
+    match input {
+        EmbedInput::Text(text) => text.len().div_ceil(BYTES_PER_TOKEN),
+        EmbedInput::Tokens(tokens) => tokens.len(),
+    }
+}
+
+/// A text's tokens.
+pub async fn tokenize(
+    serving: &ServedByUpstreams,
+    text: &TokenizeRequest,
+    request_id: &str,
+) -> Result<Vec<Token>, RequestError> {
+    let question = Asking { question: TokenQuestion::Tokenize(text), request_id };
+    match first_answer(serving, &question).await?.2 {
+        TokenAnswer::Tokens(tokens) => Ok(tokens),
+        TokenAnswer::Text(_) => Ok(Vec::new()),
+    }
+}
+
+/// The text of tokens.
+pub async fn detokenize(
+    serving: &ServedByUpstreams,
+    tokens: &[Token],
+    request_id: &str,
+) -> Result<String, RequestError> {
+    let question = Asking { question: TokenQuestion::Detokenize(tokens), request_id };
+    match first_answer(serving, &question).await?.2 {
+        TokenAnswer::Text(text) => Ok(text),
+        TokenAnswer::Tokens(_) => Ok(String::new()),
+    }
+}
+
+struct Embedding<'a> {
+    request: &'a EmbedRequest,
+    request_id: &'a str,
+}
+
+impl Question for Embedding<'_> {
+    type Answer = TextVectors;
+
+    fn request_id(&self) -> &str {
+        self.request_id
+    }
+
+    fn n_places(&self) -> u32 {
+        1
+    }
+
+    fn fits(&self, member: &Member, model: &str) -> Result<(), UpstreamError> {
+        member.client.check_embed(self.request, model)
+    }
+
+    async fn ask(&self, member: &Arc<Member>, model: &str, _: Vec<Place>) -> Result<TextVectors, UpstreamError> {
+        member.client.embed(self.request, model, self.request_id).await
+    }
+}
+
+struct Asking<'a> {
+    question: TokenQuestion<'a>,
+    request_id: &'a str,
+}
+
+impl Question for Asking<'_> {
+    type Answer = TokenAnswer;
+
+    fn request_id(&self) -> &str {
+        self.request_id
+    }
+
+    fn n_places(&self) -> u32 {
+        1
+    }
+
+    /// One that does not tell tokens says so when it is asked: another one of the model's may.
+    fn fits(&self, member: &Member, model: &str) -> Result<(), UpstreamError> {
+        member.client.check_tokens(self.question, model)
+    }
+
+    async fn ask(&self, member: &Arc<Member>, model: &str, _: Vec<Place>) -> Result<TokenAnswer, UpstreamError> {
+        member.client.tokens(self.question, model, self.request_id).await
+    }
+}

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Licences of everything that is linked into baton, as one text: scripts/third-party-notices.py [cargo's feature flags].
+
+Each crate's own licence files are quoted, those of the C++ that it brings along too; equal texts once. A crate whose
+package has no licence file is quoted with the text that its licence expression names. A licence without a text is an
+error: then this file would not say what it has to.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What is not Rust and is compiled in: globs in the folders of the crates that bring it.
+BUNDLED = {
+    "llama-cpp-sys-2": ["llama.cpp/LICENSE", "llama.cpp/licenses/*", "llama.cpp/vendor/**/[Ll][Ii][Cc]*"],
+    "zstd-sys": ["zstd/LICENSE"],
+}
+
+# Files of theirs that name their licence in their first lines alone, which is MIT.
+HEADERS = {"llama-cpp-sys-2": ["llama.cpp/vendor/nlohmann/json.hpp"]}
+
+LICENCE_FILE = re.compile(r"^(licen[cs]e|copying|notice|unlicense|copyright)([-_. ].*)?$", re.I)
+
+MIT = """Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE."""
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def linked(features):
+    """The packages that end up in the binary: normal dependencies on this platform, not those of builds and tests."""
+    host = re.search(r"^host: (.*)$", run("rustc", "-vV"), re.M)[1]
+    metadata = json.loads(
+        run("cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", host, *features)
+    )
+    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+    packages = {package["id"]: package for package in metadata["packages"]}
+    own, found, waiting = set(metadata["workspace_members"]), set(), [metadata["resolve"]["root"]]
+    while waiting:
+        for dependency in nodes[waiting.pop()]["deps"]:
+            is_linked = any(kind["kind"] is None for kind in dependency["dep_kinds"])
+            if is_linked and dependency["pkg"] not in found:
+                found.add(dependency["pkg"])
+                waiting.append(dependency["pkg"])
+    # A macro runs in the compiler, and what it needs with it; what it writes is its user's.
+    kinds = lambda package: {kind for target in package["targets"] for kind in target["kind"]}
+    others = (packages[id] for id in found - own)
+    return sorted((p for p in others if "proc-macro" not in kinds(p)), key=lambda p: (p["name"], p["version"]))
+
+
+def texts(package):
+    folder = Path(package["manifest_path"]).parent
+    files = [path for path in folder.iterdir() if path.is_file() and LICENCE_FILE.match(path.name)]
+    if package.get("license_file"):
+        files.append(folder / package["license_file"])
+    for pattern in BUNDLED.get(package["name"], []):
+        bundled = [path for path in folder.glob(pattern) if path.is_file()]
+        if not bundled and "**" not in pattern and "*" not in pattern:
+            sys.exit(f"third-party-notices: {package['name']} {package['version']} has no {pattern}")
+        files += bundled
+    headers = [in_header(folder / path) for path in HEADERS.get(package["name"], [])]
+    quoted = headers + [path.read_text(errors="replace").strip() for path in sorted(set(files))]
+    return [text for text in quoted if text] or [by_expression(package)]
+
+
+def in_header(path):
+    """The copyright lines of a file that is under MIT's licence, and that licence."""
+    opening = path.read_text(errors="replace")[:2000]
+    owners = re.findall(r"SPDX-FileCopyrightText: (.*)", opening)
+    if not owners or "SPDX-License-Identifier: MIT" not in opening:
+        sys.exit(f"third-party-notices: {path} does not name its licence where it did")
+    lines = "\n".join(f"Copyright (c) {owner}" for owner in dict.fromkeys(owners))
+    return f"{path.parent.name}/{path.name}\n{lines}\n\n{MIT}"
+
+
+def by_expression(package):
+    licence = package.get("license") or ""
+    authors = ", ".join(re.sub(r"\s*<.*?>", "", author) for author in package["authors"]) or "its authors"
+    choices = re.split(r"\s+OR\s+|/", licence.strip("()"))
+    if "MIT" in choices:
+        return f"Copyright (c) {authors} ({package['name']})\n\n{MIT}"
+    if "Apache-2.0" in choices:
+        return (ROOT / "LICENSE").read_text().strip()
+    sys.exit(f"third-party-notices: {package['name']} {package['version']} ({licence!r}) has no licence text")
+
+
+def main():
+    packages = linked(sys.argv[1:])
+    by_text = {}
+    for package in packages:
+        for text in texts(package):
+            # Line ends and indents differ between copies of one text.
+            digest = hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
+            by_text.setdefault(digest, (text, []))[1].append(f"{package['name']} {package['version']}")
+    out = ["Baton contains the software listed here, under the licences quoted below.", ""]
+    for package in packages:
+        where = package.get("repository") or package.get("homepage") or ""
+        out.append(f"{package['name']} {package['version']}  {package.get('license') or 'see below'}  {where}".rstrip())
+    for text, users in by_text.values():
+        out += ["", "=" * 80, ", ".join(dict.fromkeys(users)), "-" * 80, text]
+    print("\n".join(out))
+
+
+main()
