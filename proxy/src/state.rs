@@ -7,13 +7,14 @@ mod build;
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::build::snapshot;
 use crate::observe::RouteRecord;
 
 /// See the module.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EndpointState {
     /// Of the program.
     pub version: String,
@@ -34,7 +35,7 @@ pub struct EndpointState {
 }
 
 /// Requests in the house.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RequestsState {
     /// Being served.
     pub admitted: u64,
@@ -45,7 +46,7 @@ pub struct RequestsState {
 }
 
 /// A served model.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelState {
     /// Its public name; empty until a node has said what it runs.
     pub name: String,
@@ -66,7 +67,7 @@ pub struct ModelState {
 }
 
 /// What a node does for this endpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
     /// Generates.
@@ -87,7 +88,7 @@ impl Task {
 }
 
 /// Where a node is in its life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Life {
     /// It has not answered yet.
@@ -111,7 +112,7 @@ impl Life {
 }
 
 /// A node. Its own figures are zero until it has answered.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeState {
     /// As in `x-baton-route`.
     pub name: String,
@@ -155,7 +156,7 @@ pub struct NodeState {
 }
 
 /// A server that speaks text.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct UpstreamState {
     /// As in `x-baton-route`.
     pub name: String,
@@ -186,7 +187,7 @@ pub struct UpstreamState {
 }
 
 /// A point of a measured curve.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RatePoint {
     /// Tokens of the prompt, or streams that share a step: a power of two.
     pub size: u32,
@@ -195,7 +196,7 @@ pub struct RatePoint {
 }
 
 /// A node's breaker.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BreakerState {
     /// Requests are kept away, but for one now and then.
     pub is_open: bool,
@@ -208,7 +209,7 @@ pub struct BreakerState {
 }
 
 /// The way from a prefill node to a decode node. Figures are 0 until measured.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkState {
     /// Where KV comes from.
     pub prefill: String,
@@ -223,7 +224,7 @@ pub struct LinkState {
 }
 
 /// How often a reason made requests go another way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FallbackState {
     /// Since the start.
     pub count: u64,

@@ -7,15 +7,18 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::StatusCode;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::errors::{Failure, Retry};
+use super::openapi::Operation;
 use super::{Health, HttpState};
 
 /// A small model loads in about this time; who waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "HealthReport")]
 struct Report {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -23,6 +26,11 @@ struct Report {
     /// What is not as configured, and costs no request its reply.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
+}
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("Whether a request sent now would be answered").public().replies::<Report>().unavailable::<Report>()
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.

@@ -5,11 +5,9 @@ use serde_json::{Map, Value};
 use super::format;
 use super::options::{self, Options};
 use crate::generate::{GenerateRequest, Input};
+use crate::openai::TOP_LOGPROBS;
 use crate::request::fields::{Fields, wrong_type};
 use crate::request::{InvalidRequest, tools};
-
-/// As many as OpenAI's dialect gives.
-const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Whether a request only asks for its model to be loaded or unloaded, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +36,10 @@ impl LoadOnly {
 /// The request that a dialect's body becomes, with `input` as what to continue.
 pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Result<GenerateRequest, InvalidRequest> {
     let Options { max_tokens, stop, sampling } = options::parse(root, drawn_seed)?;
-    let top_logprobs = root.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.unwrap_or(0);
+    let top_logprobs = root.integer("top_logprobs", TOP_LOGPROBS)?.unwrap_or(0);
     let wants_logprobs = root.boolean("logprobs")?.unwrap_or(false);
+    // Without effect here, but a mistake all the same.
+    keeps_nothing(root)?;
     Ok(GenerateRequest {
         model: root.model()?,
         input,

@@ -1,5 +1,7 @@
 //! The sampling fields that OpenAI's routes share, with the names llama-server and vLLM added.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use super::fields::{Fields, in_range, kind};
@@ -8,11 +10,12 @@ use crate::generate::Sampling;
 use crate::sequence::Token;
 
 /// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
-const MAX_LOGIT_BIASES: usize = 1024;
-/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart.
-const MIN_REPEAT_PENALTY: f32 = 0.1;
-/// Above this every repeated token is impossible already.
-const MAX_REPEAT_PENALTY: f32 = 10.0;
+pub(crate) const MAX_LOGIT_BIASES: usize = 1024;
+/// OpenAI's.
+pub(crate) const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
+/// impossible already.
+pub(crate) const REPEAT_PENALTY: RangeInclusive<f64> = 0.1..=10.0;
 
 /// Reads the sampling fields; a missing one keeps what it has in `defaults`, with a seed that was drawn.
 pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<Sampling, InvalidRequest> {
@@ -29,9 +32,8 @@ pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<Sampling, 
     let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
     set(&mut sampling.top_k, top_k.map(|k| u32::try_from(k).unwrap_or(0)));
 
-    let penalty = MIN_REPEAT_PENALTY..=MAX_REPEAT_PENALTY;
-    set(&mut sampling.repeat_penalty, fields.number("repetition_penalty", penalty.clone())?);
-    set(&mut sampling.repeat_penalty, fields.number("repeat_penalty", penalty)?);
+    set(&mut sampling.repeat_penalty, fields.number("repetition_penalty", REPEAT_PENALTY)?);
+    set(&mut sampling.repeat_penalty, fields.number("repeat_penalty", REPEAT_PENALTY)?);
     let last_n = fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
     set(&mut sampling.repeat_last_n, last_n.map(|n| i32::try_from(n).unwrap_or(i32::MAX)));
 
@@ -67,7 +69,7 @@ fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), InvalidRequest> {
     })?;
     let problem = |problem: String| InvalidRequest::at("logit_bias", problem);
     let wide = value.as_f64().ok_or_else(|| problem(format!("token {token} needs a number, not {}", kind(value))))?;
-    let bias = in_range(wide as f32, &(-100.0..=100.0))
+    let bias = in_range(wide, &BIAS)
         .ok_or_else(|| problem(format!("token {token} needs a number from -100 to 100, not {wide}")))?;
     Ok((token, bias))
 }
