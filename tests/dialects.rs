@@ -219,7 +219,7 @@ async fn an_image_is_refused_by_name_in_every_dialect() {
         let (status, reply) = post(&server, path, &body).await;
         println!("{path}: {reply}");
         assert_eq!(status, 400, "{path}: {reply}");
-        assert!(reply.to_lowercase().contains("image"), "{path}: {reply}");
+        assert!(reply.contains("projector (mmproj)") && reply.contains("never fetched"), "{path}: {reply}");
     }
 }
 

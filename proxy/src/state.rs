@@ -7,6 +7,7 @@ mod build;
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::build::snapshot;
@@ -14,7 +15,7 @@ use crate::observe::RouteRecord;
 pub use crate::pool::Life;
 
 /// See the module.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EndpointState {
     /// Of the program.
     pub version: String,
@@ -38,7 +39,7 @@ pub struct EndpointState {
 }
 
 /// Requests in the house.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RequestsState {
     /// Being served.
     pub admitted: u64,
@@ -49,7 +50,7 @@ pub struct RequestsState {
 }
 
 /// A served model.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelState {
     /// Its public name; empty until a node has said what it runs.
     pub name: String,
@@ -73,7 +74,7 @@ pub struct ModelState {
 }
 
 /// How a model comes and goes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResidencyState {
     /// `unloaded`, `loading`, `loaded`, `unloading` or `failed`.
     pub life: String,
@@ -102,7 +103,7 @@ pub struct ResidencyState {
 }
 
 /// What a node does for this endpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
     /// Generates.
@@ -123,7 +124,7 @@ impl Task {
 }
 
 /// A node. Its own figures are zero until it has answered.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeState {
     /// As in `x-baton-route`.
     pub name: String,
@@ -173,7 +174,7 @@ pub struct NodeState {
 }
 
 /// A way from one state to another, and how often it was taken.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TransitionState {
     /// What the node was.
     pub from: Life,
@@ -186,7 +187,7 @@ pub struct TransitionState {
 }
 
 /// A server that speaks text.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct UpstreamState {
     /// As in `x-baton-route`.
     pub name: String,
@@ -217,7 +218,7 @@ pub struct UpstreamState {
 }
 
 /// A point of a measured curve.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RatePoint {
     /// Tokens of the prompt, or streams that share a step: a power of two.
     pub size: u32,
@@ -226,7 +227,7 @@ pub struct RatePoint {
 }
 
 /// A node's breaker.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BreakerState {
     /// Requests are kept away, but for one now and then.
     pub is_open: bool,
@@ -239,7 +240,7 @@ pub struct BreakerState {
 }
 
 /// The way from a prefill node to a decode node. Figures are 0 until measured.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkState {
     /// Where KV comes from.
     pub prefill: String,
@@ -254,7 +255,7 @@ pub struct LinkState {
 }
 
 /// How often a reason made requests go another way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FallbackState {
     /// Since the start.
     pub count: u64,

@@ -1,5 +1,6 @@
 //! Handing a prompt's KV cache from one node to another: who asks for what, and what came of it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::kv::{Fingerprint, HandoffId};
@@ -56,7 +57,7 @@ pub struct LinkMeasurement {
 }
 
 /// Why a pull ended before all of the prompt's KV was there. The decode node computed the rest itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HandoffFailure {
     /// No connection, or it broke before the first record.
@@ -109,7 +110,7 @@ impl HandoffFailure {
 }
 
 /// What came of a handoff. Times in milliseconds, on the decode node's clock unless said otherwise.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct HandoffTimings {
     /// Positions imported.

@@ -15,7 +15,7 @@ pub enum KeepAlive {
 const MAX_SECONDS: f64 = 315_360_000.0;
 
 /// Longer than any duration that somebody writes.
-const MAX_CHARS: usize = 64;
+pub(crate) const MAX_CHARS: usize = 64;
 
 impl KeepAlive {
     /// A number of seconds; a negative one means for ever. `None` if it is no number.
@@ -29,7 +29,7 @@ impl KeepAlive {
 
     /// A Go duration (`5m`, `1h30m`, `0.5s`, `-1s`), or a number of seconds. `None` if it is neither.
     pub fn parse(text: &str) -> Option<KeepAlive> {
-        if text.len() > MAX_CHARS {
+        if text.chars().count() > MAX_CHARS {
             return None;
         }
         let (is_negative, rest) = match text.strip_prefix('-') {

@@ -6,6 +6,7 @@
 //! travel between processes.
 
 pub mod anthropic;
+pub mod bodies;
 pub mod constraint;
 pub mod embed;
 pub mod error;

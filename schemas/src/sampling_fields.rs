@@ -3,9 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::generate::Sampling;
-use crate::request::sampling::{
-    MAX_REPEAT_PENALTY, MAX_TEMPERATURE, MIN_REPEAT_PENALTY, OCCURRENCE_PENALTY, PROBABILITY,
-};
+use crate::request::sampling::{OCCURRENCE_PENALTY, PROBABILITY, REPEAT_PENALTY, TEMPERATURE};
 
 /// Fields of [`Sampling`] that somebody has chosen. Their meanings and ranges are those there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -38,15 +36,15 @@ impl SamplingFields {
     /// Every field that is out of range, and what is wrong with it.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let floats = [
-            ("temperature", self.temperature, 0.0..=MAX_TEMPERATURE),
+            ("temperature", self.temperature, TEMPERATURE),
             ("top_p", self.top_p, PROBABILITY),
             ("min_p", self.min_p, PROBABILITY),
-            ("repeat_penalty", self.repeat_penalty, MIN_REPEAT_PENALTY..=MAX_REPEAT_PENALTY),
+            ("repeat_penalty", self.repeat_penalty, REPEAT_PENALTY),
             ("frequency_penalty", self.frequency_penalty, OCCURRENCE_PENALTY),
             ("presence_penalty", self.presence_penalty, OCCURRENCE_PENALTY),
         ];
         let floats = floats.into_iter().filter_map(|(name, value, range)| {
-            let wrong = value.filter(|value| !range.contains(value))?;
+            let wrong = value.filter(|value| !range.contains(&f64::from(*value)))?;
             Some((name, format!("must be between {} and {}, not {wrong}", range.start(), range.end())))
         });
         let last_n = self.repeat_last_n.filter(|n| *n < -1);

@@ -49,7 +49,7 @@ def cases():
 @pytest.mark.parametrize(("form", "case"), list(cases()))
 def test_llm_comply(banner, form, case):
     bound, spec = COMPLY[form]
-    greedy = {"temperature": 0, bound: 400}
+    greedy = {"temperature": 0, bound: 160}
 
     def build(config):
         request = case.build_request(config)
@@ -83,7 +83,7 @@ def test_llm_comply(banner, form, case):
 @pytest.mark.parametrize("scenario", probe.BUILTIN_SCENARIOS, ids=lambda scenario: scenario.id)
 def test_canitoolcall(banner, scenario):
     """With the choice of the tool forced where the scenario wants a call: whether a small model calls is its own wit."""
-    changes = {"extra_body": {**scenario.extra_body, "max_tokens": 300}}
+    changes = {"extra_body": {**scenario.extra_body, "max_tokens": 160}}
     if scenario.expect.tool_names and isinstance(scenario.tool_choice, str):
         changes["tool_choice"] = "required"
     if len(scenario.expect.tool_names) == 1:

@@ -8,16 +8,19 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::StatusCode;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::errors::{Failure, Retry};
+use super::openapi::Operation;
 use super::{Health, HttpState};
 use crate::pool::Life;
 
 /// A small model loads in about this time; who waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "HealthReport")]
 struct Report {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,6 +35,11 @@ struct Report {
 
 fn all_ready(nodes: &BTreeMap<Life, usize>) -> bool {
     nodes.keys().all(|life| *life == Life::Ready)
+}
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("Whether a request sent now would be answered").public().replies::<Report>().unavailable::<Report>()
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.

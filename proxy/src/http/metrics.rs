@@ -9,10 +9,16 @@ use axum::response::{IntoResponse, Response};
 use http::header;
 
 use super::errors::Failure;
+use super::openapi::Operation;
 use super::state::may_observe;
 use super::{Backend, HttpState};
 use crate::generate::Caller;
 use crate::metrics::CONTENT_TYPE;
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("What happens here, in OpenMetrics' text format").replies_text(CONTENT_TYPE)
+}
 
 /// Answers a scrape.
 pub async fn scrape(

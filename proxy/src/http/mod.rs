@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod ollama;
 pub mod open_files;
 pub mod openai;
+mod openapi;
 pub mod origin;
 pub mod plan;
 mod rate_limit;
@@ -41,7 +42,8 @@ use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::get;
+use bytes::Bytes;
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use access::{AccessConfig, SharedAccess};
@@ -50,6 +52,7 @@ pub use backend::{Backend, Health};
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::Failure;
+use openapi::{Operation, Routes};
 pub use server::serve;
 
 use crate::generate::Caller;
@@ -88,26 +91,11 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) 
     let counted = Arc::clone(&backend);
     let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
 
-    let router = Router::new()
-        .route("/", get(welcome::welcome))
-        .route("/v1/chat/completions", post(openai::chat::complete))
-        .route("/v1/completions", post(openai::completions::complete))
-        .route("/v1/responses", post(openai::responses::create))
-        .route("/v1/embeddings", post(openai::embeddings::embed))
-        .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{*id}", get(openai::models::show))
-        .route("/tokenize", post(llama_server::text::tokenize))
-        .route("/detokenize", post(llama_server::text::detokenize))
-        .route("/apply-template", post(llama_server::text::apply_template))
-        .route("/props", get(llama_server::state::props))
-        .route("/slots", get(llama_server::state::list_slots))
-        .route("/baton/state", get(state::show))
-        .route("/metrics", get(metrics::scrape))
-        .route("/baton/plan", post(plan::explain))
-        .route("/health", get(health::health))
-        .route("/v1/health", get(health::health))
-        .merge(ollama::routes())
-        .merge(anthropic::routes())
+    let routes = routes();
+    let document = Bytes::from(openapi::document(&routes.documented).to_string());
+    let router = routes
+        .router
+        .route("/openapi.json", get(move || openapi::show(document)))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(state);
@@ -118,6 +106,23 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) 
     router.layer(from_fn_with_state(access, origin::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 
+/// All routes and what is said of them, the document's own but for its handler.
+fn routes() -> Routes {
+    let mut routes = Routes::default()
+        .merge(openai::routes())
+        .merge(anthropic::routes())
+        .merge(ollama::routes())
+        .merge(llama_server::routes())
+        .get("/", welcome::welcome, Operation::new("Whether somebody is there").public().replies_text("text/plain"))
+        .get("/health", health::health, health::operation())
+        .get("/v1/health", health::health, health::operation())
+        .get("/metrics", metrics::scrape, metrics::operation())
+        .get("/baton/state", state::show, state::operation())
+        .post("/baton/plan", plan::explain, plan::operation());
+    routes.describe("/openapi.json", openapi::operation());
+    routes
+}
+
 /// What one listener adds: which names it answers to, if they are checked, and what every reply has.
 pub fn listener(api: Router, names: host::Names) -> Router {
     let router = api.layer(from_fn_with_state(names, host::check));
@@ -126,7 +131,7 @@ pub fn listener(api: Router, names: host::Names) -> Router {
 }
 
 /// What the API has: shown to whoever asks for something else.
-const ROUTES: [&str; 27] = [
+const ROUTES: [&str; 28] = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "POST /v1/responses",
@@ -153,6 +158,7 @@ const ROUTES: [&str; 27] = [
     "GET /baton/state",
     "GET /metrics",
     "GET /health",
+    "GET /openapi.json",
     "GET /",
 ];
 

@@ -2,12 +2,19 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use baton_schemas::bodies::chat::ChatBody;
 use baton_schemas::openai::ChatRequest;
 
 use super::body::JsonBody;
+use super::openapi::Operation;
 use super::{Failure, HttpState};
 use crate::generate::Caller;
 use crate::plan::explanation::Explanation;
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("How a chat would be served now, and why").takes::<ChatBody>().replies::<Explanation>().planned()
+}
 
 /// Takes the body of `/v1/chat/completions`.
 pub async fn explain(

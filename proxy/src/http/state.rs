@@ -19,9 +19,11 @@ use tokio::sync::Semaphore;
 
 use super::errors::{Failure, Retry};
 use super::event_stream::sse_headers;
+use super::openapi::Operation;
 use super::steps::Stopping;
 use super::{Backend, HttpState};
 use crate::generate::{Caller, Standing};
+use crate::state::EndpointState;
 
 /// Event streams at once: some dashboards and terminals. Each holds a connection for as long as it likes.
 const MAX_WATCHERS: usize = 32;
@@ -37,6 +39,15 @@ impl Default for Watchers {
     fn default() -> Self {
         Watchers(Arc::new(Semaphore::new(MAX_WATCHERS)))
     }
+}
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("The endpoint at this moment")
+        .asks("stream", "1 for an event a second")
+        .replies::<EndpointState>()
+        .streams(|generator| generator.subschema_for::<EndpointState>())
+        .fails(&[503])
 }
 
 /// Answers with a state, or with a stream of them if the query has `stream=1` or `Accept` names event streams.

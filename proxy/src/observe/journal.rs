@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use baton_schemas::handoff::HandoffTimings;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Routes that are remembered: some screens of a terminal, some kilobytes of memory.
 pub const MAX_RECORDS: usize = 64;
 
 /// How a request that had a route ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Every choice finished.
@@ -36,7 +37,7 @@ impl Outcome {
 }
 
 /// One request's route. Times in milliseconds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteRecord {
     /// When the request came, milliseconds since the Unix epoch.
     pub at_ms: u64,

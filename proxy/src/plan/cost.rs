@@ -5,6 +5,7 @@
 //! other's first or last chunk, and the tail is the last chunk's export, check and import. Completion adds a step for
 //! each further token. Rates are the measured ones at this length and this many streams.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::{NodeView, RequestSize, Snapshot};
@@ -20,7 +21,7 @@ pub struct Route {
 }
 
 /// Where a route's time would go. Milliseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prediction {
     /// Waiting for slots and for prompts that came before.
     pub queue_ms: f64,

@@ -1,5 +1,6 @@
 //! A plan as it is shown to people and programs: the reply of `POST /baton/plan`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Explained;
@@ -7,7 +8,7 @@ use super::cost::{Candidate, Prediction};
 use super::snapshot::Snapshot;
 
 /// What would be done with a request now, and why.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// The model's public name.
     pub model: String,
@@ -24,7 +25,7 @@ pub struct Explanation {
 }
 
 /// A route with what it would take.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteExplanation {
     /// The node that generates.
     pub decode: String,

@@ -12,10 +12,11 @@
 //! Besides, a node that answers and whose breaker is open is suspect, until the breaker closes; and an own model that nobody
 //! needs is unloaded, from anywhere, until it loads again.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Where a node is in its life.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Life {
     /// Nobody needs its model now: there is no process.

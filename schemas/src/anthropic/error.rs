@@ -1,18 +1,22 @@
 //! Anthropic's error envelope.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::openai::{ErrorBody, ErrorKind};
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicError")]
 pub struct ErrorReply {
     #[serde(rename = "type")]
+    #[schemars(extend("const" = "error"))]
     kind: &'static str,
     error: Detail,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicErrorBody")]
 struct Detail {
     #[serde(rename = "type")]
     kind: &'static str,

@@ -1,5 +1,6 @@
 //! The events of a streamed message.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use super::reply::{Block, Counts, Reply, SIGNATURE, Stop, Usage};
@@ -23,8 +24,9 @@ enum Kind {
     ToolUse,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "MessageEvent")]
 enum Event<'a> {
     MessageStart { message: &'a Reply },
     ContentBlockStart { index: u32, content_block: &'a Block },
@@ -35,8 +37,9 @@ enum Event<'a> {
     MessageStop,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "type")]
+#[schemars(rename = "MessageDelta")]
 enum Delta<'a> {
     #[serde(rename = "thinking_delta")]
     Thinking { thinking: &'a str },
@@ -48,7 +51,8 @@ enum Delta<'a> {
     InputJson { partial_json: &'a str },
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "MessageEnd")]
 struct End<'a> {
     stop_reason: &'static str,
     stop_sequence: Option<&'a str>,
@@ -57,6 +61,11 @@ struct End<'a> {
 }
 
 impl EventWriter {
+    /// The schema of one event's data.
+    pub fn schema(generator: &mut SchemaGenerator) -> Schema {
+        generator.subschema_for::<Event<'_>>()
+    }
+
     /// Always the first.
     pub fn begun(&mut self, message: &Reply) -> String {
         write(&Event::MessageStart { message })

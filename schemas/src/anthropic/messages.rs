@@ -122,6 +122,7 @@ impl History {
             }
             // What another server encrypted, nobody here can read.
             (Some("redacted_thinking"), "assistant") => {}
+            (Some("image"), _) => return Err(InvalidRequest::image(block.name("type"))),
             (Some(other), _) => {
                 let other: String = other.chars().take(40).collect();
                 let what = format!("A block of type \"{}\" in a message of the {role}", other.escape_debug());
@@ -167,6 +168,7 @@ fn text(block: &Value, path: &str) -> Result<String, InvalidRequest> {
     let block = Fields::at(block, path)?;
     match block.string("type")? {
         Some("text") => {}
+        Some("image") => return Err(InvalidRequest::image(block.name("type"))),
         Some(other) => {
             let other: String = other.chars().take(40).collect();
             let what = format!("A block of type \"{}\" here", other.escape_debug());

@@ -1,5 +1,6 @@
 //! A whole message, and what it has in common with a streamed one.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -7,14 +8,18 @@ use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 
 /// A reply, or its beginning.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "Message")]
 pub struct Reply {
     id: String,
     #[serde(rename = "type")]
+    #[schemars(extend("const" = "message"))]
     kind: &'static str,
+    #[schemars(extend("const" = "assistant"))]
     role: &'static str,
     model: String,
     content: Vec<Block>,
+    #[schemars(extend("enum" = ["end_turn", "stop_sequence", "max_tokens", "tool_use", null]))]
     stop_reason: Option<&'static str>,
     stop_sequence: Option<String>,
     stop_details: Option<()>,
@@ -23,8 +28,9 @@ pub struct Reply {
 }
 
 /// A part of a message. In a stream's first event of it, its text is empty.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "ContentBlock")]
 pub enum Block {
     /// What the model thinks.
     Thinking {
@@ -66,7 +72,7 @@ impl Block {
 }
 
 /// Who calls a tool: always the model itself, and never code that it has run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Caller {
     /// The model.
@@ -139,7 +145,8 @@ impl Content {
 }
 
 /// Token counts. Those of the prompt that were cached are counted apart from the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "MessageUsage")]
 pub struct Usage {
     #[serde(flatten)]
     counts: Counts,
@@ -149,7 +156,8 @@ pub struct Usage {
 }
 
 /// What a stream's end repeats of the usage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "MessageCounts")]
 pub(super) struct Counts {
     input_tokens: u32,
     cache_creation_input_tokens: u32,
@@ -160,13 +168,14 @@ pub(super) struct Counts {
 }
 
 /// Tokens that were cached because a client marked them. None are: whatever was computed is cached, unmarked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct CacheCreation {
     ephemeral_5m_input_tokens: u32,
     ephemeral_1h_input_tokens: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "MessageOutputDetails")]
 struct OutputDetails {
     thinking_tokens: u32,
 }
@@ -237,7 +246,7 @@ impl Reply {
 }
 
 /// The reply to `count_tokens`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TokenCount {
     /// Of the whole prompt.
     pub input_tokens: u32,

@@ -67,6 +67,8 @@ impl CountRequest {
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let object = json::read_object(body)?;
         let root = Fields::root(&object);
+        // It has no tokens, but a mistake in it is one here as it will be in the message.
+        constraint(root)?;
         Ok(CountRequest { model: root.model()?, chat: chat(root)? })
     }
 }

@@ -13,12 +13,13 @@ pub(super) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
     let Some(choice) = root.get(CHOICE) else { return Form::ANTHROPIC.read(root, ToolChoice::Auto, true) };
     let choice = Fields::at(choice, CHOICE)?;
     let parallel = !choice.boolean("disable_parallel_tool_use")?.unwrap_or(false);
+    let name = choice.string("name")?;
     let choice = match choice.string("type")? {
         Some("auto") => ToolChoice::Auto,
         Some("none") => ToolChoice::None,
         Some("any") => ToolChoice::Required,
         Some("tool") => {
-            let name = choice.string("name")?.ok_or_else(|| InvalidRequest::at(choice.name("name"), "is missing"))?;
+            let name = name.ok_or_else(|| InvalidRequest::at(choice.name("name"), "is missing"))?;
             ToolChoice::Named(name.to_owned())
         }
         _ => return Err(InvalidRequest::at(choice.name("type"), "must be auto, any, tool or none")),

@@ -9,26 +9,27 @@ mod requests;
 pub use props::{Props, Slot, slots};
 pub use requests::{ApplyTemplate, Detokenize, Tokenize};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::sequence::Token;
 
 /// The reply to `POST /tokenize`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TokenizeReply {
     /// The tokens.
     pub tokens: Vec<Token>,
 }
 
 /// The reply to `POST /detokenize`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct DetokenizeReply {
     /// The text, U+FFFD where the tokens' bytes are not UTF-8.
     pub content: String,
 }
 
 /// The reply to `POST /apply-template`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ApplyTemplateReply {
     /// The rendered conversation.
     pub prompt: String,

@@ -1,5 +1,6 @@
 //! `GET /props` and `GET /slots`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::generate::Sampling;
@@ -7,7 +8,7 @@ use crate::node::{NodeInfo, NodeLoad};
 use crate::sampling_fields::SamplingFields;
 
 /// The reply to `GET /props`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Props {
     /// What a request gets that says nothing.
     pub default_generation_settings: GenerationSettings,
@@ -32,7 +33,7 @@ pub struct Props {
 }
 
 /// See [`Props::default_generation_settings`].
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct GenerationSettings {
     /// How tokens are drawn.
     pub params: Params,
@@ -41,7 +42,7 @@ pub struct GenerationSettings {
 }
 
 /// Sampling, with llama-server's names.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[allow(missing_docs, reason = "the fields of `Sampling`")]
 pub struct Params {
     pub temperature: f32,
@@ -57,7 +58,7 @@ pub struct Params {
 }
 
 /// See [`Props::modalities`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Modalities {
     /// Images.
     pub vision: bool,
@@ -97,7 +98,7 @@ impl Props {
 }
 
 /// One slot in the reply to `GET /slots`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Slot {
     /// From 0.
     pub id: u32,

@@ -6,11 +6,9 @@ use super::format;
 use super::options::{self, Options};
 use crate::generate::{GenerateRequest, Input};
 use crate::keep_alive::KeepAlive;
+use crate::openai::TOP_LOGPROBS;
 use crate::request::fields::{Fields, wrong_type};
 use crate::request::{InvalidRequest, tools};
-
-/// As many as OpenAI's dialect gives.
-const MAX_TOP_LOGPROBS: i64 = 20;
 
 /// Whether a request only asks for its model to be loaded or unloaded, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +38,7 @@ impl LoadOnly {
 /// The request that a dialect's body becomes, with `input` as what to continue.
 pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Result<GenerateRequest, InvalidRequest> {
     let Options { max_tokens, stop, sampling, chosen } = options::parse(root, drawn_seed)?;
-    let top_logprobs = root.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?.unwrap_or(0);
+    let top_logprobs = root.integer("top_logprobs", TOP_LOGPROBS)?.unwrap_or(0);
     let wants_logprobs = root.boolean("logprobs")?.unwrap_or(false);
     Ok(GenerateRequest {
         model: root.model()?,

@@ -1,5 +1,6 @@
 //! `POST /api/embed` and the older `/api/embeddings`: a body → one [`EmbedRequest`], and the replies.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -53,7 +54,8 @@ fn text((idx, item): (usize, &Value)) -> Result<EmbedInput, InvalidRequest> {
 }
 
 /// The reply to `/api/embed`. Durations in nanoseconds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaEmbedReply")]
 pub struct EmbedReply {
     /// As the client wrote it.
     pub model: String,
@@ -68,7 +70,8 @@ pub struct EmbedReply {
 }
 
 /// The reply to `/api/embeddings`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaEmbeddingsReply")]
 pub struct OlderEmbedReply {
     /// Empty if there was no prompt.
     pub embedding: Vec<f32>,

@@ -5,13 +5,13 @@ use serde_json::Value;
 use crate::constraint::{Constraint, check_schema};
 use crate::request::InvalidRequest;
 use crate::request::fields::Fields;
-use crate::request::off::asks_for_nothing;
 
 /// What the reply has to be; `None` for text.
 pub(super) fn parse(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
     match root.get("format") {
         None => Ok(None),
-        Some(off) if asks_for_nothing(off, 0.0) => Ok(None),
+        Some(Value::String(name)) if name.is_empty() => Ok(None),
+        Some(Value::Object(schema)) if schema.is_empty() => Ok(None),
         Some(Value::String(name)) if name == "json" => Ok(Some(Constraint::JsonObject)),
         Some(schema @ Value::Object(_)) => {
             check_schema(schema).map_err(|e| InvalidRequest::at("format", e))?;
@@ -30,13 +30,13 @@ mod tests {
     #[test]
     fn json_and_schemas_are_constraints() {
         let parsed = |body: Value| parse(Fields::root(body.as_object().unwrap())).map_err(|e| e.param);
-        for off in [json!({}), json!({ "format": null }), json!({ "format": "" })] {
+        for off in [json!({}), json!({ "format": null }), json!({ "format": "" }), json!({ "format": {} })] {
             assert_eq!(parsed(off), Ok(None));
         }
         assert_eq!(parsed(json!({ "format": "json" })), Ok(Some(Constraint::JsonObject)));
         let schema = json!({ "type": "object" });
         assert_eq!(parsed(json!({ "format": schema })), Ok(Some(Constraint::JsonSchema { schema })));
-        for wrong in [json!({ "format": "xml" }), json!({ "format": 3 })] {
+        for wrong in [json!({ "format": "xml" }), json!({ "format": 3 }), json!({ "format": false })] {
             assert_eq!(parsed(wrong), Err(Some("format".to_owned())));
         }
     }

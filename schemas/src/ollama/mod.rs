@@ -19,6 +19,7 @@ mod options;
 
 pub use self::options::defaults as default_sampling;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use chat_request::ChatRequest;
@@ -30,8 +31,30 @@ pub use model_request::ModelRequest;
 /// for those that insist on one.
 pub const VERSION: &str = "0.14.2";
 
+/// The reply to `GET /api/version`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaVersion")]
+pub struct Version {
+    /// [`VERSION`].
+    pub version: &'static str,
+}
+
+impl Default for Version {
+    fn default() -> Self {
+        Version { version: VERSION }
+    }
+}
+
+/// The reply to `POST /api/pull`, or a line of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct PullProgress {
+    /// How far it is.
+    pub status: &'static str,
+}
+
 /// `{"error": "…"}`: a whole reply, or the last line of a stream that failed after its head.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaError")]
 pub struct ErrorReply {
     /// What happened.
     pub error: String,

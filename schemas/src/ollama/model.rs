@@ -1,5 +1,6 @@
 //! What Ollama's routes say about models: `/api/tags`, `/api/ps` and `/api/show`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -10,14 +11,16 @@ use crate::thinking::thinks;
 pub const NEVER: &str = "2318-01-01T00:00:00Z";
 
 /// The reply to `GET /api/tags` and `GET /api/ps`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaModelList")]
 pub struct ModelList {
     /// All of them.
     pub models: Vec<Model>,
 }
 
 /// A model in a list.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaModel")]
 pub struct Model {
     /// With its tag.
     pub name: String,
@@ -38,7 +41,7 @@ pub struct Model {
 }
 
 /// What `/api/ps` adds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Running {
     /// RFC 3339.
     pub expires_at: String,
@@ -47,7 +50,8 @@ pub struct Running {
 }
 
 /// What kind of model it is.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaModelDetails")]
 pub struct Details {
     /// Always empty.
     pub parent_model: &'static str,
@@ -64,7 +68,8 @@ pub struct Details {
 }
 
 /// The reply to `POST /api/show`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaShow")]
 pub struct Show {
     /// Only a comment: there is no model file to build it from.
     pub modelfile: String,

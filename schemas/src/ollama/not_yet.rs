@@ -12,7 +12,7 @@ pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
 /// Refuses pictures under this name of the body or of a message.
 pub(super) fn images(fields: Fields<'_>, name: &str) -> Result<(), InvalidRequest> {
     match fields.array(name)? {
-        Some([_, ..]) => Err(InvalidRequest::unsupported(fields.name(name), "Image input")),
+        Some([_, ..]) => Err(InvalidRequest::image(fields.name(name))),
         _ => Ok(()),
     }
 }

@@ -1,5 +1,6 @@
 //! The replies of `/api/chat` and `/api/generate`: lines of a stream, of which the last, or only one, has `done: true`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -8,7 +9,8 @@ use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::{FinishReason, Timings};
 
 /// One line, or a whole reply.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaLine")]
 pub struct Line<'a> {
     /// The model, as the client wrote it.
     pub model: &'a str,
@@ -28,8 +30,9 @@ pub struct Line<'a> {
 }
 
 /// The text of a line, under the name that its route has for it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "OllamaText")]
 pub enum Text {
     /// Of `/api/chat`.
     Message {
@@ -68,7 +71,8 @@ impl Text {
 }
 
 /// A call of a tool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaToolCall")]
 pub struct ToolCall {
     /// By which the tool's message may refer to it.
     pub id: String,
@@ -77,7 +81,8 @@ pub struct ToolCall {
 }
 
 /// Part of [`ToolCall`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaFunctionCall")]
 pub struct FunctionCall {
     /// Its place among the message's calls.
     pub index: u32,
@@ -88,9 +93,11 @@ pub struct FunctionCall {
 }
 
 /// Why a reply ended, and where its time went.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaEnd")]
 pub struct End {
     /// `stop`, `length`, `load` or `unload`.
+    #[schemars(extend("enum" = ["stop", "length", "load", "unload"]))]
     pub done_reason: &'static str,
     /// Absent where nothing was generated.
     #[serde(flatten)]
@@ -115,7 +122,8 @@ impl End {
 }
 
 /// Counts, and durations in nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaMetrics")]
 pub struct Metrics {
     /// From the request's arrival to its end.
     pub total_duration: u64,

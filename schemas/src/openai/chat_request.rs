@@ -13,9 +13,9 @@ use crate::request::{InvalidRequest, json, sampling, stop, tools};
 
 /// Each choice takes a slot of its own, or waits for one: more than this from one request would keep everybody else
 /// out of the engine. OpenAI allows 128 on far larger machines.
-pub(super) const N_CHOICES: RangeInclusive<i64> = 1..=16;
+pub(crate) const N_CHOICES: RangeInclusive<i64> = 1..=16;
 /// OpenAI's limit; each alternative costs bytes on every token.
-pub(super) const TOP_LOGPROBS: RangeInclusive<i64> = 0..=20;
+pub(crate) const TOP_LOGPROBS: RangeInclusive<i64> = 0..=20;
 
 /// A chat completion as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,6 +3,7 @@
 //! Field order is part of the contract's shape and pinned by the tests. What breaks real clients is avoided by
 //! construction: a delta carries a role only where [`Delta::role`] made it, and `finish_reason` is always present.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::logprobs::ChoiceLogprobs;
@@ -11,11 +12,12 @@ use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 
 /// What all parts of one reply have in common.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ReplyHead {
     /// `chatcmpl-…`, or `cmpl-…` for a plain completion.
     pub id: String,
     /// `chat.completion`, `chat.completion.chunk` or `text_completion`.
+    #[schemars(extend("enum" = [ReplyHead::COMPLETION, ReplyHead::CHUNK, ReplyHead::TEXT]))]
     pub object: &'static str,
     /// Unix seconds, an integer.
     pub created: u64,
@@ -41,7 +43,8 @@ pub type ChatCompletion = Completion<Choice>;
 pub type ChatChunk<'a> = Chunk<'a, ChunkChoice>;
 
 /// A whole reply with choices of this kind.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "CompletionOf{C}")]
 pub struct Completion<C> {
     /// The common part.
     #[serde(flatten)]
@@ -55,7 +58,8 @@ pub struct Completion<C> {
 }
 
 /// One completion.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "ChatChoice")]
 pub struct Choice {
     /// From 0.
     pub index: u32,
@@ -64,13 +68,15 @@ pub struct Choice {
     /// If asked for.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Why it ended.
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call"]))]
     pub finish_reason: &'static str,
 }
 
 /// The assistant's message.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ReplyMessage {
     /// Always `assistant`.
+    #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
     /// The text; null in a reply that is calls alone.
     pub content: Option<String>,
@@ -108,7 +114,7 @@ impl ReplyMessage {
 }
 
 /// A call of a tool.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ToolCall {
     /// By which the tool's message refers to it.
     pub id: String,
@@ -119,7 +125,7 @@ pub struct ToolCall {
 }
 
 /// A function's name and its arguments.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FunctionCall {
     /// One of the request's tools.
     pub name: String,
@@ -135,7 +141,8 @@ impl ToolCall {
 }
 
 /// One event of a stream with choices of this kind.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "ChunkOf{C}")]
 pub struct Chunk<'a, C> {
     /// The common part, the same in every chunk.
     #[serde(flatten)]
@@ -151,7 +158,8 @@ pub struct Chunk<'a, C> {
 }
 
 /// A step of one choice.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "ChatChunkChoice")]
 pub struct ChunkChoice {
     /// From 0.
     pub index: u32,
@@ -160,11 +168,13 @@ pub struct ChunkChoice {
     /// Of the tokens in this delta.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Null but in a choice's last chunk.
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call", null]))]
     pub finish_reason: Option<&'static str>,
 }
 
 /// What is new in a choice.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "ChatDelta")]
 pub struct Delta {
     /// Only in a choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -187,7 +197,7 @@ pub struct Delta {
 }
 
 /// A step of a call. SDKs add up the strings of fragments with one index, so everything but arguments comes once.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ToolCallFragment {
     /// Which call of the message.
     pub index: u32,
@@ -202,7 +212,7 @@ pub struct ToolCallFragment {
 }
 
 /// Part of [`ToolCallFragment`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FunctionFragment {
     /// In a call's first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]

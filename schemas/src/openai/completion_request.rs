@@ -12,7 +12,7 @@ use crate::tools::ToolUse;
 /// OpenAI's default. A chat ends by itself, a bare text often does not.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Choices over all prompts: each takes a slot or a place in the engine's queue. Libraries send batches of 20 prompts.
-const MAX_CHOICES: u32 = 64;
+pub(crate) const MAX_CHOICES: u32 = 64;
 
 /// A completion as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,5 +1,6 @@
 //! The reply to `POST /v1/completions`: one object, or a stream of chunks of the same shape.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -8,7 +9,7 @@ use super::logprobs::finite;
 use crate::sequence::{FinishReason, Logprobs};
 
 /// One completion, or a step of it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TextChoice {
     /// All of the text, or what is new.
     pub text: String,
@@ -17,6 +18,7 @@ pub struct TextChoice {
     /// If asked for.
     pub logprobs: Option<TextLogprobs>,
     /// Null until the choice has ended.
+    #[schemars(extend("enum" = ["stop", "length", null]))]
     pub finish_reason: Option<&'static str>,
 }
 
@@ -34,7 +36,7 @@ impl TextChoice {
 }
 
 /// The older shape of log-probabilities: lists of equal length, one entry a token.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct TextLogprobs {
     /// Texts, U+FFFD where a character spans tokens.
     pub tokens: Vec<String>,

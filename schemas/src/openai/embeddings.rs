@@ -4,6 +4,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -76,29 +77,31 @@ fn input(value: &Value, name: &str) -> Result<EmbedInput, InvalidRequest> {
 }
 
 /// The reply.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct EmbeddingList {
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<Embedding>,
     model: String,
     usage: EmbeddingUsage,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 struct Embedding {
+    #[schemars(extend("const" = "embedding"))]
     object: &'static str,
     index: usize,
     embedding: Values,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum Values {
     Floats(Vec<f32>),
     Base64(String),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 struct EmbeddingUsage {
     prompt_tokens: u32,
     total_tokens: u32,

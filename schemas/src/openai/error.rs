@@ -1,11 +1,12 @@
 //! OpenAI's error envelope.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::request::InvalidRequest;
 
 /// The `type` of an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub enum ErrorKind {
     /// 400, 405, 408, 413, 415: the request is wrong.
     #[serde(rename = "invalid_request_error")]
@@ -34,7 +35,7 @@ pub enum ErrorKind {
 }
 
 /// The object under `error`. The first four keys are always present: clients read them without asking.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ErrorBody {
     /// For people.
     pub message: String,
@@ -81,7 +82,8 @@ impl From<InvalidRequest> for ErrorBody {
 }
 
 /// `{"error": …}`: a whole reply, or one event of a stream that failed after its head.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(rename = "OpenAiError")]
 pub struct ErrorEnvelope {
     /// What happened.
     pub error: ErrorBody,

@@ -1,5 +1,6 @@
 //! Log-probabilities as chat completions report them.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::sequence::{Alternative, Logprobs};
@@ -8,7 +9,7 @@ use crate::sequence::{Alternative, Logprobs};
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// The `logprobs` of a choice, or of one chunk of it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct ChoiceLogprobs {
     /// One entry a token.
     pub content: Vec<TokenLogprob>,
@@ -17,7 +18,7 @@ pub struct ChoiceLogprobs {
 }
 
 /// A generated token.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TokenLogprob {
     /// Its text, U+FFFD where a character spans tokens.
     pub token: String,
@@ -30,7 +31,7 @@ pub struct TokenLogprob {
 }
 
 /// A token that could have been.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TopLogprob {
     /// Its text, U+FFFD where a character spans tokens.
     pub token: String,

@@ -43,10 +43,8 @@ fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
         tool_calls.extend(functions::earlier_call(fields)?);
     }
     // Two names are in use: DeepSeek's, which llama-server and vLLM took, and OpenRouter's.
-    let reasoning = match fields.string("reasoning_content")? {
-        Some(text) => Some(text),
-        None => fields.string("reasoning")?,
-    };
+    let (reasoning, elsewhere) = (fields.string("reasoning_content")?, fields.string("reasoning")?);
+    let reasoning = reasoning.or(elsewhere);
     let may_be_missing = role == "assistant" && (!tool_calls.is_empty() || reasoning.is_some());
     if !fields.has_key("content") && !may_be_missing {
         return Err(InvalidRequest::at(fields.name("content"), "is missing"));
@@ -85,7 +83,8 @@ fn part(value: &Value, path: &str) -> Result<String, InvalidRequest> {
     let text_field = match part.string("type")? {
         Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
-        // Here images, audio and files enter, once an engine can take them.
+        Some("image_url" | "input_image" | "image") => return Err(InvalidRequest::image(path)),
+        // Here audio and files enter, once an engine can take them.
         Some(other) => {
             let other: String = other.chars().take(40).collect();
             return Err(InvalidRequest::unsupported(
@@ -218,6 +217,8 @@ mod tests {
         refused(json!([{"role": 1, "content": "hi"}]), "messages[0].role");
         refused(json!([{"role": "robot", "content": "hi"}]), "messages[0].role");
         refused(json!([{"role": "user"}]), "messages[0].content");
+        let twice = json!([{"role": "user", "content": "", "reasoning_content": "", "reasoning": {}}]);
+        refused(twice, "messages[0].reasoning");
         refused(json!([{"role": "assistant"}]), "messages[0].content");
         refused(json!([{"role": "user", "content": 7}]), "messages[0].content");
         refused(json!([{"role": "user", "content": ["a"]}]), "messages[0].content[0]");

@@ -1,13 +1,15 @@
 //! `/v1/models`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A model this server answers for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelCard {
     /// The public name; may contain `/` and `:`.
     pub id: String,
     /// Always `model`.
+    #[schemars(extend("const" = "model"))]
     pub object: &'static str,
     /// Unix seconds.
     pub created: u64,
@@ -19,7 +21,7 @@ pub struct ModelCard {
 }
 
 /// In llama-server's words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelStatus {
     /// `unloaded`, `loading`, `loaded` or `failed`.
     pub value: &'static str,
@@ -33,9 +35,10 @@ impl ModelCard {
 }
 
 /// The reply to `GET /v1/models`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelList {
     /// Always `list`.
+    #[schemars(extend("const" = "list"))]
     pub object: &'static str,
     /// The models.
     pub data: Vec<ModelCard>,

@@ -6,7 +6,8 @@ use crate::request::InvalidRequest;
 use crate::request::fields::Fields;
 
 /// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
-const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
+pub(crate) const RESERVED: [&str; 6] =
+    ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
 
 /// Reads `chat_template_kwargs` (llama-server's and vLLM's name), `enable_thinking` and `reasoning_effort`, which
 /// templates of reasoning models read under these names. No effort at all is no thinking, for templates that know that

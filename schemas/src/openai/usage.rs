@@ -1,12 +1,13 @@
 //! `usage`, and llama-server's `timings` beside it.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::handoff::HandoffTimings;
 use crate::sequence::Timings;
 
 /// Token counts of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Usage {
     /// In the prompt, counted once however many choices there are.
     pub prompt_tokens: u32,
@@ -39,21 +40,21 @@ impl Usage {
 }
 
 /// Part of [`Usage`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {
     /// Not computed, because their KV was there.
     pub cached_tokens: u32,
 }
 
 /// Part of [`Usage`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CompletionTokensDetails {
     /// Spent on reasoning.
     pub reasoning_tokens: u32,
 }
 
 /// llama-server's account of a request's time, with its names.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct TimingsReport {
     /// Prompt tokens that were cached.
     pub cache_n: u32,
@@ -79,7 +80,7 @@ pub struct TimingsReport {
 }
 
 /// A handoff, as a client sees it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct HandoffReport {
     /// What was measured.
     #[serde(flatten)]

@@ -66,9 +66,9 @@ impl<'a> Fields<'a> {
     }
 
     /// A number in a range. Narrowed to f32, which is what samplers compute in; the range keeps it finite.
-    pub(crate) fn number(&self, field: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, InvalidRequest> {
+    pub(crate) fn number(&self, field: &str, range: RangeInclusive<f64>) -> Result<Option<f32>, InvalidRequest> {
         let Some(wide) = self.typed(field, "a number", Value::as_f64)? else { return Ok(None) };
-        in_range(wide as f32, &range).map(Some).ok_or_else(|| {
+        in_range(wide, &range).map(Some).ok_or_else(|| {
             let (low, high) = range.into_inner();
             InvalidRequest::at(self.name(field), format_args!("must be from {low} to {high}, but is {wide}"))
         })
@@ -122,9 +122,9 @@ pub(crate) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// A number inside a range.
-pub(crate) fn in_range(value: f32, range: &RangeInclusive<f32>) -> Option<f32> {
-    range.contains(&value).then_some(value)
+/// A number inside a range, narrowed.
+pub(crate) fn in_range(value: f64, range: &RangeInclusive<f64>) -> Option<f32> {
+    range.contains(&value).then_some(value as f32)
 }
 
 /// The integer that a JSON number is, if it is one.

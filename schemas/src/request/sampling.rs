@@ -11,17 +11,18 @@ use crate::sampling_fields::SamplingFields;
 use crate::sequence::Token;
 
 /// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
-const MAX_LOGIT_BIASES: usize = 1024;
-/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart.
-pub(crate) const MIN_REPEAT_PENALTY: f32 = 0.1;
-/// Above this every repeated token is impossible already.
-pub(crate) const MAX_REPEAT_PENALTY: f32 = 10.0;
+pub(crate) const MAX_LOGIT_BIASES: usize = 1024;
 /// OpenAI's.
-pub(crate) const MAX_TEMPERATURE: f32 = 2.0;
+pub(crate) const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
+/// impossible already.
+pub(crate) const REPEAT_PENALTY: RangeInclusive<f64> = 0.1..=10.0;
+/// OpenAI's.
+pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
 /// OpenAI's, of the frequency and the presence penalty.
-pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f32> = -2.0..=2.0;
+pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 /// Of `top_p` and `min_p`.
-pub(crate) const PROBABILITY: RangeInclusive<f32> = 0.0..=1.0;
+pub(crate) const PROBABILITY: RangeInclusive<f64> = 0.0..=1.0;
 
 /// Reads the sampling fields; a missing one keeps what it has in `defaults`, with a seed that was drawn. Beside it
 /// which of them the client chose.
@@ -37,16 +38,15 @@ pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<(Sampling,
 fn chosen(fields: Fields<'_>) -> Result<SamplingFields, InvalidRequest> {
     // vLLM's clients say 'off' as -1, llama.cpp's as 0.
     let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
-    let penalty = MIN_REPEAT_PENALTY..=MAX_REPEAT_PENALTY;
-    let repetition_penalty = fields.number("repetition_penalty", penalty.clone())?;
+    let repetition_penalty = fields.number("repetition_penalty", REPEAT_PENALTY)?;
     let last_n = fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
     Ok(SamplingFields {
-        temperature: fields.number("temperature", 0.0..=MAX_TEMPERATURE)?,
+        temperature: fields.number("temperature", TEMPERATURE)?,
         top_k: top_k.map(|k| u32::try_from(k).unwrap_or(0)),
         // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
         top_p: fields.number("top_p", PROBABILITY)?,
         min_p: fields.number("min_p", PROBABILITY)?,
-        repeat_penalty: fields.number("repeat_penalty", penalty)?.or(repetition_penalty),
+        repeat_penalty: fields.number("repeat_penalty", REPEAT_PENALTY)?.or(repetition_penalty),
         repeat_last_n: last_n.map(|n| i32::try_from(n).unwrap_or(i32::MAX)),
         frequency_penalty: fields.number("frequency_penalty", OCCURRENCE_PENALTY)?,
         presence_penalty: fields.number("presence_penalty", OCCURRENCE_PENALTY)?,
@@ -75,7 +75,7 @@ fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), InvalidRequest> {
     })?;
     let problem = |problem: String| InvalidRequest::at("logit_bias", problem);
     let wide = value.as_f64().ok_or_else(|| problem(format!("token {token} needs a number, not {}", kind(value))))?;
-    let bias = in_range(wide as f32, &(-100.0..=100.0))
+    let bias = in_range(wide, &BIAS)
         .ok_or_else(|| problem(format!("token {token} needs a number from -100 to 100, not {wide}")))?;
     Ok((token, bias))
 }

@@ -6,9 +6,9 @@ use super::fields::{Fields, wrong_type};
 use super::invalid::InvalidRequest;
 
 /// Each stop string is searched for in every step. OpenAI allows 4, llama-server's users send more.
-const MAX_STOPS: usize = 16;
+pub(crate) const MAX_STOPS: usize = 16;
 /// Text that could begin a stop string is held back, so a longer one only delays the stream.
-const MAX_STOP_BYTES: usize = 1024;
+pub(crate) const MAX_STOP_CHARS: usize = 1024;
 
 /// Reads `stop`: a string, an array of strings, or nothing.
 pub(crate) fn parse(fields: Fields<'_>) -> Result<Vec<String>, InvalidRequest> {
@@ -34,8 +34,8 @@ pub(crate) fn parse_named(fields: Fields<'_>, field: &str) -> Result<Vec<String>
 fn one_stop(value: &Value, name: &str) -> Result<String, InvalidRequest> {
     match value {
         Value::String(text) if text.is_empty() => Err(InvalidRequest::at(name, "must not have an empty string")),
-        Value::String(text) if text.len() > MAX_STOP_BYTES => {
-            Err(InvalidRequest::at(name, format_args!("must not be longer than {MAX_STOP_BYTES} bytes")))
+        Value::String(text) if text.chars().nth(MAX_STOP_CHARS).is_some() => {
+            Err(InvalidRequest::at(name, format_args!("must not be longer than {MAX_STOP_CHARS} characters")))
         }
         Value::String(text) => Ok(text.clone()),
         other => Err(wrong_type(name, "a string or an array of strings", other)),

@@ -132,7 +132,7 @@ fn choice(root: Fields<'_>) -> Result<ToolChoice, InvalidRequest> {
         Some(Value::String(word)) => plain_choice(word).ok_or_else(wrong),
         Some(named @ Value::Object(_)) => {
             let name = named.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
-            let is_function = named.get("type").is_none_or(|kind| kind == "function");
+            let is_function = named.get("type").is_none_or(|kind| kind.is_null() || kind == "function");
             name.filter(|_| is_function).map(|name| ToolChoice::Named(name.to_owned())).ok_or_else(wrong)
         }
         Some(_) => Err(wrong()),

@@ -4,32 +4,39 @@ mod stream;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
-use axum::{Extension, Json, Router};
+use axum::{Extension, Json};
 use baton_schemas::FinishReason;
+use baton_schemas::anthropic::events::EventWriter;
 use baton_schemas::anthropic::reply::{Content, Reply, Stop, TokenCount, Usage};
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
+use baton_schemas::bodies::anthropic::{CountBody, MessagesBody};
 use baton_schemas::openai::InvalidRequest;
 use futures::StreamExt;
-use tower_http::catch_panic::CatchPanicLayer;
 use uuid::Uuid;
 
 use self::stream::MessageWriter;
 use super::body::JsonBody;
 use super::dialect::Dialect;
+use super::openapi::{Operation, Routes};
 use super::route_header::insert_route;
 use super::steps::{DrainDeadline, Step, Steps, steps};
 use super::tally::Tally;
-use super::{Failure, HttpState, errors, streamed};
+use super::{Failure, HttpState, streamed};
 use crate::error::RequestError;
 use crate::generate::{Caller, Event};
 
 /// Its routes.
-pub(super) fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/v1/messages", post(create))
-        .route("/v1/messages/count_tokens", post(count))
-        .layer(CatchPanicLayer::custom(|panic| errors::panicked(panic, Dialect::Anthropic)))
+pub(super) fn routes() -> Routes {
+    let created = Operation::new("The assistant's next message")
+        .takes::<MessagesBody>()
+        .replies::<Reply>()
+        .streams(EventWriter::schema)
+        .planned();
+    let counted = Operation::new("Tokens of a prompt").takes::<CountBody>().replies::<TokenCount>().of_model();
+    Routes::default()
+        .post("/v1/messages", create, created)
+        .post("/v1/messages/count_tokens", count, counted)
+        .panics_as(Dialect::Anthropic)
 }
 
 type Body = Result<JsonBody, Failure>;

@@ -14,14 +14,14 @@ use crate::http::{Failure, HttpState};
 /// What stands behind the path. Anything else there is ignored, and so is what cannot be read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Wanted {
+pub(super) struct Wanted {
     model: Option<String>,
     /// 503 if no slot is free: a load balancer's question. Any value asks it.
     fail_on_no_slot: Option<String>,
 }
 
 /// What a model is.
-pub async fn props(
+pub(super) async fn props(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     wanted: Result<Query<Wanted>, QueryRejection>,
@@ -34,7 +34,7 @@ pub async fn props(
 }
 
 /// What it is doing.
-pub async fn list_slots(
+pub(super) async fn list_slots(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     wanted: Result<Query<Wanted>, QueryRejection>,

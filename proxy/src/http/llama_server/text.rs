@@ -11,7 +11,7 @@ use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
 
 /// A text's tokens.
-pub async fn tokenize(
+pub(super) async fn tokenize(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
@@ -22,7 +22,7 @@ pub async fn tokenize(
 }
 
 /// The text of tokens.
-pub async fn detokenize(
+pub(super) async fn detokenize(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
@@ -34,7 +34,7 @@ pub async fn detokenize(
 }
 
 /// The prompt that a chat would get.
-pub async fn apply_template(
+pub(super) async fn apply_template(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,

@@ -9,29 +9,44 @@ mod pull;
 mod refused;
 mod reply;
 
-use axum::Router;
-use axum::routing::{any, delete, get, post};
-use tower_http::catch_panic::CatchPanicLayer;
+use baton_schemas::bodies::ollama::{ChatBody, EmbedBody, GenerateBody, ModelBody, OlderEmbedBody};
+use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
+use baton_schemas::ollama::model::{ModelList, Show};
+use baton_schemas::ollama::reply::Line;
+use baton_schemas::ollama::{PullProgress, Version};
 
 use super::dialect::Dialect;
-use super::{HttpState, errors};
+use super::openapi::{Operation, Routes};
 
 /// All routes under `/api`.
-pub(super) fn routes() -> Router<HttpState> {
-    Router::new()
-        .route("/api/chat", post(generate::chat))
-        .route("/api/generate", post(generate::generate))
-        .route("/api/tags", get(models::tags))
-        .route("/api/ps", get(models::running))
-        .route("/api/show", post(models::show))
-        .route("/api/version", get(models::version))
-        .route("/api/pull", post(pull::pull))
-        .route("/api/embed", post(embed::embed))
-        .route("/api/embeddings", post(embed::embed_older))
-        .route("/api/create", post(refused::change))
-        .route("/api/copy", post(refused::change))
-        .route("/api/push", post(refused::change))
-        .route("/api/delete", delete(refused::change))
-        .route("/api/blobs/{digest}", any(refused::change))
-        .layer(CatchPanicLayer::custom(|panic| errors::panicked(panic, Dialect::Ollama)))
+pub(super) fn routes() -> Routes {
+    let generates = |summary| {
+        let operation = Operation::new(summary).replies::<Line<'_>>().streams_lines::<Line<'_>>();
+        operation.planned()
+    };
+    let lists = |summary| Operation::new(summary).replies::<ModelList>();
+    let show = Operation::new("Describe a model").takes::<ModelBody>().replies::<Show>().of_model();
+    let pull = Operation::new("Fetch a model that is there").takes::<ModelBody>().fails(&[404]);
+    let pull = pull.replies::<PullProgress>().streams_lines::<PullProgress>();
+    let embed = Operation::new("Vectors of texts").takes::<EmbedBody>().replies::<EmbedReply>();
+    let older = Operation::new("The vector of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
+    let version = Operation::new("The version of Ollama whose API this is").replies::<Version>();
+    let refused = || Operation::new("Refused: the operator chooses the models");
+    Routes::default()
+        .post("/api/chat", generate::chat, generates("Continue a chat").takes::<ChatBody>())
+        .post("/api/generate", generate::generate, generates("Answer or continue a text").takes::<GenerateBody>())
+        .get("/api/tags", models::tags, lists("List the models"))
+        .get("/api/ps", models::running, lists("List the models that could answer now"))
+        .post("/api/show", models::show, show)
+        .get("/api/version", models::version, version)
+        .post("/api/pull", pull::pull, pull)
+        .post("/api/embed", embed::embed, embed.of_model())
+        .post("/api/embeddings", embed::embed_older, older.of_model())
+        .post("/api/create", refused::change, refused())
+        .post("/api/copy", refused::change, refused())
+        .post("/api/push", refused::change, refused())
+        .delete("/api/delete", refused::change, refused())
+        .head("/api/blobs/{digest}", refused::change, refused())
+        .post("/api/blobs/{digest}", refused::change, refused())
+        .panics_as(Dialect::Ollama)
 }

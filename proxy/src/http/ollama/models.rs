@@ -5,8 +5,7 @@ use std::time::SystemTime;
 use axum::extract::State;
 use axum::{Extension, Json};
 use baton_schemas::ollama::model::{Model, ModelList, NEVER, Show};
-use baton_schemas::ollama::{ModelRequest, VERSION};
-use serde_json::{Value, json};
+use baton_schemas::ollama::{ModelRequest, Version};
 
 use super::failure::OllamaFailure;
 use crate::generate::Caller;
@@ -50,8 +49,8 @@ pub(super) async fn show(
 }
 
 /// The version of the API, not of this program.
-pub(super) async fn version() -> Json<Value> {
-    Json(json!({ "version": VERSION }))
+pub(super) async fn version() -> Json<Version> {
+    Json(Version::default())
 }
 
 /// In UTC; 1970 for a time that no calendar has.

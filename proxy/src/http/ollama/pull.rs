@@ -3,9 +3,8 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use baton_schemas::ollama::ModelRequest;
+use baton_schemas::ollama::{ModelRequest, PullProgress};
 use http::{HeaderValue, header};
-use serde_json::json;
 
 use super::failure::OllamaFailure;
 use super::ndjson::line;
@@ -22,10 +21,11 @@ pub(super) async fn pull(
     let request = ModelRequest::parse(&body?.0)?;
     backend::find(state.models_for(&caller), &request.model)
         .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
-    let success = json!({"status": "success"});
+    let progress = |status| PullProgress { status };
+    let success = progress("success");
     if !request.stream {
         return Ok(Json(success).into_response());
     }
-    let lines = line(&json!({"status": "pulling manifest"})) + &line(&success);
+    let lines = line(&progress("pulling manifest")) + &line(&success);
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"))], lines).into_response())
 }

@@ -3,15 +3,26 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
+use baton_schemas::bodies::chat::ChatBody;
 use baton_schemas::openai::ChatRequest;
-use baton_schemas::openai::chat_response::ReplyHead;
+use baton_schemas::openai::chat_response::{ChatChunk, ChatCompletion, ReplyHead};
 
 use super::chat_choices::ChatChoices;
 use super::{ReplyShape, head, reply};
 use crate::generate::Caller;
 use crate::http::body::JsonBody;
+use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, steps};
 use crate::http::{Failure, HttpState};
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("Continue a chat")
+        .takes::<ChatBody>()
+        .replies::<ChatCompletion>()
+        .streams_marked(|generator| generator.subschema_for::<ChatChunk<'_>>())
+        .planned()
+}
 
 /// Reads, generates, answers.
 ///

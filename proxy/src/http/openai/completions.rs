@@ -6,17 +6,29 @@ use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use baton_schemas::GenerateRequest;
+use baton_schemas::bodies::completion::CompletionBody;
 use baton_schemas::generate::Input;
 use baton_schemas::openai::CompletionRequest;
-use baton_schemas::openai::chat_response::ReplyHead;
+use baton_schemas::openai::chat_response::{Chunk, Completion, ReplyHead};
+use baton_schemas::openai::completion_response::TextChoice;
 
 use super::text_choices::TextChoices;
 use super::{ReplyShape, head, reply};
 use crate::error::RequestError;
 use crate::generate::Caller;
 use crate::http::body::JsonBody;
+use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, side_by_side, steps};
 use crate::http::{Backend, Failure, HttpState};
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("Continue texts")
+        .takes::<CompletionBody>()
+        .replies::<Completion<TextChoice>>()
+        .streams_marked(|generator| generator.subschema_for::<Chunk<'_, TextChoice>>())
+        .planned()
+}
 
 /// Reads, generates, answers. Each prompt is admitted as a request of its own.
 pub async fn complete(

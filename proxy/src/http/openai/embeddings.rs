@@ -2,12 +2,19 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use baton_schemas::bodies::embeddings::EmbeddingsBody;
 use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
 use crate::generate::Caller;
 use crate::http::body::JsonBody;
+use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, or_drained};
 use crate::http::{Failure, HttpState};
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("Vectors of texts").takes::<EmbeddingsBody>().replies::<EmbeddingList>().of_model()
+}
 
 /// Reads, embeds, answers. When the client leaves, the server drops this future, and with it what is not computed yet.
 pub async fn embed(

@@ -17,16 +17,29 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::openai::chat_response::ReplyHead;
+use baton_schemas::openai::models::ModelList;
 use baton_schemas::openai::usage::{TimingsReport, Usage};
 
 use self::choices::Choices;
 use super::HttpConfig;
+use super::openapi::{Operation, Routes};
 use super::route_header::insert_route;
 use super::steps::Steps;
 use super::streamed;
 use super::tally::Tally;
 use crate::error::RequestError;
 use crate::generate::Caller;
+
+/// Its routes.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .post("/v1/chat/completions", chat::complete, chat::operation())
+        .post("/v1/completions", completions::complete, completions::operation())
+        .post("/v1/responses", responses::create, responses::operation())
+        .post("/v1/embeddings", embeddings::embed, embeddings::operation())
+        .get("/v1/models", models::list, Operation::new("List the models").replies::<ModelList>())
+        .get("/v1/models/{*id}", models::show, models::operation())
+}
 
 /// Which build answered: a change of it tells a client that equal seeds may no longer give equal text.
 pub(super) const SYSTEM_FINGERPRINT: &str = concat!("baton-", env!("CARGO_PKG_VERSION"));

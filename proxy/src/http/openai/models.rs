@@ -10,12 +10,18 @@ use baton_schemas::openai::models::{ModelCard, ModelList, ModelStatus};
 use crate::error::RequestError;
 use crate::generate::Caller;
 use crate::http::backend::Model;
+use crate::http::openapi::Operation;
 use crate::http::{Failure, HttpState};
 use crate::pool::names;
 
 /// All models that the caller's key may use.
 pub async fn list(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
     Json(ModelList::new(state.models_for(&caller).iter().flat_map(cards).collect()))
+}
+
+/// What is said of one model.
+pub(super) fn operation() -> Operation {
+    Operation::new("Describe a model, whose name may hold slashes").replies::<ModelCard>().fails(&[404])
 }
 
 /// One model. Its id is the rest of the path: ids contain `/`, percent-encoded or not.

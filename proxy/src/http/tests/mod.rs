@@ -12,6 +12,7 @@ mod golden;
 mod keys;
 mod llama_server;
 mod ollama;
+mod openapi;
 mod responses;
 mod state;
 mod unread;

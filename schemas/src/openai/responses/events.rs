@@ -1,5 +1,6 @@
 //! The events of a streamed response, each with a number that grows by one.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use super::output::{Item, Kind, Output, Part, Status, last_status};
@@ -18,8 +19,9 @@ pub struct EventWriter {
     n_written: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(tag = "type")]
+#[schemars(rename = "ResponseEvent")]
 enum Event<'a> {
     #[serde(rename = "response.created")]
     Created { response: &'a Response },
@@ -65,7 +67,8 @@ enum Event<'a> {
     Failed { response: &'a Response },
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "NumberedResponseEvent")]
 struct Numbered<'a> {
     #[serde(flatten)]
     event: &'a Event<'a>,
@@ -73,6 +76,11 @@ struct Numbered<'a> {
 }
 
 impl EventWriter {
+    /// The schema of one event's data.
+    pub fn schema(generator: &mut SchemaGenerator) -> Schema {
+        generator.subschema_for::<Numbered<'_>>()
+    }
+
     /// Of a response with this head.
     pub fn new(head: Head) -> Self {
         let output = head.no_output();

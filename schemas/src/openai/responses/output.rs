@@ -1,5 +1,6 @@
 //! What a response puts out, item by item: reasoning, text, calls of functions. The same for whole and streamed ones.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::openai::logprobs::TokenLogprob;
@@ -7,8 +8,9 @@ use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 
 /// An item of a response.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "OutputItem")]
 pub enum Item {
     /// What the model thought before it went on.
     Reasoning {
@@ -50,8 +52,9 @@ pub enum Item {
 }
 
 /// How far an item is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "OutputStatus")]
 pub enum Status {
     /// More may come.
     InProgress,
@@ -62,8 +65,9 @@ pub enum Status {
 }
 
 /// A text in an item.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "OutputPart")]
 pub enum Part {
     /// Of a message.
     OutputText {

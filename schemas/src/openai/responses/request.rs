@@ -16,7 +16,7 @@ use crate::request::fields::Fields;
 use crate::request::{self, InvalidRequest, off, sampling, stop};
 
 /// OpenAI's limits on what it echoes.
-const MAX_METADATA: usize = 16;
+pub(crate) const MAX_METADATA: usize = 16;
 
 /// What `include` calls log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";

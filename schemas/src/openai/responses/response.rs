@@ -1,5 +1,6 @@
 //! The response object: the whole reply, and what a stream's first and last events carry.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -68,12 +69,14 @@ pub struct End {
 }
 
 /// A response at one moment.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Response {
     id: String,
+    #[schemars(extend("const" = "response"))]
     object: &'static str,
     created_at: u64,
     completed_at: Option<u64>,
+    #[schemars(extend("enum" = ["in_progress", "completed", "incomplete", "failed"]))]
     status: &'static str,
     background: bool,
     error: Option<Failure>,
@@ -105,7 +108,8 @@ pub struct Response {
 }
 
 /// Why a response failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseFailure")]
 pub struct Failure {
     /// For programs.
     pub code: &'static str,
@@ -114,7 +118,7 @@ pub struct Failure {
 }
 
 /// Token counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ResponseUsage {
     input_tokens: u32,
     input_tokens_details: InputDetails,
@@ -123,12 +127,14 @@ pub struct ResponseUsage {
     total_tokens: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseInputDetails")]
 struct InputDetails {
     cached_tokens: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseOutputDetails")]
 struct OutputDetails {
     reasoning_tokens: u32,
 }

@@ -8,10 +8,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_schemas::FinishReason;
+use baton_schemas::bodies::responses::ResponsesBody;
 use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::openai::logprobs::TokenLogprob;
-use baton_schemas::openai::responses::Head;
-use baton_schemas::openai::responses::response::{End, ResponseUsage};
+use baton_schemas::openai::responses::response::{self, End, ResponseUsage};
+use baton_schemas::openai::responses::{EventWriter, Head};
 use futures::StreamExt;
 use uuid::Uuid;
 
@@ -19,10 +20,20 @@ use self::stream::ResponseWriter;
 use crate::error::RequestError;
 use crate::generate::{Caller, Event, TokenLogprobs};
 use crate::http::body::JsonBody;
+use crate::http::openapi::Operation;
 use crate::http::route_header::insert_route;
 use crate::http::steps::{DrainDeadline, Step, Steps, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
+
+/// What is said of it.
+pub(super) fn operation() -> Operation {
+    Operation::new("Continue a conversation")
+        .takes::<ResponsesBody>()
+        .replies::<response::Response>()
+        .streams(EventWriter::schema)
+        .planned()
+}
 
 /// Reads, generates, answers.
 pub async fn create(

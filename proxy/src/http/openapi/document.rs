@@ -1,0 +1,219 @@
+//! The document itself.
+
+use baton_schemas::openai::ErrorEnvelope;
+use baton_schemas::{anthropic, ollama};
+use schemars::generate::SchemaSettings;
+use schemars::{Schema, SchemaGenerator};
+use serde_json::{Map, Value, json};
+
+use super::operation::{Content, Operation};
+use super::routes::Route;
+use crate::http::dialect::Dialect;
+use crate::plan::policy::POLICIES;
+
+const DESCRIPTION: &str = "One endpoint that speaks OpenAI's, Anthropic's, Ollama's and llama-server's API. \
+    Unknown fields of bodies are ignored, and null is the same as nothing. A body may be compressed (zstd, gzip, \
+    deflate), and is read as JSON whatever its type says. HEAD is answered wherever GET is. Other methods of these \
+    paths are a 405, and other paths a 404, in the same error envelopes. A stream that fails after its head ends with \
+    an error of its dialect. docs/compatibility.md says what each route does and does not do.";
+
+/// Writes the document of these routes.
+pub(in crate::http) fn document(routes: &[Route]) -> Value {
+    let mut schemas = Schemas::new();
+    let mut paths = Map::new();
+    for route in routes {
+        // The router's `{*id}` is a parameter that may hold slashes, for which OpenAPI has no sign.
+        let path = route.path.replace("{*", "{");
+        let entry = paths.entry(path).or_insert_with(|| json!({}));
+        entry[route.method.as_str().to_ascii_lowercase()] = operation(route, &mut schemas);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": { "title": "Baton", "version": env!("CARGO_PKG_VERSION"), "description": DESCRIPTION },
+        "servers": [{ "url": "/" }],
+        // Where the operator has configured no keys, none is asked for.
+        "security": [{ "bearer": [] }, { "apiKey": [] }, {}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas.definitions(),
+            "securitySchemes": {
+                "bearer": { "type": "http", "scheme": "bearer" },
+                "apiKey": { "type": "apiKey", "in": "header", "name": "X-Api-Key" },
+            },
+        },
+    })
+}
+
+/// Names that a body's type and a reply's have both.
+#[cfg(test)]
+pub(in crate::http) fn shared_names(routes: &[Route]) -> std::collections::BTreeSet<String> {
+    let mut schemas = Schemas::new();
+    for route in routes {
+        operation(route, &mut schemas);
+    }
+    let names = schemas.bodies.definitions().keys();
+    names.filter(|name| schemas.replies.definitions().contains_key(*name)).cloned().collect()
+}
+
+/// Bodies say what is read and replies what is written, which serde's attributes can make two things of one type.
+struct Schemas {
+    bodies: SchemaGenerator,
+    replies: SchemaGenerator,
+}
+
+impl Schemas {
+    fn new() -> Self {
+        let settings = || {
+            SchemaSettings::draft2020_12().with(|settings| {
+                settings.definitions_path = "/components/schemas".into();
+                settings.meta_schema = None;
+            })
+        };
+        let bodies = settings().for_deserialize().into_generator();
+        Schemas { bodies, replies: settings().for_serialize().into_generator() }
+    }
+
+    fn definitions(mut self) -> Map<String, Value> {
+        let mut definitions = self.bodies.take_definitions(true);
+        definitions.extend(self.replies.take_definitions(true));
+        definitions
+    }
+}
+
+fn operation(route: &Route, schemas: &mut Schemas) -> Value {
+    let Route { method, path, operation } = route;
+    let dialect = Dialect::of(path);
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let id = [method.as_str().to_ascii_lowercase()].into_iter().chain(words.map(str::to_owned)).collect::<Vec<_>>();
+    let mut written = json!({
+        "operationId": id.join("_"),
+        "summary": operation.summary,
+        "tags": [tag(path)],
+        "responses": responses(operation, dialect, schemas),
+    });
+    let parameters = parameters(path, operation);
+    if !parameters.is_empty() {
+        written["parameters"] = parameters.into();
+    }
+    if let Some(body) = operation.body {
+        let schema = body(&mut schemas.bodies);
+        written["requestBody"] = json!({ "required": true, "content": { "application/json": { "schema": schema } } });
+    }
+    if operation.is_public {
+        written["security"] = json!([]);
+    }
+    written
+}
+
+fn tag(path: &str) -> &'static str {
+    match Dialect::of(path) {
+        Dialect::Ollama => "Ollama",
+        Dialect::Anthropic => "Anthropic",
+        Dialect::OpenAi if path.starts_with("/v1/") && !path.ends_with("/health") => "OpenAI",
+        Dialect::OpenAi if path.starts_with("/baton/") || matches!(path, "/" | "/metrics" | "/openapi.json") => "Baton",
+        Dialect::OpenAi => "llama-server",
+    }
+}
+
+fn parameters(path: &str, operation: &Operation) -> Vec<Value> {
+    let in_path = path.split('{').skip(1).filter_map(|rest| rest.split('}').next()).map(|name| {
+        let name = name.trim_start_matches('*');
+        json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } })
+    });
+    let in_query = operation.query.iter().map(|(name, meaning)| {
+        json!({ "name": name, "in": "query", "description": meaning, "schema": { "type": "string" } })
+    });
+    let policy = operation.is_planned.then(|| {
+        let names = POLICIES.map(|policy| policy.name());
+        json!({ "name": "x-baton-policy", "in": "header", "schema": { "type": "string", "enum": names },
+            "description": "How the request is planned, instead of as configured. Some keys may not choose: 403." })
+    });
+    in_path.chain(in_query).chain(policy).collect()
+}
+
+fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> Value {
+    let mut success = json!({ "description": "What was asked for.", "headers": headers(200, operation) });
+    let contents = &operation.success.contents;
+    let is_done = !contents.is_empty();
+    for (media_type, content) in contents {
+        success["content"][media_type.as_ref()] = match content {
+            Content::Json(schema) => json!({ "schema": schema(&mut schemas.replies) }),
+            // Of each event, as is usual before OpenAPI 3.2.
+            Content::Events { item, ends_marked } => {
+                let items = [item(&mut schemas.replies), envelope(dialect, &mut schemas.replies)];
+                let json = json!({ "type": "string", "contentMediaType": "application/json",
+                    "contentSchema": { "anyOf": items } });
+                let data = if *ends_marked { json!({ "anyOf": [{ "const": "[DONE]" }, json] }) } else { json };
+                json!({ "schema": { "type": "object", "required": ["data"], "properties": { "data": data } } })
+            }
+            // Lines have no such usage.
+            Content::Lines(item) => {
+                let items = [item(&mut schemas.replies), envelope(dialect, &mut schemas.replies)];
+                json!({ "schema": { "type": "string" }, "x-line-schema": { "anyOf": items } })
+            }
+            Content::Text => json!({ "schema": { "type": "string" } }),
+        };
+    }
+    let mut responses = Map::new();
+    if is_done {
+        responses.insert("200".into(), success);
+    }
+    // Of every route: a request without a host (400), for another host or from a page that may not (403), a panic.
+    let mut failures = vec![400, 403, 500];
+    if !operation.is_public {
+        failures.push(401);
+    }
+    failures.extend(&operation.failures);
+    failures.sort_unstable();
+    for status in failures {
+        let schema = match operation.unavailable {
+            Some(schema) if status == 503 => schema(&mut schemas.replies),
+            _ => envelope(dialect, &mut schemas.replies),
+        };
+        let failure = json!({
+            "description": meaning(status),
+            "headers": headers(status, operation),
+            "content": { "application/json": { "schema": schema } },
+        });
+        responses.insert(status.to_string(), failure);
+    }
+    responses.into()
+}
+
+fn envelope(dialect: Dialect, generator: &mut SchemaGenerator) -> Schema {
+    match dialect {
+        Dialect::OpenAi => generator.subschema_for::<ErrorEnvelope>(),
+        Dialect::Ollama => generator.subschema_for::<ollama::ErrorReply>(),
+        Dialect::Anthropic => generator.subschema_for::<anthropic::ErrorReply>(),
+    }
+}
+
+fn headers(status: u16, operation: &Operation) -> Value {
+    let text = |description: &str| json!({ "description": description, "schema": { "type": "string" } });
+    let mut headers = json!({ "x-request-id": text("By which the server's log knows the request.") });
+    match status {
+        200 if operation.is_planned => headers["x-baton-route"] = text("Which nodes serve the request, and why."),
+        429 | 503 => {
+            headers["retry-after"] =
+                json!({ "description": "Seconds.", "schema": { "type": "integer", "minimum": 1 } });
+        }
+        _ => {}
+    }
+    headers
+}
+
+fn meaning(status: u16) -> &'static str {
+    match status {
+        400 => "The request is wrong; 'param' names the field at fault.",
+        401 => "No valid API key.",
+        403 => "Not allowed: to this key, for this host, or from this page.",
+        404 => "There is no such model.",
+        408 => "The body did not arrive in time.",
+        413 => "The body is too large.",
+        415 => "The body is compressed in an unknown way.",
+        429 => "A limit of the key is reached.",
+        501 => "The model's engine cannot do this.",
+        503 => "The server is full, or no engine answers now.",
+        _ => "The server failed.",
+    }
+}

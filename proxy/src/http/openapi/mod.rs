@@ -1,0 +1,30 @@
+//! `GET /openapi.json`: what there is, what it takes and what it answers, as an OpenAPI 3.1 document.
+//!
+//! A route exists only together with its [`Operation`], since [`Routes`] takes both in one call. Bodies and replies are
+//! derived from the types in `baton_schemas`. The tests hold statuses, limits and replies against the running server:
+//! `tests/clients/test_judge_schemathesis.py`.
+
+mod document;
+mod operation;
+mod routes;
+
+pub(super) use self::document::document;
+#[cfg(test)]
+pub(super) use self::document::shared_names;
+pub(super) use self::operation::Operation;
+pub(super) use self::routes::Routes;
+
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use http::header;
+use serde_json::Value;
+
+/// The document's own entry in it.
+pub(super) fn operation() -> Operation {
+    Operation::new("This document").replies::<Value>()
+}
+
+/// Answers with the document.
+pub(super) async fn show(document: Bytes) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], document)
+}

@@ -1,0 +1,197 @@
+//! The documented bodies and the parsers say the same: every limit, type and word of a documented field is one that the
+//! parser keeps, to the value.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+use baton_schemas::bodies::{anthropic, chat, completion, embeddings, llama_server, ollama, responses};
+use baton_schemas::llama_server::{ApplyTemplate, Detokenize, Tokenize};
+use baton_schemas::openai::embeddings::EmbeddingsRequest;
+use baton_schemas::openai::{ChatRequest, CompletionRequest, InvalidRequest, ResponsesRequest};
+use baton_schemas::{anthropic as messages, ollama as native};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+type Parse = fn(&[u8]) -> Result<(), InvalidRequest>;
+
+/// Fields whose values also depend on others, so that a probe of theirs alone proves nothing: they have tests of their
+/// own beside their parsers.
+const DEPENDENT: [&str; 7] =
+    ["tool_choice", "function_call", "top_logprobs", "suffix", "logit_bias", "chat_template_kwargs", "truncation"];
+
+struct Probe {
+    parse: Parse,
+    root: Value,
+    n_checked: usize,
+}
+
+fn probe<T: JsonSchema>(parse: Parse) {
+    let generator = SchemaSettings::draft2020_12().for_deserialize().into_generator();
+    let root = generator.into_root_schema_for::<T>().to_value();
+    let example = root["examples"][0].clone();
+    assert!(parse(example.to_string().as_bytes()).is_ok(), "{example}");
+    let mut probe = Probe { parse, root: root.clone(), n_checked: 0 };
+    for field in required(&root) {
+        let mut without = example.clone();
+        without.as_object_mut().unwrap().remove(&field);
+        probe.refused(&without, &field);
+    }
+    probe.fields(&root, &example, &[]);
+    println!("{}: {} values", root["title"], probe.n_checked);
+    assert!(probe.n_checked > 4, "{root}");
+}
+
+impl Probe {
+    fn fields(&mut self, schema: &Value, example: &Value, path: &[String]) {
+        let properties = schema["properties"].as_object().cloned().unwrap_or_default();
+        let is_required = required(schema);
+        for (name, schema) in properties {
+            let here = [path, std::slice::from_ref(&name)].concat();
+            if DEPENDENT.contains(&name.as_str()) {
+                continue;
+            }
+            let forms = self.forms(&schema);
+            if !is_required.contains(&name) {
+                self.accepted(&with(example, &here, Value::Null), &name);
+            }
+            for form in &forms {
+                self.form(form, example, &here);
+                if form["properties"].is_object() && here.len() == 1 && forms.len() <= 2 && name != "reasoning" {
+                    let inner = with(example, &here, json!({}));
+                    if (self.parse)(inner.to_string().as_bytes()).is_ok() {
+                        self.fields(form, &inner, &here);
+                    }
+                }
+            }
+            // A type that none of its forms has.
+            let has = |kind: &str| forms.iter().any(|form| form.get("type").is_none_or(|is| names(is, kind)));
+            let may_be = |kind: &str| has(kind) || kind == "number" && has("integer");
+            let kinds = [("string", json!("\u{1}no such word")), ("boolean", json!(true)), ("array", json!([[]]))];
+            for (kind, value) in kinds.into_iter().chain([("object", json!({"no": {}})), ("number", json!(0.5))]) {
+                if !may_be(kind) {
+                    self.refused(&with(example, &here, value), &name);
+                }
+            }
+        }
+    }
+
+    /// The limits of one form of a field.
+    fn form(&mut self, form: &Value, example: &Value, path: &[String]) {
+        let name = path.last().unwrap();
+        for (limit, step) in [("minimum", -1), ("maximum", 1)] {
+            let Some(edge) = form.get(limit).filter(|edge| edge.is_number()) else { continue };
+            self.accepted(&with(example, path, edge.clone()), name);
+            self.refused(&with(example, path, beyond(edge, step)), name);
+            if names(&form["type"], "integer") {
+                self.refused(&with(example, path, json!(0.5)), name);
+            }
+        }
+        for word in form["enum"].as_array().into_iter().flatten() {
+            self.accepted(&with(example, path, word.clone()), name);
+        }
+        if form["enum"].is_array() && names(&form["type"], "string") {
+            self.refused(&with(example, path, json!("no such word")), name);
+        }
+        if names(&form["type"], "string") {
+            if let Some(longest) = form["maxLength"].as_u64() {
+                let text = "é".repeat(longest as usize);
+                self.accepted(&with(example, path, json!(text)), name);
+                self.refused(&with(example, path, json!(text + "e")), name);
+            }
+            if form["minLength"] == 1 {
+                self.refused(&with(example, path, json!("")), name);
+            }
+        }
+        if form["minItems"] == 1 {
+            self.refused(&with(example, path, json!([])), name);
+        }
+        if let Some(most) = form["maxItems"].as_u64() {
+            // Of texts: other items may not be there twice.
+            let items = |n: u64| json!(vec!["a"; n as usize]);
+            let takes_texts = self.forms(&form["items"]).iter().any(|item| names(&item["type"], "string"));
+            if takes_texts {
+                self.accepted(&with(example, path, items(most)), name);
+                self.refused(&with(example, path, items(most + 1)), name);
+            }
+        }
+    }
+
+    /// What a schema stands for, one by one.
+    fn forms(&self, schema: &Value) -> Vec<Value> {
+        if let Some(reference) = schema["$ref"].as_str() {
+            return self.forms(self.root.pointer(reference.trim_start_matches('#')).expect("a definition"));
+        }
+        let several = ["anyOf", "oneOf"].iter().find_map(|word| schema[*word].as_array());
+        match several {
+            Some(several) if schema["properties"].is_null() => {
+                several.iter().flat_map(|schema| self.forms(schema)).collect()
+            }
+            _ => vec![schema.clone()],
+        }
+    }
+
+    fn accepted(&mut self, body: &Value, field: &str) {
+        self.n_checked += 1;
+        let error = (self.parse)(body.to_string().as_bytes()).err();
+        assert!(error.is_none(), "{field} of {body}: {error:?}");
+    }
+
+    fn refused(&mut self, body: &Value, field: &str) {
+        self.n_checked += 1;
+        let error = (self.parse)(body.to_string().as_bytes()).expect_err(&format!("{field} of {body}"));
+        let param = error.param.unwrap_or_default();
+        assert!(param.contains(field), "{field} of {body}: {param}: {}", error.message);
+    }
+}
+
+fn required(schema: &Value) -> Vec<String> {
+    let names = schema["required"].as_array().into_iter().flatten();
+    names.map(|name| name.as_str().unwrap().to_owned()).collect()
+}
+
+fn names(kinds: &Value, kind: &str) -> bool {
+    kinds == kind || kinds.as_array().is_some_and(|kinds| kinds.iter().any(|one| one == kind))
+}
+
+/// The next number beyond a limit, as far as JSON can say it.
+fn beyond(edge: &Value, step: i64) -> Value {
+    match (edge.as_i64(), edge.as_u64()) {
+        (Some(i64::MIN), _) => serde_json::from_str("-9223372036854775809").unwrap(),
+        (Some(edge), _) => json!(edge + step),
+        (None, Some(_)) => serde_json::from_str("18446744073709551616").unwrap(),
+        _ => {
+            // Further than a reader of JSON rounds, and nearer than 32-bit floats lie.
+            json!(edge.as_f64().unwrap() + step as f64 * 1e-9)
+        }
+    }
+}
+
+fn with(example: &Value, path: &[String], value: Value) -> Value {
+    let mut body = example.clone();
+    let mut at = &mut body;
+    for name in path {
+        at = at.as_object_mut().unwrap_or_else(|| panic!("{path:?}")).entry(name).or_insert_with(|| Map::new().into());
+    }
+    *at = value;
+    body
+}
+
+#[test]
+fn openais_bodies_are_as_documented() {
+    probe::<chat::ChatBody>(|body| ChatRequest::parse(body, 0).map(drop));
+    probe::<completion::CompletionBody>(|body| CompletionRequest::parse(body, 0).map(drop));
+    probe::<responses::ResponsesBody>(|body| ResponsesRequest::parse(body, 0).map(drop));
+    probe::<embeddings::EmbeddingsBody>(|body| EmbeddingsRequest::parse(body).map(drop));
+}
+
+#[test]
+fn the_other_dialects_bodies_are_as_documented() {
+    probe::<anthropic::MessagesBody>(|body| messages::MessagesRequest::parse(body, 0).map(drop));
+    probe::<anthropic::CountBody>(|body| messages::CountRequest::parse(body).map(drop));
+    probe::<ollama::ChatBody>(|body| native::ChatRequest::parse(body, 0).map(drop));
+    probe::<ollama::GenerateBody>(|body| native::GenerateRequest::parse(body, 0).map(drop));
+    probe::<ollama::EmbedBody>(|body| native::embed::parse(body).map(drop));
+    probe::<ollama::OlderEmbedBody>(|body| native::embed::parse_older(body).map(drop));
+    probe::<llama_server::TokenizeBody>(|body| Tokenize::parse(body).map(drop));
+    probe::<llama_server::DetokenizeBody>(|body| Detokenize::parse(body).map(drop));
+    probe::<llama_server::ApplyTemplateBody>(|body| ApplyTemplate::parse(body).map(drop));
+}

@@ -1,0 +1,135 @@
+"""What schemathesis does to each request before it is sent: the hooks of test_judge_schemathesis.py.
+
+Bodies that are valid are made answerable: what one field demands of another, or of the model, is beyond what JSON Schema
+can say. Bodies that are not valid are sent as they are, but for a bound on the reply.
+"""
+
+import schemathesis
+from schemathesis import GenerationMode
+
+MODEL = "smollm2"
+A_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+# What bounds the reply, by route.
+BOUNDS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+    "/v1/messages": "max_tokens",
+}
+
+
+@schemathesis.hook
+def before_call(ctx, case, kwargs):
+    if case.meta.generation.mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+        case.body = answerable(case.body)
+        if case.path.startswith("/v1/messages") and case.body["messages"][-1].get("role") == "assistant":
+            # It would have to be continued, which is not done.
+            case.body["messages"].append({"role": "user", "content": "Go on."})
+    bound(case)
+    if isinstance(case.query, dict) and "stream" in case.query:
+        # An endless stream of states.
+        case.query["stream"] = "0"
+
+
+def bound(case):
+    """Keeps replies short, unless the length is what the body is wrong in."""
+    if not isinstance(case.body, dict):
+        return
+    if case.path in BOUNDS and isinstance(case.body.get(BOUNDS[case.path]), (int, type(None))):
+        wanted = case.body.get(BOUNDS[case.path])
+        if wanted is None or wanted > 2 or wanted == -1:
+            case.body[BOUNDS[case.path]] = 2 if wanted is None or wanted <= 2**32 - 1 else wanted
+        newer = case.body.get("max_completion_tokens")
+        if isinstance(newer, int) and (2 < newer < 2**32 or newer == -1):
+            case.body["max_completion_tokens"] = 2
+    if case.path in ("/api/chat", "/api/generate"):
+        options = case.body.get("options")
+        if options is None:
+            case.body["options"] = {"num_predict": 2}
+        elif isinstance(options, dict):
+            n = options.get("num_predict")
+            if n is None or isinstance(n, int) and -(2**31) <= n < 2**32 and not 0 < n <= 2:
+                options["num_predict"] = 2
+
+
+def answerable(body):
+    """The body with what its fields demand of each other and of this model."""
+    body = dict(body)
+    if "model" in body and body["model"]:
+        body["model"] = MODEL
+    elif "name" in body:
+        body["name"] = MODEL
+    schemas(body)
+    tools(body)
+    if body.get("top_logprobs"):
+        body["logprobs"] = True
+    # No infilling tokens, no other length of vectors, no eyes, no thinking; see docs/compatibility.md.
+    for field in ("suffix", "dimensions", "think"):
+        body.pop(field, None)
+    if body.get("echo"):
+        body.pop("logprobs", None)
+    if isinstance(body.get("prompt"), list) and "n" in body:
+        body["n"] = 1
+    if isinstance(body.get("messages"), list):
+        # As few as the context surely holds.
+        body["messages"] = body["messages"][-4:]
+    for field in ("prompt", "input", "tokens"):
+        if isinstance(body.get(field), list):
+            # Up to 2,048 texts are taken, and computed.
+            body[field] = known(body[field][:40])
+    for place in (body, body.get("options")):
+        if isinstance(place, dict) and place.get("logit_bias"):
+            place["logit_bias"] = {str(int(token) % 1000): bias for token, bias in place["logit_bias"].items()}
+    return body
+
+
+def known(items):
+    """Tokens that are in the vocabulary."""
+    if isinstance(items, list):
+        return [known(item) for item in items]
+    return int(items) % 1000 if isinstance(items, (int, float)) and not isinstance(items, bool) else items
+
+
+def schemas(body):
+    """Schemas without keywords that cannot be kept."""
+    for path in (("response_format", "json_schema"), ("text", "format"), ("output_config", "format"), ("output_format",)):
+        place = body
+        for name in path:
+            place = place.get(name) if isinstance(place, dict) else None
+        if isinstance(place, dict) and isinstance(place.get("schema"), dict):
+            place["schema"] = A_SCHEMA
+    if isinstance(body.get("format"), dict):
+        body["format"] = A_SCHEMA
+    for tool in [*(body.get("tools") or []), *(body.get("functions") or [])]:
+        for place in (tool, tool.get("function")):
+            for field in ("parameters", "input_schema"):
+                if isinstance(place, dict) and place.get(field):
+                    place[field] = A_SCHEMA
+
+
+def tools(body):
+    """Tools with names of their own, few enough for the context, and choices among those there are."""
+    for field in ("tools", "functions"):
+        if isinstance(body.get(field), list):
+            body[field] = body[field][:3]
+    if body.get("tools"):
+        body.pop("functions", None)
+    for field, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        named = []
+        for n, tool in enumerate(body.get(field) or []):
+            place = tool.get("function", tool)
+            # Tools of other types are left out.
+            if place is tool and tool.get("type") not in (None, "function", "custom"):
+                continue
+            if isinstance(place, dict) and "name" in place:
+                place["name"] = f"f{n}"
+                named.append(place["name"])
+        wanted = body.get(choice)
+        if not named:
+            body.pop(choice, None)
+        elif isinstance(wanted, dict):
+            if wanted.get("type") == "tool":
+                wanted["name"] = named[0]
+            for place in (wanted, wanted.get("function"), *(wanted.get("tools") or [])):
+                if isinstance(place, dict) and "name" in place:
+                    place["name"] = named[0]
