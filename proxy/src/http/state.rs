@@ -1,4 +1,4 @@
-//! `GET /baton/state`: the endpoint's [`EndpointState`](crate::state::EndpointState) as JSON, or as an event stream with one state a second.
+//! `GET /baton/state`: the endpoint's [`EndpointState`] as JSON, or as an event stream with one state a second.
 //!
 //! Where a key is needed it must be an operator's: timings and cache hits of others' requests tell about their prompts.
 //! Addresses of nodes are shown only to who presented such a key. Coming from loopback is not enough, since behind a

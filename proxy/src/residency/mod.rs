@@ -4,7 +4,7 @@
 //! A request holds a [`Stay`] to its last token; a model with stays is never unloaded. Requests for a model that is not
 //! there start its process once and wait together. Room is given first come, first served: the model whose requests have
 //! waited longest is next, idle models make room for it in the order of their last use, and if it has waited for
-//! [`YIELD_AFTER`], requests for other models wait behind it, so that a busy model cannot keep it out for ever.
+//! `YIELD_AFTER`, requests for other models wait behind it, so that a busy model cannot keep it out for ever.
 //!
 //! What a model takes is estimated from its file (weights, KV cache, compute buffers) and corrected upwards by what its
 //! process is seen to hold. What `[model]` takes is not given away; it never comes or goes.
