@@ -92,7 +92,8 @@ impl App {
         }
     }
 
-    /// The same, in memory for as long as the second value lives.
+    /// The same, in memory for as long as the second value lives. Waits for it, so it comes before the permit: that bounds
+    /// what is at work, and this has a bound of its own.
     async fn in_memory(
         &self,
         model: Option<&str>,
@@ -185,7 +186,10 @@ impl Backend for App {
 
     fn warnings(&self) -> Vec<String> {
         let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
-        self.pool.unused().into_iter().map(warning).chain(self.failed_loads()).collect()
+        // Which one is not for everybody: it is in the state.
+        let failed = self.failed_loads().len();
+        let failed = (failed > 0).then(|| format!("own models that could not be loaded: {failed}"));
+        self.pool.unused().into_iter().map(warning).chain(failed).collect()
     }
 
     fn lives(&self) -> BTreeMap<Life, usize> {
@@ -241,8 +245,8 @@ impl Backend for App {
     }
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
-        let _permit = self.admission.admit_brief(&caller.account)?;
         let (called, (model, _stay)) = (model, self.in_memory(model, caller).await?);
+        let _permit = self.admission.admit_brief(&caller.account)?;
         ready(called, &model).await
     }
 
@@ -264,9 +268,9 @@ impl Backend for App {
     }
 
     async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
-        let _permit = self.admission.admit_brief(&caller.account)?;
         let found = self.on_nodes(Some(model), caller)?;
         let _stay = self.stay(&found, keep_alive).await?;
+        let _permit = self.admission.admit_brief(&caller.account)?;
         found.ready_as(model, &[]).await.map(drop)
     }
 
@@ -287,11 +291,12 @@ impl Backend for App {
         text: TokenizeRequest,
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
-        let _permit = self.admission.admit_brief(&caller.account)?;
         if let Some(serving) = self.on_upstreams(model, caller)? {
+            let _permit = self.admission.admit_brief(&caller.account)?;
             return upstream::tokenize(&serving, &text, &caller.request_id).await;
         }
         let (text, (found, _stay)) = (&text, self.in_memory(model, caller).await?);
+        let _permit = self.admission.admit_brief(&caller.account)?;
         ask(&found, model, |node, _| async move { Ok(node.engine.tokenize(text).await?) }).await
     }
 
@@ -301,11 +306,12 @@ impl Backend for App {
         tokens: Vec<Token>,
         caller: &Caller,
     ) -> Result<String, RequestError> {
-        let _permit = self.admission.admit_brief(&caller.account)?;
         if let Some(serving) = self.on_upstreams(model, caller)? {
+            let _permit = self.admission.admit_brief(&caller.account)?;
             return upstream::detokenize(&serving, &tokens, &caller.request_id).await;
         }
         let (tokens, (found, _stay)) = (&tokens, self.in_memory(model, caller).await?);
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             if let Some(unknown) = tokens.iter().find(|&&token| token >= info.n_vocab) {
                 let problem = format!("{unknown} is not in the model's vocabulary of {} tokens", info.n_vocab);
@@ -317,16 +323,16 @@ impl Backend for App {
     }
 
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
-        let _permit = self.admission.admit_brief(&caller.account)?;
         let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
+        let _permit = self.admission.admit_brief(&caller.account)?;
         let count =
             |node: Arc<Node>, info: Arc<NodeInfo>| async move { Ok(prompt::of_chat(&node, &info, chat).await?.len()) };
         Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
     }
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
-        let _permit = self.admission.admit_brief(&caller.account)?;
         let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
+        let _permit = self.admission.admit_brief(&caller.account)?;
         // Through tokens, so that it is the prompt that a chat gets, to the letter.
         let text = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
             let tokens = prompt::of_chat(&node, &info, chat).await?;

@@ -55,6 +55,11 @@ async fn run(
     let (model, upstreams) = app.who_serves(&request.model, &caller.account)?;
     let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
     watch.is_for(name.map_or("", String::as_str));
+    // Before a place in the house is taken, as for generation.
+    let _stay = match &model {
+        Some(model) => app.stay(model, request.keep_alive).await?,
+        None => None,
+    };
     app.admission.set_slots(app.n_slots());
     let permit = app.admission.admit(&caller.account, &caller.place).await?;
     let model = match (model, upstreams) {
@@ -67,7 +72,6 @@ async fn run(
         }
         (None, None) => return Err(RequestError::ModelNotFound { model: request.model.clone() }),
     };
-    let _stay = app.stay(&model, request.keep_alive).await?;
     let prepared = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
             feature: "embeddings: its model gives no vectors of texts".to_owned(),

@@ -69,14 +69,23 @@ async fn accept(
     let request = &*request;
     let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
     watch.is_for(name.map_or("", String::as_str));
+    // Before a place in the house is taken: who waits for memory, which has a bound of its own, keeps nobody else out.
+    let loaded = match &model {
+        Some(model) => load(app, model, request, watch).await,
+        None => Ok(Loaded::default()),
+    };
+    let loaded = match loaded {
+        Err(error) if upstreams.is_none() => return Err(error),
+        loaded => loaded,
+    };
     app.admission.set_slots(app.n_slots());
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
     let permit = app.admission.admit(&caller.account, &caller.place).instrument(span).await?;
     watch.meter(permit.meter());
     let accepted = match (model, upstreams) {
-        (Some(model), None) => on_nodes(app, &model, request, caller, (watch, Attempts::default())).await?,
+        (Some(model), None) => on_nodes(&model, request, caller, loaded, (watch, Attempts::default())).await?,
         (Some(model), Some(serving)) => {
-            match on_nodes(app, &model, request, caller, (watch, Attempts::with_deputy())).await {
+            match on_nodes(&model, request, caller, loaded, (watch, Attempts::with_deputy())).await {
                 Err(error) if may_go_upstream(&error) => {
                     model.fallbacks.count("upstream");
                     tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
@@ -103,19 +112,35 @@ fn may_go_upstream(error: &RequestError) -> bool {
     of_engine || matches!(error, RequestError::Unavailable { .. })
 }
 
-/// Finds nodes that accept every choice. A model that is not in memory is loaded; else, where somebody else could answer,
-/// none is waited for.
-async fn on_nodes(
+/// The right to use a model that comes and goes, and how long it took to come.
+#[derive(Default)]
+struct Loaded {
+    stay: Option<Stay>,
+    waited: Duration,
+}
+
+/// Loads a model that is not in memory.
+async fn load(
     app: &App,
-    model: &Arc<ServedModel>,
+    model: &ServedModel,
     request: &GenerateRequest,
-    caller: &Caller,
-    (watch, mut attempts): (&mut RequestWatch, Attempts),
-) -> Result<Accepted, RequestError> {
+    watch: &RequestWatch,
+) -> Result<Loaded, RequestError> {
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "model_load");
     let asked = Instant::now();
     let stay = app.stay(model, request.keep_alive).instrument(span).await?;
-    let waited = asked.elapsed();
+    Ok(Loaded { stay, waited: asked.elapsed() })
+}
+
+/// Finds nodes that accept every choice. Where somebody else could answer, none is waited for.
+async fn on_nodes(
+    model: &Arc<ServedModel>,
+    request: &GenerateRequest,
+    caller: &Caller,
+    loaded: Result<Loaded, RequestError>,
+    (watch, mut attempts): (&mut RequestWatch, Attempts),
+) -> Result<Accepted, RequestError> {
+    let Loaded { stay, waited } = loaded?;
     if attempts.has_deputy() && !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
         let retry_after = Duration::from_secs(1);
         return Err(RequestError::Unavailable { reason: "no engine is ready".to_owned(), retry_after });
@@ -148,8 +173,8 @@ async fn on_upstream(
 /// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
 pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
     let model = app.pool.find_for(Some(&request.model), &caller.account)?;
-    let _permit = app.admission.admit_brief(&caller.account)?;
     let _stay = app.stay(&model, request.keep_alive).await?;
+    let _permit = app.admission.admit_brief(&caller.account)?;
     let served = &model;
     let prompt = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         check_biases(request, &info)?;

@@ -123,9 +123,10 @@ pub struct Supervised {
 pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
 
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
-/// once the first start has succeeded or failed. `pull_key` is the cluster's, for a child that pulls KV from other nodes;
-/// `traces_to` the collector of its traces; `wanted` whether there is to be a child at all.
+/// once the first start has succeeded or failed. `who` is what the log calls it; `pull_key` the cluster's, for a child that
+/// pulls KV from other nodes; `traces_to` the collector of its traces; `wanted` whether there is to be a child at all.
 pub fn supervise(
+    who: impl Into<String>,
     args: Vec<OsString>,
     pull_key: Option<&str>,
     traces_to: Option<&str>,
@@ -152,7 +153,7 @@ pub fn supervise(
 
     command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
-    let health = Health::of_a_kept_one("this endpoint's own engine");
+    let health = Health::of_a_kept_one(who);
     if !*wanted.borrow() {
         health.unloads();
     }
@@ -160,7 +161,9 @@ pub fn supervise(
     let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
     let pid = Arc::new(AtomicU32::new(0));
     let (kept, id) = (Arc::clone(&health), Arc::clone(&pid));
-    let keeper = Keeper { command, engine: Arc::clone(&engine), health: kept, pid: id, wanted, failures: 0 };
+    let engine_of_child = Arc::clone(&engine);
+    let keeper =
+        Keeper { command, engine: engine_of_child, health: kept, pid: id, wanted, starting: None, failures: 0 };
     let stopped = stop.clone();
     tracker.spawn(async move {
         let _folder = folder;
@@ -176,6 +179,8 @@ struct Keeper {
     health: Arc<Health>,
     pid: Arc<AtomicU32>,
     wanted: watch::Receiver<bool>,
+    /// A child that is not ready yet.
+    starting: Option<Child>,
     /// Failed starts and quick exits in a row.
     failures: u32,
 }
@@ -194,12 +199,14 @@ impl Keeper {
                 }
             }
             self.health.loads("starts");
-            // Dropping a start kills its child.
             let started = tokio::select! {
-                started = self.start() => started,
-                () = until(&mut wanted, false) => continue,
-                () = stop.cancelled() => return,
+                started = self.start() => Some(started),
+                () = until(&mut wanted, false) => None,
+                () = stop.cancelled() => None,
             };
+            // Its memory is free only when it is gone, and not when it is told to go.
+            self.discard().await;
+            let Some(started) = started else { continue };
             let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
             match started {
                 Ok((running, info)) => {
@@ -225,8 +232,9 @@ impl Keeper {
 
     /// Spawns a child and waits for its word.
     async fn start(&mut self) -> Result<(Running, Arc<NodeInfo>), StartError> {
-        let mut child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
+        let child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
+        let child = self.starting.insert(child);
         let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
         // Taken out of the child, because waiting for a child closes the input it still holds.
         let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
@@ -244,8 +252,19 @@ impl Keeper {
         }
         let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
         let info = Arc::new(info);
+        let child = self.starting.take().ok_or_else(|| StartError::Spawn("the child is lost".into()))?;
         self.health.answers(Arc::clone(&info));
         Ok((Running { child, lifeline }, info))
+    }
+
+    /// Ends a child that did not become ready, or was not waited for.
+    async fn discard(&mut self) {
+        let Some(mut child) = self.starting.take() else { return };
+        match tokio::time::timeout(STOP_DEADLINE, child.kill()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the engine's process cannot be killed"),
+            Err(_) => tracing::error!("the engine's process was killed and is not gone"),
+        }
     }
 
     /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
@@ -259,6 +278,7 @@ impl Keeper {
             exited = running.child.wait() => Some(exited),
             () = probe::until_frozen(&*self.engine, tell) => None,
             () = until(&mut self.wanted, false) => {
+                self.health.leaves();
                 running.end().await;
                 return false;
             }

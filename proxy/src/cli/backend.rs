@@ -43,8 +43,13 @@ pub(super) async fn local(config: &ServeConfig) -> Result<Backend, Failure> {
         args.extend([OsString::from("--model"), path.into()]);
     }
     let (pull_key, traces_to) = (cluster_key(&config.prefill)?, telemetry::endpoint(config.otlp_endpoint.as_deref()));
-    let (supervised, first_start) =
-        supervisor::supervise(args, pull_key.as_deref(), traces_to.as_deref(), supervisor::always())?;
+    let (supervised, first_start) = supervisor::supervise(
+        "this endpoint's own engine",
+        args,
+        pull_key.as_deref(),
+        traces_to.as_deref(),
+        supervisor::always(),
+    )?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     Ok(Backend {
         name: Some(config.name.clone().unwrap_or(name)),

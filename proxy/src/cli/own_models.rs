@@ -136,7 +136,7 @@ async fn plan(model: &OwnModelConfig, config: &ServeConfig, limits: &Limits) -> 
 fn begin(model: &OwnModelConfig, config: &ServeConfig, before: &[Own], plan: Plan) -> Result<Own, Failure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, resident) = match known {
-        Some(known) if known.config == *model => return Ok(known.clone()),
+        Some(known) if known.config == *model && known.served.deadlines == config.deadlines => return Ok(known.clone()),
         Some(known) => {
             known.resident.reconfigure(model.keep_alive);
             (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident))
@@ -155,7 +155,13 @@ fn begin(model: &OwnModelConfig, config: &ServeConfig, before: &[Own], plan: Pla
 fn process(model: &OwnModelConfig, config: &ServeConfig, plan: &Plan) -> Result<(Arc<Node>, Arc<Resident>), Failure> {
     let traces_to = telemetry::endpoint(config.otlp_endpoint.as_deref());
     let (wanted, is_wanted) = watch::channel(false);
-    let (supervised, _) = supervisor::supervise(plan.args.clone(), None, traces_to.as_deref(), is_wanted)?;
+    let (supervised, _) = supervisor::supervise(
+        format!("the engine of {:?}", plan.name),
+        plan.args.clone(),
+        None,
+        traces_to.as_deref(),
+        is_wanted,
+    )?;
     let Supervised { engine, health, pid, stop, tracker } = supervised;
     let node = Node::new("local".to_owned(), None, engine as Arc<dyn Engine>, Arc::clone(&health));
     let settings = ResidentSettings {

@@ -2,7 +2,8 @@
 //!
 //! Keys, limits, hosts, origins, upstreams, nodes and `[[models]]` change at once; running requests keep what they were let
 //! in with, a model's process or node included. What needs other sockets, or another engine for `[model]`, is named in the
-//! log and waits for a restart. A file with a mistake changes nothing.
+//! log and waits for a restart. A file with a mistake changes nothing; what fails later, such as a model whose file is not
+//! there, leaves that part as it was.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -88,13 +89,9 @@ impl Reload {
         if !waiting.is_empty() {
             tracing::warn!("these changes take a restart: {}", waiting.join(", "));
         }
-        let (own, limits) = match self.own_models(&new).await {
-            Ok(own) => own,
-            Err(error) => {
-                tracing::error!("the configuration was not reloaded, and stays as it was: {}", error.0);
-                return;
-            }
-        };
+        // What can fail no more, and must not wait for what can: a key that was taken back is void at once.
+        access::renew(&self.access, &new.access());
+        self.app.admission.set_bounds(new.bounds);
         let before = self.app.upstreams.load_full();
         let transport = self.config.transport.transport().map_err(|error| error.to_string());
         let others = transport.and_then(|transport| {
@@ -102,42 +99,56 @@ impl Reload {
             let nodes = takes_nodes(&self.config, &new).then(|| backend::nodes(&new, &transport, &self.known_nodes));
             Ok((upstreams, nodes.transpose().map_err(|error| error.0)?))
         });
-        let nodes = match others {
+        let mut takes_nodes = takes_nodes(&self.config, &new);
+        match others {
             Ok((upstreams, nodes)) => {
                 self.app.upstreams.store(Arc::new(upstreams));
-                nodes
+                if let Some(nodes) = nodes {
+                    self.take_nodes(&new, nodes).await;
+                }
             }
             Err(error) => {
-                tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
-                return;
+                tracing::error!("upstreams and nodes were not reloaded, and stay as they were: {error}");
+                takes_nodes = false;
             }
-        };
-        if let Some(nodes) = nodes {
-            self.take_nodes(&new, nodes).await;
         }
-        // Found no more before they are told to go.
-        self.app.pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
-        let residents: Vec<_> = own.iter().map(|own| Arc::clone(&own.resident)).collect();
-        self.app.residency.replace(limits, &residents);
-        self.own = own;
-        access::renew(&self.access, &new.access());
-        self.app.admission.set_bounds(new.bounds);
-        tracing::info!("the configuration was reloaded");
-        // What was not taken into force is still what it was.
-        if !takes_nodes(&self.config, &new) {
-            (new.decode, new.prefill) = (self.config.decode.clone(), self.config.prefill.clone());
-            new.has_own_engine = self.config.has_own_engine;
+        // Last: a model's file may have to be fetched first.
+        match self.own_models(&new).await {
+            Ok((own, limits)) => {
+                // Found no more before they are told to go.
+                self.app.pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
+                let residents: Vec<_> = own.iter().map(|own| Arc::clone(&own.resident)).collect();
+                self.app.residency.replace(limits, &residents);
+                self.own = own;
+                tracing::info!("the configuration was reloaded");
+            }
+            Err(error) => {
+                tracing::error!("the models of [[models]] were not reloaded, and stay as they were: {}", error.0);
+            }
         }
+        self.keep_what_waits(&mut new, takes_nodes);
         self.config = new;
+    }
+
+    /// What was not taken into force is still what it was.
+    fn keep_what_waits(&self, new: &mut ServeConfig, takes_nodes: bool) {
+        let old = &self.config;
+        (new.listen, new.ollama_listen) = (old.listen.clone(), old.ollama_listen.clone());
+        (new.transport, new.otlp_endpoint) = (old.transport.clone(), old.otlp_endpoint.clone());
+        (new.source, new.name, new.aliases) = (old.source.clone(), old.name.clone(), old.aliases.clone());
+        (new.engine, new.sampling) = (old.engine.clone(), old.sampling);
+        if !takes_nodes {
+            (new.decode, new.prefill) = (old.decode.clone(), old.prefill.clone());
+            new.has_own_engine = old.has_own_engine;
+            (new.policy, new.deadlines, new.calibrate) = (old.policy, old.deadlines, old.calibrate);
+        }
     }
 
     /// Other nodes, or planned for otherwise.
     async fn take_nodes(&mut self, new: &ServeConfig, nodes: backend::Nodes) {
         let backend::Nodes { decode, prefill, .. } = nodes;
         let old = &self.config;
-        let is_planned_alike =
-            old.policy.name() == new.policy.name() && old.deadlines == new.deadlines && old.calibrate == new.calibrate;
-        if is_planned_alike && old.decode == new.decode && old.prefill == new.prefill {
+        if is_planned_alike(old, new) && old.decode == new.decode && old.prefill == new.prefill {
             return;
         }
         // Those before serve until these have said what they run.
@@ -176,6 +187,10 @@ fn takes_nodes(old: &ServeConfig, new: &ServeConfig) -> bool {
     old.has_own_engine == new.has_own_engine && can_pull
 }
 
+fn is_planned_alike(old: &ServeConfig, new: &ServeConfig) -> bool {
+    old.policy.name() == new.policy.name() && old.deadlines == new.deadlines && old.calibrate == new.calibrate
+}
+
 /// The keys whose new value is not taken into force.
 fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
     let changes = [
@@ -190,6 +205,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
             "model.decode",
             old.has_own_engine != new.has_own_engine || old.decode != new.decode && !takes_nodes(old, new),
         ),
+        ("policy, deadlines or calibrate", !takes_nodes(old, new) && !is_planned_alike(old, new)),
         ("model.engine", old.engine != new.engine),
         ("model.sampling", old.sampling != new.sampling),
         ("tracing.otlp_endpoint", old.otlp_endpoint != new.otlp_endpoint),

@@ -56,9 +56,10 @@ impl Pool {
         let (models, theirs) = (self.models(), Identity::of(info));
         // A model whose own engine has not answered yet may be this one. If it never will, names decide.
         let is_served = |model: &Arc<ServedModel>| match model.identity() {
+            // One that comes and goes runs on its own process alone: names decide.
+            _ if model.resident.is_some() => false,
             Some(ours) => ours.is_same(&theirs),
-            // One that is not loaded says nothing: then, too, names decide.
-            None => model.resident.is_none() && !model.has_lost_its_engine(),
+            None => !model.has_lost_its_engine(),
         };
         !models.iter().any(|model| is_served(model) || model.is_called(&info.model))
     }
@@ -92,6 +93,7 @@ impl Pool {
 
     /// Whether another model than this one is what a node runs.
     fn serves_elsewhere(&self, this: &Arc<ServedModel>, info: &NodeInfo) -> bool {
-        self.models().iter().any(|model| !Arc::ptr_eq(model, this) && model.bars_decode(info).is_none())
+        let others = |model: &&Arc<ServedModel>| !Arc::ptr_eq(model, this) && model.resident.is_none();
+        self.models().iter().filter(others).any(|model| model.bars_decode(info).is_none())
     }
 }

@@ -55,8 +55,9 @@ fn look_at(node: &Weak<Node>) -> Option<bool> {
     let node = node.upgrade()?;
     let is_running = node.health.is_running();
     if !is_running {
-        // Not asked, so not silent.
+        // Not asked, so not silent; and a process that ends takes its cache with it.
         node.is_heard();
+        node.forget();
     }
     Some(is_running)
 }

@@ -10,6 +10,9 @@ use tokio::sync::watch;
 
 use super::life::{Life, Machine, News};
 
+/// Its model is wanted no more.
+const LEAVES: &str = "unloads";
+
 /// Why a node is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Why {
@@ -141,14 +144,20 @@ impl Health {
 
     /// The process that is known has shown that it lives. One that is down has to say what it is first.
     pub fn lives(&self) {
+        // Looked at before, for the sake of the many signs that are no news; what counts is what it is when it is learned.
         if self.status.borrow().is_silent() {
-            self.learn(News::Answers, &Why::plainly("answers", "it answers"), |_| false);
+            self.learn(News::Lives, &Why::plainly("answers", "it answers"), |_| false);
         }
     }
 
     /// Its process is starting, or its model is loading.
     pub fn loads(&self, reason: &'static str) {
         self.learn(News::Loads, &Why::plainly(reason, "the model is loading"), |_| false);
+    }
+
+    /// Nobody needs its model now, and its process is told to end.
+    pub fn leaves(&self) {
+        self.learn(News::Loads, &Why::plainly(LEAVES, "the model is being unloaded"), |_| false);
     }
 
     /// Nobody needs its model now, and its process has ended.
@@ -266,6 +275,7 @@ impl Health {
             Life::Ready if transition.from == Life::Starting => tracing::info!(from, to, reason, "{who} answers"),
             Life::Ready => tracing::warn!(from, to, reason, "{who} answers"),
             Life::Unloaded => tracing::debug!(from, to, reason, "{who} has let its model go"),
+            Life::Starting if reason == LEAVES => tracing::debug!(from, to, reason, "{who} lets its model go"),
             Life::Starting => tracing::info!(from, to, reason, "{who} is loading its model"),
             Life::Draining => tracing::warn!(from, to, reason, "{who} was told to stop, and finishes what it runs"),
             Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),

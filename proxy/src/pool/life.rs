@@ -69,6 +69,8 @@ pub(super) enum News {
     Quiets,
     /// It cannot be used, and there is nothing to wait for: it refuses us, or cannot start.
     Fails,
+    /// The process that is known has shown that it lives: of one that is silent that it answers, and of others nothing.
+    Lives,
     /// Its breaker has opened.
     Opens,
     /// Its breaker has closed.
@@ -119,7 +121,7 @@ impl Machine {
         let reach = match (self.reach, news) {
             (_, News::Loads) => Reach::Starting,
             (_, News::Unloads) => Reach::Unloaded,
-            (_, News::Answers) => Reach::Answering,
+            (_, News::Answers) | (Reach::Silent, News::Lives) => Reach::Answering,
             // The last words of a process that has ended.
             (Reach::Unloaded, _) => Reach::Unloaded,
             (_, News::Stops) => Reach::Stopping,
@@ -127,7 +129,7 @@ impl Machine {
             (Reach::Answering, News::Misses | News::Quiets) => Reach::Silent,
             (Reach::Starting, News::Quiets) => Reach::Starting,
             (_, News::Misses | News::Quiets) => Reach::Gone,
-            (reach, News::Opens | News::Closes) => reach,
+            (reach, News::Lives | News::Opens | News::Closes) => reach,
         };
         let breaker_is_open = match news {
             News::Opens => true,
@@ -195,5 +197,20 @@ mod tests {
         // What a process that has ended still had on its tongue changes nothing.
         let nothing = [Starting, Ready, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded];
         check(&[Answers, Stops, Unloads], Unloaded, after(nothing));
+    }
+
+    #[test]
+    fn a_sign_of_life_is_news_of_a_silent_node_alone() {
+        use News::{Answers, Fails, Lives, Loads, Misses, Stops, Unloads};
+        let lives = |path: &[News]| {
+            let machine = path.iter().fold(Machine::default(), |machine, news| machine.learn(*news));
+            (machine.life(), machine.learn(Lives).life())
+        };
+        assert_eq!(lives(&[Answers, Misses]), (Life::Suspect, Life::Ready));
+        for path in [&[][..], &[Answers], &[Answers, Stops], &[Answers, Misses, Misses], &[Fails], &[Loads], &[Unloads]]
+        {
+            let (before, after) = lives(path);
+            assert_eq!(before, after, "{path:?}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::breaker::Breaker;
 use super::follow::{LOAD_INTERVAL, follow};
-use super::health::Health;
+use super::health::{Health, Why};
 use super::life::Life;
 use super::prefixes::Prefixes;
 use super::rates::{Curve, NodeRates};
@@ -89,6 +89,10 @@ impl Node {
         *lock(&self.load) = load;
         self.is_heard();
         match load.phase {
+            // Another process than the one that was told to stop: it is asked what it is.
+            Phase::Serving if self.health.life() == Life::Draining => {
+                self.health.quiets(&Why::plainly("restarted", "the node was restarted"));
+            }
             Phase::Serving => self.health.lives(),
             Phase::Stopping => self.health.stops(),
             Phase::Starting => self.health.loads("loading"),

@@ -44,7 +44,7 @@ impl Pool {
         }
         let name = |model: &ServedModel| model.name.get().cloned().unwrap_or_default();
         let unused = |node: &Node, info: &NodeInfo| {
-            let serves = models.iter().find(|model| model.bars_decode(info).is_none());
+            let serves = models.iter().find(|model| model.resident.is_none() && model.bars_decode(info).is_none());
             let meant = models.iter().find(|model| match serves {
                 // The operator has given the name to all of these nodes.
                 Some(_) => model.name_is_configured && !model.has_own_engine && model.bars_decode(info).is_some(),

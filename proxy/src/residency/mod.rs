@@ -82,6 +82,22 @@ enum Entry {
     Wait,
 }
 
+impl Inner {
+    fn budget(&self) -> u64 {
+        self.limits.memory_budget.saturating_sub(self.limits.reserved)
+    }
+
+    /// Whether `other` would have room once `this` were idle.
+    fn helps(&self, this: &Arc<Resident>, other: &Resident) -> bool {
+        let tenant = |resident: &Arc<Resident>| {
+            let tenant = resident.tenant();
+            Tenant { is_used: tenant.is_used && !Arc::ptr_eq(resident, this), ..tenant }
+        };
+        let tenants: Vec<Tenant> = self.residents.iter().map(tenant).collect();
+        !matches!(room::find(other.bytes(), self.budget(), &tenants), Room::Later | Room::Never)
+    }
+}
+
 impl Residency {
     /// These models. Time passes for them as long as this lives.
     pub fn new(limits: Limits, residents: Vec<Arc<Resident>>) -> Arc<Residency> {
@@ -180,16 +196,19 @@ impl Residency {
         };
         if resident.is_wanted() {
             let long_ago = now.checked_sub(YIELD_AFTER);
-            let yields = inner.residents.iter().any(|other| long_ago.is_some_and(|then| waits_longer(&other, then)));
+            let waits = |other: &Arc<Resident>| long_ago.is_some_and(|then| waits_longer(&other, then));
+            let yields = inner.residents.iter().any(|other| waits(other) && inner.helps(resident, other));
             return Ok(if yields { Entry::Wait } else { Entry::In(resident.enter(keep_alive)) });
+        }
+        if let Some((why, wait)) = resident.failing() {
+            return Err(unavailable(&why, wait));
         }
         let since = resident.wants_room(now);
         if resident.holds_memory() || inner.residents.iter().any(|other| waits_longer(&other, since)) {
             return Ok(Entry::Wait);
         }
         let tenants: Vec<Tenant> = inner.residents.iter().map(|resident| resident.tenant()).collect();
-        let budget = inner.limits.memory_budget.saturating_sub(inner.limits.reserved);
-        match room::find(resident.bytes(), budget, &tenants) {
+        match room::find(resident.bytes(), inner.budget(), &tenants) {
             Room::Here => {
                 resident.load();
                 Ok(Entry::In(resident.enter(keep_alive)))

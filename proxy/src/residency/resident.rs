@@ -17,6 +17,11 @@ use super::unavailable;
 use crate::error::RequestError;
 use crate::pool::{Health, Life, Status};
 
+/// How long a model that could not be loaded is not tried again, doubling with each failure in a row: each attempt may
+/// cost other models their place.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
 /// What a model is before it is loaded, and how it is kept.
 #[derive(Debug, Clone)]
 pub struct ResidentSettings {
@@ -66,6 +71,9 @@ struct Usage {
     measured_bytes: u64,
     load_began: Option<Instant>,
     last_failure: Option<String>,
+    /// Loads that failed in a row, and until when no other is tried.
+    n_failures: u32,
+    failing_until: Option<Instant>,
     record: Record,
 }
 
@@ -82,6 +90,8 @@ impl Resident {
             measured_bytes: 0,
             load_began: None,
             last_failure: None,
+            n_failures: 0,
+            failing_until: None,
             record: Record::default(),
         };
         let (health, settings) = (Arc::clone(&process.health), Mutex::new(settings));
@@ -115,10 +125,17 @@ impl Resident {
                     tracing::info!(model = name, seconds = took.as_secs_f64(), "a model was loaded");
                 }
                 usage.last_failure = None;
+                usage.n_failures = 0;
+                usage.failing_until = None;
             }
             Life::Down => {
                 let reason = &status.words;
                 usage.last_failure = Some(reason.clone());
+                if usage.load_began.take().is_some() {
+                    let pause = FIRST_PAUSE.saturating_mul(1 << usage.n_failures.min(16)).min(MAX_PAUSE);
+                    usage.n_failures = usage.n_failures.saturating_add(1);
+                    usage.failing_until = Some(Instant::now() + pause);
+                }
                 tracing::warn!(model = name, reason, "a model cannot be loaded");
             }
             Life::Starting | Life::Draining => {}
@@ -141,6 +158,13 @@ impl Resident {
     pub(super) fn bytes(&self) -> u64 {
         let estimated = self.settings.lock().unwrap_or_else(PoisonError::into_inner).estimated_bytes;
         estimated.max(self.usage().measured_bytes)
+    }
+
+    /// Why and for how long it is not tried again, if it could not be loaded just now.
+    pub(super) fn failing(&self) -> Option<(String, Duration)> {
+        let usage = self.usage();
+        let left = usage.failing_until?.checked_duration_since(Instant::now())?;
+        Some((usage.last_failure.clone().unwrap_or_default(), left))
     }
 
     /// It is to be in memory.

@@ -52,28 +52,30 @@ pub(super) async fn first_answer<Q: Question>(
     question: &Q,
 ) -> Result<(Arc<Member>, &'static str, Q::Answer), RequestError> {
     let request_id = question.request_id();
-    let (mut tried, mut is_second_round, mut last) = (Vec::new(), false, None);
+    let (mut tried, mut is_second_round, mut last, mut unfit) = (Vec::new(), false, None, None);
     loop {
         let Some((i, reason)) = choose(serving, &tried) else {
-            if let Some(error) = last.take() {
-                let is_unsupported = matches!(error, UpstreamError::Unsupported { .. });
-                if is_unsupported && tried.len() < serving.members.len() {
-                    return Err(all_busy(serving));
-                }
-                if is_second_round || !is_broken_connection(&error) {
-                    return Err(told(error));
-                }
-                (is_second_round, last) = (true, Some(error));
-                tried.clear();
-                tokio::time::sleep(RETRY_PAUSE).await;
-                continue;
+            let Some(error) = last.take() else {
+                // That some do not take it is the answer only if none does: another may have room soon.
+                let unfit = unfit.filter(|_| tried.len() == serving.members.len());
+                return Err(unfit.map_or_else(|| all_busy(serving), told));
+            };
+            if is_second_round || !is_broken_connection(&error) {
+                return Err(told(error));
             }
-            return Err(all_busy(serving));
+            (is_second_round, last) = (true, Some(error));
+            tried.clear();
+            tokio::time::sleep(RETRY_PAUSE).await;
+            continue;
         };
         tried.push(i);
         let (member, model) = &serving.members[i];
         let outcome = match question.fits(member, model) {
-            Err(error) => Err(error),
+            // Nothing was sent: this says nothing of the upstream.
+            Err(error) => {
+                unfit = Some(error);
+                continue;
+            }
             Ok(()) => match timeout(MAX_WAIT, member.places(question.n_places())).await {
                 // Nothing was sent: this says nothing of the upstream.
                 Err(_) => {
@@ -91,7 +93,10 @@ pub(super) async fn first_answer<Q: Question>(
             Err(error) => error,
         };
         match &failure {
-            UpstreamError::Unsupported { .. } => {}
+            UpstreamError::Unsupported { .. } => {
+                unfit = Some(failure);
+                continue;
+            }
             // It would be refused everywhere.
             UpstreamError::Refused(_) => {
                 member.breaker.succeeded();
@@ -111,10 +116,7 @@ pub(super) async fn first_answer<Q: Question>(
                 tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream failed");
             }
         }
-        // That one does not take it is the answer only if none does: another may be well soon.
-        if last.is_none() || !matches!(failure, UpstreamError::Unsupported { .. }) {
-            last = Some(failure);
-        }
+        last = Some(failure);
     }
 }
 
