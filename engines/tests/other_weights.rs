@@ -128,6 +128,7 @@ async fn the_distance_tells_kernels_from_mistakes() {
                 codecs: vec![0],
                 fingerprint,
                 cache_scope: baton_schemas::sequence::CacheScope::SHARED,
+                ephemeral: false,
             };
             let mut events = engine.prefill(request).await.unwrap();
             match events.next().await.unwrap().unwrap() {

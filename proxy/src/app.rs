@@ -230,7 +230,12 @@ impl Backend for App {
                     Life::Draining | Life::Down => return Health::Unavailable { reason: status.words },
                 }
             }
-            return Health::Unavailable { reason: "no node runs what a model's name stands for".into() };
+            let only_prefill = |node: &Arc<Node>| node.info().is_some_and(|info| !info.role.decodes());
+            let reason = match model.decode.iter().all(only_prefill) {
+                true => "the nodes that are to generate only compute prompts (--role prefill)",
+                false => "no node runs what a model's name stands for",
+            };
+            return Health::Unavailable { reason: reason.into() };
         }
         let upstreams = self.upstreams.load();
         let is_local =

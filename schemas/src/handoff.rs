@@ -43,6 +43,9 @@ pub struct PrefillRequest {
     /// Whose prompt this is; see [`CacheScope`].
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
+    /// Keep nothing of it: for made-up prompts that nobody will continue.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ephemeral: bool,
 }
 
 /// A link from a prefill node to a decode node, measured by the latter.

@@ -46,6 +46,7 @@ pub async fn occupy(url: String, i: u32) {
             codecs: vec![Codec::None as u8],
             fingerprint: info.kv.unwrap().fingerprint,
             cache_scope: CacheScope(u64::from(i)),
+            ephemeral: false,
         };
         client.post(node("prefill")).json(&request)
     };

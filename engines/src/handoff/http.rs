@@ -229,6 +229,7 @@ impl Inner {
             tokens: local.identity.canary.clone(),
             start: 0,
             cache_scope: CacheScope::SHARED,
+            ephemeral: true,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: Buffers::default(),
         };

@@ -62,6 +62,8 @@ pub struct PullOrder {
     pub start: u32,
     /// Whose prompt this is.
     pub cache_scope: CacheScope,
+    /// Nobody will continue it: the prefill node need not keep it.
+    pub ephemeral: bool,
     /// Where the rows of a chunk go in its buffer.
     pub placement: Arc<PlaceRows>,
     /// Buffers of earlier chunks, to be used again.

@@ -55,6 +55,7 @@ impl Inner {
             codecs: codecs.iter().map(|codec| *codec as u8).collect(),
             fingerprint: local.identity.fingerprint,
             cache_scope: order.cache_scope,
+            ephemeral: order.ephemeral,
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };

@@ -370,8 +370,9 @@ impl Engine for LlamaEngine {
         // The last token of a sequence is decoded and not prefilled; here one stands in that never is.
         let mut prompt = request.tokens;
         prompt.push(0);
-        let cache_scope = request.cache_scope;
-        let sequence = SequenceRequest { prompt, max_tokens: Some(0), cache_scope, ..SequenceRequest::default() };
+        let (cache_scope, ephemeral) = (request.cache_scope, request.ephemeral);
+        let sequence =
+            SequenceRequest { prompt, max_tokens: Some(0), cache_scope, ephemeral, ..SequenceRequest::default() };
         let deltas = self.submit(sequence, Some(export), None)?;
         let wake = self.messages.as_ref().map(wake);
         Ok(exported(deltas, chunks_rx, wake).boxed())

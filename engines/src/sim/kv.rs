@@ -79,6 +79,7 @@ impl State {
             tokens: wanted.to_vec(),
             start: n_cached as u32,
             cache_scope: request.cache_scope,
+            ephemeral: request.ephemeral,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
             buffers: Buffers::default(),
         };

@@ -26,6 +26,7 @@ impl Loopback {
             codecs: vec![Codec::None as u8],
             fingerprint,
             cache_scope: order.cache_scope,
+            ephemeral: order.ephemeral,
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };

@@ -314,7 +314,9 @@ impl Engine for SimEngine {
                 taken = computed.elapsed();
                 p0 = p1;
             }
-            lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            if !request.ephemeral {
+                lock(&state.cache).insert(request.cache_scope, tokens.clone());
+            }
             yield KvEvent::End(PrefillReport {
                 queue_ms: millis(started - accepted),
                 prefill_ms: millis(computed - started),

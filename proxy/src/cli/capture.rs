@@ -40,6 +40,8 @@ pub(super) struct Source<'a> {
     /// The cluster's.
     pub(super) key: &'a str,
     pub(super) transport: &'a Transport,
+    /// The node is to keep nothing of what is captured.
+    pub(super) ephemeral: bool,
 }
 
 /// Pulls the KV of all of `tokens` from a node.
@@ -58,6 +60,7 @@ async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failur
         codecs: vec![Codec::None as u8],
         fingerprint: kv.fingerprint,
         cache_scope: CacheScope::SHARED,
+        ephemeral: source.ephemeral,
     };
     let handoff = Handoff { id, fingerprint: kv.fingerprint, layout: kv.layout, start: 0, tokens };
     let mut reader = Reader::new(source.key.as_bytes(), handoff.clone(), &[Codec::None])?;

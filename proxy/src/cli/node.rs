@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, pull, service_manager, signals, terminal};
+use super::{Failure, backend, pull, service_manager, signals, terminal};
 use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::supervisor::THREAD_WAIT;
 use crate::transport_args::TransportArgs;
@@ -25,7 +25,7 @@ pub(super) struct NodeArgs {
     /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
-    /// What the model is called, and served as by an endpoint that gives it no other name [default: from the model]
+    /// What the model is called, and served as by an endpoint that gives it no other name [default: the catalogue's name, or the file's]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
@@ -166,7 +166,14 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<Started, Node
         EngineKind::Sim => sim(name, &options, puller),
         // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
         EngineKind::Llama if args.child => llama(model, name, options, puller).await?,
-        EngineKind::Llama => llama(located(model).await?, name, options, puller).await?,
+        EngineKind::Llama => {
+            let source = model.as_ref().map(|model| model.to_string_lossy().into_owned());
+            let path = located(model).await?;
+            // As an endpoint with this model would call it.
+            let named = || Some(backend::names(&source?, path.as_deref()?).0);
+            let name = name.or_else(named);
+            llama(path, name, options, puller).await?
+        }
     });
     Ok(Started { server, address, tls })
 }

@@ -278,6 +278,9 @@ impl Health {
             Life::Starting if reason == LEAVES => tracing::debug!(from, to, reason, "{who} lets its model go"),
             Life::Starting => tracing::info!(from, to, reason, "{who} is loading its model"),
             Life::Draining => tracing::warn!(from, to, reason, "{who} was told to stop, and finishes what it runs"),
+            Life::Suspect if transition.from == Life::Down => {
+                tracing::warn!(from, to, reason, "{who} answers again; a request will try it");
+            }
             Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),
             Life::Down => tracing::warn!(from, to, reason, "{who} cannot be used: {cause}"),
         }

@@ -92,12 +92,14 @@ pub struct HandoffReport {
 impl TimingsReport {
     /// The report of one sequence, or of the sum of several.
     pub fn new(n_cached: u32, timings: &Timings, handoff: Option<HandoffTimings>) -> Self {
+        // Here or elsewhere, in this time.
+        let prompt_n = timings.prompt_n.saturating_add(handoff.map_or(0, |handoff| handoff.n_tokens));
         TimingsReport {
             cache_n: n_cached,
-            prompt_n: timings.prompt_n,
+            prompt_n,
             prompt_ms: timings.prompt_ms,
-            prompt_per_token_ms: ratio(timings.prompt_ms, timings.prompt_n.into()),
-            prompt_per_second: ratio(1e3 * f64::from(timings.prompt_n), timings.prompt_ms),
+            prompt_per_token_ms: ratio(timings.prompt_ms, prompt_n.into()),
+            prompt_per_second: ratio(1e3 * f64::from(prompt_n), timings.prompt_ms),
             predicted_n: timings.predicted_n,
             predicted_ms: timings.predicted_ms,
             predicted_per_token_ms: ratio(timings.predicted_ms, timings.predicted_n.into()),

@@ -60,6 +60,7 @@ impl Scheduler<'_> {
             tokens: wanted.to_vec(),
             start: n_kept as u32,
             cache_scope: sequence.request.cache_scope,
+            ephemeral: sequence.request.ephemeral,
             placement: Arc::clone(&handoffs.placement),
         };
         sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));

@@ -39,24 +39,19 @@ pub(super) async fn reply(
     n_new: u32,
     source: Option<&str>,
 ) -> Result<Reply, Failure> {
-    read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new, SCOPE) }).await
+    read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new) }).await
 }
 
-/// Has a node forget a prompt whose KV was captured. Where cells lie decides how a GPU's kernels group what they add up: the
-/// next reply is to find the cache as empty as the first one did.
-pub(super) async fn forget(node: &RemoteEngine, prompt: &[Token]) -> Result<(), Failure> {
-    read(node, greedy(prompt, 1, CacheScope::SHARED)).await.map(|_| ())
-}
-
-/// Nothing of it stays in the cache.
-fn greedy(prompt: &[Token], n_new: u32, cache_scope: CacheScope) -> SequenceRequest {
+/// Nothing of it stays in the cache, of either node: where cells lie decides how kernels group what they add up, so each
+/// reply is to find the cache as empty as the first one did.
+fn greedy(prompt: &[Token], n_new: u32) -> SequenceRequest {
     SequenceRequest {
         prompt: prompt.to_vec(),
         sampling: Sampling { temperature: 0.0, ..Sampling::default() },
         max_tokens: Some(n_new),
         ignore_eos: true,
         ephemeral: true,
-        cache_scope,
+        cache_scope: SCOPE,
         top_logprobs: Some(N_TOP),
         ..SequenceRequest::default()
     }

@@ -11,7 +11,7 @@ use baton_schemas::Token;
 use baton_schemas::kv::KvLayout;
 use baton_schemas::node::KEY_VARIABLE;
 
-use super::compare::{Difference, Reply, forget, reply};
+use super::compare::{Difference, Reply, reply};
 use super::report::{Handoff, Report, Speed};
 use super::{DoctorArgs, Verdict};
 use crate::cli::capture::{Source, capture};
@@ -155,10 +155,9 @@ impl Examination {
         tokens: Vec<Token>,
         layout: &KvLayout,
     ) -> Result<Option<f64>, Failure> {
-        let source = |url, engine| Source { url, engine, key: &self.key, transport: &self.transport };
+        let source = |url, engine| Source { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
-        let ours = capture(source(&to.url, &to.engine), tokens.clone()).await?;
-        forget(&to.engine, &tokens).await?;
+        let ours = capture(source(&to.url, &to.engine), tokens).await?;
         // Parts of a sliding window that nobody needs do not travel: there is no whole to compare.
         let distance = canary::distance_of_captures(layout, &ours.chunks, &theirs.chunks);
         Ok(Some(distance).filter(|distance| distance.is_finite()))

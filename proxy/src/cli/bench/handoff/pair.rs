@@ -66,7 +66,13 @@ impl Bench {
 
     /// The prefill node, for KV that is kept in this process.
     pub(super) fn source(&self) -> Source<'_> {
-        Source { url: &self.prefill.url, engine: &self.prefill.engine, key: &self.key, transport: &self.transport }
+        Source {
+            url: &self.prefill.url,
+            engine: &self.prefill.engine,
+            key: &self.key,
+            transport: &self.transport,
+            ephemeral: false,
+        }
     }
 
     /// Where the prefill node listens.
