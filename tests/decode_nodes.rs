@@ -216,7 +216,8 @@ async fn a_reload_exchanges_nodes_while_they_stream() {
         let now = model().await;
         assert_eq!(now["nodes"].as_array().unwrap().len(), 1, "{now}");
         // What was asked elsewhere is told as running for a tenth of a second more; the stream runs for longer.
-        eventually_async("a node without the stream", || async { model().await["nodes"][0]["active_slots"] == 0 }).await;
+        eventually_async("a node without the stream", || async { model().await["nodes"][0]["active_slots"] == 0 })
+            .await;
     });
     assert_eq!((reply.0, text(&reply.2)), (200, text(&undisturbed)));
 

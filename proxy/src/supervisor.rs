@@ -33,7 +33,7 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::pool::{Health, Why};
+use crate::pool::{Health, START_FAILED, Why};
 use crate::probe;
 use crate::socket_folder::{SocketFolder, SocketFolderError};
 use crate::telemetry::ENDPOINT_VARIABLES;
@@ -283,6 +283,7 @@ impl Keeper {
                 return false;
             }
             () = stop.cancelled() => {
+                self.health.leaves();
                 running.end().await;
                 return true;
             }
@@ -315,7 +316,7 @@ impl Keeper {
         let doublings = self.failures.saturating_sub(1).min(16);
         let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
         let cause = format!("{reason}; it is started again in {} s", retry_in.as_secs_f32());
-        self.health.fails(&Why { reason: "start_failed", words: reason, cause }, retry_in);
+        self.health.fails(&Why { reason: START_FAILED, words: reason, cause }, retry_in);
         tokio::select! {
             () = tokio::time::sleep(retry_in) => false,
             () = until(&mut self.wanted, false) => false,

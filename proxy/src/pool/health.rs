@@ -10,6 +10,9 @@ use tokio::sync::watch;
 
 use super::life::{Life, Machine, News};
 
+/// Its process could not be started, or keeps ending.
+pub const START_FAILED: &str = "start_failed";
+
 /// Its model is wanted no more.
 const LEAVES: &str = "unloads";
 
@@ -282,6 +285,8 @@ impl Health {
                 tracing::warn!(from, to, reason, "{who} answers again; a request will try it");
             }
             Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),
+            // Told by who started it, to the operator who waits for it or in the log.
+            Life::Down if reason == START_FAILED => tracing::info!(from, to, reason, "{who} cannot be used: {cause}"),
             Life::Down => tracing::warn!(from, to, reason, "{who} cannot be used: {cause}"),
         }
     }

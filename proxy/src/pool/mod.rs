@@ -25,7 +25,7 @@ pub use self::breaker::{Breaker, BreakerView};
 pub use self::calibration::keep_calibrated;
 pub use self::discovery::{DISCOVERY_INTERVAL, keep_discovering};
 pub use self::fallbacks::{Fallback, Fallbacks};
-pub use self::health::{Health, Status, Transition, Why};
+pub use self::health::{Health, START_FAILED, Status, Transition, Why};
 pub use self::identity::Identity;
 pub use self::life::Life;
 pub use self::node::{Claim, Node};
