@@ -92,10 +92,15 @@ impl Probe {
             self.refused(&with(example, path, json!("no such word")), name);
         }
         if names(&form["type"], "string") {
+            // Digits are words of every pattern that there is.
+            let is_free = form["pattern"].is_null();
             if let Some(longest) = form["maxLength"].as_u64() {
-                let text = "é".repeat(longest as usize);
+                let text = if is_free { "é" } else { "1" }.repeat(longest as usize);
                 self.accepted(&with(example, path, json!(text)), name);
                 self.refused(&with(example, path, json!(text + "e")), name);
+            }
+            if !is_free {
+                self.refused(&with(example, path, json!("no such word")), name);
             }
             if form["minLength"] == 1 {
                 self.refused(&with(example, path, json!("")), name);
