@@ -42,6 +42,23 @@ async fn a_simulated_prompt_is_handed_over() {
     assert!(handoff.n_bytes > 1_999 * 256, "{handoff:?}");
 }
 
+/// Sends a made-up prompt twice that nobody will continue: the second time nothing of it is cached anywhere.
+async fn nothing_made_up_stays(decoder: &dyn Engine, prompt: &[Token], node: &TestNode) {
+    for _ in 0..2 {
+        let request = peers::request(prompt, 2, Some(&node.url));
+        let reply = peers::generate(decoder, baton_schemas::SequenceRequest { ephemeral: true, ..request }).await;
+        let handoff = reply.handoff.unwrap();
+        assert_eq!((handoff.n_tokens as usize, handoff.n_cached), (prompt.len() - 1, 0), "{handoff:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_made_up_prompt_stays_on_neither_simulated_node() {
+    let node = peers::node(Arc::new(SimEngine::new(sim())), Role::Prefill, peers::KEY).await;
+    let decoder = SimEngine::with_puller(sim(), Some(puller()));
+    nothing_made_up_stays(&decoder, &peers::tokens(300), &node).await;
+}
+
 #[tokio::test]
 async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
     let prompt: Vec<Token> = (0..500).map(|i| 1 + i % 250).collect();
@@ -117,6 +134,21 @@ mod llama {
                 assert_eq!(reply.tokens, expected, "ubatch {n_ubatch}, {n} tokens");
             }
         }
+    }
+
+    /// Where cells lie decides how llama.cpp rounds from 64 rows on: what a calibration sends must not move anybody's.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn after_made_up_prompts_a_reply_is_still_that_without_a_handoff() {
+        let Some(config) = config() else { return };
+        let node = peers::node(start(config.clone(), None).await, Role::Prefill, peers::KEY).await;
+        let alone = start(config.clone(), Some(puller())).await;
+        let decoder = start(config, Some(puller())).await;
+        let made_up: Vec<Token> = (0..150).map(|i| 1_000 + 7 * i).collect();
+        nothing_made_up_stays(decoder.as_ref(), &made_up, &node).await;
+        let prompt = prompt(alone.as_ref(), 300, 9).await;
+        let expected = generate(alone.as_ref(), &prompt, 24, None).await.tokens;
+        let reply = generate(decoder.as_ref(), &prompt, 24, Some(&node)).await;
+        assert_eq!((reply.handoff.unwrap().n_tokens, reply.tokens), (299, expected));
     }
 
     #[tokio::test(flavor = "multi_thread")]
