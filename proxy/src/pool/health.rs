@@ -223,6 +223,11 @@ impl Health {
         self.status.borrow().usable().map(Arc::clone)
     }
 
+    /// What it is, or was when it last said so.
+    pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
+        self.status.borrow().info.clone()
+    }
+
     /// Whether it runs, as far as is known.
     pub fn is_running(&self) -> bool {
         self.status.borrow().running().is_some()

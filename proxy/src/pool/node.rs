@@ -127,7 +127,7 @@ impl Node {
 
     /// What the node is, or was when it was last ready.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
-        self.info().or_else(|| lock(&self.last_info).clone())
+        self.health.last_info()
     }
 
     /// Notes what the node is. One that was restarted with another model has to be learned anew.
