@@ -191,6 +191,7 @@ impl Keeper {
         let mut wanted = self.wanted.clone();
         while !stop.is_cancelled() {
             if !*wanted.borrow() {
+                self.pid.store(0, Ordering::Relaxed);
                 self.health.unloads();
                 self.failures = 0;
                 tokio::select! {

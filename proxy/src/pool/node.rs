@@ -38,7 +38,6 @@ pub struct Node {
     /// Keeps requests away while it fails. What comes of requests is told to the node, which tells it.
     pub breaker: Breaker,
     load: Mutex<NodeLoad>,
-    last_info: Mutex<Option<Arc<NodeInfo>>>,
     heard_at: Mutex<Instant>,
     claims: Claims,
     learned: Mutex<Learned>,
@@ -53,6 +52,8 @@ struct Claims {
 
 #[derive(Default)]
 struct Learned {
+    /// What the node was when it was learned.
+    of: Option<Arc<NodeInfo>>,
     rates: NodeRates,
     prefixes: Prefixes,
 }
@@ -67,7 +68,6 @@ impl Node {
             health,
             breaker: Breaker::default(),
             load: Mutex::default(),
-            last_info: Mutex::default(),
             heard_at: Mutex::new(Instant::now()),
             claims: Claims::default(),
             learned: Mutex::default(),
@@ -132,12 +132,13 @@ impl Node {
 
     /// Notes what the node is. One that was restarted with another model has to be learned anew.
     fn is_now(&self, info: Arc<NodeInfo>) {
-        let was = lock(&self.last_info).replace(Arc::clone(&info));
+        let mut learned = lock(&self.learned);
         let is_other =
-            |was: Arc<NodeInfo>| !Arc::ptr_eq(&was, &info) && !Identity::of(&was).is_same(&Identity::of(&info));
-        if was.is_some_and(is_other) {
-            *lock(&self.learned) = Learned::default();
+            |was: &Arc<NodeInfo>| !Arc::ptr_eq(was, &info) && !Identity::of(was).is_same(&Identity::of(&info));
+        if learned.of.as_ref().is_some_and(is_other) {
+            *learned = Learned::default();
         }
+        learned.of = Some(info);
     }
 
     /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.

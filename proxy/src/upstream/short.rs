@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
-use baton_schemas::Token;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings};
 use baton_schemas::node::TokenizeRequest;
+use baton_schemas::{EngineError, Token};
 
 use super::asking::{Question, first_answer};
 use super::member::Place;
@@ -47,7 +47,7 @@ pub async fn tokenize(
     let question = Asking { question: TokenQuestion::Tokenize(text), request_id };
     match first_answer(serving, &question).await?.2 {
         TokenAnswer::Tokens(tokens) => Ok(tokens),
-        TokenAnswer::Text(_) => Ok(Vec::new()),
+        TokenAnswer::Text(_) => Err(other_answer()),
     }
 }
 
@@ -60,8 +60,12 @@ pub async fn detokenize(
     let question = Asking { question: TokenQuestion::Detokenize(tokens), request_id };
     match first_answer(serving, &question).await?.2 {
         TokenAnswer::Text(text) => Ok(text),
-        TokenAnswer::Tokens(_) => Ok(String::new()),
+        TokenAnswer::Tokens(_) => Err(other_answer()),
     }
+}
+
+fn other_answer() -> RequestError {
+    EngineError::internal("an upstream's answer was taken for that to another question").into()
 }
 
 struct Embedding<'a> {
