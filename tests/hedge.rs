@@ -32,7 +32,19 @@ impl Rig {
         config.write_all(b"[deadlines]\nfloor_ms = 200\nfactor = 1.3\nhedge = true\n").unwrap();
         let args = ["--config", config.path().to_str().unwrap(), "--no-calibration"];
         let server = Server::with(&[&args[..], &["--decode", &relays[0].url, "--decode", &relays[1].url]].concat());
-        Rig { nodes, relays, server, _config: config }
+        let rig = Rig { nodes, relays, server, _config: config };
+        // Nothing is late of what nobody predicts: both nodes have to have said how fast they are.
+        eventually_async("predictions of both routes", async || rig.predicts().await).await;
+        rig
+    }
+
+    /// Whether every route of a request has a prediction.
+    async fn predicts(&self) -> bool {
+        let body = chat("a prompt", json!({ "model": "sim", "max_tokens": N_TOKENS }));
+        let call = reqwest::Client::new().post(format!("{}/baton/plan", self.server.base)).json(&body);
+        let plan: Value = call.send().await.unwrap().json().await.unwrap();
+        let routes = plan["routes"].as_array().map_or(&[][..], Vec::as_slice);
+        routes.len() == 2 && routes.iter().all(|route| route["prediction"].is_object())
     }
 
     /// What a node says that it is doing, around its link.

@@ -249,11 +249,9 @@ async fn start(
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
         let node = plan.decode();
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
-        sequence.kv_source = plan.kv_source(&span);
-        let accepted = node.call(node.engine.generate(sequence.clone())).instrument(span.clone()).await;
+        let accepted = Resilient::begin(plan.for_choice(choice), sequence, span).await;
         attempts.note(model, node, &accepted);
-        let deltas = accepted.map_err(|error| refused(error, request))?;
-        choices.push(Resilient::new(plan.for_choice(choice), sequence, deltas, span).into_deltas());
+        choices.push(accepted.map_err(|error| refused(error, request))?.into_deltas());
     }
     let choices = Choices::Tokens(form, choices);
     Ok(Accepted { n_prompt, route, choices, stay: None, waited: Duration::ZERO })

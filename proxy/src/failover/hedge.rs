@@ -3,18 +3,16 @@
 //! Off unless it is configured. A sequence is a function of its prompt, its sampling and its seed, so both routes say the
 //! same, and it does not matter whose first token is taken: from then on there is one route again.
 
-use std::sync::Arc;
-
 use baton_engines::DeltaStream;
 use baton_engines::trace::TARGET;
 use baton_schemas::EngineError;
 use baton_schemas::sequence::Delta;
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::time::Instant;
-use tracing::Instrument;
 
+use super::attempts::may_pass;
 use super::patience::{Due, Patience};
-use super::{Resilient, n_ctx_of};
+use super::{Resilient, acceptance, n_ctx_of};
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
 use crate::pool::Claim;
@@ -49,8 +47,10 @@ impl Resilient {
                     self.hedge = None;
                     return Ok(delta);
                 }
-                Heard::First(Err(error)) if error.is_lost_engine() && self.hedge.is_some() => {
-                    self.lost(&error);
+                Heard::First(Err(error)) if may_pass(&error) && self.hedge.is_some() => {
+                    if error.is_lost_engine() {
+                        self.lost(&error);
+                    }
                     self.take_the_hedge();
                 }
                 Heard::First(outcome) => return outcome,
@@ -131,17 +131,16 @@ impl Resilient {
         if plan.route.decode == self.plan.route.decode {
             return Err(EngineError::Unavailable { reason: "no other node is ready".into() }.into());
         }
-        let node = Arc::clone(plan.decode());
-        let span = tracing::info_span!(target: TARGET, parent: &self.span, "decode", node = node.name, hedged = true);
+        let node = &plan.decode().name;
+        let span = tracing::info_span!(target: TARGET, parent: &self.span, "decode", node, hedged = true);
         request.kv_source = plan.kv_source(&span);
         // Begins when it is first polled, beside the first route, which may still speak.
+        let mut deltas = futures::stream::once(acceptance(&plan, request, &span)).try_flatten();
         let deltas = async_stream::stream! {
             // The span is the stream's, and lives as long as it does.
-            match node.call(node.engine.generate(request)).instrument(span.clone()).await {
-                Ok(mut deltas) => while let Some(delta) = deltas.next().await {
-                    yield delta;
-                }
-                Err(error) => yield Err(error),
+            let _span = span;
+            while let Some(delta) = deltas.next().await {
+                yield delta;
             }
         };
         Ok(Hedge { claims: plan.claim(), plan, deltas: deltas.boxed(), began: Instant::now(), said: Vec::new() })

@@ -15,7 +15,8 @@ use baton_engines::DeltaStream;
 use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::{Delta, FinishReason, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
-use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
@@ -60,12 +61,24 @@ pub struct Resilient {
 }
 
 impl Resilient {
-    /// A sequence that `plan`'s decode node has accepted. The span lives as long as it does.
-    pub fn new(plan: Plan, request: SequenceRequest, deltas: DeltaStream, span: Span) -> Resilient {
-        let claims = plan.claim();
-        let n_ctx = n_ctx_of(&plan);
-        let (planned, patience) = (Instant::now(), Patience::for_first_token(&plan));
-        Resilient {
+    /// Starts a sequence on `plan`'s decode node. Returns once the node has accepted it; or, where a second route may be
+    /// started, once its first token is late, and then that it is accepted is waited for as the token is. The span
+    /// lives as long as the sequence. Errors: the node's refusal, or that it is lost.
+    pub async fn begin(plan: Plan, mut request: SequenceRequest, span: Span) -> Result<Resilient, EngineError> {
+        request.kv_source = plan.kv_source(&span);
+        let mut patience = Patience::for_first_token(&plan);
+        // The wait for the first token begins here.
+        let (planned, (late, _)) = (Instant::now(), patience.due());
+        let (claims, n_ctx) = (plan.claim(), n_ctx_of(&plan));
+        let mut acceptance = acceptance(&plan, request.clone(), &span);
+        let deltas = tokio::select! {
+            biased;
+            accepted = &mut acceptance => accepted?,
+            () = tokio::time::sleep_until(late), if plan.model.deadlines.hedge => {
+                futures::stream::once(acceptance).try_flatten().boxed()
+            }
+        };
+        Ok(Resilient {
             plan,
             request,
             deltas,
@@ -78,7 +91,7 @@ impl Resilient {
             patience,
             said: VecDeque::new(),
             span,
-        }
+        })
     }
 
     /// The sequence's deltas: those of a single engine, whoever they come from. Dropping the stream cancels.
@@ -197,8 +210,7 @@ impl Resilient {
         };
         let plan = plan::plan(&model, &request)?;
         self.request.kv_source = plan.kv_source(&self.span);
-        let call = plan.decode().call(plan.decode().engine.generate(self.request.clone()));
-        let accepted = call.instrument(self.span.clone()).await;
+        let accepted = acceptance(&plan, self.request.clone(), &self.span).await;
         self.deltas = accepted.inspect_err(|error| {
             failed.push(plan.route.decode);
             if error.is_lost_engine() {
@@ -241,6 +253,16 @@ impl Resilient {
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         node.remember(self.request.cache_scope, &tokens);
     }
+}
+
+/// That a plan's decode node accepts a sequence, or refuses it, or is lost.
+fn acceptance(
+    plan: &Plan,
+    request: SequenceRequest,
+    span: &Span,
+) -> BoxFuture<'static, Result<DeltaStream, EngineError>> {
+    let node = Arc::clone(plan.decode());
+    async move { node.call(node.engine.generate(request)).await }.instrument(span.clone()).boxed()
 }
 
 /// Tokens one sequence may hold on a plan's decode node.

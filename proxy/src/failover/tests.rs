@@ -29,6 +29,8 @@ struct Mortal {
 struct Late {
     sim: SimEngine,
     by: Duration,
+    /// Not even that it accepts the sequence.
+    from_the_start: bool,
     n_running: Arc<AtomicU32>,
 }
 
@@ -66,7 +68,10 @@ impl Engine for Late {
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
         let mut deltas = self.sim.generate(request).await?;
         self.n_running.fetch_add(1, Ordering::AcqRel);
-        let (by, running) = (self.by, Running(Arc::clone(&self.n_running)));
+        let (running, mut by) = (Running(Arc::clone(&self.n_running)), self.by);
+        if self.from_the_start {
+            tokio::time::sleep(std::mem::take(&mut by)).await;
+        }
         let stream = async_stream::stream! {
             let _running = running;
             let mut is_late = false;
@@ -163,8 +168,7 @@ async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, 
         exclude_prefill: &[],
     };
     let plan = plan(model, &ask).unwrap();
-    let deltas = plan.decode().engine.generate(request.clone()).await?;
-    let mut deltas = Resilient::new(plan, request, deltas, span).into_deltas();
+    let mut deltas = Resilient::begin(plan, request, span).await?.into_deltas();
     let (mut tokens, mut n_started) = (Vec::new(), 0);
     while let Some(delta) = deltas.next().await {
         match delta? {
@@ -256,9 +260,19 @@ async fn predictions_are_learned_from_what_happens() {
 /// A model on a node that is late by so long and on one that is late by `other`, with the rates of both known, and how
 /// many streams run on the first.
 async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<ServedModel>, Arc<AtomicU32>) {
+    late(by, other, (deadlines, false)).await
+}
+
+/// The same; or the first node is late to accept a sequence, too.
+async fn late(
+    by: Duration,
+    other: Duration,
+    (deadlines, from_the_start): (Deadlines, bool),
+) -> (Arc<ServedModel>, Arc<AtomicU32>) {
     let n_running = Arc::new(AtomicU32::new(0));
-    let late = |by, n_running: &Arc<AtomicU32>| Late { sim: sim(), by, n_running: Arc::clone(n_running) };
-    let decode = vec![node("late", late(by, &n_running)).await, node("spare", late(other, &Arc::default())).await];
+    let first = Late { sim: sim(), by, from_the_start, n_running: Arc::clone(&n_running) };
+    let second = Late { sim: sim(), by: other, from_the_start: false, n_running: Arc::default() };
+    let decode = vec![node("late", first).await, node("spare", second).await];
     for node in &decode {
         node.learn(|rates| {
             (rates.prefill, rates.decode) = (Curve::constant(10_000.0), Curve::constant(1_000.0));
@@ -296,6 +310,22 @@ async fn a_late_first_token_is_hedged_and_the_first_to_deliver_wins() {
         assert_eq!((n_running.load(Ordering::Acquire), count(&model, "decode_lost")), (0, 0), "the loser is cancelled");
         let corrected = model.routes.view().corrections[0][0];
         assert!(corrected > 1.2, "that the route was late is learned: {corrected}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_late_to_accept_is_hedged() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    for (by, other, is_won) in [(4, 0, true), (2, 20, false)] {
+        let (by, other) = (Duration::from_secs(by), Duration::from_secs(other));
+        let (model, n_running) = late(by, other, (HEDGED, true)).await;
+        let began = Instant::now();
+        assert_eq!(run(&model).await.unwrap(), (expected.clone(), 1, 12));
+        let expected_s = by.min(Duration::from_secs(1) + other).as_secs_f64();
+        assert!((began.elapsed().as_secs_f64() - expected_s).abs() < 0.2, "{:?}", began.elapsed());
+        let counts = ["first_token_late", "hedged", "hedge_won", "decode_lost"].map(|reason| count(&model, reason));
+        assert_eq!(counts, [1, 1, u64::from(is_won), 0]);
+        assert_eq!(n_running.load(Ordering::Acquire), 0, "the loser is cancelled");
     }
 }
 

@@ -157,7 +157,7 @@ impl Cluster {
         prompt: Vec<Token>,
         n_output: u32,
     ) -> Result<Planned, Failure> {
-        let mut request = request(prompt, n_output);
+        let request = request(prompt, n_output);
         let ask = PlanRequest {
             tokens: &request.prompt,
             scope: request.cache_scope,
@@ -168,11 +168,9 @@ impl Cluster {
         };
         let plan = plan(&self.model, &ask).map_err(|error| Failure(error.to_string()))?;
         let (route, prediction) = (plan.route, plan.prediction);
-        request.kv_source = plan.kv_source(&tracing::Span::none());
         let began = Instant::now();
-        let deltas = plan.decode().engine.generate(request.clone()).await?;
-        let outcome =
-            watch_stream(began, Resilient::new(plan, request, deltas, tracing::Span::none()).into_deltas()).await?;
+        let deltas = Resilient::begin(plan, request, tracing::Span::none()).await?.into_deltas();
+        let outcome = watch_stream(began, deltas).await?;
         Ok(Planned { route, prediction, outcome })
     }
 }
