@@ -13,7 +13,7 @@ use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Alternative;
 use baton_schemas::{Delta, SequenceRequest, Token};
 use futures::StreamExt;
-use harness::{PROMPTS, model};
+use harness::{MAX_MARGIN, PROMPTS, model};
 
 const N_NEW: usize = 48;
 
@@ -100,10 +100,6 @@ async fn greedy_output_equals_the_plain_loop() {
     let widest = divergences.iter().map(|d| d.2).fold(0.0, f32::max);
     assert!(widest < MAX_MARGIN, "a reply diverged where the top two tokens are {widest} nats apart");
 }
-
-/// Nats. Rounding of a 4-bit model moves a token's log-probability by about a tenth; this is several times that, and
-/// a wrong cache moves it by whole nats.
-const MAX_MARGIN: f32 = 0.6;
 
 /// How far the distribution itself moves: KL(plain loop ‖ engine beside three streams), at every position up to the
 /// first other token, over the 500 likeliest tokens.

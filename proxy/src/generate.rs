@@ -194,6 +194,7 @@ fn plan_request<'a>(
 ) -> PlanRequest<'a> {
     PlanRequest {
         tokens: prompt,
+        n_replayed: 0,
         scope: caller.cache_scope,
         max_tokens: request.max_tokens,
         policy: caller.policy,

@@ -48,6 +48,17 @@ pub struct SequenceRequest {
     pub kv_source: Option<KvSource>,
 }
 
+impl SequenceRequest {
+    /// How many tokens of prompt and resume point are computed as a prompt is, in large batches. The last of them is
+    /// decoded, and so is each one after it of a greedy sequence: a step adds up in another order than a batch of many
+    /// tokens does, and only with the same bits in the KV is what follows sure to be what would have followed. That takes
+    /// as long as it took. Where tokens are drawn nobody can tell one draw from another, and all are computed together.
+    pub fn n_prefill(&self) -> usize {
+        let n_replayed = if self.sampling.temperature > 0.0 { 0 } else { self.generated.len() };
+        (self.prompt.len() + self.generated.len()).saturating_sub(n_replayed + 1)
+    }
+}
+
 /// Sequences that belong together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {

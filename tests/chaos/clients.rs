@@ -21,6 +21,26 @@ pub struct Reply {
     finish_reason: Value,
     n_prompt: Value,
     n_completion: Value,
+    /// Of each token, where they were asked for.
+    logprobs: Vec<TokenLogprob>,
+}
+
+/// A token as a client sees it.
+#[derive(Debug, Clone, PartialEq)]
+struct TokenLogprob {
+    text: String,
+    logprob: f32,
+    /// By how much the likeliest token is likelier than the second, in nats.
+    margin: f32,
+}
+
+/// Where a reply of the real model leaves the undisturbed one, which other rounding can do between near ties.
+#[derive(Debug, Clone)]
+pub struct Divergence {
+    /// The request, and both replies.
+    pub text: String,
+    /// Of the undisturbed reply's two likeliest tokens there, in nats; `None` if nothing is known of the place.
+    pub margin: Option<f32>,
 }
 
 /// What came of all requests.
@@ -30,8 +50,10 @@ pub struct Outcome {
     pub n_requests: usize,
     /// Those that were not complete, with what was wrong.
     pub wrong: Vec<String>,
-    /// Those whose text was complete and another than that of the undisturbed reply, with both.
-    pub differing: Vec<String>,
+    /// Those whose text was complete and another than that of the undisturbed reply.
+    pub differing: Vec<Divergence>,
+    /// The largest difference of a token's log-probability between replies that are equal so far: what rounding does.
+    pub noise: f32,
     /// How long each took, in order of size.
     pub times: Vec<Duration>,
 }
@@ -39,7 +61,27 @@ pub struct Outcome {
 impl Reply {
     /// Whether the two are of the same length and ended in the same way.
     fn is_as_complete_as(&self, other: &Reply) -> bool {
-        Reply { text: String::new(), ..self.clone() } == Reply { text: String::new(), ..other.clone() }
+        let end = |reply: &Reply| {
+            let Reply { finish_reason, n_prompt, n_completion, .. } = reply.clone();
+            (finish_reason, n_prompt, n_completion)
+        };
+        end(self) == end(other)
+    }
+
+    /// Tokens that are the same from the start.
+    fn n_common(&self, other: &Reply) -> usize {
+        self.logprobs.iter().zip(&other.logprobs).take_while(|(a, b)| a.text == b.text).count()
+    }
+
+    /// How far rounding has moved a log-probability of what is common.
+    fn noise(&self, undisturbed: &Reply) -> f32 {
+        let common = self.logprobs.iter().zip(&undisturbed.logprobs).take(self.n_common(undisturbed));
+        common.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0.0, f32::max)
+    }
+
+    /// The margin at the first token that is another.
+    fn margin(&self, undisturbed: &Reply) -> Option<f32> {
+        undisturbed.logprobs.get(self.n_common(undisturbed)).map(|token| token.margin)
     }
 }
 
@@ -64,7 +106,10 @@ pub fn request(seed: u64, i: usize) -> Value {
 pub fn real_request(i: usize) -> Value {
     let words = PROMPTS[i % PROMPTS.len()];
     let message = json!([{ "role": "user", "content": words }]);
-    body(i, json!({ "model": "smollm2", "messages": message, "max_tokens": 24 + i * 13 % 24, "temperature": 0 }))
+    body(
+        i,
+        json!({ "model": "smollm2", "messages": message, "max_tokens": 40 + i * 13 % 60, "temperature": 0, "logprobs": true, "top_logprobs": 2 }),
+    )
 }
 
 /// Every second one is a stream.
@@ -101,14 +146,32 @@ fn whole(text: &str) -> Result<Reply, String> {
         finish_reason: choice["finish_reason"].clone(),
         n_prompt: reply["usage"]["prompt_tokens"].clone(),
         n_completion: reply["usage"]["completion_tokens"].clone(),
+        logprobs: logprobs(choice),
     })
+}
+
+/// What a choice, or a part of one, says of its tokens.
+fn logprobs(choice: &Value) -> Vec<TokenLogprob> {
+    let content = choice["logprobs"]["content"].as_array().map_or(&[][..], Vec::as_slice);
+    let number = |value: &Value| value["logprob"].as_f64().unwrap() as f32;
+    let token = |token: &Value| TokenLogprob {
+        text: token["token"].as_str().unwrap().to_owned(),
+        logprob: number(token),
+        margin: number(&token["top_logprobs"][0]) - number(&token["top_logprobs"][1]),
+    };
+    content.iter().map(token).collect()
 }
 
 fn streamed(text: &str) -> Result<Reply, String> {
     let events: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     let Some((&"[DONE]", events)) = events.split_last() else { return Err(format!("no [DONE]: {text}")) };
-    let mut reply =
-        Reply { text: String::new(), finish_reason: Value::Null, n_prompt: Value::Null, n_completion: Value::Null };
+    let mut reply = Reply {
+        text: String::new(),
+        finish_reason: Value::Null,
+        n_prompt: Value::Null,
+        n_completion: Value::Null,
+        logprobs: Vec::new(),
+    };
     for event in events {
         let event: Value = serde_json::from_str(event).map_err(|e| format!("no JSON ({e}): {event}"))?;
         if !event["error"].is_null() {
@@ -116,6 +179,7 @@ fn streamed(text: &str) -> Result<Reply, String> {
         }
         let choice = &event["choices"][0];
         reply.text += choice["delta"]["content"].as_str().unwrap_or_default();
+        reply.logprobs.extend(logprobs(choice));
         for (kept, new) in [
             (&mut reply.finish_reason, &choice["finish_reason"]),
             (&mut reply.n_prompt, &event["usage"]["prompt_tokens"]),
@@ -142,28 +206,33 @@ pub async fn run(base: &str, bodies: &[Value], expected: &[Reply], concurrency: 
     let one = async |i: usize| {
         let began = Instant::now();
         let reply = tokio::time::timeout(HUNG, ask(&client, base, &bodies[i])).await;
-        let both = |reply: &Reply| format!("{i}: {reply:?} and not {:?}", expected[i]);
+        let expected = &expected[i];
+        let both = |reply: &Reply| format!("{i}: {:?} and not {:?}", reply.text, expected.text);
+        let noise = reply.as_ref().ok().and_then(|reply| reply.as_ref().ok()).map_or(0.0, |r| r.noise(expected));
         let (wrong, differs) = match reply {
             Err(_) => (Some(format!("{i}: hung for {HUNG:?}")), None),
             Ok(Err(problem)) => (Some(format!("{i}: {problem}")), None),
-            Ok(Ok(reply)) if !reply.is_as_complete_as(&expected[i]) => (Some(both(&reply)), None),
-            Ok(Ok(reply)) if reply != expected[i] => (None, Some(both(&reply))),
+            Ok(Ok(reply)) if !reply.is_as_complete_as(expected) => (Some(format!("{reply:?}, {}", both(&reply))), None),
+            Ok(Ok(reply)) if reply.text != expected.text => {
+                (None, Some(Divergence { text: both(&reply), margin: reply.margin(expected) }))
+            }
             Ok(Ok(_)) => (None, None),
         };
         wrong.iter().for_each(|wrong| println!("WRONG {wrong}"));
-        differs.iter().for_each(|differs| println!("DIFFERS {differs}"));
+        differs.iter().for_each(|differs| println!("DIFFERS {} (margin {:?})", differs.text, differs.margin));
         let n_done = n_done.fetch_add(1, Ordering::Relaxed) + 1;
         if n_done.is_multiple_of(50) {
             println!("{n_done} of {} requests", bodies.len());
         }
-        (wrong, differs, began.elapsed())
+        (wrong, differs, (noise, began.elapsed()))
     };
     let outcomes = futures::stream::iter(0..bodies.len()).map(one).buffer_unordered(concurrency);
     let outcomes: Vec<_> = outcomes.collect().await;
-    let mut times: Vec<Duration> = outcomes.iter().map(|(.., time)| *time).collect();
+    let mut times: Vec<Duration> = outcomes.iter().map(|(.., (_, time))| *time).collect();
     times.sort_unstable();
     let mut outcome = Outcome { n_requests: bodies.len(), times, ..Outcome::default() };
-    for (wrong, differs, _) in outcomes {
+    for (wrong, differs, (noise, _)) in outcomes {
+        outcome.noise = outcome.noise.max(noise);
         outcome.wrong.extend(wrong);
         outcome.differing.extend(differs);
     }

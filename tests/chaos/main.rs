@@ -15,10 +15,10 @@ mod page;
 
 use std::time::Instant;
 
-use clients::CONCURRENCY;
+use clients::{CONCURRENCY, Divergence};
 use cluster::Cluster;
 use faults::Tally;
-use harness::Server;
+use harness::{MAX_MARGIN, Server};
 use page::Figures;
 
 /// Simulated requests of a run that nobody has asked more of.
@@ -46,12 +46,14 @@ async fn no_reply_is_lost_or_changed_whatever_breaks() {
     let seed = setting("CHAOS_SEED", rand::random::<u64>() % 1_000_000);
     println!("seed {seed}, {n_requests} simulated requests (CHAOS_SEED, CHAOS_REQUESTS)");
     let simulated = simulated(seed, n_requests).await;
-    assert_eq!(simulated.outcome.differing, Vec::<String>::new(), "seed {seed}");
-    // Far fewer, one at a time: beside other streams, llama.cpp's rounding may differ. It does beside those that fill a
-    // queue, and where tokens that were generated are computed as a prompt: then a near tie can go the other way.
+    assert!(simulated.outcome.differing.is_empty(), "seed {seed}: {:#?}", simulated.outcome.differing);
+    // Far fewer, one at a time: beside other streams, and there are those that fill a queue, llama.cpp rounds in another
+    // way, and a near tie can go the other way.
     let real = real(seed, n_requests / 10).await;
-    let n_differing = real.outcome.differing.len();
-    assert!(n_differing <= 1 + real.outcome.n_requests / 10, "seed {seed}: {:#?}", real.outcome.differing);
+    let is_near_tie = |d: &&Divergence| d.margin.is_some_and(|margin| margin < MAX_MARGIN);
+    let (near_ties, wrong): (Vec<_>, Vec<_>) = real.outcome.differing.iter().partition(is_near_tie);
+    assert!(wrong.is_empty(), "seed {seed}: {wrong:#?}");
+    assert!(near_ties.len() <= 1 + real.outcome.n_requests / 10, "seed {seed}: {near_ties:#?}");
     if let Ok(page) = std::env::var("CHAOS_PAGE") {
         page::write(page.as_ref(), seed, &[("simulated engines", &simulated), ("SmolLM2-135M", &real)]);
     }

@@ -25,7 +25,7 @@ pub struct Figures {
 impl Figures {
     /// As a table.
     pub fn table(&self) -> String {
-        let Outcome { n_requests, wrong, differing, .. } = &self.outcome;
+        let Outcome { n_requests, wrong, differing, noise, .. } = &self.outcome;
         let n_complete = n_requests - wrong.len();
         let seconds = |share| format!("{:.2} s", self.outcome.quantile(share).as_secs_f64());
         let hung = wrong.iter().filter(|wrong| wrong.contains("hung")).count();
@@ -33,6 +33,12 @@ impl Figures {
             ("requests".to_owned(), n_requests.to_string()),
             ("complete".to_owned(), n_complete.to_string()),
             ("equal to the undisturbed reply".to_owned(), (n_complete - differing.len()).to_string()),
+            ("differ at a near tie, with its margin in nats".to_owned(), {
+                let margins: Vec<_> =
+                    differing.iter().map(|d| d.margin.map_or("?".into(), |m| format!("{m:.3}"))).collect();
+                format!("{} ({})", differing.len(), margins.join(", ")).replace(" ()", "")
+            }),
+            ("largest difference of a log-probability in what is equal, nats".to_owned(), format!("{noise:.1e}")),
             ("hung".to_owned(), hung.to_string()),
             ("run, s".to_owned(), format!("{:.0}", self.took.as_secs_f64())),
             ("time of a request, p50 / p95 / max".to_owned(), [0.5, 0.95, 1.0].map(seconds).join(" / ")),

@@ -164,6 +164,11 @@ impl Drop for Node {
     }
 }
 
+/// How far apart two tokens may be, in nats, for rounding to exchange them. Rounding of a 4-bit model moves a token's
+/// log-probability by about a tenth (`tests/exact.rs` and `tests/chaos` print by how much); this is several times that,
+/// and a wrong cache moves it by whole nats.
+pub const MAX_MARGIN: f32 = 0.6;
+
 /// Polls until there is a value.
 pub fn eventually<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + READY_DEADLINE;

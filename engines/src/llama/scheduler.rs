@@ -246,9 +246,14 @@ impl<'m> Scheduler<'m> {
         self.running[slot].as_ref().map_or(0, |s| s.tokens.len() - self.slots[slot].kv.len())
     }
 
+    /// Tokens that a slot's sequence has to compute as a prompt is. None if it decodes, be it tokens that are known.
+    fn missing_prefill(&self, slot: usize) -> usize {
+        self.running[slot].as_ref().map_or(0, |s| s.n_prefill().saturating_sub(self.slots[slot].kv.len()))
+    }
+
     /// Prompt tokens that the sequence of a slot, one of `n_prompts` that prefill, can use in the next step.
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
-        let n_left = self.missing(slot) - 1;
+        let n_left = self.missing_prefill(slot);
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that also takes KV from others computes its own prompts in the same chunks, so that a prompt has the
         // same KV to the bit wherever it was computed, in part or as a whole.
@@ -260,7 +265,8 @@ impl<'m> Scheduler<'m> {
     fn step(&mut self) {
         self.finish_prefill_only();
         let ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
-        let (decoding, prefilling): (Vec<usize>, Vec<usize>) = ready.into_iter().partition(|&s| self.missing(s) == 1);
+        let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
+            ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
         let beside = if self.joined_tps > 0.0 { self.joined_tps } else { self.prefill_tps };
         let budget = self.limits.budget.tokens(decoding.len(), beside);
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
@@ -290,7 +296,8 @@ impl<'m> Scheduler<'m> {
             Ok(()) => {
                 self.commit(&parts);
                 for part in &parts {
-                    if let Some(at) = part.logits_at {
+                    // What comes after a token that is replayed is known.
+                    if let Some(at) = part.logits_at.filter(|_| self.missing(part.slot) == 0) {
                         self.sample(part.slot, at);
                     }
                 }
@@ -411,8 +418,7 @@ impl<'m> Scheduler<'m> {
     /// Prompt tokens that this engine itself still has to compute.
     fn backlog(&self) -> usize {
         let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
-        let running: usize =
-            (0..self.slots.len()).filter(computes).map(|slot| self.missing(slot).saturating_sub(1)).sum();
+        let running: usize = (0..self.slots.len()).filter(computes).map(|slot| self.missing_prefill(slot)).sum();
         let waiting = self.waiting.iter().filter(|s| s.request.kv_source.is_none()).map(|s| s.tokens.len());
         running + waiting.sum::<usize>() + self.embedder.backlog()
     }

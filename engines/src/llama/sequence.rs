@@ -85,6 +85,13 @@ impl Sequence {
         }
     }
 
+    /// Tokens that are computed as a prompt is. Everything after them is decoded, one token a step.
+    pub(super) fn n_prefill(&self) -> usize {
+        // A resume point that is replayed stays replayed, also if the sequence was set back with more tokens since.
+        let replays = !self.request.generated.is_empty() && self.request.n_prefill() < self.request.prompt.len();
+        if replays { self.request.n_prefill() } else { self.tokens.len() - 1 }
+    }
+
     pub(super) fn n_after_prompt(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
     }

@@ -210,8 +210,8 @@ impl Engine for SimEngine {
             drop(place);
             let started = Instant::now();
             let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
-            let wanted = &tokens[..tokens.len() - 1];
-            let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, wanted);
+            let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, &tokens[..tokens.len() - 1]);
+            let wanted = &tokens[..request.n_prefill()];
             yield Delta::Started { n_cached: n_cached as u32 };
 
             let speaker = Speaker::new(&request);
@@ -219,8 +219,11 @@ impl Engine for SimEngine {
             if let Some(handoff) = handoff {
                 yield Delta::Handoff(handoff);
             }
-            let mut n_left = wanted.len() - n_cached - handoff.map_or(0, |h| h.n_tokens as usize);
-            let prompt_n = n_left as u32;
+            let n_there = n_cached + handoff.map_or(0, |h| h.n_tokens as usize);
+            let mut n_left = wanted.len().saturating_sub(n_there);
+            // Tokens that are replayed take a step each.
+            let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
+            let prompt_n = (n_left + n_replayed) as u32;
             while n_left > 0 {
                 let chunk = n_left.min(state.config.chunk_tokens.max(1) as usize);
                 state.prefill(chunk).await;
@@ -233,6 +236,10 @@ impl Engine for SimEngine {
             let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
             let mut first_token = None;
             let mut due = Instant::now();
+            for _ in 0..n_replayed {
+                due += state.step();
+                tokio::time::sleep_until(due).await;
+            }
             let limit = request.max_tokens.map_or(usize::MAX, |n| n as usize);
             let reason = loop {
                 if tokens.len() - request.prompt.len() >= limit || tokens.len() >= state.config.n_ctx as usize {

@@ -120,6 +120,7 @@ impl Resilient {
         let exclude = [self.plan.route.decode];
         let ask = PlanRequest {
             tokens: &request.prompt,
+            n_replayed: 0,
             scope: request.cache_scope,
             max_tokens: request.max_tokens,
             policy: None,

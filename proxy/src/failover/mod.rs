@@ -202,6 +202,7 @@ impl Resilient {
         let left = self.request.max_tokens.map(|n| n.saturating_sub(self.request.generated.len() as u32));
         let request = PlanRequest {
             tokens: &tokens,
+            n_replayed: u32::try_from(tokens.len() - 1 - self.request.n_prefill()).unwrap_or(u32::MAX),
             scope: self.request.cache_scope,
             max_tokens: left,
             policy: None,

@@ -161,6 +161,7 @@ async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, 
     let request = request();
     let ask = PlanRequest {
         tokens: &request.prompt,
+        n_replayed: 0,
         scope: request.cache_scope,
         max_tokens: request.max_tokens,
         policy: None,

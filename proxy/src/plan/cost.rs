@@ -91,7 +91,7 @@ fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
     let (prefill, queue) = prefill_seconds(node, missing)?;
     let step = step_seconds(node)?;
     let queue = queue + slot_wait(request, node, step);
-    let ttft = queue + prefill + step;
+    let ttft = queue + prefill + replay(request, node) * step + step;
     Some(prediction(request, Parts { queue, prefill, wire: 0.0, unhidden: 0.0, step, ttft }))
 }
 
@@ -113,7 +113,7 @@ fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &
     let step = step_seconds(decode)?;
     let queue = queue + slot_wait(request, decode, step);
     let unhidden = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
-    let ttft = link.rtt_ms / 1e3 + queue + compute + unhidden + step;
+    let ttft = link.rtt_ms / 1e3 + queue + compute + unhidden + replay(request, decode) * step + step;
     Some(prediction(request, Parts { queue, prefill: compute, wire, unhidden, step, ttft }))
 }
 
@@ -142,7 +142,12 @@ fn prediction(request: &RequestSize, parts: Parts) -> Prediction {
 
 /// Prompt tokens that a node does not have. The last one is decoded.
 fn missing(request: &RequestSize, node: &NodeView) -> f64 {
-    f64::from(request.n_prompt.saturating_sub(1).saturating_sub(node.n_cached))
+    f64::from(request.n_prefill().saturating_sub(node.n_cached))
+}
+
+/// Tokens that a node has to decode again before it comes to new ones.
+fn replay(request: &RequestSize, node: &NodeView) -> f64 {
+    f64::from((request.n_prompt.saturating_sub(1).saturating_sub(node.n_cached)).min(request.n_replayed))
 }
 
 /// Seconds to compute `n` prompt tokens, and seconds lost to the prompts that are being computed beside it. Those share
@@ -190,7 +195,7 @@ pub(super) mod tests {
     /// Llama-3.1-8B FP16, on 10 GbE.
     pub(in crate::plan) fn spark_and_mac(n_prompt: u32, n_output: f64) -> Snapshot {
         Snapshot {
-            request: RequestSize { n_prompt, n_output },
+            request: RequestSize { n_prompt, n_replayed: 0, n_output },
             decode: vec![node("mac", 1_470.0, 39.0)],
             prefill: vec![node("spark", 5_570.0, 12.0)],
             links: vec![vec![LinkRates { bytes_per_second: 1.25e9, rtt_ms: 0.3, tail_ms: 5.0 }]],
@@ -234,6 +239,20 @@ pub(super) mod tests {
         snapshot.prefill[0].n_cached = 8_160;
         let (_, handoff) = predictions(&snapshot);
         assert!(handoff.prefill_ms < 10.0 && handoff.unhidden_ms > 800.0, "{handoff:?}");
+    }
+
+    #[test]
+    fn what_is_replayed_costs_a_step_for_each_token() {
+        let (whole, _) = predictions(&spark_and_mac(8_192, 32.0));
+        let mut taken_up = spark_and_mac(8_392, 32.0);
+        taken_up.request.n_replayed = 200;
+        let (direct, handoff) = predictions(&taken_up);
+        assert!((direct.ttft_ms - whole.ttft_ms - 200.0 / 39.0 * 1e3).abs() < 1.0, "{direct:?} {whole:?}");
+        assert!((handoff.prefill_ms - 8_191.0 / 5_570.0 * 1e3).abs() < 1.0, "only the prompt is handed over");
+        // But not where a part of it is cached.
+        taken_up.decode[0].n_cached = 8_291;
+        let (direct, _) = predictions(&taken_up);
+        assert!((direct.ttft_ms - 101.0 / 39.0 * 1e3).abs() < 1.0, "{direct:?}");
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Plan {
 pub struct PlanRequest<'a> {
     /// The whole prompt, and what was generated already if the request is taken up again.
     pub tokens: &'a [Token],
+    /// Tokens at their end that are decoded again, one a step.
+    pub n_replayed: u32,
     /// Whose it is.
     pub scope: CacheScope,
     /// Tokens the client wants at most.
@@ -105,7 +107,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         reason: choice.reason,
         policy,
         direct_ttft_ms: direct.min_by(f64::total_cmp),
-        n_missing: snapshot.request.n_prompt.saturating_sub(1).saturating_sub(computing.n_cached),
+        n_missing: snapshot.request.n_prefill().saturating_sub(computing.n_cached),
     })
 }
 
@@ -113,6 +115,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     let routes = model.routes.view();
     let size = RequestSize {
         n_prompt: u32::try_from(request.tokens.len()).unwrap_or(u32::MAX),
+        n_replayed: request.n_replayed,
         n_output: expected_output(&routes.n_output, request.max_tokens),
     };
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {

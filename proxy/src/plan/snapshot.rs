@@ -5,10 +5,19 @@ use crate::pool::rates::{LinkRates, NodeRates};
 /// A request, as far as its cost goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RequestSize {
-    /// Tokens of the prompt, at least 1. All but the last are prefilled.
+    /// Tokens of the prompt, at least 1. All but the last are prefilled, or replayed.
     pub n_prompt: u32,
+    /// Tokens at its end that are decoded again, one a step: those that a greedy reply had when its engine was lost.
+    pub n_replayed: u32,
     /// Tokens that the reply will probably have, at least 1.
     pub n_output: f64,
+}
+
+impl RequestSize {
+    /// Tokens that are computed as a prompt is.
+    pub fn n_prefill(&self) -> u32 {
+        self.n_prompt.saturating_sub(1).saturating_sub(self.n_replayed)
+    }
 }
 
 /// One node at one moment.

@@ -25,7 +25,8 @@ async fn model(contexts: &[u32]) -> Arc<ServedModel> {
 fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<&'static str>> {
     let tokens: Vec<Token> = (0..n_prompt).collect();
     let scope = CacheScope::SHARED;
-    let request = PlanRequest { tokens: &tokens, scope, max_tokens, policy: None, exclude, exclude_prefill: &[] };
+    let request =
+        PlanRequest { tokens: &tokens, n_replayed: 0, scope, max_tokens, policy: None, exclude, exclude_prefill: &[] };
     explain(model, &request).candidates.iter().map(|candidate| candidate.barred).collect()
 }
 
@@ -64,8 +65,15 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill);
     let ask = |exclude_prefill| {
         let scope = CacheScope::SHARED;
-        let request =
-            PlanRequest { tokens: &[1; 100], scope, max_tokens: None, policy: None, exclude: &[], exclude_prefill };
+        let request = PlanRequest {
+            tokens: &[1; 100],
+            n_replayed: 0,
+            scope,
+            max_tokens: None,
+            policy: None,
+            exclude: &[],
+            exclude_prefill,
+        };
         explain(&model, &request).snapshot.prefill.iter().map(|node| node.barred).collect::<Vec<_>>()
     };
     assert_eq!(ask(&[]), [None, None]);

@@ -49,7 +49,7 @@ impl Scheduler<'_> {
     pub(super) fn begin_import(&mut self, slot: usize) {
         let n_kept = self.slots[slot].kv.len();
         let Some(sequence) = &mut self.running[slot] else { return };
-        let wanted = &sequence.tokens[..sequence.tokens.len() - 1];
+        let wanted = &sequence.tokens[..sequence.n_prefill()];
         // One attempt for a sequence: one that was set back computes what it lost.
         let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
         let Some(handoffs) = &self.handoffs else { return };

@@ -160,6 +160,7 @@ impl Cluster {
         let request = request(prompt, n_output);
         let ask = PlanRequest {
             tokens: &request.prompt,
+            n_replayed: 0,
             scope: request.cache_scope,
             max_tokens: request.max_tokens,
             policy,

@@ -1,0 +1,58 @@
+//! A greedy sequence that another engine takes up goes on to the bit as it would have, however much there was of it.
+#![cfg(feature = "llama")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+use baton_engines::Engine;
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_schemas::generate::Sampling;
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::sequence::Delta;
+use baton_schemas::{SequenceRequest, Token};
+use futures::StreamExt;
+
+const N_TOKENS: u32 = 72;
+
+/// Tokens, and the bits of the probability of each.
+async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u32)> {
+    let mut deltas = engine.generate(request).await.unwrap();
+    let mut reply = Vec::new();
+    while let Some(delta) = deltas.next().await {
+        if let Delta::Token(token) = delta.unwrap() {
+            reply.push((token.id, token.logprobs.unwrap().chosen.to_bits()));
+        }
+    }
+    reply
+}
+
+#[tokio::test]
+async fn a_greedy_sequence_goes_on_to_the_bit() {
+    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
+        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
+        return;
+    };
+    let engine =
+        LlamaEngine::start(LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), ..LlamaConfig::new(model) }, None)
+            .unwrap();
+    for text in ["A story about a fox and a hen:", "def fibonacci(n):\n"] {
+        let text = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special: false };
+        let prompt = engine.tokenize(&text).await.unwrap();
+        let request = SequenceRequest {
+            prompt,
+            sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+            max_tokens: Some(N_TOKENS),
+            top_logprobs: Some(0),
+            ignore_eos: true,
+            // Nothing is cached: each run is as on an engine that has just started.
+            ephemeral: true,
+            ..SequenceRequest::default()
+        };
+        let whole = reply(&engine, request.clone()).await;
+        assert_eq!(whole.len(), N_TOKENS as usize);
+        for at in [1, 40, 71] {
+            let generated = whole[..at].iter().map(|(token, _)| *token).collect();
+            let resumed = reply(&engine, SequenceRequest { generated, ..request.clone() }).await;
+            assert_eq!(resumed, whole[at..], "resumed after {at} tokens");
+        }
+    }
+}
