@@ -50,6 +50,8 @@ pub struct PrefillReport {
     pub prefill_ms: f64,
     /// Of that, waiting for the reader to take chunks.
     pub stalled_ms: f64,
+    /// Of that, this prompt's share of the engine's work.
+    pub compute_ms: f64,
     /// Tokens computed for this request.
     pub n_computed: u32,
     /// Tokens whose KV was already here.

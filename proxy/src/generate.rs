@@ -217,7 +217,7 @@ struct Accepted {
 /// The choices of one request.
 enum Choices {
     /// From an engine: tokens.
-    Tokens(ReplyForm, Vec<DeltaStream>),
+    Tokens(ReplyForm, Arc<ServedModel>, Vec<DeltaStream>),
     /// From an upstream: text.
     Text(Vec<TextChoice>),
 }
@@ -254,7 +254,7 @@ async fn start(
         attempts.note(model, node, &accepted);
         choices.push(accepted.map_err(|error| refused(error, request))?.into_deltas());
     }
-    let choices = Choices::Tokens(form, choices);
+    let choices = Choices::Tokens(form, Arc::clone(model), choices);
     Ok(Accepted { n_prompt, route, choices, stay: None, waited: Duration::ZERO })
 }
 
@@ -313,10 +313,16 @@ fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &G
     let Accepted { n_prompt, choices, stay, waited, .. } = accepted;
     let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut merged: SelectAll<_> = match choices {
-        Choices::Tokens(form, choices) => (0..)
-            .zip(choices)
-            .map(|(i, deltas)| choice_events(i, deltas, ChoiceReply::new(&form, &request.stop), clock()).boxed())
-            .collect(),
+        Choices::Tokens(form, model, choices) => {
+            let limit = request.max_tokens;
+            let streams = (0..).zip(choices).map(|(i, deltas)| {
+                let model = Arc::clone(&model);
+                // A sequence that is left before its end does not know that its reply is complete.
+                let stopped = move |n_tokens| model.routes.learn_output(limit, n_tokens);
+                choice_events(i, deltas, (ChoiceReply::new(&form, &request.stop), stopped), clock()).boxed()
+            });
+            streams.collect()
+        }
         Choices::Text(choices) => {
             (0..).zip(choices).map(|(i, choice)| text_events(i, choice, request, clock(), n_prompt).boxed()).collect()
         }
@@ -349,7 +355,7 @@ fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &G
 fn choice_events(
     choice: u32,
     mut deltas: DeltaStream,
-    mut reply: ChoiceReply,
+    (mut reply, stopped): (ChoiceReply, impl Fn(u32) + Send),
     mut clock: Clock,
 ) -> impl Stream<Item = Result<Event, RequestError>> + Send {
     async_stream::try_stream! {
@@ -372,6 +378,7 @@ fn choice_events(
                     if step.stopped {
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
+                        stopped(clock.n_tokens);
                         yield finished(choice, &reply, FinishReason::Stop, &clock, clock.timings());
                         break;
                     }

@@ -130,6 +130,8 @@ pub struct HandoffTimings {
     pub prefill_ms: f64,
     /// Of that, waiting because the decode node or the link to it took chunks no faster.
     pub stalled_ms: f64,
+    /// Of `prefill_ms`, this prompt's share of the engine's work: what it would have taken alone. 0 if it is not known.
+    pub compute_ms: f64,
     /// From the first byte of the first chunk to the last byte of the last one.
     pub transfer_ms: f64,
     /// Time the engine's own thread spent taking the chunks in.

@@ -165,10 +165,14 @@ pub struct Timings {
     pub prompt_n: u32,
     /// From the slot to the first token.
     pub prompt_ms: f64,
+    /// Of that, these tokens' share of the engine's work: what they would have taken alone. 0 if it is not known.
+    pub compute_ms: f64,
     /// Tokens generated here.
     pub predicted_n: u32,
     /// From the first token to the last.
     pub predicted_ms: f64,
+    /// Sequences that shared its steps, itself included, on average. 0 if it is not known.
+    pub n_sharing: f64,
 }
 
 /// Token bytes in JSON: a string where they are UTF-8, else base64 in an object, so that no byte is lost.

@@ -99,6 +99,8 @@ pub struct PullReport {
     pub prefill_ms: f64,
     /// Of that, waiting for this side to take chunks, ms.
     pub stalled_ms: f64,
+    /// Of that, this prompt's share of the engine's work, ms.
+    pub compute_ms: f64,
     /// From the first byte of the first chunk to the last byte of the last, ms.
     pub transfer_ms: f64,
     /// When the prefill node had computed the last token, on this machine's clock.

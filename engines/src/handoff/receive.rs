@@ -160,7 +160,7 @@ impl Progress {
     }
 
     fn report(&self, end: &End) -> PullReport {
-        let PrefillTimings { queue_ms, prefill_ms, stalled_ms, n_cached, n_computed, .. } = end.timings;
+        let PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, n_cached, n_computed, .. } = end.timings;
         // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
         // link's latency. The reader has checked that they are possible.
         let since_head = Duration::from_secs_f64((queue_ms + prefill_ms).clamp(0.0, 1e9) / 1e3);
@@ -172,6 +172,7 @@ impl Progress {
             queue_ms,
             prefill_ms,
             stalled_ms,
+            compute_ms,
             transfer_ms: transfer.as_secs_f64() * 1e3,
             prefilled_at: self.head_at.unwrap_or_else(Instant::now) + since_head,
         }

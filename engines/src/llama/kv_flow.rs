@@ -135,6 +135,7 @@ impl Import {
                     queue_ms: report.queue_ms,
                     prefill_ms: report.prefill_ms,
                     stalled_ms: report.stalled_ms,
+                    compute_ms: report.compute_ms,
                     transfer_ms: report.transfer_ms,
                     unhidden_ms: millis(imported.saturating_duration_since(report.prefilled_at)),
                     ..self.timings

@@ -406,6 +406,7 @@ fn exported(
                         queue_ms: timings.queue_ms,
                         prefill_ms: timings.prompt_ms,
                         stalled_ms,
+                        compute_ms: timings.compute_ms,
                         n_computed: timings.prompt_n,
                         n_cached,
                         export_ms,

@@ -295,13 +295,15 @@ impl<'m> Scheduler<'m> {
         match self.context.decode(&mut self.batch) {
             Ok(()) => {
                 self.commit(&parts);
+                let took = began.elapsed();
+                self.account(&parts, took);
                 for part in &parts {
                     // What comes after a token that is replayed is known.
                     if let Some(at) = part.logits_at.filter(|_| self.missing(part.slot) == 0) {
                         self.sample(part.slot, at);
                     }
                 }
-                self.learn_rates(&parts, began.elapsed());
+                self.learn_rates(&parts, took);
             }
             Err(DecodeError::NoKvCacheSlot) => self.give_up_cells(),
             Err(error) if parts.len() == 1 => self.fail(parts[0].slot, &error.to_string()),
@@ -312,6 +314,22 @@ impl<'m> Scheduler<'m> {
                         self.compute(vec![part]);
                     }
                 }
+            }
+        }
+    }
+
+    /// Divides a step between those who took part in it: by tokens, which is what a prompt's chunk costs wherever it is
+    /// long enough to matter.
+    fn account(&mut self, parts: &[Part], took: Duration) {
+        let n_tokens: usize = parts.iter().map(|part| part.n_tokens).sum();
+        let n_decoding = parts.iter().filter(|part| part.logits_at.is_some()).count() as u64;
+        for part in parts {
+            let is_new = self.missing(part.slot) == 0;
+            let Some(sequence) = &mut self.running[part.slot] else { continue };
+            match part.logits_at {
+                Some(_) if is_new => sequence.n_shared_steps += n_decoding,
+                Some(_) => {}
+                None => sequence.compute += took.mul_f64(part.n_tokens as f64 / n_tokens.max(1) as f64),
             }
         }
     }

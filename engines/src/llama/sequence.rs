@@ -1,6 +1,6 @@
 //! A sequence and its progress, from the queue to its last delta.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -51,6 +51,10 @@ pub(super) struct Sequence {
     pub(super) first_token: Option<Instant>,
     pub(super) last_token: Option<Instant>,
     pub(super) n_computed: u32,
+    /// Its share of the steps that computed those.
+    pub(super) compute: Duration,
+    /// Sequences that decoded in each of its steps, added up.
+    pub(super) n_shared_steps: u64,
     pub(super) n_generated: u32,
     /// KV that goes to another node as it is computed.
     pub(super) export: Option<Export>,
@@ -79,6 +83,8 @@ impl Sequence {
             first_token: None,
             last_token: None,
             n_computed: 0,
+            compute: Duration::ZERO,
+            n_shared_steps: 0,
             n_generated: 0,
             export: job.export,
             import: None,
@@ -117,7 +123,9 @@ impl Sequence {
             queue_ms: between(self.accepted, self.started),
             prompt_n: self.n_computed,
             prompt_ms: between(started, prompt_done.or_else(|| Some(Instant::now()))),
+            compute_ms: self.compute.as_secs_f64() * 1e3,
             predicted_n: self.n_generated,
+            n_sharing: self.n_shared_steps as f64 / f64::from(self.n_generated.max(1)),
             predicted_ms: self.first_token.map_or(0.0, |first| between(first, self.last_token)),
         }
     }

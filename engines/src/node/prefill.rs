@@ -106,8 +106,9 @@ async fn finish(record: Result<Vec<Bytes>, WriteError>, records: &mpsc::Sender<V
 }
 
 fn timings(report: PrefillReport) -> PrefillTimings {
-    let PrefillReport { queue_ms, prefill_ms, stalled_ms, n_computed, n_cached, export_ms } = report;
-    PrefillTimings { queue_ms, prefill_ms, stalled_ms, export_ms, n_computed, n_cached, ..PrefillTimings::default() }
+    let PrefillReport { queue_ms, prefill_ms, stalled_ms, compute_ms, n_computed, n_cached, export_ms } = report;
+    let times = PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, ..PrefillTimings::default() };
+    PrefillTimings { n_computed, n_cached, ..times }
 }
 
 /// The first codec of the reader's list that this node knows.

@@ -103,6 +103,7 @@ impl State {
                     timings.queue_ms = report.queue_ms;
                     timings.prefill_ms = report.prefill_ms;
                     timings.stalled_ms = report.stalled_ms;
+                    timings.compute_ms = report.compute_ms;
                     timings.transfer_ms = report.transfer_ms;
                     timings.unhidden_ms = millis(Instant::now().saturating_duration_since(report.prefilled_at.into()));
                     break;

@@ -148,6 +148,7 @@ impl Peer {
                         queue_ms: report.queue_ms,
                         prefill_ms: report.prefill_ms,
                         stalled_ms: report.stalled_ms,
+                        compute_ms: report.compute_ms,
                         transfer_ms: first.zip(last).map_or(0.0, |(first, last)| millis(last - first)),
                         prefilled_at: prefilled_at.into_std(),
                     });

@@ -224,17 +224,19 @@ impl Engine for SimEngine {
             // Tokens that are replayed take a step each.
             let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
             let prompt_n = (n_left + n_replayed) as u32;
+            let mut compute = Duration::ZERO;
             while n_left > 0 {
                 let chunk = n_left.min(state.config.chunk_tokens.max(1) as usize);
-                state.prefill(chunk).await;
+                compute += state.prefill(chunk).await;
                 n_left -= chunk;
             }
             if !request.ephemeral {
                 lock(&state.cache).insert(request.cache_scope, tokens.clone());
             }
 
-            let mut timings = Timings { queue_ms: millis(started - accepted), prompt_n, ..Timings::default() };
-            let mut first_token = None;
+            let (queue_ms, compute_ms) = (millis(started - accepted), millis(compute));
+            let mut timings = Timings { queue_ms, prompt_n, compute_ms, ..Timings::default() };
+            let (mut first_token, mut n_sharing) = (None, 0.0);
             let mut due = Instant::now();
             for _ in 0..n_replayed {
                 due += state.step();
@@ -246,6 +248,7 @@ impl Engine for SimEngine {
                     break FinishReason::Length;
                 }
                 // Paced by due times and not by sleeps: an overslept step is made up for.
+                n_sharing += state.n_streams() as f64;
                 due += state.step();
                 tokio::time::sleep_until(due).await;
                 first_token.get_or_insert_with(Instant::now);
@@ -258,6 +261,7 @@ impl Engine for SimEngine {
             let first = first_token.unwrap_or_else(Instant::now);
             timings.prompt_ms = millis(first - started);
             timings.predicted_ms = millis(first.elapsed());
+            timings.n_sharing = n_sharing / f64::from(timings.predicted_n.max(1));
             if !request.ephemeral {
                 lock(&state.cache).insert(request.cache_scope, tokens);
             }
@@ -308,12 +312,12 @@ impl Engine for SimEngine {
             let mut n_computed = 0;
             let mut computed = started;
             // Up to the last token, and of that after the chunk before.
-            let (mut stalled, mut taken) = (Duration::ZERO, Duration::ZERO);
+            let (mut stalled, mut taken, mut compute) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
             while (p0 as usize) < tokens.len() {
                 let n_left = tokens.len() as u32 - p0;
                 let p1 = p0 + (n_left / 2).max(LAST_CHUNK_TOKENS).min(chunk).min(n_left);
                 let n_new = (p1 as usize).saturating_sub(n_cached.max(p0 as usize));
-                state.prefill(n_new).await;
+                compute += state.prefill(n_new).await;
                 n_computed += n_new as u32;
                 computed = Instant::now();
                 stalled += taken;
@@ -328,6 +332,7 @@ impl Engine for SimEngine {
                 queue_ms: millis(started - accepted),
                 prefill_ms: millis(computed - started),
                 stalled_ms: millis(stalled),
+                compute_ms: millis(compute),
                 n_computed,
                 n_cached: n_cached as u32,
                 export_ms: 0.0,
@@ -348,21 +353,27 @@ impl State {
         f64::from_bits(self.speed.load(Ordering::Relaxed))
     }
 
+    /// Sequences in slots.
+    fn n_streams(&self) -> usize {
+        self.config.n_slots.max(1) as usize - self.slots.available_permits()
+    }
+
     /// One decode step of each stream, with as many as there are.
     fn step(&self) -> Duration {
-        let n_streams = self.config.n_slots.max(1) as usize - self.slots.available_permits();
-        let others = n_streams.saturating_sub(1) as f64;
+        let others = self.n_streams().saturating_sub(1) as f64;
         seconds(1.0 + self.config.decode_sharing_cost * others, self.config.decode_tps * self.speed())
     }
 
-    /// Waits until `n` prompt tokens are computed, after those that others asked for before.
-    async fn prefill(&self, n: usize) {
+    /// Waits until `n` prompt tokens are computed, after those that others asked for before. Returns what they took.
+    async fn prefill(&self, n: usize) -> Duration {
+        let took = seconds(n as f64, self.config.prefill_tps * self.speed());
         let done_at = {
             let mut free_at = lock(&self.prefill_free_at);
-            *free_at = (*free_at).max(Instant::now()) + seconds(n as f64, self.config.prefill_tps * self.speed());
+            *free_at = (*free_at).max(Instant::now()) + took;
             *free_at
         };
         tokio::time::sleep_until(done_at).await;
+        took
     }
 }
 

@@ -68,6 +68,7 @@ impl Resilient {
                     }
                 }
                 Heard::Nothing(Due::Late) => self.late(),
+                Heard::Nothing(Due::Stuck) if self.hedge.is_some() => self.take_the_hedge(),
                 Heard::Nothing(Due::Stuck) => {
                     (self.hedge, self.is_stuck) = (None, true);
                     let waited = self.patience.at_most().as_secs_f32();
@@ -123,7 +124,7 @@ impl Resilient {
             n_replayed: 0,
             scope: request.cache_scope,
             max_tokens: request.max_tokens,
-            policy: None,
+            policy: self.plan.asked_policy,
             exclude: &exclude,
             // It may be what the first route waits for.
             exclude_prefill: self.plan.route.prefill.as_slice(),
@@ -154,6 +155,7 @@ impl Resilient {
         // Tokens to come are waited for as this route predicts them.
         self.patience = Patience::for_first_token(&plan);
         (self.n_ctx, self.request.group) = (n_ctx_of(&plan), None);
+        (self.handoff, self.first_token_ms) = (None, None);
         (self.deltas, self.claims, self.planned, self.plan) = (deltas, claims, began, plan);
     }
 
@@ -161,7 +163,8 @@ impl Resilient {
     fn learn_that_it_was_late(&self) {
         if let Some(prediction) = &self.plan.prediction {
             let (route, waited_ms) = (self.plan.route, self.planned.elapsed().as_secs_f64() * 1e3);
-            self.plan.model.routes.learn_error(route.prefill, route.decode, prediction.ttft_ms, waited_ms);
+            self.plan.model.routes.note_error(prediction.ttft_ms, waited_ms);
+            self.plan.model.routes.correct(route.prefill, route.decode, prediction.own_ms(), waited_ms);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
 //! take it up where another left it. The reader of the stream sees a pause and then the next token.
 
+mod account;
 mod attempts;
 mod hedge;
 mod patience;
@@ -20,6 +21,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
+use self::account::Earlier;
 use self::attempts::may_pass;
 pub use self::attempts::{Attempts, ask};
 use self::hedge::Hedge;
@@ -54,6 +56,12 @@ pub struct Resilient {
     /// The last wait ended because no token came, though the node lives.
     is_stuck: bool,
     patience: Patience,
+    /// It was lost and is on another engine now, or on its restarted one.
+    is_taken_up: bool,
+    /// What came of the handoff, if there was one.
+    handoff: Option<HandoffTimings>,
+    /// When the first token of a direct route came, after the plan.
+    first_token_ms: Option<f64>,
     /// Deltas that have come and were not passed on yet: those of a second route that has become the only one.
     said: VecDeque<Delta>,
     /// Of its whole life, whichever nodes it is on.
@@ -89,6 +97,9 @@ impl Resilient {
             was_hedged: false,
             is_stuck: false,
             patience,
+            is_taken_up: false,
+            handoff: None,
+            first_token_ms: None,
             said: VecDeque::new(),
             span,
         })
@@ -104,6 +115,7 @@ impl Resilient {
                     Ok(Delta::Started { n_cached }) => {
                         self.patience.begins_anew();
                         if !std::mem::replace(&mut earlier.started, true) {
+                            earlier.n_there = n_cached;
                             yield Delta::Started { n_cached };
                         }
                     }
@@ -111,6 +123,7 @@ impl Resilient {
                         self.patience.begins_anew();
                         self.learn_handoff(&timings);
                         if !std::mem::replace(&mut earlier.handed_over, true) {
+                            earlier.n_there += timings.n_tokens;
                             yield Delta::Handoff(timings);
                         }
                     }
@@ -118,6 +131,7 @@ impl Resilient {
                         if n_attempts > 0 || self.request.generated.is_empty() {
                             self.first_token_came();
                         }
+                        earlier.first_token.get_or_insert_with(Instant::now);
                         n_attempts = 0;
                         self.request.generated.push(token.id);
                         self.patience = Patience::for_next_token(&self.plan);
@@ -125,21 +139,22 @@ impl Resilient {
                     }
                     Ok(Delta::Finished { reason, timings }) => {
                         self.learn_finished(&timings);
-                        yield Delta::Finished { reason, timings: earlier.and(timings) };
+                        yield Delta::Finished { reason, timings: earlier.and(timings, &self.request) };
                         break;
                     }
                     Err(error) if error.is_lost_engine() => {
                         n_attempts += 1;
                         self.lost(&error);
+                        earlier.n_tokens = self.request.generated.len() as u32;
                         if self.is_complete() {
                             // The engine died between the last token and saying so.
-                            yield Delta::Finished { reason: FinishReason::Length, timings: earlier.timings(&self.request) };
+                            let timings = earlier.and(Timings::default(), &self.request);
+                            yield Delta::Finished { reason: FinishReason::Length, timings };
                             break;
                         }
                         if n_attempts >= MAX_ATTEMPTS {
                             Err(error.clone())?;
                         }
-                        earlier.n_tokens = self.request.generated.len() as u32;
                         self.take_up(error).await?;
                     }
                     Err(error) => Err(error)?,
@@ -205,12 +220,13 @@ impl Resilient {
             n_replayed: u32::try_from(tokens.len() - 1 - self.request.n_prefill()).unwrap_or(u32::MAX),
             scope: self.request.cache_scope,
             max_tokens: left,
-            policy: None,
+            policy: self.plan.asked_policy,
             exclude: failed.as_slice(),
             exclude_prefill: &[],
         };
         let plan = plan::plan(&model, &request)?;
         self.request.kv_source = plan.kv_source(&self.span);
+        let claims = plan.claim();
         let accepted = acceptance(&plan, self.request.clone(), &self.span).await;
         self.deltas = accepted.inspect_err(|error| {
             failed.push(plan.route.decode);
@@ -219,40 +235,10 @@ impl Resilient {
             }
         })?;
         tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
-        self.claims = plan.claim();
+        (self.claims, self.handoff, self.first_token_ms, self.is_taken_up) = (claims, None, None, true);
         (self.n_ctx, self.patience) = (n_ctx_of(&plan), Patience::for_first_token(&plan));
         (self.plan, self.planned) = (plan, Instant::now());
         Ok(())
-    }
-
-    fn first_token_came(&mut self) {
-        self.claims.iter_mut().for_each(Claim::prompt_done);
-        self.plan.decode().succeeded();
-        let actual_ms = self.planned.elapsed().as_secs_f64() * 1e3;
-        if let Some(prediction) = &self.plan.prediction {
-            let route = self.plan.route;
-            self.plan.model.routes.learn_error(route.prefill, route.decode, prediction.ttft_ms, actual_ms);
-        }
-        let tokens = &self.request.prompt;
-        self.plan.decode().remember(self.request.cache_scope, tokens);
-    }
-
-    fn learn_handoff(&self, timings: &HandoffTimings) {
-        self.plan.model.learn_handoff(self.plan.route, timings);
-        if let Some(failure) = timings.failure {
-            self.plan.model.fallbacks.count(failure.as_str());
-        }
-        if let Some(prefill) = self.plan.prefill().filter(|_| timings.failure.is_none()) {
-            prefill.remember(self.request.cache_scope, &self.request.prompt);
-        }
-    }
-
-    fn learn_finished(&self, timings: &Timings) {
-        let node = self.plan.decode();
-        self.plan.model.learn_stream(self.plan.route, timings, node.load().active_slots);
-        self.plan.model.routes.learn_output(self.request.max_tokens, self.request.generated.len() as u32);
-        let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
-        node.remember(self.request.cache_scope, &tokens);
     }
 }
 
@@ -269,25 +255,6 @@ fn acceptance(
 /// Tokens one sequence may hold on a plan's decode node.
 fn n_ctx_of(plan: &Plan) -> usize {
     plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize)
-}
-
-/// What came from engines that were lost.
-#[derive(Default)]
-struct Earlier {
-    started: bool,
-    handed_over: bool,
-    n_tokens: u32,
-}
-
-impl Earlier {
-    /// The last engine's account, with the tokens of those before it.
-    fn and(&self, timings: Timings) -> Timings {
-        Timings { predicted_n: timings.predicted_n + self.n_tokens, ..timings }
-    }
-
-    fn timings(&self, request: &SequenceRequest) -> Timings {
-        Timings { predicted_n: request.generated.len() as u32, ..Timings::default() }
-    }
 }
 
 #[cfg(test)]

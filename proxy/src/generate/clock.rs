@@ -79,6 +79,7 @@ impl Clock {
             prompt_ms: between(self.slot, self.first_token),
             predicted_n: self.n_tokens,
             predicted_ms: between(self.first_token, self.last_token),
+            ..Timings::default()
         }
     }
 }

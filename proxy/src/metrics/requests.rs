@@ -54,6 +54,7 @@ pub struct RequestMetrics {
     e2e: Histograms,
     queue: Histograms,
     prediction: Histograms,
+    completion: Histograms,
     handoffs: Counters,
     kv_bytes: Counters,
     hidden: Histograms,
@@ -113,6 +114,8 @@ pub struct Routed {
     pub ttft: Option<f64>,
     /// Actual ÷ predicted time from the plan to the first token.
     pub prediction_ratio: Option<f64>,
+    /// Actual ÷ predicted time from the plan to the last of the tokens that there were. Of complete replies.
+    pub completion_ratio: Option<f64>,
     /// What came of its handoff.
     pub handoff: Option<HandoffTimings>,
 }
@@ -153,6 +156,7 @@ impl RequestMetrics {
             (&self.queue, &model, routed.queued),
             (&self.ttft, &by_route, routed.ttft),
             (&self.prediction, &by_route, routed.prediction_ratio),
+            (&self.completion, &by_route, routed.completion_ratio),
         ] {
             if let Some(value) = value {
                 family.get_or_create(labels).observe(value);
@@ -223,6 +227,8 @@ impl Default for RequestMetrics {
         let queue = histograms("request_queue_time", "From arrival to an engine's slot", s.clone(), &WAIT_BUCKETS);
         let help = "Actual divided by predicted time to first token";
         let prediction = histograms("ttft_prediction_ratio", help, None, &RATIO_BUCKETS);
+        let help = "Actual divided by predicted time to the last token";
+        let completion = histograms("completion_prediction_ratio", help, None, &RATIO_BUCKETS);
         let help = "KV transfer that ran beside the prefill";
         let hidden = histograms("handoff_hidden", help, s.clone(), &WAIT_BUCKETS);
         let help = "KV transfer that the client waited for";
@@ -243,6 +249,7 @@ impl Default for RequestMetrics {
             e2e,
             queue,
             prediction,
+            completion,
             handoffs,
             kv_bytes,
             hidden,

@@ -90,6 +90,7 @@ async fn every_series_of_the_dashboard_is_there() {
             queued: None,
             ttft: None,
             prediction_ratio: Some(1.0),
+            completion_ratio: Some(1.0),
             handoff: Some(HandoffTimings::default()),
         }),
         e2e: 1.0,

@@ -27,6 +27,7 @@ pub struct RequestWatch {
     model: String,
     planned: Option<Planned>,
     n_open: u32,
+    n_choices: u32,
     error: Option<&'static str>,
     n_cached: u32,
     meter: Arc<AtomicU32>,
@@ -47,6 +48,7 @@ struct Planned {
     policy: &'static str,
     reason: &'static str,
     predicted_ttft_ms: Option<f64>,
+    predicted_step_ms: Option<f64>,
     direct_ttft_ms: Option<f64>,
 }
 
@@ -79,6 +81,7 @@ impl RequestWatch {
             model: UNKNOWN_MODEL.to_owned(),
             planned: None,
             n_open: n_choices,
+            n_choices,
             error: None,
             n_cached: 0,
             meter: Arc::default(),
@@ -124,6 +127,7 @@ impl RequestWatch {
             policy: plan.policy,
             reason: plan.reason,
             predicted_ttft_ms: plan.prediction.map(|prediction| prediction.ttft_ms),
+            predicted_step_ms: plan.prediction.map(|prediction| prediction.step_ms),
             direct_ttft_ms: plan.direct_ttft_ms,
         });
     }
@@ -140,6 +144,7 @@ impl RequestWatch {
             policy: "upstream",
             reason,
             predicted_ttft_ms: None,
+            predicted_step_ms: None,
             direct_ttft_ms: None,
         });
     }
@@ -200,8 +205,20 @@ impl RequestWatch {
             queued: since(self.arrived, self.slot),
             ttft: since(self.arrived, self.first_token),
             prediction_ratio: since(planned.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
+            completion_ratio: self.completion_ratio(planned),
             handoff: self.handoff,
         })
+    }
+
+    /// Of a complete reply: how long it took by how long its tokens were predicted to.
+    fn completion_ratio(&self, planned: &Planned) -> Option<f64> {
+        // Several choices share steps, and what they say comes in one stream.
+        if self.outcome() != Outcome::Done || self.n_choices != 1 || self.n_completion() == 0 {
+            return None;
+        }
+        let (ttft_ms, step_ms) = planned.predicted_ttft_ms.zip(planned.predicted_step_ms)?;
+        let predicted_ms = ttft_ms + f64::from(self.n_completion() - 1) * step_ms;
+        (predicted_ms > 0.0).then(|| planned.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
     }
 
     fn record(&mut self, outcome: Outcome) -> Option<RouteRecord> {

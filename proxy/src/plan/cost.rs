@@ -39,6 +39,13 @@ pub struct Prediction {
     pub completion_ms: f64,
 }
 
+impl Prediction {
+    /// What of the time to the first token is the route's own, without waiting for other requests.
+    pub fn own_ms(&self) -> f64 {
+        (self.ttft_ms - self.queue_ms).max(0.0)
+    }
+}
+
 /// A route with its prediction, or the reason why it cannot be taken or predicted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
@@ -80,9 +87,9 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     Candidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
 }
 
-/// Scales the time to the first token by what predictions of this route have been wrong by.
+/// Scales the route's own part of the time to the first token by what predictions of it have been wrong by.
 fn corrected(prediction: Prediction, correction: f64) -> Prediction {
-    let ttft_ms = prediction.ttft_ms * correction;
+    let ttft_ms = prediction.queue_ms + prediction.own_ms() * correction;
     Prediction { ttft_ms, completion_ms: prediction.completion_ms + ttft_ms - prediction.ttft_ms, ..prediction }
 }
 
@@ -96,12 +103,17 @@ fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
 }
 
 fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &LinkRates) -> Option<Prediction> {
-    let kv_bytes = f64::from(decode.kv_bytes_per_token?);
+    let plain_bytes = f64::from(decode.kv_bytes_per_token?);
+    let kv_bytes = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { plain_bytes };
     if link.bytes_per_second <= 0.0 {
         return None;
     }
     let (moved, computed) = (missing(request, decode), missing(request, prefill));
-    let (compute, queue) = prefill_seconds(prefill, computed)?;
+    let (compute, beside) = prefill_seconds(prefill, computed)?;
+    // Without a free slot there everything that came before is waited for.
+    let is_full = prefill.n_active + prefill.n_queued >= prefill.n_slots.max(1);
+    let ahead = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
+    let queue = if is_full { ahead } else { beside };
     let per_token = kv_bytes / link.bytes_per_second;
     let wire = moved * per_token;
     let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token;
@@ -198,7 +210,12 @@ pub(super) mod tests {
             request: RequestSize { n_prompt, n_replayed: 0, n_output },
             decode: vec![node("mac", 1_470.0, 39.0)],
             prefill: vec![node("spark", 5_570.0, 12.0)],
-            links: vec![vec![LinkRates { bytes_per_second: 1.25e9, rtt_ms: 0.3, tail_ms: 5.0 }]],
+            links: vec![vec![LinkRates {
+                bytes_per_second: 1.25e9,
+                rtt_ms: 0.3,
+                tail_ms: 5.0,
+                ..LinkRates::default()
+            }]],
             corrections: Vec::new(),
             turn: 0,
         }
@@ -226,6 +243,10 @@ pub(super) mod tests {
         let (direct, handoff) = predictions(&snapshot);
         assert!(handoff.unhidden_ms > 7_000.0, "{handoff:?}");
         assert!(handoff.completion_ms > direct.completion_ms);
+        // What a codec has been seen to make of the KV counts, not what the KV weighs.
+        snapshot.links[0][0].bytes_per_token = 65_536.0;
+        let (_, half) = predictions(&snapshot);
+        assert!((handoff.wire_ms / half.wire_ms - 2.0).abs() < 1e-6, "{half:?}");
     }
 
     #[test]
@@ -266,6 +287,25 @@ pub(super) mod tests {
         // A long prompt ahead costs a short one no more than its own length.
         let beside = busy_handoff.queue_ms - busy_direct.queue_ms;
         assert!((beside - handoff.prefill_ms).abs() < 1.0, "{beside} {handoff:?}");
+        // Three of them cost it three times that.
+        busy.prefill[0].n_active = 3;
+        let (direct, three) = predictions(&busy);
+        assert!((three.queue_ms - direct.queue_ms - 3.0 * handoff.prefill_ms).abs() < 1.0, "{three:?}");
+        // And where it gets no slot, it waits for all of theirs.
+        busy.prefill[0].n_active = 4;
+        let (direct, last) = predictions(&busy);
+        assert!((last.queue_ms - direct.queue_ms - 8_000.0 / 5_570.0 * 1e3).abs() < 1.0, "{last:?}");
+    }
+
+    #[test]
+    fn what_is_waited_for_is_no_error_of_a_route() {
+        let mut snapshot = spark_and_mac(1_000, 100.0);
+        (snapshot.prefill[0].n_active, snapshot.prefill[0].n_backlog) = (1, 8_000);
+        let (_, before) = predictions(&snapshot);
+        snapshot.corrections = vec![vec![1.0], vec![3.0]];
+        let (_, after) = predictions(&snapshot);
+        assert!((after.own_ms() / before.own_ms() - 3.0).abs() < 1e-9);
+        assert!(after.queue_ms == before.queue_ms && after.queue_ms > 0.0);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Plan {
     pub reason: &'static str,
     /// Which policy decided.
     pub policy: &'static str,
+    /// The one that the request asked for, if it did.
+    pub asked_policy: Option<&'static dyn Policy>,
     /// What direct generation on the best decode node should have taken until the first token, ms.
     pub direct_ttft_ms: Option<f64>,
     /// Prompt tokens that the computing node does not have.
@@ -106,6 +108,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         prediction: prediction.filter(|_| may_prefill),
         reason: choice.reason,
         policy,
+        asked_policy: request.policy,
         direct_ttft_ms: direct.min_by(f64::total_cmp),
         n_missing: snapshot.request.n_prefill().saturating_sub(computing.n_cached),
     })
@@ -201,7 +204,7 @@ impl Plan {
     pub fn claim(&self) -> Vec<Claim> {
         match self.prefill() {
             None => vec![self.decode().claim(1, self.n_missing)],
-            Some(prefill) => vec![prefill.claim(0, self.n_missing), self.decode().claim(1, 0)],
+            Some(prefill) => vec![prefill.claim_prompt(self.n_missing), self.decode().claim(1, 0)],
         }
     }
 }

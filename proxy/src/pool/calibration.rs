@@ -135,7 +135,7 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     while let Some(delta) = deltas.next().await {
         match delta? {
             Delta::Handoff(timings) => model.learn_handoff(route, &timings),
-            Delta::Finished { timings, .. } => model.learn_stream(route, &timings, 1),
+            Delta::Finished { timings, .. } => model.learn_stream(route, &timings),
             Delta::Started { .. } | Delta::Token(_) => {}
         }
     }

@@ -22,32 +22,26 @@ impl ServedModel {
         }
         prefill.succeeded();
         let computed = f64::from(timings.n_computed);
-        let compute_ms = timings.prefill_ms - timings.stalled_ms;
+        // Not from its slot to its last token: other prompts are computed meanwhile.
         if computed >= MIN_TOKENS {
-            prefill.learn(|rates| rates.prefill.learn(computed, computed / (compute_ms / 1e3)));
+            prefill.learn(|rates| rates.prefill.learn(computed, computed / (timings.compute_ms / 1e3)));
         }
         self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
     }
 
-    /// A stream on this route is complete; `n_streams` shared the decode node's steps.
-    pub fn learn_stream(&self, route: Route, timings: &Timings, n_streams: u32) {
+    /// A stream on this route is complete.
+    pub fn learn_stream(&self, route: Route, timings: &Timings) {
         let Some(node) = self.decode.get(route.decode) else { return };
-        let n_streams = f64::from(n_streams.max(1));
         node.learn(|rates| {
             // The first token came with the prompt.
             let steps = f64::from(timings.predicted_n.saturating_sub(1));
             if steps >= MIN_STEPS {
-                rates.decode.learn(n_streams, steps / (timings.predicted_ms / 1e3));
+                rates.decode.learn(timings.n_sharing.max(1.0), steps / (timings.predicted_ms / 1e3));
             }
-            let computed = f64::from(timings.prompt_n);
-            if route.prefill.is_none() && computed >= MIN_TOKENS {
-                // A prediction adds the first token's step to the prompt: here it comes off.
-                let step_ms = rates.decode.at(n_streams).map_or(0.0, |rate| 1e3 / rate);
-                let compute_ms = timings.prompt_ms - step_ms;
-                // A prompt that takes less than a step measures what is uncertain of the step.
-                if compute_ms > step_ms {
-                    rates.prefill.learn(computed, computed / (compute_ms / 1e3));
-                }
+            // The last one was decoded.
+            let computed = f64::from(timings.prompt_n.saturating_sub(1));
+            if computed >= MIN_TOKENS {
+                rates.prefill.learn(computed, computed / (timings.compute_ms / 1e3));
             }
         });
     }

@@ -214,7 +214,14 @@ impl Node {
     pub fn claim(self: &Arc<Self>, n_streams: u32, n_prompt_tokens: u32) -> Claim {
         self.claims.n_streams.fetch_add(n_streams, Ordering::Relaxed);
         self.claims.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
-        Claim { node: Arc::clone(self), n_streams, n_prompt_tokens }
+        Claim { node: Arc::clone(self), n_streams, n_prompt_tokens, is_prompt: false }
+    }
+
+    /// Notes that the node is asked for the KV of a prompt, of which it has so many tokens to compute.
+    pub fn claim_prompt(self: &Arc<Self>, n_tokens: u32) -> Claim {
+        let mut claim = self.claim(1, n_tokens);
+        claim.is_prompt = true;
+        claim
     }
 
     /// What a decode node is told, to pull KV from this one.
@@ -253,19 +260,29 @@ pub struct Claim {
     node: Arc<Node>,
     n_streams: u32,
     n_prompt_tokens: u32,
+    /// For a prompt alone: no stream stays after it.
+    is_prompt: bool,
 }
 
 impl Claim {
     /// The prompt is computed.
     pub fn prompt_done(&mut self) {
-        self.node.claims.n_prompt_tokens.fetch_sub(std::mem::take(&mut self.n_prompt_tokens), Ordering::Relaxed);
+        let n_tokens = std::mem::take(&mut self.n_prompt_tokens);
+        self.node.claims.n_prompt_tokens.fetch_sub(n_tokens, Ordering::Relaxed);
+        if self.is_prompt {
+            self.stream_done();
+        }
+    }
+
+    fn stream_done(&mut self) {
+        self.node.claims.n_streams.fetch_sub(std::mem::take(&mut self.n_streams), Ordering::Relaxed);
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         self.prompt_done();
-        self.node.claims.n_streams.fetch_sub(self.n_streams, Ordering::Relaxed);
+        self.stream_done();
     }
 }
 

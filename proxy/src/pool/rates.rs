@@ -95,6 +95,8 @@ pub struct LinkRates {
     pub bytes_per_second: f64,
     /// Round trip, milliseconds; 0 until measured.
     pub rtt_ms: f64,
+    /// Bytes on the wire of one position's KV, in the codec that this link was found to need; 0 until measured.
+    pub bytes_per_token: f64,
     /// What a handoff's end takes beyond its last chunk's wire time: export, verification, import. Milliseconds.
     pub tail_ms: f64,
 }
@@ -105,6 +107,9 @@ impl LinkRates {
     pub fn learn_transfer(&mut self, handoff: &HandoffTimings) {
         let (n_bytes, n_tokens) = (handoff.n_bytes as f64, f64::from(handoff.n_tokens.max(1)));
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
+        if handoff.n_bytes >= MIN_MEASURED_BYTES {
+            self.bytes_per_token = ewma(self.bytes_per_token, n_bytes / n_tokens);
+        }
         if handoff.transfer_ms > BOUND * compute_ms && handoff.n_bytes >= MIN_MEASURED_BYTES {
             self.bytes_per_second = ewma(self.bytes_per_second, n_bytes / (handoff.transfer_ms / 1e3));
             return;
@@ -159,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_handoff_teaches_what_it_waited_for() {
-        let known = LinkRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0 };
+        let known = LinkRates { bytes_per_second: 1e9, rtt_ms: 0.3, tail_ms: 2.0, ..LinkRates::default() };
         let learned = |compute_ms, transfer_ms, unhidden_ms| {
             let mut link = known;
             let (n_tokens, n_bytes) = (1_000, 100_000_000);
@@ -172,6 +177,7 @@ mod tests {
                 unhidden_ms,
                 ..HandoffTimings::default()
             });
+            assert_eq!(link.bytes_per_token, 100_000.0);
             (link.bytes_per_second, link.tail_ms)
         };
         let (rate, tail) = learned(100.0, 200.0, 150.0);

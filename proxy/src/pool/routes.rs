@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::rates::{Curve, LinkRates, ewma};
 
@@ -21,11 +24,30 @@ pub struct Routes {
 #[derive(Debug, Clone)]
 struct Learned {
     links: Vec<Vec<LinkRates>>,
-    corrections: Vec<Vec<f64>>,
+    corrections: Vec<Vec<Correction>>,
     /// Tokens of a reply, by the most that its client would take.
     n_output: Curve,
     /// Mean of |ln(actual ÷ predicted)| of the time to first token, over the last predictions.
     error: f64,
+}
+
+/// What a route's predictions have been wrong by. It fades, so that a route which is avoided for what happened once is
+/// tried again.
+#[derive(Debug, Clone, Copy)]
+struct Correction {
+    /// Of the factor, when it was learned.
+    ln: f64,
+    at: Instant,
+}
+
+impl Correction {
+    fn none() -> Correction {
+        Correction { ln: 0.0, at: Instant::now() }
+    }
+
+    fn ln_now(&self) -> f64 {
+        self.ln * 0.5f64.powf(self.at.elapsed().as_secs_f64() / HALF_LIFE.as_secs_f64())
+    }
 }
 
 /// A copy of what is known, for a snapshot.
@@ -46,7 +68,7 @@ impl Routes {
     pub fn new(n_prefill: usize, n_decode: usize) -> Routes {
         let learned = Learned {
             links: vec![vec![LinkRates::default(); n_decode]; n_prefill],
-            corrections: vec![vec![1.0; n_decode]; n_prefill + 1],
+            corrections: vec![vec![Correction::none(); n_decode]; n_prefill + 1],
             n_output: Curve::default(),
             error: 0.0,
         };
@@ -56,6 +78,8 @@ impl Routes {
     /// What is known now.
     pub fn view(&self) -> RoutesView {
         let Learned { links, corrections, n_output, error } = self.lock().clone();
+        let factors = |row: &Vec<Correction>| row.iter().map(|correction| correction.ln_now().exp()).collect();
+        let corrections = corrections.iter().map(factors).collect();
         RoutesView { links, corrections, n_output, error }
     }
 
@@ -81,25 +105,35 @@ impl Routes {
         self.lock().n_output.learn(limit(max_tokens), f64::from(n_tokens.max(1)));
     }
 
-    /// A request's first token came after `actual_ms`, where `predicted_ms` was predicted with all corrections.
-    pub fn learn_error(&self, prefill: Option<usize>, decode: usize, predicted_ms: f64, actual_ms: f64) {
-        if !(predicted_ms > 0.0 && actual_ms > 0.0) {
-            return;
+    /// A request's first token came after `actual_ms`, where `predicted_ms` was predicted.
+    pub fn note_error(&self, predicted_ms: f64, actual_ms: f64) {
+        if let Some(ln) = ln_ratio(predicted_ms, actual_ms) {
+            let mut learned = self.lock();
+            learned.error = ewma(learned.error, ln.abs().max(1e-6));
         }
-        let mut learned = self.lock();
-        let ratio = (actual_ms + NOISE_MS) / (predicted_ms + NOISE_MS);
-        learned.error = ewma(learned.error, ratio.ln().abs().max(1e-6));
+    }
+
+    /// A route's own part of the time to a first token, without waiting for other requests, was `actual_ms`, where
+    /// `predicted_ms` was predicted with all corrections.
+    pub fn correct(&self, prefill: Option<usize>, decode: usize, predicted_ms: f64, actual_ms: f64) {
+        let Some(ln) = ln_ratio(predicted_ms, actual_ms) else { return };
         let row = prefill.map_or(0, |p| 1 + p);
-        if let Some(correction) = learned.corrections.get_mut(row).and_then(|row| row.get_mut(decode)) {
+        if let Some(correction) = self.lock().corrections.get_mut(row).and_then(|row| row.get_mut(decode)) {
             // In logarithms, so that twice and half are equally far from right.
-            let step = LEARNING_RATE * ratio.ln();
-            *correction = (*correction * step.exp()).clamp(*CORRECTIONS.start(), *CORRECTIONS.end());
+            let ln = (correction.ln_now() + LEARNING_RATE * ln).clamp(CORRECTIONS.start().ln(), CORRECTIONS.end().ln());
+            *correction = Correction { ln, at: Instant::now() };
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Learned> {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The logarithm of what a prediction was wrong by. `None` for nonsense.
+fn ln_ratio(predicted_ms: f64, actual_ms: f64) -> Option<f64> {
+    let ratio = (actual_ms + NOISE_MS) / (predicted_ms + NOISE_MS);
+    (predicted_ms > 0.0 && actual_ms > 0.0).then(|| ratio.ln())
 }
 
 /// Tokens that a reply of at most `max_tokens` will probably have, going by those before it. Clients that want a label
@@ -117,6 +151,9 @@ fn limit(max_tokens: Option<u32>) -> f64 {
 /// An error of some milliseconds is large for a short prompt and says nothing about a long one. Milliseconds.
 const NOISE_MS: f64 = 50.0;
 
+/// After so long half of a correction is left, if nothing has confirmed it.
+const HALF_LIFE: Duration = Duration::from_secs(600);
+
 /// Share of an error that is corrected at once. The rest may be noise.
 const LEARNING_RATE: f64 = 0.2;
 
@@ -130,11 +167,25 @@ mod tests {
         // The model says 1,000 ms for what takes 2,500.
         for _ in 0..20 {
             let correction = routes.view().corrections[1][0];
-            routes.learn_error(Some(0), 0, 1_000.0 * correction, 2_500.0);
+            routes.correct(Some(0), 0, 1_000.0 * correction, 2_500.0);
         }
         let correction = routes.view().corrections[1][0];
         assert!((correction / 2.5 - 1.0).abs() < 0.02, "{correction}");
-        assert_eq!(routes.view().corrections[0][0], 1.0, "other routes are not touched");
+        assert!((routes.view().corrections[0][0] - 1.0).abs() < 1e-9, "other routes are not touched");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_correction_that_nothing_confirms_fades() {
+        let routes = Routes::new(1, 1);
+        for _ in 0..50 {
+            routes.correct(Some(0), 0, 1_000.0, 4_000.0);
+        }
+        let correction = || routes.view().corrections[1][0];
+        assert!(correction() > 4.9, "{}", correction());
+        tokio::time::sleep(HALF_LIFE).await;
+        assert!((correction() - 5f64.sqrt()).abs() < 0.05, "{}", correction());
+        tokio::time::sleep(10 * HALF_LIFE).await;
+        assert!(correction() < 1.01, "{}", correction());
     }
 
     #[test]
@@ -153,8 +204,10 @@ mod tests {
     fn an_outage_or_nonsense_does_not_spoil_the_model() {
         let routes = Routes::new(0, 1);
         for (predicted, actual) in [(0.0, 5.0), (5.0, 0.0), (f64::NAN, 1.0), (1.0, 1e12), (1.0, 1e12)] {
-            routes.learn_error(None, 0, predicted, actual);
+            routes.correct(None, 0, predicted, actual);
+            routes.note_error(predicted, actual);
         }
+        assert!(routes.view().error.is_finite());
         let correction = routes.view().corrections[0][0];
         assert!(CORRECTIONS.contains(&correction), "{correction}");
     }

@@ -87,6 +87,9 @@ pub struct PrefillTimings {
     pub prefill_ms: f64,
     /// Of that, waiting for the reader to take frames.
     pub stalled_ms: f64,
+    /// Of that, this prompt's share of the engine's work: what it would have taken alone, as far as can be told. 0 from a
+    /// node that does not tell.
+    pub compute_ms: f64,
     /// Copying KV out of the engine.
     pub export_ms: f64,
     /// Encoding and hashing frames.
@@ -100,7 +103,8 @@ pub struct PrefillTimings {
 impl PrefillTimings {
     /// Whether the numbers are possible for a prompt of `n_tokens`.
     pub fn are_possible(&self, n_tokens: u32) -> bool {
-        let times = [self.queue_ms, self.prefill_ms, self.stalled_ms, self.export_ms, self.encode_ms];
+        let PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, encode_ms, .. } = *self;
+        let times = [queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, encode_ms];
         times.iter().all(|ms| (0.0..=MAX_MS).contains(ms)) && self.n_computed <= n_tokens && self.n_cached <= n_tokens
     }
 }

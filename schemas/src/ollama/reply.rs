@@ -171,7 +171,14 @@ mod tests {
 
     #[test]
     fn streams_have_ollamas_shape_and_order() {
-        let timings = Timings { queue_ms: 0.5, prompt_n: 2, prompt_ms: 4.0, predicted_n: 2, predicted_ms: 5.25 };
+        let timings = Timings {
+            queue_ms: 0.5,
+            prompt_n: 2,
+            prompt_ms: 4.0,
+            predicted_n: 2,
+            predicted_ms: 5.25,
+            ..Timings::default()
+        };
         let end = |reason| Some(End::generated(reason, Metrics::new(12.5, 3, 2, &timings)));
         let chat = |text: &str| line(Text::message(text.into()));
         let plain = |text: &str| line(Text::response(text.into()));

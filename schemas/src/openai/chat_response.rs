@@ -338,7 +338,14 @@ mod tests {
             |choice: ChunkChoice| ChatChunk { head: &head, choices: vec![choice], usage: Some(None), timings: None };
         let fragment = |call: ToolCallDelta| chunk(ChunkChoice::tool_call(0, ToolCallFragment::of(&call).unwrap()));
         assert_eq!(ToolCallFragment::of(&ToolCallDelta::End { index: 0 }), None);
-        let timings = Timings { queue_ms: 0.0, prompt_n: 2, prompt_ms: 4.0, predicted_n: 2, predicted_ms: 5.0 };
+        let timings = Timings {
+            queue_ms: 0.0,
+            prompt_n: 2,
+            prompt_ms: 4.0,
+            predicted_n: 2,
+            predicted_ms: 5.0,
+            ..Timings::default()
+        };
         let last = ChatChunk {
             head: &head,
             choices: vec![],

@@ -128,7 +128,14 @@ mod tests {
             Usage::new(10, 4, 3),
             r#"{"prompt_tokens":10,"completion_tokens":3,"total_tokens":13,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":0}}"#,
         );
-        let timings = Timings { queue_ms: 1.0, prompt_n: 6, prompt_ms: 12.0, predicted_n: 4, predicted_ms: 20.0 };
+        let timings = Timings {
+            queue_ms: 1.0,
+            prompt_n: 6,
+            prompt_ms: 12.0,
+            predicted_n: 4,
+            predicted_ms: 20.0,
+            ..Timings::default()
+        };
         check(
             TimingsReport::new(4, &timings, None),
             r#"{"cache_n":4,"prompt_n":6,"prompt_ms":12.0,"prompt_per_token_ms":2.0,"prompt_per_second":500.0,"predicted_n":4,"predicted_ms":20.0,"predicted_per_token_ms":5.0,"predicted_per_second":200.0}"#,

@@ -287,7 +287,8 @@ fn calling() -> Fake {
 }
 
 fn finished(choice: u32) -> Event {
-    let timings = Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0 };
+    let timings =
+        Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0, ..Timings::default() };
     let (reason, n_completion) = (FinishReason::Stop, 4);
     Event::Finished { choice, reason, stop: None, n_completion, n_reasoning: 0, timings }
 }

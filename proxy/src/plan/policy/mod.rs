@@ -83,7 +83,8 @@ mod tests {
         let mut snapshot = spark_and_mac(n_prompt, 100.0);
         snapshot.decode.push(node("mac-2", 2_940.0, 78.0));
         snapshot.prefill.push(node("spark-2", 11_140.0, 24.0));
-        snapshot.links = vec![vec![LinkRates { bytes_per_second: 1.25e9, rtt_ms: 0.3, tail_ms: 5.0 }; 2]; 2];
+        snapshot.links =
+            vec![vec![LinkRates { bytes_per_second: 1.25e9, rtt_ms: 0.3, tail_ms: 5.0, ..LinkRates::default() }; 2]; 2];
         snapshot
     }
 

@@ -3,6 +3,7 @@
 //! Planning, learning and failover are those of a running endpoint; machines and network are simulated, in a clock that
 //! jumps over waiting. All figures are of the simulation.
 
+mod bursts;
 mod chart;
 mod cluster;
 mod drift;
@@ -52,6 +53,7 @@ async fn measure() -> Result<Report, Failure> {
         note: "simulation",
         summary: grid::summarize(&cells),
         never_slower: cells,
+        bursts: bursts::run().await?,
         published: published::run().await?,
         grading: grading::run().await?,
         corrected_from: drift::corrected_from(&drift, report::CORRECTED),

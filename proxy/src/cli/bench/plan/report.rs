@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::grid::{Cell, Regret, Summary};
-use super::{drift, grading, published};
+use super::{bursts, drift, grading, published};
 
 /// Largest error of a prediction that counts as corrected.
 pub(super) const CORRECTED: f64 = 0.1;
@@ -13,6 +13,7 @@ pub(super) const CORRECTED: f64 = 0.1;
 pub(super) struct Report {
     pub note: &'static str,
     pub summary: Vec<Summary>,
+    pub bursts: Vec<bursts::Line>,
     pub published: Vec<published::Line>,
     pub grading: Vec<grading::Line>,
     /// The first request of `drift` from which on predictions were right.
@@ -35,6 +36,16 @@ impl Report {
             let Summary { pair, n, n_handoffs, ttft, completion, ttft_over_direct, completion_over_direct } = line;
             let [a, b, c, d] = [ttft, completion, ttft_over_direct, completion_over_direct].map(regret);
             println!("| {pair} | {n} | {n_handoffs} | {a} | {b} | {c} | {d} |");
+        }
+        println!(
+            "\nRequests at once, one DGX Spark and one M3 Ultra (mean time to the last token, median of the bursts):\n"
+        );
+        println!("| requests | planned | direct | handoff | regret | error of a prediction afterwards |");
+        println!("|---|---|---|---|---|---|");
+        for line in &self.bursts {
+            let bursts::Line { n_requests, planned, direct, handoff, error_afterwards } = line;
+            let (regret, error) = (percent(line.regret()), percent(*error_afterwards));
+            println!("| {n_requests} | {planned:.2} s | {direct:.2} s | {handoff:.2} s | {regret} | {error} |");
         }
         println!("\n8,192-token prompt, 32 tokens of reply, 10 Gb/s:\n");
         println!("| machines | published | simulated | difference | TTFT | planned |\n|---|---|---|---|---|---|");
