@@ -17,7 +17,7 @@ use crate::error::RequestError;
 use crate::failover::{Attempts, ask};
 use crate::generate::Caller;
 use crate::observe::EmbedWatch;
-use crate::pool::{Node, ServedModel};
+use crate::pool::{Node, ServedModel, Task};
 use crate::upstream;
 
 /// Texts that are tokenized at once: each is a small call to the node.
@@ -229,7 +229,7 @@ async fn fill(
             }
             EmbedDelta::Finished { timings } if attempt.vectors.len() == inputs.len() => {
                 attempt.timings = timings;
-                node.succeeded();
+                node.succeeded(Task::Decode);
                 return Ok(());
             }
             _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
@@ -247,11 +247,11 @@ async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<
         .filter(|(idx, node)| !failed.contains(idx) && model.ready_decode(node).is_some());
     let best = untried.min_by_key(|(_, node)| {
         let load = node.load();
-        (!node.is_trusted(), load.queued + load.active_slots)
+        (!node.is_trusted(Task::Decode), load.queued + load.active_slots)
     });
     match best {
         Some((_, node)) => {
-            node.breaker.try_pass();
+            node.breakers.of(Task::Decode).try_pass();
             Ok(node)
         }
         None => Ok(model.any_ready_but(failed).await?.0),

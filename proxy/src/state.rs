@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::build::snapshot;
 use crate::observe::RouteRecord;
-pub use crate::pool::Life;
+pub use crate::pool::{Life, Task};
 
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -102,27 +102,6 @@ pub struct ResidencyState {
     pub last_failure: Option<String>,
 }
 
-/// What a node does for this endpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Task {
-    /// Generates.
-    #[default]
-    Decode,
-    /// Computes prompts for decode nodes.
-    Prefill,
-}
-
-impl Task {
-    /// As it is shown.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Task::Decode => "decode",
-            Task::Prefill => "prefill",
-        }
-    }
-}
-
 /// A node. Its own figures are zero until it has answered.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct NodeState {
@@ -165,7 +144,7 @@ pub struct NodeState {
     pub free_kv_cells: u32,
     /// Weights and KV cache, bytes.
     pub memory_bytes: u64,
-    /// What keeps requests away from it.
+    /// What keeps requests for this task away from it.
     pub breaker: BreakerState,
     /// Prompt tokens per second, measured at about these prompt lengths.
     pub prefill_rates: Vec<RatePoint>,
@@ -226,7 +205,7 @@ pub struct RatePoint {
     pub tokens_per_second: f64,
 }
 
-/// A node's breaker.
+/// A breaker: of a node's task, of a link, or of an upstream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct BreakerState {
     /// Requests are kept away, but for one now and then.
@@ -252,6 +231,9 @@ pub struct LinkState {
     pub rtt_ms: f64,
     /// What a handoff's end takes beyond its last chunk's wire time, milliseconds.
     pub tail_ms: f64,
+    /// What keeps handoffs between the two away, well as each of them may be.
+    #[serde(default)]
+    pub breaker: BreakerState,
 }
 
 /// How often a reason made requests go another way.

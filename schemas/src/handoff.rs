@@ -88,10 +88,21 @@ pub enum HandoffFailure {
 }
 
 impl HandoffFailure {
-    /// Whether it says that the prefill node had better be left alone for a while. One that is slower than predicted
-    /// serves others well, as far as is known; predictions learn of it.
-    pub fn is_the_nodes_fault(self) -> bool {
-        self != HandoffFailure::PrefillLate
+    /// What had better be left alone for a while.
+    pub fn blame(self) -> Blame {
+        match self {
+            HandoffFailure::PrefillLate => Blame::Nobody,
+            HandoffFailure::PrefillDown
+            | HandoffFailure::PrefillBusy
+            | HandoffFailure::PrefillStalled
+            | HandoffFailure::PrefillLost
+            | HandoffFailure::PrefillRefused
+            | HandoffFailure::FrameRejected => Blame::Prefill,
+            HandoffFailure::FingerprintMismatch
+            | HandoffFailure::CanaryFailed
+            | HandoffFailure::ImportFailed
+            | HandoffFailure::AddressRefused => Blame::Pair,
+        }
     }
 
     /// As it is counted and shown.
@@ -110,6 +121,17 @@ impl HandoffFailure {
             HandoffFailure::AddressRefused => "address_refused",
         }
     }
+}
+
+/// What a failed handoff speaks against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// A node that is slower than predicted serves others well, as far as is known; predictions learn of it.
+    Nobody,
+    /// The prefill node, whoever pulls.
+    Prefill,
+    /// The two together: what one of them runs, trusts or can take in, which says nothing of the prefill node for others.
+    Pair,
 }
 
 /// What came of a handoff. Times in milliseconds, on the decode node's clock unless said otherwise.

@@ -6,13 +6,13 @@ use baton_schemas::sequence::Timings;
 use tokio::time::Instant;
 
 use super::Resilient;
-use crate::pool::Claim;
+use crate::pool::{Claim, Task};
 
 impl Resilient {
     /// The first token, here or after an engine was lost.
     pub(super) fn first_token_came(&mut self) {
         self.claims.iter_mut().for_each(Claim::prompt_done);
-        self.plan.decode().succeeded();
+        self.plan.decode().succeeded(Task::Decode);
         self.plan.decode().remember(self.request.cache_scope, &self.request.prompt);
         let actual_ms = self.planned.elapsed().as_secs_f64() * 1e3;
         let Some(prediction) = self.plan.prediction.filter(|_| !self.is_taken_up) else { return };

@@ -11,7 +11,7 @@ use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
 use crate::error::RequestError;
-use crate::pool::{Node, ServedModel};
+use crate::pool::{Node, ServedModel, Task};
 
 /// How long a request that has lost an engine before its first answer looks for one that takes it.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ impl Attempts {
     pub fn note<T>(&mut self, model: &ServedModel, node: &Arc<Node>, outcome: &Result<T, EngineError>) {
         let Err(error) = outcome else { return };
         if error.is_lost_engine() {
-            node.failed("decode_lost");
+            node.failed(Task::Decode, "decode_lost");
         }
         if may_pass(error) {
             self.failed.extend(model.decode.iter().position(|other| Arc::ptr_eq(other, node)));

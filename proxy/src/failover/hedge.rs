@@ -15,7 +15,7 @@ use super::patience::{Due, Patience};
 use super::{Resilient, acceptance, n_ctx_of};
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
-use crate::pool::Claim;
+use crate::pool::{Claim, Task};
 
 /// A second route, until one of the two has given a token. Dropping it cancels its sequence.
 pub(super) struct Hedge {
@@ -64,7 +64,7 @@ impl Resilient {
                 Heard::Second(Err(error)) => {
                     tracing::info!(%error, "the second route of a late request was lost");
                     if let Some(hedge) = self.hedge.take().filter(|_| error.is_lost_engine()) {
-                        hedge.plan.decode().failed("decode_lost");
+                        hedge.plan.decode().failed(Task::Decode, "decode_lost");
                     }
                 }
                 Heard::Nothing(Due::Late) => self.late(),

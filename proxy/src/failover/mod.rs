@@ -28,7 +28,7 @@ use self::hedge::Hedge;
 use self::patience::Patience;
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
-use crate::pool::Claim;
+use crate::pool::{Claim, Task};
 
 /// Engines that one sequence may lose in a row, without a token between, before its client is told.
 const MAX_ATTEMPTS: u32 = 8;
@@ -176,7 +176,7 @@ impl Resilient {
         let node = self.plan.decode();
         // A node that lives serves others well, as far as is known.
         if !std::mem::take(&mut self.is_stuck) {
-            node.failed("decode_lost");
+            node.failed(Task::Decode, "decode_lost");
             node.forget();
         }
         self.plan.model.fallbacks.count("decode_lost");
@@ -231,7 +231,7 @@ impl Resilient {
         self.deltas = accepted.inspect_err(|error| {
             failed.push(plan.route.decode);
             if error.is_lost_engine() {
-                plan.decode().failed("decode_lost");
+                plan.decode().failed(Task::Decode, "decode_lost");
             }
         })?;
         tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");

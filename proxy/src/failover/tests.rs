@@ -238,11 +238,11 @@ async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error(
 async fn a_lost_node_is_avoided_and_counted() {
     let pair = model(vec![node("mortal", mortal(3, 1)).await, node("spare", sim()).await]);
     run(&pair).await.unwrap();
-    assert_eq!(pair.decode[0].breaker.counts().get("decode_lost"), Some(&1));
-    assert!(!pair.decode[0].breaker.would_pass());
+    assert_eq!(pair.decode[0].breakers.of(Task::Decode).counts().get("decode_lost"), Some(&1));
+    assert!(!pair.decode[0].breakers.of(Task::Decode).would_pass());
     // Back within five seconds.
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(pair.decode[0].breaker.would_pass());
+    assert!(pair.decode[0].breakers.of(Task::Decode).would_pass());
 }
 
 #[tokio::test(start_paused = true)]

@@ -65,6 +65,20 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         "Measured round trip from a decode node to a prefill node",
         links().map(|(model, link)| (of_link((model, link)), link.rtt_ms / 1e3)),
     );
+    series.gauges(
+        "link_breaker_open",
+        "1 if no handoff is tried between two nodes, well as each of them may be",
+        links().map(|(model, link)| (of_link((model, link)), f64::from(u8::from(link.breaker.is_open)))),
+    );
+    series.counters(
+        "link_failures",
+        "Failures of handoffs that are neither node's alone, by reason",
+        links().flat_map(|(model, link)| {
+            let labels = of_link((model, link));
+            let failures = link.breaker.failures.iter();
+            failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
     series.counters(
         "fallbacks",
         "Requests that had to go another way than planned, by reason",
@@ -169,7 +183,7 @@ const NODE_GAUGES: [NodeGauge; 10] = [
     }),
     ("node_kv_cells_free", "KV cells that no running sequence holds", |node| f64::from(node.free_kv_cells)),
     ("node_memory_bytes", "Weights and KV cache", |node| node.memory_bytes as f64),
-    ("node_breaker_open", "1 if requests are kept away from the node", |node| {
+    ("node_breaker_open", "1 if requests for this task are kept away from the node", |node| {
         f64::from(u8::from(node.breaker.is_open))
     }),
     ("node_prefill_tokens_per_second", "Measured prefill rate at the longest prompts seen", |node| {

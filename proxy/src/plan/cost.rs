@@ -73,7 +73,9 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
         let prefill = prefill?;
         // A node in both lists has its own KV already. Names are unique.
         let itself = (prefill.name == decode.name).then_some("same_node");
-        prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"))
+        let pair = || *snapshot.barred_pairs.get(route.prefill?)?.get(route.decode)?;
+        let barred = prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"));
+        barred.or_else(pair)
     });
     if barred.is_some() {
         return Candidate { route, prediction: None, barred };
@@ -216,6 +218,7 @@ pub(super) mod tests {
                 tail_ms: 5.0,
                 ..LinkRates::default()
             }]],
+            barred_pairs: Vec::new(),
             corrections: Vec::new(),
             turn: 0,
         }

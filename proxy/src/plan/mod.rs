@@ -23,7 +23,7 @@ use self::cost::{Candidate, Prediction, Route, candidates};
 use self::policy::Policy;
 use self::snapshot::{NodeView, RequestSize, Snapshot};
 use crate::error::RequestError;
-use crate::pool::{Claim, Node, ServedModel, expected_output};
+use crate::pool::{Claim, Node, ServedModel, Task, expected_output};
 
 /// A decision with its reason.
 pub struct Plan {
@@ -97,9 +97,9 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     };
     let Candidate { route, prediction, .. } = &candidates[choice.candidate];
     // A node that failed lets one request through to see whether it is back: this one.
-    let may_prefill = route.prefill.is_none_or(|p| model.prefill[p].breaker.try_pass());
+    let may_prefill = may_hand_over(model, *route);
     let route = if may_prefill { *route } else { Route { prefill: None, ..*route } };
-    model.decode[route.decode].breaker.try_pass();
+    model.decode[route.decode].breakers.of(Task::Decode).try_pass();
     let direct = candidates.iter().filter(|c| c.route.prefill.is_none()).filter_map(|c| Some(c.prediction?.ttft_ms));
     let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
     Ok(Plan {
@@ -114,6 +114,14 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     })
 }
 
+/// Whether the breakers on a route's way from its prefill node let it pass. Takes their one place where they are half-open.
+fn may_hand_over(model: &ServedModel, route: Route) -> bool {
+    route.prefill.is_none_or(|p| {
+        let may_prefill = model.prefill[p].breakers.of(Task::Prefill).try_pass();
+        may_prefill && model.pairs.try_pass(p, route.decode)
+    })
+}
+
 fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapshot {
     let routes = model.routes.view();
     let size = RequestSize {
@@ -122,7 +130,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
         n_output: expected_output(&routes.n_output, request.max_tokens),
     };
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
-        let view = node.view(request.scope, request.tokens);
+        let view = node.view(Task::Prefill, request.scope, request.tokens);
         let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
         let barred = barred.or_else(|| model.bars_prefill(&*node.info()?));
         NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some("just_failed")), ..view }
@@ -132,6 +140,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
         prefill: prefill.collect(),
         decode: decode_nodes(model, request, &size),
         links: routes.links,
+        barred_pairs: model.pairs.barred(),
         corrections: routes.corrections,
         turn,
     }
@@ -142,7 +151,7 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
     let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
     let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
     let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
-        let view = node.view(request.scope, request.tokens);
+        let view = node.view(Task::Decode, request.scope, request.tokens);
         let barred = unfit[i].or(view.barred).or(request.exclude.contains(&i).then_some("just_failed"));
         NodeView { barred, ..view }
     });

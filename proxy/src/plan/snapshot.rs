@@ -54,6 +54,8 @@ pub struct Snapshot {
     pub prefill: Vec<NodeView>,
     /// Of the ways from prefill nodes to decode nodes: `links[prefill][decode]`.
     pub links: Vec<Vec<LinkRates>>,
+    /// Why no handoff is tried between two nodes that are well, if there is a reason: `barred_pairs[prefill][decode]`.
+    pub barred_pairs: Vec<Vec<Option<&'static str>>>,
     /// By how much predictions of a route have been wrong: actual ÷ predicted time to first token.
     /// `corrections[0][decode]` for direct generation, `corrections[1 + prefill][decode]` for a handoff.
     pub corrections: Vec<Vec<f64>>,

@@ -80,15 +80,62 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     assert_eq!(ask(&[0]), [Some("just_failed"), None]);
 }
 
+/// A model of which one node is in both lists.
+async fn both(n_decode: usize) -> ServedModel {
+    let decode = model(&vec![1_000; n_decode]).await.decode.clone();
+    ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode.clone(), decode)
+}
+
+fn hands_over(model: &ServedModel, decode: usize, failure: Option<HandoffFailure>) {
+    let timings = HandoffTimings { failure, ..HandoffTimings::default() };
+    model.learn_handoff(Route { decode, prefill: Some(0) }, &timings);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_pull_that_was_merely_late_keeps_nobody_away_from_its_node() {
-    let decode = model(&[1_000]).await.decode.clone();
-    let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode.clone(), decode);
+    let model = both(1).await;
     let fails = |failure| {
-        let timings = HandoffTimings { failure: Some(failure), ..HandoffTimings::default() };
-        model.learn_handoff(Route { decode: 0, prefill: Some(0) }, &timings);
-        model.prefill[0].breaker.view().is_open
+        hands_over(&model, 0, Some(failure));
+        model.prefill[0].breakers.of(Task::Prefill).is_open()
     };
     assert!(!fails(HandoffFailure::PrefillLate));
     assert!(fails(HandoffFailure::PrefillStalled));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_fails_at_one_task_and_does_the_other() {
+    let model = both(1).await;
+    let node = &model.decode[0];
+    let barred = || [Task::Decode, Task::Prefill].map(|task| node.view(task, CacheScope::SHARED, &[1]).barred);
+    hands_over(&model, 0, Some(HandoffFailure::PrefillBusy));
+    assert_eq!(barred(), [None, Some("prefill_busy")], "it generates as well as ever");
+    assert!(node.is_trusted(Task::Decode) && !node.is_trusted(Task::Prefill));
+    node.succeeded(Task::Decode);
+    assert_eq!(barred(), [None, Some("prefill_busy")], "a reply says nothing of its prefills");
+    assert_eq!(node.health.life().as_str(), "suspect");
+    node.failed(Task::Decode, "decode_lost");
+    hands_over(&model, 0, None);
+    assert_eq!(barred(), [Some("decode_lost"), None]);
+    node.succeeded(Task::Decode);
+    assert_eq!((barred(), node.health.life().as_str()), ([None, None], "ready"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decode_node_that_cannot_take_the_kv_leaves_the_prefill_node_to_others() {
+    use HandoffFailure::{AddressRefused, CanaryFailed, FingerprintMismatch, ImportFailed};
+    for failure in [AddressRefused, CanaryFailed, FingerprintMismatch, ImportFailed] {
+        let decode = model(&[1_000, 1_000]).await.decode.clone();
+        let prefill = Node::new("p".into(), None, Arc::clone(&decode[0].engine), Arc::clone(&decode[0].health));
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]);
+        let model = Arc::new(model);
+        hands_over(&model, 0, Some(failure));
+        let (reason, n) = (Some(failure.as_str()), 20);
+        assert_eq!(barred(&model, n, Some(1), &[]), [None, None, reason, None], "direct twice, then handoffs");
+        assert!(model.prefill[0].is_trusted(Task::Prefill));
+        assert_eq!(model.pairs.view(0, 0).unwrap().counts[failure.as_str()], 1);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(barred(&model, n, Some(1), &[]), [None; 4], "the pair is tried again");
+        hands_over(&model, 0, None);
+        assert!(!model.pairs.view(0, 0).unwrap().is_open);
+    }
 }

@@ -24,7 +24,7 @@ const TRIAL_TIME: Duration = MAX_PAUSE;
 /// How long a node that could be tried is waited for to be tried.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
-/// One node's breaker.
+/// A breaker: of one of a node's tasks, of a pair of nodes, or of an upstream.
 #[derive(Debug, Default)]
 pub struct Breaker(Mutex<State>);
 
@@ -72,6 +72,16 @@ impl Breaker {
     pub fn would_pass(&self) -> bool {
         let state = self.lock();
         state.closed_until.is_none_or(|until| state.was_heard && Instant::now() >= until)
+    }
+
+    /// Whether it keeps requests away, but for one now and then.
+    pub fn is_open(&self) -> bool {
+        self.lock().closed_until.is_some()
+    }
+
+    /// Why [`Breaker::try_pass`] would say no, if it would.
+    pub fn bars(&self) -> Option<&'static str> {
+        if self.would_pass() { None } else { self.last_reason() }
     }
 
     /// The node has answered a question that was asked after `since`.

@@ -13,7 +13,7 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::time::Instant;
 
-use super::{Node, ServedModel};
+use super::{Node, ServedModel, Task};
 use crate::plan::cost::Route;
 
 /// How often the pool is looked at.
@@ -74,9 +74,9 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
 }
 
 fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Instant>) -> Vec<Unknown> {
-    let idle = |node: &Node| node.load().active_slots == 0 && node.is_trusted();
-    let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node);
-    let prefills = |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node);
+    let idle = |node: &Node, task| node.load().active_slots == 0 && node.is_trusted(task);
+    let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node, Task::Decode);
+    let prefills = |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node, Task::Prefill);
     let is_due = |unknown: &Unknown| due.get(unknown).is_none_or(|at| *at <= Instant::now());
     let links = model.routes.view().links;
     let mut found = Vec::new();

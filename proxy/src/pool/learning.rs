@@ -1,9 +1,9 @@
 //! From what requests report to rates.
 
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::{Blame, HandoffTimings};
 use baton_schemas::sequence::Timings;
 
-use super::ServedModel;
+use super::{ServedModel, Task};
 use crate::plan::cost::Route;
 
 /// Fewer measure the launch and not the rate.
@@ -11,16 +11,19 @@ const MIN_TOKENS: f64 = 16.0;
 const MIN_STEPS: f64 = 4.0;
 
 impl ServedModel {
-    /// A handoff on this route succeeded, or failed for a reason that the node's breaker counts.
+    /// A handoff on this route succeeded, or failed for a reason that a breaker counts.
     pub fn learn_handoff(&self, route: Route, timings: &HandoffTimings) {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
-            if failure.is_the_nodes_fault() {
-                prefill.failed(failure.as_str());
+            match failure.blame() {
+                Blame::Nobody => {}
+                Blame::Prefill => prefill.failed(Task::Prefill, failure.as_str()),
+                Blame::Pair => self.pairs.failed(p, route.decode, failure.as_str()),
             }
             return;
         }
-        prefill.succeeded();
+        prefill.succeeded(Task::Prefill);
+        self.pairs.succeeded(p, route.decode);
         let computed = f64::from(timings.n_computed);
         // Not from its slot to its last token: other prompts are computed meanwhile.
         if computed >= MIN_TOKENS {

@@ -1,6 +1,7 @@
 //! The models this endpoint serves, and the engines behind them.
 
 mod breaker;
+mod breakers;
 mod calibration;
 mod discovery;
 mod fallbacks;
@@ -22,6 +23,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 pub use self::breaker::{Breaker, BreakerView};
+pub use self::breakers::{Breakers, Pairs, Task};
 pub use self::calibration::keep_calibrated;
 pub use self::discovery::{DISCOVERY_INTERVAL, keep_discovering};
 pub use self::fallbacks::{Fallback, Fallbacks};

@@ -11,7 +11,7 @@ use baton_schemas::sequence::CacheScope;
 use baton_schemas::{EngineError, Token};
 use tokio::time::Instant;
 
-use super::breaker::Breaker;
+use super::breakers::{Breakers, Task};
 use super::follow::{LOAD_INTERVAL, follow};
 use super::health::{Health, Why};
 use super::life::Life;
@@ -35,8 +35,8 @@ pub struct Node {
     pub engine: Arc<dyn Engine>,
     /// Where it is in its life.
     pub health: Arc<Health>,
-    /// Keeps requests away while it fails. What comes of requests is told to the node, which tells it.
-    pub breaker: Breaker,
+    /// Keep requests away while they fail. What comes of requests is told to the node, which tells them.
+    pub breakers: Breakers,
     load: Mutex<NodeLoad>,
     heard_at: Mutex<Instant>,
     claims: Claims,
@@ -66,7 +66,7 @@ impl Node {
             url,
             engine,
             health,
-            breaker: Breaker::default(),
+            breakers: Breakers::default(),
             load: Mutex::default(),
             heard_at: Mutex::new(Instant::now()),
             claims: Claims::default(),
@@ -97,9 +97,8 @@ impl Node {
             Phase::Stopping => self.health.stops(),
             Phase::Starting => self.health.loads("loading"),
         }
-        self.breaker.heard(asked);
-        if self.breaker.settle() {
-            self.health.breaker_closes();
+        if self.breakers.heard(asked) {
+            self.closes();
         }
     }
 
@@ -108,21 +107,28 @@ impl Node {
         *lock(&self.heard_at) = Instant::now();
     }
 
-    /// A request to it failed, for a reason that is the node's.
-    pub fn failed(&self, reason: &'static str) {
-        self.breaker.failed(reason);
+    /// It failed at a task, for a reason that is the node's.
+    pub fn failed(&self, task: Task, reason: &'static str) {
+        self.breakers.of(task).failed(reason);
         self.health.breaker_opens(reason);
     }
 
-    /// A request to it went well.
-    pub fn succeeded(&self) {
-        self.breaker.succeeded();
-        self.health.breaker_closes();
+    /// It did a task well.
+    pub fn succeeded(&self, task: Task) {
+        self.breakers.of(task).succeeded();
+        self.closes();
     }
 
-    /// Whether it is as good as any: it answers, and requests to it do not fail.
-    pub fn is_trusted(&self) -> bool {
-        self.breaker.would_pass() && !self.health.is_silent()
+    /// One of its breakers has closed.
+    fn closes(&self) {
+        if !self.breakers.is_any_open() {
+            self.health.breaker_closes();
+        }
+    }
+
+    /// Whether it is as good as any for a task: it answers, and does not fail at it.
+    pub fn is_trusted(&self, task: Task) -> bool {
+        self.breakers.of(task).would_pass() && !self.health.is_silent()
     }
 
     /// What the node is, or was when it was last ready.
@@ -176,8 +182,8 @@ impl Node {
         }
     }
 
-    /// What a plan has to know of it, for a prompt.
-    pub fn view(&self, scope: CacheScope, prompt: &[Token]) -> NodeView {
+    /// What a plan has to know of it, for a task and a prompt.
+    pub fn view(&self, task: Task, scope: CacheScope, prompt: &[Token]) -> NodeView {
         let load = *lock(&self.load);
         let learned = lock(&self.learned);
         let info = self.info();
@@ -186,8 +192,10 @@ impl Node {
             Life::Starting => Some("starting"),
             Life::Draining => Some("draining"),
             Life::Down => Some("down"),
-            Life::Ready | Life::Suspect if !self.breaker.would_pass() => self.breaker.last_reason(),
-            Life::Ready | Life::Suspect => self.health.is_silent().then_some("suspect"),
+            Life::Ready | Life::Suspect => {
+                let silent = || self.health.is_silent().then_some("suspect");
+                self.breakers.of(task).bars().or_else(silent)
+            }
         };
         // The node's own figures until this endpoint has better ones: they are not by length or batch.
         let known = |curve: Curve, engines: f64| if curve.is_known() { curve } else { Curve::constant(engines) };

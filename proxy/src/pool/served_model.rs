@@ -9,7 +9,7 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::succession::History;
-use super::{Fallbacks, Identity, Life, Node, READY_WAIT, Routes, names, unavailable};
+use super::{Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Task, names, unavailable};
 use crate::error::RequestError;
 use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{POLICIES, Policy};
@@ -33,6 +33,8 @@ pub struct ServedModel {
     pub deadlines: Deadlines,
     /// What was learned about routes.
     pub routes: Routes,
+    /// Keep handoffs away from pairs of nodes that cannot do one together.
+    pub pairs: Pairs,
     /// How often its requests had to go another way than planned.
     pub fallbacks: Arc<Fallbacks>,
     /// Its first decode node is this endpoint's own engine, and says what the model is. If it cannot start, a node may
@@ -58,6 +60,7 @@ impl ServedModel {
         prefill: Vec<Arc<Node>>,
     ) -> ServedModel {
         let routes = Routes::new(prefill.len(), decode.len());
+        let pairs = Pairs::new(prefill.len(), decode.len());
         ServedModel {
             name_is_configured: name.get().is_some(),
             name,
@@ -69,6 +72,7 @@ impl ServedModel {
             policy: POLICIES[0],
             deadlines: Deadlines::default(),
             routes,
+            pairs,
             fallbacks: Arc::default(),
             has_own_engine: false,
             sampling: SamplingFields::default(),
@@ -246,7 +250,7 @@ impl ServedModel {
 
     fn best_ready(&self, failed: &[usize]) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
         let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
-        let best = ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(), info.n_ctx));
+        let best = ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(Task::Decode), info.n_ctx));
         best.map(|(_, node, info)| (node, info))
     }
 }

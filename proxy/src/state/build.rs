@@ -47,14 +47,16 @@ fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) ->
         ..node(n, Task::Prefill, with_addresses)
     });
     let known = model.routes.view();
-    let from = model.prefill.iter().zip(&known.links).filter(|(from, _)| prefills(from));
-    let links = from.flat_map(|(from, row)| {
-        model.decode.iter().zip(row).filter(|(to, _)| decodes(to)).map(|(to, link)| LinkState {
+    let from = (0..).zip(model.prefill.iter().zip(&known.links)).filter(|(_, (from, _))| prefills(from));
+    let links = from.flat_map(|(p, (from, row))| {
+        let to = (0..).zip(model.decode.iter().zip(row)).filter(|(_, (to, _))| decodes(to));
+        to.map(move |(d, (to, link))| LinkState {
             prefill: from.name.clone(),
             decode: to.name.clone(),
             bytes_per_second: link.bytes_per_second,
             rtt_ms: link.rtt_ms,
             tail_ms: link.tail_ms,
+            breaker: model.pairs.view(p, d).map(breaker).unwrap_or_default(),
         })
     });
     ModelState {
@@ -86,7 +88,13 @@ fn is_anothers(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, bars:
 
 fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
     let status = node.health.status();
-    let (life, info) = (status.life(), status.running().map(Arc::clone));
+    let breaker = breaker(node.breakers.of(task).view());
+    let life = match status.life() {
+        // It fails at its other task.
+        Life::Suspect if !status.is_silent() && !breaker.is_open => Life::Ready,
+        life => life,
+    };
+    let info = status.running().map(Arc::clone);
     let (load, rates) = (node.load(), node.rates());
     let transition = |(transition, count): (Transition, u64)| TransitionState {
         from: transition.from,
@@ -114,7 +122,7 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
         queued: load.queued,
         prefill_backlog_tokens: load.prefill_backlog,
         free_kv_cells: load.free_cells,
-        breaker: breaker(node.breaker.view()),
+        breaker,
         prefill_rates: points(&rates.prefill),
         decode_rates: points(&rates.decode),
         ..of_info.unwrap_or_default()

@@ -130,9 +130,10 @@ fn links(model: &ModelState) -> String {
             measured(link.bytes_per_second > 0.0, format!("{:.1} MB/s", link.bytes_per_second / 1e6)),
             measured(link.rtt_ms > 0.0, format!("{:.2} ms", link.rtt_ms)),
             measured(link.tail_ms > 0.0, format!("{:.1} ms", link.tail_ms)),
+            breaker(&link.breaker),
         ]
     };
-    table(&["LINK", "RATE", "ROUND TRIP", "TAIL"], model.links.iter().map(row))
+    table(&["LINK", "RATE", "ROUND TRIP", "TAIL", "BREAKER"], model.links.iter().map(row))
 }
 
 fn fallbacks(model: &ModelState, now_ms: u64) -> String {
