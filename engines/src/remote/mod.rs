@@ -28,8 +28,13 @@ use crate::transport::{AddressError, Transport, explain};
 /// A node on the same machine or in the same network answers well within this, or is gone.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For calls that compute nothing on the model: rendering a very long prompt is the slowest of them.
+/// For what a node is and does, and for measurements: nothing is computed for the answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// For the head of an answer, and for all of one that comes at once. Whether a node is still worth waiting for its caller
+/// knows, from the signs of life that the node gives; this only ends what would never end. As long as `max_ms` of an
+/// endpoint's deadlines is by default.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A stream's node gives a sign of life every second; one that is silent for so long is frozen or cut off.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -104,8 +109,13 @@ impl RemoteEngine {
         read(self.request(Method::GET, call).timeout(CALL_TIMEOUT).send().await).await
     }
 
-    async fn post<T: DeserializeOwned>(&self, call: &str, body: &impl Serialize) -> Result<T, EngineError> {
-        read(self.request(Method::POST, call).timeout(CALL_TIMEOUT).json(body).send().await).await
+    async fn post<T: DeserializeOwned>(
+        &self,
+        call: &str,
+        body: &impl Serialize,
+        timeout: Duration,
+    ) -> Result<T, EngineError> {
+        read(self.request(Method::POST, call).timeout(timeout).json(body).send().await).await
     }
 }
 
@@ -128,19 +138,19 @@ impl Engine for RemoteEngine {
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
         let request = RenderRequest { conversation: conversation.clone() };
-        Ok(self.post::<Tokens>("render", &request).await?.tokens)
+        Ok(self.post::<Tokens>("render", &request, ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        Ok(self.post::<Tokens>("tokenize", request).await?.tokens)
+        Ok(self.post::<Tokens>("tokenize", request, ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        Ok(self.post::<Text>("detokenize", &Tokens { tokens: tokens.to_vec() }).await?.text)
+        Ok(self.post::<Text>("detokenize", &Tokens { tokens: tokens.to_vec() }, ANSWER_TIMEOUT).await?.text)
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
-        self.post("link", source).await
+        self.post("link", source, CALL_TIMEOUT).await
     }
 
     /// Dropping the stream closes the connection, which the node takes as a cancellation.
@@ -165,7 +175,7 @@ impl RemoteEngine {
         // The head comes once the request is queued; the stream behind it may take as long as it takes.
         let call = self.request(Method::POST, call).json(request);
         let accepted = async { accepted(call.send().await).await };
-        let reply = tokio::time::timeout(CALL_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
+        let reply = tokio::time::timeout(ANSWER_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
         let mut steps = steps(reply, SILENCE_TIMEOUT);
         let deltas = async_stream::stream! {
             loop {
@@ -252,4 +262,40 @@ fn unreachable(error: reqwest::Error) -> EngineError {
 
 fn timed_out() -> EngineError {
     EngineError::Unavailable { reason: "the engine did not answer in time".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What comes of asking a node to tokenize that answers after so many seconds.
+    async fn answered_after(seconds: u64) -> Result<Vec<Token>, EngineError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = NodeAddress::Url(format!("http://{}", listener.local_addr().unwrap()));
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await.unwrap();
+            // Only this wait takes no time: the sockets' are real.
+            tokio::time::pause();
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            tokio::time::resume();
+            let body = r#"{"tokens":[7]}"#;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all((head + body).as_bytes()).await;
+            stream
+        };
+        let engine = RemoteEngine::new(&address, "key").unwrap();
+        let request = TokenizeRequest { text: "text".into(), add_special: false, parse_special: false };
+        let (answer, _stream) = tokio::join!(engine.tokenize(&request), server);
+        answer
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_long_in_coming_is_waited_for_within_bounds() {
+        assert_eq!(answered_after(300).await, Ok(vec![7]));
+        assert!(matches!(answered_after(601).await, Err(EngineError::Unavailable { .. })));
+    }
 }

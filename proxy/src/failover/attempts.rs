@@ -23,6 +23,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 pub struct Attempts {
     failed: Vec<usize>,
+    /// One of these was asked once more, and failed or refused again.
+    was_repeated: bool,
     deadline: Option<Instant>,
     has_deputy: bool,
 }
@@ -55,8 +57,17 @@ impl Attempts {
             node.failed(Task::Decode, "decode_lost");
         }
         if may_pass(error) {
-            self.failed.extend(model.decode.iter().position(|other| Arc::ptr_eq(other, node)));
+            let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
+            match idx.filter(|idx| !self.failed.contains(idx)) {
+                Some(idx) => self.failed.push(idx),
+                None => self.was_repeated = true,
+            }
         }
+    }
+
+    /// No node is left that has not failed or refused this request: one that had was chosen again, for want of a better.
+    fn has_asked_all(&self, model: &ServedModel) -> bool {
+        self.was_repeated || self.failed.len() >= model.decode.len()
     }
 
     /// Waits for a call to a decode node as long as the node shows that it lives, and notes what came of it.
@@ -77,16 +88,15 @@ impl Attempts {
     pub async fn may_go_on(&mut self, model: &ServedModel, error: &RequestError) -> bool {
         match error {
             // Another engine may have room.
-            RequestError::Engine(EngineError::QueueFull { .. } | EngineError::Unavailable { .. }) => {
-                let has_another = self.failed.len() < model.decode.len();
+            RequestError::Engine(error @ (EngineError::QueueFull { .. } | EngineError::Unavailable { .. })) => {
+                let has_another = !self.has_asked_all(model);
                 if has_another {
-                    model.fallbacks.count("decode_busy");
+                    let is_full = matches!(error, EngineError::QueueFull { .. });
+                    model.fallbacks.count(if is_full { "decode_busy" } else { "decode_unavailable" });
                 }
                 has_another
             }
-            RequestError::Engine(error)
-                if error.is_lost_engine() && self.has_deputy && self.failed.len() >= model.decode.len() =>
-            {
+            RequestError::Engine(error) if error.is_lost_engine() && self.has_deputy && self.has_asked_all(model) => {
                 model.fallbacks.count("decode_lost");
                 false
             }
@@ -99,8 +109,8 @@ impl Attempts {
                 model.fallbacks.count("decode_lost");
                 tracing::info!(%error, "the engine was lost: trying again");
                 // Those that failed may be back.
-                if self.failed.len() >= model.decode.len() {
-                    self.failed.clear();
+                if self.has_asked_all(model) {
+                    (self.failed, self.was_repeated) = (Vec::new(), false);
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
                 true

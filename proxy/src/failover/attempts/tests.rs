@@ -103,15 +103,7 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
 /// An endpoint whose first node ends after so many calls, and whose second one is well.
 async fn app(end: End, n_calls: u32) -> App {
     let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end };
-    let decode = vec![node("stopping", stopping).await, node("spare", sim()).await];
-    let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new());
-    App {
-        admission: Admission::new(Bounds::default()),
-        pool: Arc::new(Pool::of(vec![Arc::new(model)])),
-        residency: Default::default(),
-        upstreams: Default::default(),
-        observer: Arc::new(Observer::default()),
-    }
+    over(vec![node("stopping", stopping).await, node("spare", sim()).await]).0
 }
 
 /// What a request gives, however soon the node that it is sent to ends.
@@ -165,4 +157,78 @@ async fn a_reply_comes_whatever_its_node_stops_at() {
         Ok(reply)
     })
     .await;
+}
+
+/// A node that refuses every sequence.
+struct Refusing(SimEngine, EngineError);
+
+#[async_trait]
+impl Engine for Refusing {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.0.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.0.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.0.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.0.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.0.detokenize(tokens).await
+    }
+
+    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        Err(self.1.clone())
+    }
+}
+
+/// An endpoint over these nodes.
+fn over(decode: Vec<Arc<Node>>) -> (App, Arc<ServedModel>) {
+    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()));
+    let app = App {
+        admission: Admission::new(Bounds::default()),
+        pool: Arc::new(Pool::of(vec![Arc::clone(&model)])),
+        residency: Default::default(),
+        upstreams: Default::default(),
+        observer: Arc::new(Observer::default()),
+    };
+    (app, model)
+}
+
+fn full() -> Refusing {
+    Refusing(sim(), EngineError::QueueFull { limit: 1 })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_node_is_asked_though_its_breaker_is_open() {
+    let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
+    model.decode[2].failed(Task::Decode, "decode_lost");
+    let reply = generate(&app, request("m"), &caller()).await.unwrap();
+    assert!(reply.route.contains("decode=c"), "{}", reply.route);
+    assert_eq!(model.fallbacks.view()["decode_busy"].count, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_all_refuse_ends_with_their_refusal() {
+    // The third is not there to be asked.
+    let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
+    model.decode[2].health.fails(&crate::pool::Why::plainly("unreachable", "gone"), Duration::from_secs(1));
+    let refused = generate(&app, request("m"), &caller()).await.err();
+    assert!(matches!(refused, Some(RequestError::Engine(EngineError::QueueFull { .. }))), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_not_available_is_not_counted_as_busy() {
+    let stops = Refusing(sim(), EngineError::Unavailable { reason: "stopping".into() });
+    let (app, model) = over(vec![node("a", stops).await, node("b", sim()).await]);
+    generate(&app, request("m"), &caller()).await.unwrap();
+    let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
+    assert_eq!(counts, [("decode_unavailable", 1)]);
 }
