@@ -156,10 +156,14 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
         NodeView { barred, ..view }
     });
     let mut views: Vec<_> = looked_at.collect();
-    // A node that has just failed is better than none.
-    if views.iter().all(|view| view.barred.is_some()) {
-        for (i, view) in views.iter_mut().enumerate().filter(|(i, _)| infos[*i].is_some()) {
-            view.barred = unfit[i];
+    // A node that fails is better than none, but one that has just failed this request only if there is no other.
+    for has_just_failed in [false, true] {
+        if views.iter().any(|view| view.barred.is_none()) {
+            break;
+        }
+        let those = |i: &usize| infos[*i].is_some() && request.exclude.contains(i) == has_just_failed;
+        for i in (0..views.len()).filter(those) {
+            views[i].barred = unfit[i];
         }
     }
     // Where one node has room for the whole reply, none is sent to another that would cut it short.

@@ -80,6 +80,16 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     assert_eq!(ask(&[0]), [Some("just_failed"), None]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_node_under_suspicion_is_better_than_one_that_has_just_failed_this_request() {
+    let model = model(&[1_000, 1_000]).await;
+    model.decode[1].failed(Task::Decode, "decode_lost");
+    let failed = Some("just_failed");
+    assert_eq!(barred(&model, 20, Some(1), &[]), [None, Some("decode_lost")]);
+    assert_eq!(barred(&model, 20, Some(1), &[0]), [failed, None]);
+    assert_eq!(barred(&model, 20, Some(1), &[0, 1]), [None, None], "any is better than none");
+}
+
 /// A model of which one node is in both lists.
 async fn both(n_decode: usize) -> ServedModel {
     let decode = model(&vec![1_000; n_decode]).await.decode.clone();
