@@ -55,9 +55,9 @@ fn look_at(node: &Weak<Node>) -> Option<bool> {
     let node = node.upgrade()?;
     let is_running = node.health.is_running();
     if !is_running {
-        // Not asked, so not silent; and a process that ends takes its cache with it.
+        // Not asked, so not silent; and a process that ends takes its work and its cache with it.
         node.is_heard();
-        node.forget();
+        node.ends();
     }
     Some(is_running)
 }
@@ -229,8 +229,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_falls_silent_is_suspect_and_then_down() {
-        let (seen, _) = follows(&[(vec![active(1)], Then::IsSilent)], true, 10.0).await;
-        assert_eq!(seen, ["ready", "suspect", "down"]);
+        let (seen, n_active) = follows(&[(vec![active(1)], Then::IsSilent)], true, 10.0).await;
+        assert_eq!((seen, n_active), (vec!["ready", "suspect", "down"], 0), "and runs nothing");
     }
 
     #[tokio::test(start_paused = true)]

@@ -257,6 +257,12 @@ impl Node {
         lock(&self.learned).prefixes.clear();
     }
 
+    /// Its process does not run, and so does nothing and keeps nothing.
+    pub(super) fn ends(&self) {
+        *lock(&self.load) = NodeLoad::default();
+        self.forget();
+    }
+
     /// What the node is doing, as far as is known.
     pub fn load(&self) -> NodeLoad {
         *lock(&self.load)
