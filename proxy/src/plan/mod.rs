@@ -90,22 +90,27 @@ fn choose(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Explaine
 
 /// Plans a request. Errors: no decode node can be sent requests.
 pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan, RequestError> {
-    let Explained { snapshot, candidates, policy, choice } = choose(model, request, model.routes.next_turn());
-    let Some(choice) = choice else {
-        let reason = "no engine that serves this model can be reached".to_owned();
-        return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
+    let turn = model.routes.next_turn();
+    let (Explained { snapshot, candidates, policy, .. }, choice) = loop {
+        let explained = choose(model, request, turn);
+        let Some(choice) = explained.choice else {
+            let reason = "no engine that serves this model can be reached".to_owned();
+            return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
+        };
+        // What failed lets one request through to see whether it is back. If another one was quicker, that route is barred
+        // now, and this one goes elsewhere; each breaker can send it back but once in some seconds.
+        if may_hand_over(model, explained.candidates[choice.candidate].route) {
+            break (explained, choice);
+        }
     };
-    let Candidate { route, prediction, .. } = &candidates[choice.candidate];
-    // A node that failed lets one request through to see whether it is back: this one.
-    let may_prefill = may_hand_over(model, *route);
-    let route = if may_prefill { *route } else { Route { prefill: None, ..*route } };
+    let Candidate { route, prediction, .. } = candidates[choice.candidate];
     model.decode[route.decode].breakers.of(Task::Decode).try_pass();
     let direct = candidates.iter().filter(|c| c.route.prefill.is_none()).filter_map(|c| Some(c.prediction?.ttft_ms));
     let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
     Ok(Plan {
         model: Arc::clone(model),
         route,
-        prediction: prediction.filter(|_| may_prefill),
+        prediction,
         reason: choice.reason,
         policy,
         asked_policy: request.policy,

@@ -149,3 +149,43 @@ async fn a_decode_node_that_cannot_take_the_kv_leaves_the_prefill_node_to_others
         assert!(!model.pairs.view(0, 0).unwrap().is_open);
     }
 }
+
+/// Another request that is always a little quicker to take what a breaker lets through.
+#[derive(Debug)]
+struct Outrun;
+
+static OUTRUN: OnceLock<Arc<ServedModel>> = OnceLock::new();
+
+impl Policy for Outrun {
+    fn name(&self) -> &'static str {
+        "outrun"
+    }
+
+    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<policy::Choice> {
+        OUTRUN.get().unwrap().prefill[0].breakers.of(Task::Prefill).try_pass();
+        policy::by_name("always_handoff").unwrap().choose(snapshot, candidates)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere() {
+    let decode = model(&[1_000]).await.decode.clone();
+    let prefill = Node::new("p".into(), None, Arc::clone(&decode[0].engine), Arc::clone(&decode[0].health));
+    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]));
+    assert!(OUTRUN.set(Arc::clone(&model)).is_ok());
+    model.prefill[0].failed(Task::Prefill, "prefill_lost");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let scope = CacheScope::SHARED;
+    let ask = |policy| PlanRequest {
+        tokens: &[1; 100],
+        n_replayed: 0,
+        scope,
+        max_tokens: None,
+        policy,
+        exclude: &[],
+        exclude_prefill: &[],
+    };
+    model.prefill[0].breakers.of(Task::Prefill).heard(tokio::time::Instant::now());
+    let planned = plan(&model, &ask(Some(&Outrun))).unwrap();
+    assert_eq!((planned.route.prefill, planned.reason), (None, "prefill_lost"));
+}

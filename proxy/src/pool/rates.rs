@@ -42,8 +42,8 @@ impl Curve {
         *bucket = ewma(*bucket, rate);
     }
 
-    /// The rate at a size: between measured neighbours by linear interpolation over the logarithm, beyond them the
-    /// nearest one. `None` if nothing was measured.
+    /// The rate at a size: what was measured at about this size, up to a factor of √2; else between measured neighbours
+    /// by linear interpolation over the logarithm, beyond them the nearest one. `None` if nothing was measured.
     pub fn at(&self, size: f64) -> Option<f64> {
         let position = size.max(1.0).log2().min((N_BUCKETS - 1) as f64);
         let known = |i: &usize| self.buckets[*i] > 0.0;
@@ -156,6 +156,8 @@ mod tests {
         curve.learn(4_096.0, 2_000.0);
         assert_eq!(curve.at(1_024.0), Some(1_500.0));
         assert_eq!(curve.at(4_096.0), Some(2_000.0));
+        assert_eq!(curve.at(3_000.0), Some(2_000.0), "about 4,096");
+        assert_eq!(curve.at(300.0), Some(1_000.0), "about 256");
         for nonsense in [(0.0, 1.0), (f64::NAN, 1.0), (8.0, 0.0), (8.0, f64::INFINITY), (8.0, -1.0)] {
             curve.learn(nonsense.0, nonsense.1);
         }

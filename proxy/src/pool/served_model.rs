@@ -250,7 +250,8 @@ impl ServedModel {
 
     fn best_ready(&self, failed: &[usize]) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
         let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
-        let best = ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(Task::Decode), info.n_ctx));
+        let best =
+            ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(Task::Decode), info.n_ctx));
         best.map(|(_, node, info)| (node, info))
     }
 }

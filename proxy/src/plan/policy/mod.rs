@@ -51,11 +51,16 @@ fn completion(candidate: &Candidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.completion_ms)
 }
 
-/// Why there is no handoff: what bars those there are, or that there are none.
+/// Why the best of the direct routes is taken: what bars the handoffs that there are; or where there are none, what the
+/// direct routes were compared by.
 fn why_direct(candidates: &[Candidate]) -> &'static str {
     let mut handoffs = candidates.iter().filter(|c| c.route.prefill.is_some()).peekable();
     if handoffs.peek().is_none() {
-        return "only_route";
+        return match open(candidates).count() {
+            0 | 1 => "only_route",
+            _ if open(candidates).all(|(_, c)| c.prediction.is_none()) => "rates_unknown",
+            _ => "least_time",
+        };
     }
     let reasons: Option<Vec<&'static str>> = handoffs.map(|c| c.barred).collect();
     let Some(reasons) = reasons else { return "not_worth_it" };
@@ -125,6 +130,16 @@ mod tests {
         snapshot.prefill.clear();
         snapshot.links.clear();
         assert_eq!(choose("fastest", &snapshot), Some((0, None, "only_route")));
+        snapshot.decode.push(node("mac-2", 2_940.0, 78.0));
+        for policy in ["fastest", "always_handoff"] {
+            assert_eq!(choose(policy, &snapshot), Some((1, None, "least_time")), "{policy}");
+        }
+        snapshot.decode[1].barred = Some("down");
+        assert_eq!(choose("fastest", &snapshot), Some((0, None, "only_route")), "the other cannot be taken");
+        snapshot.decode[1].barred = None;
+        snapshot.decode.iter_mut().for_each(|node| node.rates = Default::default());
+        assert_eq!(choose("fastest", &snapshot), Some((0, None, "rates_unknown")));
+        snapshot.decode.truncate(1);
         snapshot.decode[0].barred = Some("down");
         for policy in POLICIES {
             assert_eq!(choose(policy.name(), &snapshot), None);
