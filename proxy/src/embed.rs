@@ -194,9 +194,7 @@ async fn compute(
             }
             Err(error) => error,
         };
-        if !attempts.may_go_on(model, &error).await {
-            return Err(error);
-        }
+        attempts.go_on(model, error).await?;
     }
 }
 

@@ -147,8 +147,8 @@ async fn on_nodes(
     }
     loop {
         match start(model, request, caller, &mut attempts, watch).await {
-            Err(error) if attempts.may_go_on(model, &error).await => {}
-            outcome => return outcome.map(|accepted| Accepted { stay, waited, ..accepted }),
+            Err(error) => attempts.go_on(model, error).await?,
+            Ok(accepted) => return Ok(Accepted { stay, waited, ..accepted }),
         }
     }
 }

@@ -10,6 +10,7 @@ use baton_schemas::EngineError;
 use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
+use super::engine_failure::is_engine_failure;
 use crate::error::RequestError;
 use crate::pool::{Node, ServedModel, Task};
 
@@ -26,6 +27,8 @@ pub struct Attempts {
     /// One of these was asked once more, and failed or refused again.
     was_repeated: bool,
     deadline: Option<Instant>,
+    /// An engine failed at this request. It is asked of one more, and if that is no better, this is what its client is told.
+    engine_failure: Option<EngineError>,
     has_deputy: bool,
 }
 
@@ -56,7 +59,10 @@ impl Attempts {
         if error.is_lost_engine() {
             node.failed(Task::Decode, "decode_lost");
         }
-        if may_pass(error) {
+        if is_engine_failure(error) {
+            node.failed(Task::Decode, "engine_failed");
+        }
+        if may_pass(error) || is_engine_failure(error) {
             let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
             match idx.filter(|idx| !self.failed.contains(idx)) {
                 Some(idx) => self.failed.push(idx),
@@ -84,8 +90,16 @@ impl Attempts {
         outcome
     }
 
-    /// Whether to try again after this failure. Counts it, and waits before it says yes where that helps.
-    pub async fn may_go_on(&mut self, model: &ServedModel, error: &RequestError) -> bool {
+    /// Returns if there is to be another attempt after this failure. Counts it, and waits where that helps. Errors: what the
+    /// client is told, because there is none.
+    pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
+        if self.may_go_on(model, &error).await {
+            return Ok(());
+        }
+        Err(self.engine_failure.take().map_or(error, RequestError::Engine))
+    }
+
+    async fn may_go_on(&mut self, model: &ServedModel, error: &RequestError) -> bool {
         match error {
             // Another engine may have room.
             RequestError::Engine(error @ (EngineError::QueueFull { .. } | EngineError::Unavailable { .. })) => {
@@ -114,6 +128,18 @@ impl Attempts {
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
                 true
+            }
+            // Its fault or the request's: one more engine will show. Two failures are the request's.
+            RequestError::Engine(error) if is_engine_failure(error) && self.engine_failure.is_none() => {
+                let is_other =
+                    |(i, node): (usize, &Arc<Node>)| !self.failed.contains(&i) && model.ready_decode(node).is_some();
+                let has_another = model.decode.iter().enumerate().any(is_other);
+                if has_another {
+                    model.fallbacks.count("engine_failed");
+                    tracing::warn!(%error, "an engine failed: another one is asked");
+                    self.engine_failure = Some(error.clone());
+                }
+                has_another
             }
             // No other is there, but the one that was lost may be back soon.
             RequestError::Unavailable { .. }
@@ -148,8 +174,8 @@ where
             Err(error) => Err(error),
         };
         match outcome {
-            Err(error) if attempts.may_go_on(model, &error).await => {}
-            outcome => return outcome,
+            Err(error) => attempts.go_on(model, error).await?,
+            answer => return answer,
         }
     }
 }

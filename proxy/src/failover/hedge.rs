@@ -11,6 +11,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 
 use super::attempts::may_pass;
+use super::engine_failure::is_engine_failure;
 use super::patience::{Due, Patience};
 use super::{Resilient, acceptance, n_ctx_of};
 use crate::error::RequestError;
@@ -47,9 +48,11 @@ impl Resilient {
                     self.hedge = None;
                     return Ok(delta);
                 }
-                Heard::First(Err(error)) if may_pass(&error) && self.hedge.is_some() => {
-                    if error.is_lost_engine() {
-                        self.lost(&error);
+                Heard::First(Err(error))
+                    if self.hedge.is_some() && (may_pass(&error) || self.may_fail_over(&error)) =>
+                {
+                    if error.is_lost_engine() || is_engine_failure(&error) {
+                        self.left_by(&error);
                     }
                     self.take_the_hedge();
                 }

@@ -5,6 +5,7 @@
 
 mod account;
 mod attempts;
+mod engine_failure;
 mod hedge;
 mod patience;
 
@@ -24,6 +25,7 @@ use tracing::{Instrument, Span};
 use self::account::Earlier;
 use self::attempts::may_pass;
 pub use self::attempts::{Attempts, ask};
+use self::engine_failure::is_engine_failure;
 use self::hedge::Hedge;
 use self::patience::Patience;
 use crate::error::RequestError;
@@ -55,6 +57,8 @@ pub struct Resilient {
     was_hedged: bool,
     /// The last wait ended because no token came, though the node lives.
     is_stuck: bool,
+    /// An engine failed at it, and another one has it now.
+    engine_failure: Option<EngineError>,
     patience: Patience,
     /// It was lost and is on another engine now, or on its restarted one.
     is_taken_up: bool,
@@ -96,6 +100,7 @@ impl Resilient {
             hedge: None,
             was_hedged: false,
             is_stuck: false,
+            engine_failure: None,
             patience,
             is_taken_up: false,
             handoff: None,
@@ -142,9 +147,9 @@ impl Resilient {
                         yield Delta::Finished { reason, timings: earlier.and(timings, &self.request) };
                         break;
                     }
-                    Err(error) if error.is_lost_engine() => {
+                    Err(error) if error.is_lost_engine() || self.may_fail_over(&error) => {
                         n_attempts += 1;
-                        self.lost(&error);
+                        self.left_by(&error);
                         earlier.n_tokens = self.request.generated.len() as u32;
                         if self.is_complete() {
                             // The engine died between the last token and saying so.
@@ -155,9 +160,9 @@ impl Resilient {
                         if n_attempts >= MAX_ATTEMPTS {
                             Err(error.clone())?;
                         }
-                        self.take_up(error).await?;
+                        self.take_up(error).await.map_err(|error| self.first_of(error))?;
                     }
-                    Err(error) => Err(error)?,
+                    Err(error) => Err(self.first_of(error))?,
                 }
             }
         };
@@ -191,9 +196,11 @@ impl Resilient {
         // What is left of the sequence there ends, so that it stands in nobody's way.
         (self.deltas, self.claims) = (futures::stream::empty().boxed(), Vec::new());
         let deadline = Instant::now() + TAKE_UP_DEADLINE;
+        // An engine that has failed at this sequence does not take it up again; one that is lost may, once it is back.
+        let barred = is_engine_failure(&lost).then_some(self.plan.route.decode);
         let mut failed = vec![self.plan.route.decode];
         loop {
-            match self.start_again(&mut failed).await {
+            match self.start_again(&mut failed, barred).await {
                 Ok(()) => return Ok(()),
                 Err(RequestError::Engine(error)) if !may_pass(&error) => return Err(error),
                 Err(error) => tracing::info!(%error, "no engine takes the stream up yet"),
@@ -203,14 +210,14 @@ impl Resilient {
             }
             // Those that failed may be back, or have room now.
             if failed.len() >= self.plan.model.decode.len() {
-                failed.clear();
+                failed = barred.into_iter().collect();
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
-    /// Starts what is left of the sequence on a node that has not failed yet, or else notes that it has.
-    async fn start_again(&mut self, failed: &mut Vec<usize>) -> Result<(), RequestError> {
+    /// Starts what is left of the sequence on a node that has not failed yet, or else notes that it has. Never on `barred`.
+    async fn start_again(&mut self, failed: &mut Vec<usize>, barred: Option<usize>) -> Result<(), RequestError> {
         let model = Arc::clone(&self.plan.model);
         model.any_ready().await?;
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
@@ -225,6 +232,9 @@ impl Resilient {
             exclude_prefill: &[],
         };
         let plan = plan::plan(&model, &request)?;
+        if barred == Some(plan.route.decode) {
+            return Err(EngineError::Unavailable { reason: "no other engine is ready".into() }.into());
+        }
         self.request.kv_source = plan.kv_source(&self.span);
         let claims = plan.claim();
         let accepted = acceptance(&plan, self.request.clone(), &self.span).await;

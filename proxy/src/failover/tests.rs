@@ -23,6 +23,7 @@ struct Mortal {
     sim: SimEngine,
     dies_after: u32,
     n_deaths: AtomicU32,
+    of: EngineError,
 }
 
 /// A simulator that shows that it lives, and gives no token before so long. Counts the streams that run.
@@ -111,13 +112,13 @@ impl Engine for Mortal {
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
         let mut deltas = self.sim.generate(request).await?;
         let dies = self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok();
-        let dies_after = self.dies_after;
+        let (dies_after, of) = (self.dies_after, self.of.clone());
         let stream = async_stream::stream! {
             let mut n_tokens = 0;
             while let Some(delta) = deltas.next().await {
                 let is_token = matches!(delta, Ok(Delta::Token(_)));
                 if dies && n_tokens == dies_after && !matches!(delta, Ok(Delta::Started { .. })) {
-                    yield Err(EngineError::lost("killed"));
+                    yield Err(of);
                     return;
                 }
                 n_tokens += u32::from(is_token);
@@ -140,7 +141,12 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
 }
 
 fn mortal(dies_after: u32, n_deaths: u32) -> Mortal {
-    Mortal { sim: sim(), dies_after, n_deaths: AtomicU32::new(n_deaths) }
+    Mortal { sim: sim(), dies_after, n_deaths: AtomicU32::new(n_deaths), of: EngineError::lost("killed") }
+}
+
+/// Its engine fails, and says so.
+fn failing(dies_after: u32, n_deaths: u32, what: &str) -> Mortal {
+    Mortal { of: EngineError::internal(what), ..mortal(dies_after, n_deaths) }
 }
 
 fn model(decode: Vec<Arc<Node>>) -> Arc<ServedModel> {
@@ -231,6 +237,32 @@ async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error(
                 assert!(began.elapsed() >= TAKE_UP_DEADLINE);
             }
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_goes_on_elsewhere_once_where_its_engine_fails() {
+    let (expected, _, _) = run(&model(vec![node("well", sim()).await])).await.unwrap();
+    for fails_after in 0..=12 {
+        let pair = model(vec![node("fails", failing(fails_after, 9, "it")).await, node("spare", sim()).await]);
+        assert_eq!(run(&pair).await.unwrap(), (expected.clone(), 1, 12), "after {fails_after}");
+        assert_eq!((count(&pair, "engine_failed"), count(&pair, "decode_lost")), (1, 0));
+        assert_eq!(pair.decode[0].breakers.of(Task::Decode).counts().get("engine_failed"), Some(&1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_on_every_engine_ends_with_the_first_failure() {
+    for fails_after in [0, 3] {
+        let engine = async |what| node(what, failing(fails_after, 9, what)).await;
+        let all = model(vec![engine("first").await, engine("second").await, engine("third").await]);
+        let outcome = run(&all).await;
+        assert_eq!(outcome, Err(EngineError::internal("first")));
+        assert_eq!(count(&all, "engine_failed"), 1, "no third engine is asked");
+        // Where there is no other, nothing is waited for.
+        let (alone, began) = (model(vec![engine("alone").await]), Instant::now());
+        assert_eq!(run(&alone).await, Err(EngineError::internal("alone")));
+        assert!(count(&alone, "engine_failed") == 0 && began.elapsed() < RETRY_PAUSE);
     }
 }
 

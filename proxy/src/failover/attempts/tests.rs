@@ -232,3 +232,18 @@ async fn a_node_that_is_not_available_is_not_counted_as_busy() {
     let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
     assert_eq!(counts, [("decode_unavailable", 1)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_an_engine_fails_at_is_asked_of_one_more() {
+    let fails = |what: &str| Refusing(sim(), EngineError::internal(what));
+    let (app, model) = over(vec![node("a", fails("first")).await, node("b", sim()).await]);
+    let reply = generate(&app, request("m"), &caller()).await.unwrap();
+    assert!(reply.route.contains("decode=b"), "{}", reply.route);
+    let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
+    assert_eq!(counts, [("engine_failed", 1)]);
+    let decode = [node("a", fails("first")).await, node("b", fails("second")).await, node("c", sim()).await];
+    let (app, _) = over(decode.to_vec());
+    let failed = generate(&app, request("m"), &caller()).await.err();
+    let expected = EngineError::internal("first");
+    assert!(matches!(&failed, Some(RequestError::Engine(error)) if *error == expected), "{failed:?}");
+}
