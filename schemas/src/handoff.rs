@@ -130,7 +130,8 @@ pub enum Blame {
     Nobody,
     /// The prefill node, whoever pulls.
     Prefill,
-    /// The two together: what one of them runs, trusts or can take in, which says nothing of the prefill node for others.
+    /// The two together: what one of them runs, trusts or can take in, which says nothing of the prefill node for
+    /// others.
     Pair,
 }
 

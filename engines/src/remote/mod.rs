@@ -31,9 +31,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For what a node is and does, and for measurements: nothing is computed for the answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For the head of an answer, and for all of one that comes at once. Whether a node is still worth waiting for its caller
-/// knows, from the signs of life that the node gives; this only ends what would never end. As long as `max_ms` of an
-/// endpoint's deadlines is by default.
+/// For the head of an answer, and for all of one that comes at once. Whether a node is still worth waiting for its
+/// caller knows, from the signs of life that the node gives; this only ends what would never end. As long as `max_ms`
+/// of an endpoint's deadlines is by default.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A stream's node gives a sign of life every second; one that is silent for so long is frozen or cut off.

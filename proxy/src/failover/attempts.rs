@@ -27,7 +27,8 @@ pub struct Attempts {
     /// One of these was asked once more, and failed or refused again.
     was_repeated: bool,
     deadline: Option<Instant>,
-    /// An engine failed at this request. It is asked of one more, and if that is no better, this is what its client is told.
+    /// An engine failed at this request. It is asked of one more, and if that is no better, this is what its client is
+    /// told.
     engine_failure: Option<EngineError>,
     has_deputy: bool,
 }
@@ -71,7 +72,8 @@ impl Attempts {
         }
     }
 
-    /// No node is left that has not failed or refused this request: one that had was chosen again, for want of a better.
+    /// No node is left that has not failed or refused this request: one that had was chosen again, for want of a
+    /// better.
     fn has_asked_all(&self, model: &ServedModel) -> bool {
         self.was_repeated || self.failed.len() >= model.decode.len()
     }
@@ -90,8 +92,8 @@ impl Attempts {
         outcome
     }
 
-    /// Returns if there is to be another attempt after this failure. Counts it, and waits where that helps. Errors: what the
-    /// client is told, because there is none.
+    /// Returns if there is to be another attempt after this failure. Counts it, and waits where that helps. Errors:
+    /// what the client is told, because there is none.
     pub async fn go_on(&mut self, model: &ServedModel, error: RequestError) -> Result<(), RequestError> {
         if self.may_go_on(model, &error).await {
             return Ok(());

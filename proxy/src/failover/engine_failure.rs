@@ -1,7 +1,7 @@
 //! Engines that fail at a sequence and say so, where a lost one says nothing.
 //!
-//! Whether the engine or the request is to blame, the failure does not tell. One more engine shows it: it goes on, or fails
-//! too, and then the client is told what the first one said.
+//! Whether the engine or the request is to blame, the failure does not tell. One more engine shows it: it goes on, or
+//! fails too, and then the client is told what the first one said.
 
 use std::sync::Arc;
 

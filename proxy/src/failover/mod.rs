@@ -216,7 +216,8 @@ impl Resilient {
         }
     }
 
-    /// Starts what is left of the sequence on a node that has not failed yet, or else notes that it has. Never on `barred`.
+    /// Starts what is left of the sequence on a node that has not failed yet, or else notes that it has. Never on
+    /// `barred`.
     async fn start_again(&mut self, failed: &mut Vec<usize>, barred: Option<usize>) -> Result<(), RequestError> {
         let model = Arc::clone(&self.plan.model);
         model.any_ready().await?;

@@ -97,8 +97,8 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
             let reason = "no engine that serves this model can be reached".to_owned();
             return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
         };
-        // What failed lets one request through to see whether it is back. If another one was quicker, that route is barred
-        // now, and this one goes elsewhere; each breaker can send it back but once in some seconds.
+        // What failed lets one request through to see whether it is back. If another one was quicker, that route is
+        // barred now, and this one goes elsewhere; each breaker can send it back but once in some seconds.
         if may_hand_over(model, explained.candidates[choice.candidate].route) {
             break (explained, choice);
         }
@@ -119,7 +119,8 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     })
 }
 
-/// Whether the breakers on a route's way from its prefill node let it pass. Takes their one place where they are half-open.
+/// Whether the breakers on a route's way from its prefill node let it pass. Takes their one place where they are
+/// half-open.
 fn may_hand_over(model: &ServedModel, route: Route) -> bool {
     route.prefill.is_none_or(|p| {
         let may_prefill = model.prefill[p].breakers.of(Task::Prefill).try_pass();

@@ -1,7 +1,7 @@
 //! Whose failures keep requests away from what: a breaker for each task of a node, and one for each pair.
 //!
-//! A node that has no room for prompts of others may generate as well as ever, and a decode node that cannot take the KV
-//! of one prefill node, or does not trust it, says nothing of the two with others.
+//! A node that has no room for prompts of others may generate as well as ever, and a decode node that cannot take the
+//! KV of one prefill node, or does not trust it, says nothing of the two with others.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,8 @@ impl Pairs {
         self.0.get(prefill)?.get(decode)
     }
 
-    /// Whether a handoff between the two may be tried now. Asking takes the half-open state's one place: ask only to send.
+    /// Whether a handoff between the two may be tried now. Asking takes the half-open state's one place: ask only to
+    /// send.
     pub fn try_pass(&self, prefill: usize, decode: usize) -> bool {
         self.of(prefill, decode).is_none_or(Breaker::try_pass)
     }
