@@ -45,6 +45,22 @@ async fn the_same_reply_with_the_prompt_computed_elsewhere() {
         assert!(handoff[time].as_f64().unwrap() >= 0.0, "{time}");
     }
 
+    // Everything is here now: nothing is moved, and nothing says that it was.
+    let (route, again) = ask(&server, &body).await;
+    assert!(route.starts_with("direct; decode=local; policy=always_handoff; reason=cached"), "{route}");
+    assert_eq!((text(&again), &again["timings"]["handoff"]), (text(&expected), &Value::Null));
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let url = format!("{}/v1/chat/completions", server.base);
+    let call = reqwest::Client::new().post(&url).header("x-baton-policy", "always_handoff").json(&streamed);
+    let response = call.send().await.unwrap();
+    assert!(response.headers()["x-baton-route"].to_str().unwrap().starts_with("direct; decode=local"));
+    response.bytes().await.unwrap();
+    let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+    println!("{}", state["routes"]);
+    let last = state["routes"].as_array().unwrap().iter().map(|r| (&r["reason"], &r["prefill"])).collect::<Vec<_>>();
+    assert_eq!(last.iter().filter(|r| **r == (&json!("cached"), &Value::Null)).count(), 2, "{last:?}");
+
     // A second turn moves only what is new.
     let mut second = body.clone();
     let messages = second["messages"].as_array_mut().unwrap();
@@ -79,11 +95,13 @@ async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
             tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
             node.signal(signal);
         });
-        let (_, reply) = reply.0;
+        let (route, reply) = reply.0;
         assert_eq!(text(&reply), text(&expected), "{tag}");
         let handoff = &reply["timings"]["handoff"];
         println!("{tag}: {handoff}");
-        assert!(failures.contains(&handoff["failure"].as_str().unwrap()), "{handoff}");
+        let failure = handoff["failure"].as_str().unwrap();
+        assert!(failures.contains(&failure), "{handoff}");
+        assert!(route.ends_with(&format!("; failure={failure}")), "{route}");
         node.signal(Signal::CONT);
     }
 }

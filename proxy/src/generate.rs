@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
 use baton_engines::trace::TARGET;
+use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
+use tokio::sync::watch;
 use tracing::Instrument;
 
 use self::clock::Clock;
@@ -25,7 +27,7 @@ use crate::failover::{Attempts, Resilient, ask};
 use crate::observe::RequestWatch;
 use crate::plan::explanation::Explanation;
 use crate::plan::policy::Policy;
-use crate::plan::{self, PlanRequest};
+use crate::plan::{self, Plan, PlanRequest};
 use crate::pool::{Node, ServedModel};
 use crate::prompt;
 use crate::residency::Stay;
@@ -167,7 +169,7 @@ async fn on_upstream(
     watch.upstream(started.member.name(), reason, n_prompt, started.asked);
     let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
     let choices = Choices::Text(started.choices);
-    Ok(Accepted { n_prompt, route, choices, stay: None, waited: Duration::ZERO })
+    Ok(Accepted { n_prompt, route, choices, plan: None, stay: None, waited: Duration::ZERO })
 }
 
 /// What would be done with a request now, and why. It is rendered like any other, so it has to be admitted.
@@ -208,6 +210,8 @@ struct Accepted {
     n_prompt: u32,
     route: String,
     choices: Choices,
+    /// The plan that its first choice is on, as long as nothing has come of it.
+    plan: Option<watch::Receiver<Plan>>,
     /// Holds the model in memory.
     stay: Option<Stay>,
     /// How long the model was waited for.
@@ -244,6 +248,7 @@ async fn start(
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
     let constraint = form.constraint(request);
     let base = SequenceRequest { constraint, ..sequence(request, prompt, caller) };
+    let mut followed = None;
     for choice in 0..request.n {
         let mut sequence = base.clone();
         // Each choice draws with its own seed.
@@ -252,10 +257,12 @@ async fn start(
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
         let accepted = Resilient::begin(plan.for_choice(choice), sequence, span).await;
         attempts.note(model, node, &accepted);
-        choices.push(accepted.map_err(|error| refused(error, request))?.into_deltas());
+        let accepted = accepted.map_err(|error| refused(error, request))?;
+        followed.get_or_insert_with(|| accepted.follow());
+        choices.push(accepted.into_deltas());
     }
     let choices = Choices::Tokens(form, Arc::clone(model), choices);
-    Ok(Accepted { n_prompt, route, choices, stay: None, waited: Duration::ZERO })
+    Ok(Accepted { n_prompt, route, choices, plan: followed, stay: None, waited: Duration::ZERO })
 }
 
 /// The prompt, and what it says of the reply's form.
@@ -310,7 +317,7 @@ fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
 
 /// Turns the choices' deltas into events. The permit and the watch live as long as the stream.
 fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &GenerateRequest) -> EventStream {
-    let Accepted { n_prompt, choices, stay, waited, .. } = accepted;
+    let Accepted { n_prompt, choices, mut plan, stay, waited, .. } = accepted;
     let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut merged: SelectAll<_> = match choices {
         Choices::Tokens(form, model, choices) => {
@@ -343,12 +350,38 @@ fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &G
                 Err(error) => watch.failed(error),
             }
             let failed = event.is_err();
+            if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, &mut watch)) {
+                yield Ok(Event::Rerouted { route });
+            }
+            if event.as_ref().map_or(true, Event::is_result) {
+                plan = None;
+            }
             yield event;
             if failed {
                 break;
             }
         }
     })
+}
+
+/// The route, if it is not what was said of it.
+fn rerouted(
+    plan: &mut watch::Receiver<Plan>,
+    event: &Result<Event, RequestError>,
+    watch: &mut RequestWatch,
+) -> Option<String> {
+    // Without a sender the stream is over, and its last plan stands.
+    let has_changed = plan.has_changed().unwrap_or(false);
+    let now = plan.borrow_and_update();
+    if has_changed {
+        watch.rerouted(&now);
+    }
+    match event {
+        Ok(Event::Handoff { timings: HandoffTimings { failure: Some(failure), .. }, .. }) => {
+            Some(format!("{}; failure={}", *now, failure.as_str()))
+        }
+        _ => has_changed.then(|| now.to_string()),
+    }
 }
 
 /// One choice: tokens to text, up to a stop string or the engine's own end.

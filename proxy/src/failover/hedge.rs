@@ -159,7 +159,8 @@ impl Resilient {
         self.patience = Patience::for_first_token(&plan);
         (self.n_ctx, self.request.group) = (n_ctx_of(&plan), None);
         (self.handoff, self.first_token_ms) = (None, None);
-        (self.deltas, self.claims, self.planned, self.plan) = (deltas, claims, began, plan);
+        (self.deltas, self.claims, self.planned) = (deltas, claims, began);
+        self.is_on(plan);
     }
 
     /// What the first route's prediction was wrong by is not known, but that it was, and by how much at least.

@@ -19,6 +19,7 @@ use baton_schemas::sequence::{Delta, FinishReason, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
@@ -45,6 +46,8 @@ const TAKE_UP_DEADLINE: Duration = Duration::from_secs(30);
 /// A sequence on its way through the pool.
 pub struct Resilient {
     plan: Plan,
+    /// Who wants to know what it is on now.
+    followers: watch::Sender<Plan>,
     request: SequenceRequest,
     deltas: DeltaStream,
     claims: Vec<Claim>,
@@ -91,6 +94,7 @@ impl Resilient {
             }
         };
         Ok(Resilient {
+            followers: watch::Sender::new(plan.clone()),
             plan,
             request,
             deltas,
@@ -110,6 +114,11 @@ impl Resilient {
         })
     }
 
+    /// The plan that the sequence is on, as it changes: what was planned may turn out otherwise.
+    pub fn follow(&self) -> watch::Receiver<Plan> {
+        self.followers.subscribe()
+    }
+
     /// The sequence's deltas: those of a single engine, whoever they come from. Dropping the stream cancels.
     pub fn into_deltas(mut self) -> DeltaStream {
         let deltas = async_stream::try_stream! {
@@ -118,7 +127,7 @@ impl Resilient {
             loop {
                 match self.next_delta().await {
                     Ok(Delta::Started { n_cached }) => {
-                        self.patience.begins_anew();
+                        self.has_begun(n_cached);
                         if !std::mem::replace(&mut earlier.started, true) {
                             earlier.n_there = n_cached;
                             yield Delta::Started { n_cached };
@@ -167,6 +176,22 @@ impl Resilient {
             }
         };
         deltas.boxed()
+    }
+
+    /// It has its slot, with this much of its tokens' KV. Nobody is asked for what is there.
+    fn has_begun(&mut self, n_cached: u32) {
+        self.patience.begins_anew();
+        let n_tokens = self.request.prompt.len() + self.request.generated.len();
+        if self.plan.prefill().is_some() && n_cached as usize + 1 >= n_tokens {
+            let plan = self.plan.cached();
+            self.claims = plan.claim();
+            self.is_on(plan);
+        }
+    }
+
+    fn is_on(&mut self, plan: Plan) {
+        self.followers.send_replace(plan.clone());
+        self.plan = plan;
     }
 
     fn is_complete(&self) -> bool {
@@ -248,7 +273,8 @@ impl Resilient {
         tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
         (self.claims, self.handoff, self.first_token_ms, self.is_taken_up) = (claims, None, None, true);
         (self.n_ctx, self.patience) = (n_ctx_of(&plan), Patience::for_first_token(&plan));
-        (self.plan, self.planned) = (plan, Instant::now());
+        self.planned = Instant::now();
+        self.is_on(plan);
         Ok(())
     }
 }

@@ -22,6 +22,11 @@ pub enum Event {
         /// What came of it.
         timings: HandoffTimings,
     },
+    /// The reply is on another route than was said, or was, for a part of its prompt. Comes before its text.
+    Rerouted {
+        /// For `x-baton-route`, if its head is not out yet.
+        route: String,
+    },
     /// An upstream has told how long the prompt was. Comes before the first choice's end.
     Usage {
         /// Which choice, from 0.
@@ -71,6 +76,16 @@ pub enum Event {
         /// Where the time went.
         timings: Timings,
     },
+}
+
+impl Event {
+    /// Whether it is a part of the reply, or its end.
+    pub fn is_result(&self) -> bool {
+        match self {
+            Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. } => false,
+            Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. } | Event::Finished { .. } => true,
+        }
+    }
 }
 
 /// A token with its log-probabilities.

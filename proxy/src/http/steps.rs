@@ -40,6 +40,16 @@ pub enum Step {
     Event(Event),
 }
 
+impl Step {
+    /// The route that the request is on, if this says it: the last one that was said is the one.
+    pub fn route(&self) -> Option<&str> {
+        match self {
+            Step::Accepted { route, .. } | Step::Event(Event::Rerouted { route }) => Some(route),
+            Step::Event(_) => None,
+        }
+    }
+}
+
 /// Ends after every choice has finished, or with one error: a stream that just stops is not a success, and clients
 /// could not tell.
 pub type Steps = Pin<Box<dyn Stream<Item = Result<Step, RequestError>> + Send>>;
@@ -81,13 +91,16 @@ pub fn side_by_side(requests: Vec<Steps>, n_each: u32) -> Steps {
 
 fn renumber(mut step: Step, first: u32) -> Step {
     if let Step::Event(event) = &mut step {
-        let (Event::Started { choice, .. }
-        | Event::Handoff { choice, .. }
-        | Event::Usage { choice, .. }
-        | Event::Text { choice, .. }
-        | Event::Reasoning { choice, .. }
-        | Event::ToolCall { choice, .. }
-        | Event::Finished { choice, .. }) = event;
+        let choice = match event {
+            Event::Rerouted { .. } => return step,
+            Event::Started { choice, .. }
+            | Event::Handoff { choice, .. }
+            | Event::Usage { choice, .. }
+            | Event::Text { choice, .. }
+            | Event::Reasoning { choice, .. }
+            | Event::ToolCall { choice, .. }
+            | Event::Finished { choice, .. } => choice,
+        };
         *choice = choice.saturating_add(first);
     }
     step

@@ -18,7 +18,7 @@ use super::errors::Failure;
 use super::route_header::insert_route;
 use super::steps::{Step, Steps};
 use crate::error::RequestError;
-use crate::generate::{Caller, Event};
+use crate::generate::Caller;
 
 /// Writes a dialect's stream.
 pub(super) trait StreamWriter: Send + 'static {
@@ -47,10 +47,7 @@ pub(super) async fn respond<W: StreamWriter>(
     caller: &Caller,
 ) -> Result<Response, RequestError> {
     let held = hold(&mut steps, config.head_hold).await?;
-    let route = match held.first() {
-        Some(Step::Accepted { route, .. }) => route.clone(),
-        _ => String::new(),
-    };
+    let route = held.iter().rev().find_map(Step::route).unwrap_or_default().to_owned();
     let body = Body::from_stream(events(held, steps, writer, config.heartbeat, caller.clone()));
     let mut response = body.into_response();
     let headers = response.headers_mut();
@@ -69,14 +66,7 @@ async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, Reques
     // Elapsing loses nothing: the step that did not come in time stays in the stream.
     while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
         held.push(step?);
-        // All but these are results.
-        if !matches!(
-            held.last(),
-            Some(
-                Step::Accepted { .. }
-                    | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. })
-            ) | None
-        ) {
+        if matches!(held.last(), Some(Step::Event(event)) if event.is_result()) {
             break;
         }
     }

@@ -19,6 +19,8 @@ pub(super) struct Tally {
     pub(super) n_reasoning: u32,
     /// Where the time went.
     pub(super) timings: Timings,
+    /// The route, for `x-baton-route`.
+    pub(super) route: String,
     /// What came of having a prompt computed elsewhere.
     pub(super) handoff: Option<HandoffTimings>,
     choices_per_prompt: u32,
@@ -30,11 +32,15 @@ impl Tally {
         let (n_prompt, n_cached, n_completion, n_reasoning) = (0, 0, 0, 0);
         let choices_per_prompt = choices_per_prompt.max(1);
         let timings = Timings::default();
-        Tally { n_prompt, n_cached, n_completion, n_reasoning, timings, handoff: None, choices_per_prompt }
+        let route = String::new();
+        Tally { n_prompt, n_cached, n_completion, n_reasoning, timings, route, handoff: None, choices_per_prompt }
     }
 
     /// Takes a step into account.
     pub(super) fn record(&mut self, step: &Step) {
+        if let Some(route) = step.route() {
+            route.clone_into(&mut self.route);
+        }
         match step {
             Step::Accepted { n_prompt, .. } => self.n_prompt = self.n_prompt.saturating_add(*n_prompt),
             // The other choices find the prompt that the first one computed: theirs says nothing about the cache
@@ -49,7 +55,11 @@ impl Tally {
             // Choices share the prompt, so only one of them has it fetched.
             Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
             Step::Event(
-                Event::Started { .. } | Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. },
+                Event::Started { .. }
+                | Event::Rerouted { .. }
+                | Event::Text { .. }
+                | Event::Reasoning { .. }
+                | Event::ToolCall { .. },
             ) => {}
             Step::Event(Event::Finished { choice, n_completion, n_reasoning, timings, .. }) => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);

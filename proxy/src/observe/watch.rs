@@ -120,7 +120,7 @@ impl RequestWatch {
     pub fn planned(&mut self, plan: &Plan, n_prompt: u32) {
         self.planned = Some(Planned {
             at: Instant::now(),
-            route: if plan.prefill().is_some() { "handoff" } else { "direct" },
+            route: plan.kind(),
             n_prompt,
             decode: plan.decode().name.clone(),
             prefill: plan.prefill().map(|node| node.name.clone()),
@@ -130,6 +130,15 @@ impl RequestWatch {
             predicted_step_ms: plan.prediction.map(|prediction| prediction.step_ms),
             direct_ttft_ms: plan.direct_ttft_ms,
         });
+    }
+
+    /// Its first choice is on another route than was planned. What was predicted was not of that.
+    pub fn rerouted(&mut self, plan: &Plan) {
+        let Some(planned) = &mut self.planned else { return };
+        (planned.route, planned.reason) = (plan.kind(), plan.reason);
+        plan.decode().name.clone_into(&mut planned.decode);
+        planned.prefill = plan.prefill().map(|node| node.name.clone());
+        planned.predicted_ttft_ms = None;
     }
 
     /// An upstream answers, which was asked then. The prompt's length is an estimate until it tells.
@@ -160,6 +169,7 @@ impl RequestWatch {
                 }
             }
             Event::Handoff { timings, .. } => self.handoff = Some(*timings),
+            Event::Rerouted { .. } => {}
             Event::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
                 if let Some(planned) = &mut self.planned {

@@ -26,6 +26,7 @@ use crate::error::RequestError;
 use crate::pool::{Claim, Node, ServedModel, Task, expected_output};
 
 /// A decision with its reason.
+#[derive(Clone)]
 pub struct Plan {
     /// The model's nodes.
     pub model: Arc<ServedModel>,
@@ -41,6 +42,8 @@ pub struct Plan {
     pub asked_policy: Option<&'static dyn Policy>,
     /// What direct generation on the best decode node should have taken until the first token, ms.
     pub direct_ttft_ms: Option<f64>,
+    /// What the decode node should take by itself.
+    alone: Option<Prediction>,
     /// Prompt tokens that the computing node does not have.
     n_missing: u32,
 }
@@ -106,6 +109,8 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     let Candidate { route, prediction, .. } = candidates[choice.candidate];
     model.decode[route.decode].breakers.of(Task::Decode).try_pass();
     let direct = candidates.iter().filter(|c| c.route.prefill.is_none()).filter_map(|c| Some(c.prediction?.ttft_ms));
+    let is_alone = |c: &&Candidate| c.route == Route { prefill: None, ..route };
+    let alone = candidates.iter().find(is_alone).and_then(|c| c.prediction);
     let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
     Ok(Plan {
         model: Arc::clone(model),
@@ -115,6 +120,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
         policy,
         asked_policy: request.policy,
         direct_ttft_ms: direct.min_by(f64::total_cmp),
+        alone,
         n_missing: snapshot.request.n_prefill().saturating_sub(computing.n_cached),
     })
 }
@@ -202,6 +208,11 @@ impl Plan {
         self.route.prefill.map(|p| &self.model.prefill[p])
     }
 
+    /// The kind of its route, in one word for counting.
+    pub fn kind(&self) -> &'static str {
+        if self.route.prefill.is_some() { "handoff" } else { "direct" }
+    }
+
     /// What the decode node is told of where to get the prompt's KV, for a reply under this span.
     pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
@@ -214,7 +225,21 @@ impl Plan {
         Plan {
             model: Arc::clone(&self.model),
             prediction: self.prediction.filter(|_| is_first),
+            alone: self.alone.filter(|_| is_first),
             n_missing: if is_first { self.n_missing } else { 0 },
+            ..*self
+        }
+    }
+
+    /// What becomes of it if the decode node turns out to have the whole prompt: nothing is left to hand over. A plan can
+    /// only guess what is cached where.
+    pub fn cached(&self) -> Plan {
+        Plan {
+            model: Arc::clone(&self.model),
+            route: Route { prefill: None, ..self.route },
+            prediction: self.alone,
+            reason: "cached",
+            n_missing: 0,
             ..*self
         }
     }
@@ -231,8 +256,8 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.prefill() {
-            None => write!(f, "direct; decode={}", self.decode().name)?,
-            Some(prefill) => write!(f, "handoff; prefill={}; decode={}", prefill.name, self.decode().name)?,
+            None => write!(f, "{}; decode={}", self.kind(), self.decode().name)?,
+            Some(prefill) => write!(f, "{}; prefill={}; decode={}", self.kind(), prefill.name, self.decode().name)?,
         }
         write!(f, "; policy={}; reason={}", self.policy, self.reason)?;
         if let Some(prediction) = &self.prediction {

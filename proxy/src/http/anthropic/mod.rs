@@ -115,24 +115,28 @@ fn usage(tally: &Tally) -> Usage {
 
 /// Waits for all of a request. Dropping the future cancels it.
 async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
-    let (mut content, mut tally, mut chosen_route) = (Content::default(), Tally::new(1), String::new());
+    let (mut content, mut tally) = (Content::default(), Tally::new(1));
     let mut end = Stop { reason: FinishReason::Stop, sequence: None };
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
-            Step::Accepted { route, .. } => chosen_route = route,
             Step::Event(Event::Text { text, .. }) => content.text(&text),
             Step::Event(Event::Reasoning { text, .. }) if head.shows_thinking => content.thinking(&text),
             Step::Event(Event::ToolCall { call, .. }) => content.call(&call),
             // Steps end only after this.
             Step::Event(Event::Finished { reason, stop, .. }) => end = Stop { reason, sequence: stop },
-            Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. } | Event::Reasoning { .. },
+            Step::Accepted { .. }
+            | Step::Event(
+                Event::Started { .. }
+                | Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Reasoning { .. },
             ) => {}
         }
     }
     let mut response = Json(head.begun(usage(&tally)).ended(content, end)).into_response();
-    insert_route(response.headers_mut(), &chosen_route);
+    insert_route(response.headers_mut(), &tally.route);
     Ok(response)
 }

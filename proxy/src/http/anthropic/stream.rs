@@ -51,9 +51,13 @@ impl StreamWriter for MessageWriter {
                 String::new()
             }
             Step::Accepted { .. }
-            | Step::Event(Event::Handoff { .. } | Event::Usage { .. } | Event::Text { .. } | Event::Reasoning { .. }) => {
-                String::new()
-            }
+            | Step::Event(
+                Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Text { .. }
+                | Event::Reasoning { .. },
+            ) => String::new(),
         }
     }
 

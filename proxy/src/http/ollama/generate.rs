@@ -109,13 +109,12 @@ async fn loaded(
 
 /// Waits for all of a request. Dropping the future cancels it.
 async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestError> {
-    let (mut all, mut all_tokens, mut chosen_route) = (Said::default(), Vec::new(), String::new());
+    let (mut all, mut all_tokens) = (Said::default(), Vec::new());
     let (mut tally, mut end, mut calls) = (Tally::new(1), FinishReason::Stop, CallCollector::default());
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
-            Step::Accepted { route, .. } => chosen_route = route,
             Step::Event(Event::Text { text, tokens, .. }) => {
                 all.text.push_str(&text);
                 all_tokens.extend(tokens);
@@ -129,10 +128,13 @@ async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestE
                 end = reason;
                 all.append(calls.rest().as_ref().map(Said::unfinished).unwrap_or_default());
             }
-            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
+            Step::Accepted { .. }
+            | Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+            ) => {}
         }
     }
     let mut response = Json(shape.last(all, &all_tokens, shape.end(end, &tally))).into_response();
-    insert_route(response.headers_mut(), &chosen_route);
+    insert_route(response.headers_mut(), &tally.route);
     Ok(response)
 }

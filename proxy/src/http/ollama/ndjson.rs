@@ -46,7 +46,9 @@ impl StreamWriter for LineWriter {
                 rest.map(|call| line(&self.shape.line(Said::unfinished(&call), &[]))).unwrap_or_default()
             }
             Step::Accepted { .. }
-            | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => String::new(),
+            | Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+            ) => String::new(),
         }
     }
 

@@ -19,13 +19,14 @@ pub(super) async fn collect<C: Choices>(
 ) -> Result<(String, Completion<C::Whole>), RequestError> {
     let mut choices: Vec<C::Whole> = (0..shape.n_choices).map(|index| shapes.unfinished(index)).collect();
     let mut tally = Tally::new(shape.choices_per_prompt);
-    let mut chosen_route = String::new();
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
-            Step::Accepted { route, .. } => chosen_route = route,
-            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
+            Step::Accepted { .. }
+            | Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+            ) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }
@@ -36,7 +37,7 @@ pub(super) async fn collect<C: Choices>(
         }
     }
     let completion = Completion { head: shape.head, choices, usage: usage(&tally), timings: timings(&tally) };
-    Ok((chosen_route, completion))
+    Ok((tally.route, completion))
 }
 
 fn at<T>(choices: &mut [T], index: u32) -> Result<&mut T, RequestError> {

@@ -64,7 +64,9 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
         let mut out = String::new();
         match step {
             Step::Accepted { .. }
-            | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
+            | Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+            ) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 self.write_openings(&mut out);
                 if !text.is_empty() || !tokens.is_empty() {

@@ -58,14 +58,16 @@ pub async fn create(
 
 /// Waits for all of a request. Dropping the future cancels it.
 async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
-    let (mut output, mut tally, mut chosen_route) = (head.no_output(), Tally::new(1), String::new());
+    let (mut output, mut tally) = (head.no_output(), Tally::new(1));
     let mut end = FinishReason::Stop;
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
-            Step::Accepted { route, .. } => chosen_route = route,
-            Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => {}
+            Step::Accepted { .. }
+            | Step::Event(
+                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+            ) => {}
             Step::Event(Event::Text { text, tokens, .. }) => output.text(&text, &logprobs(&tokens)),
             Step::Event(Event::Reasoning { text, .. }) => output.reasoning(&text),
             Step::Event(Event::ToolCall { call, .. }) => output.call(&call),
@@ -76,7 +78,7 @@ async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
     output.finish(end);
     let mut response =
         Json(head.finished(End { reason: end, at: now() }, output.into_items(), usage(&tally))).into_response();
-    insert_route(response.headers_mut(), &chosen_route);
+    insert_route(response.headers_mut(), &tally.route);
     Ok(response)
 }
 

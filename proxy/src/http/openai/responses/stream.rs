@@ -40,7 +40,9 @@ impl StreamWriter for ResponseWriter {
         created
             + &match step {
                 Step::Accepted { .. }
-                | Step::Event(Event::Started { .. } | Event::Handoff { .. } | Event::Usage { .. }) => String::new(),
+                | Step::Event(
+                    Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                ) => String::new(),
                 Step::Event(Event::Text { text, tokens, .. }) => self.events.text(text, &logprobs(tokens)),
                 Step::Event(Event::Reasoning { text, .. }) => self.events.reasoning(text),
                 Step::Event(Event::ToolCall { call, .. }) => self.events.call(call),
