@@ -125,6 +125,9 @@ async fn a_model_is_loaded_once_for_all_who_wait_and_goes_when_nobody_needs_it()
         assert_eq!(reply["choices"], replies[0].1["choices"], "without a seed: the model's own temperature is 0");
     }
     assert_eq!(server.children().len(), 1);
+    let asked = json!({ "model": "small", "input": "Hello", "max_output_tokens": 2 });
+    let (_, response) = post(&server, "/v1/responses", &asked).await;
+    assert_eq!(response["temperature"], 0.0, "as tokens were drawn: {response}");
     let resident = residency(&server, "smol").await;
     assert_eq!((&resident["loads"], &resident["life"]), (&json!(1), &json!("loaded")));
     assert!(resident["load_seconds"].as_f64().unwrap() > 0.0);

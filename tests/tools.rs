@@ -193,6 +193,24 @@ async fn a_required_call_is_of_one_of_the_tools() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn functions_of_responses_are_strict_where_that_is_possible() {
+    let server = Server::start(&[]);
+    let mut flat = clock()["function"].clone();
+    flat["type"] = json!("function");
+    flat["parameters"]["properties"]["zones"] = json!({ "type": "array", "uniqueItems": true });
+    let mut body = json!({ "model": "smollm2", "input": "Hi", "max_output_tokens": 8, "tools": [flat] });
+    let (status, reply) = post(&server, "/v1/responses", &body).await;
+    assert_eq!((status, &reply["tools"][0]["strict"]), (200, &Value::Null), "{reply}");
+    body["tools"][0]["strict"] = json!(true);
+    let (status, reply) = post(&server, "/v1/responses", &body).await;
+    assert_eq!(status, 400, "{reply}");
+    assert!(reply["error"]["message"].as_str().unwrap().contains("uniqueItems"), "{reply}");
+    body["tools"][0]["strict"] = json!(false);
+    let (status, reply) = post(&server, "/v1/responses", &body).await;
+    assert_eq!((status, &reply["tools"][0]["strict"]), (200, &json!(false)), "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_free_choice_ends_in_text_or_whole_calls() {
     let server = Server::start(&[]);
     let mut strict = weather();

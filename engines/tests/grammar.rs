@@ -93,6 +93,23 @@ async fn control_tokens_are_part_of_a_form_and_not_of_text() {
 }
 
 #[tokio::test]
+async fn what_need_not_be_kept_is_held_where_it_can_be() {
+    let Some(rig) = Rig::start().await else { return };
+    let held = |word: &str| json!({ "type": "object", "properties": { "a": { "enum": [word] } }, "required": ["a"] });
+    let mut unknown = held("first");
+    unknown["properties"]["b"] = json!({ "type": "array", "uniqueItems": true });
+    let either = |name: &str, schema: &serde_json::Value| {
+        let with = |schema| Rule::Sequence(vec![Rule::literal(name), Rule::Json(schema)]);
+        Rule::FirstKnown(vec![with(schema.clone()), with(json!({ "type": "object" }))])
+    };
+    let tools = Rule::OneOf(vec![either("one ", &unknown), either("two ", &held("second"))]);
+    let said = rig.after("two {\"a\": ", Some(&tools)).await;
+    assert!(said.starts_with("\"second\""), "{said}");
+    let said = rig.after("one {\"zzz\": ", Some(&tools)).await;
+    assert!(!said.is_empty(), "any object will do");
+}
+
+#[tokio::test]
 async fn what_cannot_be_kept_is_refused_with_the_field_that_asks_for_it() {
     let Some(rig) = Rig::start().await else { return };
     let rule = Rule::Sequence(vec![Rule::literal("x"), Rule::Json(json!({ "type": "array", "uniqueItems": true }))]);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use baton_engines::DeltaStream;
 use baton_engines::trace::TARGET;
+use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Timings};
@@ -45,7 +46,8 @@ pub async fn generate(app: &App, mut request: GenerateRequest, caller: &Caller) 
         Ok((permit, accepted)) => {
             let (n_prompt, route) = (accepted.n_prompt, accepted.route.clone());
             tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
-            Ok(Generation { n_prompt, route, events: hold(permit, watch, accepted, &request) })
+            let sampling = request.sampling.clone();
+            Ok(Generation { n_prompt, route, sampling, events: hold(permit, watch, accepted, &request) })
         }
         Err(error) => {
             watch.failed(&error);
@@ -480,6 +482,8 @@ pub struct Generation {
     pub n_prompt: u32,
     /// One line on where this request runs and why, for `x-baton-route`.
     pub route: String,
+    /// How tokens are drawn, with the model's defaults where the client chose nothing.
+    pub sampling: Sampling,
     /// Events of all choices, interleaved. Ends after every choice has finished, or with an error.
     pub events: EventStream,
 }

@@ -41,6 +41,8 @@ pub enum Rule {
     Sequence(Vec<Rule>),
     /// One of these.
     OneOf(Vec<Rule>),
+    /// The first of these that the engine knows all of; the last one if it knows none.
+    FirstKnown(Vec<Rule>),
     /// As often as that.
     Repeat {
         /// What.
@@ -61,6 +63,33 @@ impl Rule {
     /// Any text.
     pub fn text() -> Rule {
         Rule::Pattern(r"(.|\n)*".to_owned())
+    }
+
+    /// Whether it holds a [`Rule::FirstKnown`].
+    pub fn has_alternatives(&self) -> bool {
+        match self {
+            Rule::FirstKnown(_) => true,
+            Rule::Sequence(rules) | Rule::OneOf(rules) => rules.iter().any(Rule::has_alternatives),
+            Rule::Repeat { rule, .. } => rule.has_alternatives(),
+            Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) => false,
+        }
+    }
+
+    /// The rule with each [`Rule::FirstKnown`] decided by `knows`.
+    pub fn decided(&self, knows: &mut impl FnMut(&Rule) -> bool) -> Rule {
+        match self {
+            Rule::FirstKnown(rules) => {
+                let Some((last, earlier)) = rules.split_last() else { return Rule::Sequence(Vec::new()) };
+                let earlier = earlier.iter().map(|rule| rule.decided(knows)).collect::<Vec<_>>();
+                earlier.into_iter().find(|rule| knows(rule)).unwrap_or_else(|| last.decided(knows))
+            }
+            Rule::Sequence(rules) => Rule::Sequence(rules.iter().map(|rule| rule.decided(knows)).collect()),
+            Rule::OneOf(rules) => Rule::OneOf(rules.iter().map(|rule| rule.decided(knows)).collect()),
+            Rule::Repeat { rule, min, max } => {
+                Rule::Repeat { rule: Box::new(rule.decided(knows)), min: *min, max: *max }
+            }
+            Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) => self.clone(),
+        }
     }
 
     /// This or nothing.
@@ -139,6 +168,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn alternatives_are_decided_one_by_one_wherever_they_stand() {
+        let either = |a: &str, b: &str| Rule::FirstKnown(vec![Rule::literal(a), Rule::literal(b)]);
+        let rule = |a: Rule, b: Rule| Rule::Sequence(vec![Rule::optional(a), Rule::OneOf(vec![b, Rule::text()])]);
+        let open = rule(either("a", "b"), either("c", "d"));
+        assert!(open.has_alternatives());
+        let mut asked = 0;
+        let decided = open.decided(&mut |rule| {
+            asked += 1;
+            *rule == Rule::literal("c")
+        });
+        assert_eq!((&decided, asked), (&rule(Rule::literal("b"), Rule::literal("c")), 2));
+        assert!(!decided.has_alternatives());
+        assert_eq!(Rule::FirstKnown(Vec::new()).decided(&mut |_| true), Rule::Sequence(Vec::new()));
+    }
 
     #[test]
     fn schemas_are_objects_of_a_bounded_size() {

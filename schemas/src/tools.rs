@@ -11,8 +11,20 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON Schema of its arguments: an object's.
     pub parameters: Value,
-    /// Its arguments have to follow the schema even where the model is free to call it or not.
-    pub strict: bool,
+    /// Whether its arguments have to follow the schema even where the model is free to call it or not.
+    pub strict: Strictness,
+}
+
+/// Whether the arguments of a tool's free calls are held to its schema. Those of forced calls always are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Strictness {
+    /// They are not.
+    #[default]
+    Loose,
+    /// If the engine knows all of the schema. Otherwise they are any object.
+    IfKnown,
+    /// They are, and a schema of which the engine does not know all is refused.
+    Strict,
 }
 
 impl Tool {

@@ -45,17 +45,38 @@ impl Compiler {
         }
         let factory = self.factory.get_or_init(|| factory(&self.vocabulary));
         let factory = factory.as_ref().map_err(EngineError::internal)?;
-        let (grammar, field) = self.grammar(constraint);
-        let matcher = Matcher::new(factory.create_parser(grammar));
-        if let Some(problem) = matcher.get_error() {
-            return Err(EngineError::invalid(format!("{field}: {}", first_line(&problem))));
-        }
+        let matcher = self.compile_with(factory, constraint)?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= MAX_KEPT {
             kept.pop_front();
         }
         kept.push_back((constraint.clone(), matcher.deep_clone()));
         Ok(matcher)
+    }
+
+    fn compile_with(&self, factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher, EngineError> {
+        let (grammar, field) = self.grammar(constraint);
+        let matcher = Matcher::new(factory.create_parser(grammar));
+        let Some(problem) = matcher.get_error() else { return Ok(matcher) };
+        let Constraint::Grammar { rule, .. } = constraint else { return Err(refused(field, &problem)) };
+        if !rule.has_alternatives() {
+            return Err(refused(field, &problem));
+        }
+        // What is unknown may be in what need not be held: each such part is tried alone. If all of them are known, they
+        // are too much together.
+        let mut n_known = 0;
+        let one_by_one = rule.decided(&mut |part| {
+            let grammar = TopLevelGrammar::from_lark(lark::write(part, &self.vocabulary));
+            let is_known = Matcher::new(factory.create_parser(grammar)).get_error().is_none();
+            n_known += u32::from(is_known);
+            is_known
+        });
+        tracing::info!(field, problem = first_line(&problem), n_known, "schemas that nobody insists on are not held");
+        let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
+        self.compile_with(factory, &decided(one_by_one)).or_else(|error| match n_known {
+            0 => Err(error),
+            _ => self.compile_with(factory, &decided(rule.decided(&mut |_| false))),
+        })
     }
 
     /// What is compiled, and which of the client's fields asks for it.
@@ -108,6 +129,10 @@ fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
     factory.quiet();
     factory.limits_mut().verbose_errors = false;
     Ok(factory)
+}
+
+fn refused(field: &str, problem: &str) -> EngineError {
+    EngineError::invalid(format!("{field}: {}", first_line(problem)))
 }
 
 fn first_line(text: &str) -> &str {

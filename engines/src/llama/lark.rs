@@ -48,6 +48,8 @@ impl Writer {
             },
             Rule::Sequence(rules) => self.joined(rules, " "),
             Rule::OneOf(rules) => self.joined(rules, " | "),
+            // Who compiles it decides the others.
+            Rule::FirstKnown(rules) => self.joined(&rules[..rules.len().min(1)], " "),
             // Lark has no words for never.
             Rule::Repeat { max: Some(0), .. } => quoted(""),
             Rule::Repeat { rule, min, max } => {

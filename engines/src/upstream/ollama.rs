@@ -3,7 +3,7 @@
 use baton_schemas::FinishReason;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Conversation, Input, Message};
-use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::tools::{Strictness, ToolCallDelta};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -122,7 +122,7 @@ fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), Upst
         return Err(fields.unsupported("tool_choice"));
     }
     if !tools.offered().is_empty() {
-        if tools.offered().iter().any(|tool| tool.strict) {
+        if tools.offered().iter().any(|tool| tool.strict == Strictness::Strict) {
             return Err(fields.unsupported("tools.strict"));
         }
         fields.put("tools", tools.offered().iter().map(|tool| tool.definition()).collect::<Vec<_>>(), true)?;

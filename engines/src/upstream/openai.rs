@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Conversation, Input};
-use baton_schemas::tools::ToolChoice;
+use baton_schemas::tools::{Strictness, ToolChoice};
 use serde_json::{Map, Value, json};
 
 use self::chunks::ChunkReader;
@@ -209,7 +209,8 @@ fn tools(fields: &mut Fields<'_>) -> Result<(), UpstreamError> {
     }
     let definitions = tools.offered().iter().map(|tool| {
         let mut definition = tool.definition();
-        if tool.strict {
+        // Other servers refuse schemas that they cannot hold.
+        if tool.strict == Strictness::Strict {
             definition["function"]["strict"] = true.into();
         }
         definition

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_schemas::generate::Sampling;
 use baton_schemas::{EngineError, GenerateRequest};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Backend;
 use crate::error::RequestError;
-use crate::generate::{Caller, Event};
+use crate::generate::{Caller, Event, Generation};
 
 /// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +36,8 @@ pub enum Step {
         n_prompt: u32,
         /// For `x-baton-route`.
         route: String,
+        /// How tokens are drawn.
+        sampling: Sampling,
     },
     /// It goes on.
     Event(Event),
@@ -59,8 +62,8 @@ pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller
     let steps = async_stream::try_stream! {
         let mut n_open = request.n;
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
-        yield Step::Accepted { n_prompt: generation.n_prompt, route: generation.route };
-        let mut events = generation.events;
+        let Generation { n_prompt, route, sampling, mut events } = generation;
+        yield Step::Accepted { n_prompt, route, sampling };
         while n_open > 0 {
             let event = or_drained(&drain, events.next()).await?.ok_or_else(cut_short)??;
             if matches!(event, Event::Finished { .. }) {

@@ -7,7 +7,7 @@ use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Input};
 use baton_schemas::node::NodeInfo;
 use baton_schemas::thinking::{ThinkTags, thinks};
-use baton_schemas::tools::{Tool, ToolChoice, ToolUse};
+use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
 use baton_schemas::{GenerateRequest, Token};
 use serde_json::{Value, json};
 
@@ -117,7 +117,7 @@ impl ReplyForm {
     }
 
     fn has_strict(&self) -> bool {
-        self.called.iter().any(|tool| tool.strict)
+        self.called.iter().any(|tool| tool.strict != Strictness::Loose)
     }
 
     fn grammar_of_calls(&self) -> Calls<'_> {
@@ -125,11 +125,15 @@ impl ReplyForm {
         let callable = self.tools.callable();
         let is_named = matches!(self.tools.choice, ToolChoice::Named(_));
         let max = if is_named || !self.tools.parallel { 1 } else { MAX_CALLS };
-        let schema = |tool: &Tool| match is_forced || tool.strict {
-            true => arguments_schema(&tool.parameters),
-            false => json!({ "type": "object" }),
+        let held = |tool: &Tool| Rule::Json(arguments_schema(&tool.parameters));
+        let free = || Rule::Json(json!({ "type": "object" }));
+        let arguments = |tool: &Tool| match tool.strict {
+            _ if is_forced => vec![held(tool)],
+            Strictness::Strict => vec![held(tool)],
+            Strictness::IfKnown => vec![held(tool), free()],
+            Strictness::Loose => vec![free()],
         };
-        Calls { tools: callable.into_iter().map(|tool| (tool.name.as_str(), Rule::Json(schema(tool)))).collect(), max }
+        Calls { tools: callable.into_iter().map(|tool| (tool.name.as_str(), arguments(tool))).collect(), max }
     }
 
     /// What follows the model's reasoning, which is free.

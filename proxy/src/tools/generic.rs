@@ -116,6 +116,7 @@ fn spelled_call(call: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::tools::Strictness;
     use serde_json::json;
 
     use super::*;
@@ -132,7 +133,8 @@ mod tests {
     }
 
     fn one_tool() -> ToolUse {
-        let tool = Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: false };
+        let tool =
+            Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: Strictness::Loose };
         ToolUse { tools: vec![tool], ..ToolUse::default() }
     }
 

@@ -73,8 +73,8 @@ pub trait ToolFormat: Send + Sync + Debug {
 /// Calls that a reply may hold.
 #[derive(Debug, Clone)]
 pub struct Calls<'a> {
-    /// The tools that may be called, with the schema that arguments have to follow.
-    pub tools: Vec<(&'a str, Rule)>,
+    /// The tools that may be called, with what arguments have to be: the first of these that the engine knows all of.
+    pub tools: Vec<(&'a str, Vec<Rule>)>,
     /// Calls in one reply at most.
     pub max: u32,
 }
@@ -82,7 +82,11 @@ pub struct Calls<'a> {
 impl Calls<'_> {
     /// One rule for each tool, any of which may be.
     fn one_of(&self, rule: impl Fn(&str, &Rule) -> Rule) -> Rule {
-        Rule::OneOf(self.tools.iter().map(|(name, arguments)| rule(name, arguments)).collect())
+        let any = |name: &str, arguments: &[Rule]| match arguments {
+            [only] => rule(name, only),
+            several => Rule::FirstKnown(several.iter().map(|arguments| rule(name, arguments)).collect()),
+        };
+        Rule::OneOf(self.tools.iter().map(|(name, arguments)| any(name, arguments)).collect())
     }
 }
 

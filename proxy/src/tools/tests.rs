@@ -2,8 +2,12 @@
 
 mod cut;
 
+use baton_engines::Engine;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::constraint::Constraint;
+use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::thinking::ThinkTags;
-use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::tools::{Strictness, ToolCallDelta};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -14,10 +18,32 @@ use super::*;
 const THINK: ThinkTags = ThinkTags { open: "<think>", close: "</think>" };
 
 fn tools() -> Arc<[Tool]> {
-    let tool = |name: &str, parameters| Tool { name: name.into(), description: None, parameters, strict: false };
+    let tool =
+        |name: &str, parameters| Tool { name: name.into(), description: None, parameters, strict: Strictness::Loose };
     let look = json!({ "type": "object", "properties": {
         "place": { "type": "string" }, "days": { "type": "integer" }, "deep": { "type": "object" } } });
     [tool("look", look), tool("stop", Tool::no_parameters())].into()
+}
+
+#[tokio::test]
+async fn free_calls_are_held_as_strictly_as_their_function_says() {
+    let info = SimEngine::new(SimConfig::default()).info().await.unwrap();
+    let held = |said: &str| {
+        let body = format!(
+            r#"{{"model": "m", "input": "hi", "tools": [{{"type": "function", "name": "f",
+            "parameters": {{"type": "object", "properties": {{"a": {{"const": 7}}}}}} {said}}}]}}"#
+        );
+        let request = ResponsesRequest::parse(body.as_bytes(), 1).unwrap().generate;
+        match ReplyForm::of(&request, &info).unwrap().constraint(&request) {
+            Some(Constraint::Grammar { rule, .. }) => {
+                Some((rule.has_alternatives(), format!("{rule:?}").contains("const")))
+            }
+            Some(other) => panic!("{other:?}"),
+            None => None,
+        }
+    };
+    assert_eq!(held(""), Some((true, true)), "OpenAI's functions are strict by themselves");
+    assert_eq!((held(r#", "strict": true"#), held(r#", "strict": false"#)), (Some((false, true)), None));
 }
 
 /// A reader for a format, with reasoning between tags if `thinks`.

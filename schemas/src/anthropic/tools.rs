@@ -32,6 +32,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::tools::Strictness;
 
     fn parsed(choice: Value) -> Result<ToolUse, String> {
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
@@ -47,7 +48,8 @@ mod tests {
         let tools = parsed(json!(null)).unwrap();
         assert_eq!(tools.tools.iter().map(|tool| &*tool.name).collect::<Vec<_>>(), ["f", "g"]);
         assert_eq!(tools.tools[0].parameters["properties"]["a"]["type"], "integer");
-        assert!(tools.parallel && !tools.tools[0].strict && tools.tools[1].strict);
+        assert!(tools.parallel);
+        assert_eq!([tools.tools[0].strict, tools.tools[1].strict], [Strictness::Loose, Strictness::Strict]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::fields::Fields;
 use super::invalid::InvalidRequest;
-use crate::tools::{Tool, ToolChoice, ToolUse, ToolsError, check};
+use crate::tools::{Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
 
 /// How a dialect writes tools down.
 #[derive(Clone, Copy)]
@@ -19,6 +19,8 @@ pub(crate) struct Form {
     choice: &'static str,
     /// The `type` of tools that the client runs. Others run on the servers of the API's maker.
     kind: &'static str,
+    /// What a tool is that says nothing of it.
+    strict: Strictness,
     /// Whether tools of other types are left out, as nobody here can run them, or refused.
     skips_others: bool,
 }
@@ -31,13 +33,15 @@ impl Form {
         schema: "parameters",
         choice: "tool_choice",
         kind: "function",
+        strict: Strictness::Loose,
         skips_others: false,
     };
     /// That of chats before tools were called so.
     pub(crate) const FUNCTIONS: Form =
         Form { list: "functions", function: None, choice: "function_call", ..Form::CHAT };
-    /// That of `/v1/responses`.
-    pub(crate) const RESPONSES: Form = Form { function: None, skips_others: true, ..Form::CHAT };
+    /// That of `/v1/responses`, where functions are strict unless they say otherwise.
+    pub(crate) const RESPONSES: Form =
+        Form { function: None, strict: Strictness::IfKnown, skips_others: true, ..Form::CHAT };
     /// Anthropic's.
     pub(crate) const ANTHROPIC: Form =
         Form { function: None, schema: "input_schema", kind: "custom", skips_others: true, ..Form::CHAT };
@@ -79,7 +83,11 @@ impl Form {
             name: function.string("name")?.unwrap_or_default().to_owned(),
             description: function.string("description")?.map(str::to_owned),
             parameters: function.get(self.schema).map_or_else(Tool::no_parameters, Value::clone),
-            strict: function.boolean("strict")?.unwrap_or(false),
+            strict: match function.boolean("strict")? {
+                None => self.strict,
+                Some(false) => Strictness::Loose,
+                Some(true) => Strictness::Strict,
+            },
         })
     }
 
@@ -159,7 +167,8 @@ mod tests {
         let full = json!({ "type": "function", "function": {
             "name": "f", "description": "d", "parameters": schema, "strict": true, "odd": 1 } });
         let tools = parsed(json!({ "tools": [full, tool("g.h-1")], "parallel_tool_calls": false })).unwrap();
-        assert!(!tools.parallel && tools.tools[0].strict && !tools.tools[1].strict);
+        assert!(!tools.parallel);
+        assert_eq!([tools.tools[0].strict, tools.tools[1].strict], [Strictness::Strict, Strictness::Loose]);
         assert_eq!(
             tools.tools[0].definition(),
             json!({ "type": "function", "function": { "name": "f", "description": "d", "parameters": schema } })

@@ -3,7 +3,7 @@ use std::time::Duration;
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::{Message, Sampling};
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::tools::{Tool, ToolUse};
+use baton_schemas::tools::{Strictness, Tool, ToolUse};
 
 use super::*;
 use crate::upstream::{Deadlines, Kind, UpstreamSettings};
@@ -106,8 +106,10 @@ fn fields_have_the_names_of_each_server() {
 #[test]
 fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
     let (_, body) = call(Kind::OpenAi, |request| {
-        let tool = Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: true };
-        request.tools = ToolUse { tools: vec![tool], choice: ToolChoice::Required, parallel: false };
+        let tool =
+            Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: Strictness::Strict };
+        let other = Tool { name: "g".into(), strict: Strictness::IfKnown, ..tool.clone() };
+        request.tools = ToolUse { tools: vec![tool, other], choice: ToolChoice::Required, parallel: false };
         let Input::Chat(conversation) = &mut request.input else { panic!() };
         let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
         let assistant = Message { role: "assistant".into(), tool_calls: calls, ..Message::default() };
@@ -117,6 +119,7 @@ fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
     .unwrap();
     assert_eq!((&body["tool_choice"], &body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
     assert_eq!(body["tools"][0]["function"]["strict"], true);
+    assert_eq!(body["tools"][1]["function"].get("strict"), None, "other servers refuse what they cannot hold");
     let messages = &body["messages"];
     assert_eq!(messages[1]["content"], Value::Null);
     assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);

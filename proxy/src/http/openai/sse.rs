@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn roles_come_first_by_index_then_text_then_ends() {
-        let accepted = || Step::Accepted { n_prompt: 5, route: "direct".into() };
+        let accepted = || Step::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() };
         let started = |choice| Step::Event(Event::Started { choice, n_cached: 1 });
         check(
             1,

@@ -24,7 +24,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
-use baton_schemas::generate::ChatPrompt;
+use baton_schemas::generate::{ChatPrompt, Sampling};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::sequence::{Alternative, Logprobs, Timings};
@@ -87,6 +87,8 @@ impl Drop for Live {
 impl Backend for Fake {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
         let live = Live::new(&self.live);
+        // As of a model with a default of its own.
+        let sampling = Sampling { top_p: 0.25, ..request.sampling.clone() };
         self.requests.lock().unwrap().push((request, caller));
         for act in &self.before {
             match act {
@@ -110,7 +112,7 @@ impl Backend for Fake {
                 }
             }
         });
-        Ok(Generation { n_prompt: 5, route: "direct test".into(), events })
+        Ok(Generation { n_prompt: 5, route: "direct test".into(), sampling, events })
     }
 
     async fn embed(&self, request: EmbedRequest, _: &Caller) -> Result<Embedded, RequestError> {

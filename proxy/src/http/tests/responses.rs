@@ -18,6 +18,7 @@ async fn a_whole_response_is_one_object() {
     assert_eq!(response["output"][0]["content"][0]["text"], "Hello");
     assert_eq!((&response["usage"]["input_tokens"], &response["usage"]["output_tokens"]), (&json!(5), &json!(4)));
     assert_eq!(response["usage"]["input_tokens_details"]["cached_tokens"], 2);
+    assert_eq!((&response["temperature"], &response["top_p"]), (&json!(0.8), &json!(0.25)), "as tokens were drawn");
     assert_eq!(server.fake.requests.lock().unwrap()[0].0.max_tokens, Some(9));
 }
 
@@ -47,6 +48,7 @@ async fn a_stream_is_numbered_and_ends_with_the_whole_response() {
         ]
     );
     let last = &events.last().unwrap().1["response"];
+    assert_eq!((&events[0].1["response"]["top_p"], &last["top_p"]), (&json!(0.25), &json!(0.25)));
     assert_eq!(last["output"][0]["content"][0]["text"], "Hello");
     assert_eq!(
         (&last["id"], &last["created_at"]),

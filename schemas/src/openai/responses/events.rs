@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::output::{Item, Kind, Output, Part, Status, last_status};
 use super::response::{End, Failure, Head, Response, ResponseUsage};
+use crate::generate::Sampling;
 use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
@@ -85,6 +86,11 @@ impl EventWriter {
     pub fn new(head: Head) -> Self {
         let output = head.no_output();
         EventWriter { head, output, n_written: 0 }
+    }
+
+    /// Tokens are drawn like this. To be said before anything is written.
+    pub fn samples_with(&mut self, sampling: &Sampling) {
+        self.head.echo.samples_with(sampling);
     }
 
     /// The first two events.

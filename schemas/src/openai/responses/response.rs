@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::output::{Item, Output};
+use crate::generate::Sampling;
 use crate::sequence::FinishReason;
 
 /// What a reply repeats of its request.
@@ -44,6 +45,16 @@ pub struct Echo {
     pub prompt_cache_key: Option<String>,
     /// `user`.
     pub user: Option<String>,
+}
+
+impl Echo {
+    /// Tokens are drawn like this: a model has defaults of its own for what the client left open.
+    pub fn samples_with(&mut self, sampling: &Sampling) {
+        self.temperature = sampling.temperature;
+        self.top_p = sampling.top_p;
+        self.presence_penalty = sampling.presence_penalty;
+        self.frequency_penalty = sampling.frequency_penalty;
+    }
 }
 
 /// What is known of a response before its first token.

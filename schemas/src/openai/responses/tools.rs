@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::request::InvalidRequest;
 use crate::request::fields::Fields;
 use crate::request::tools::{Form, parallel, plain_choice};
-use crate::tools::{Tool, ToolChoice, ToolUse};
+use crate::tools::{Strictness, Tool, ToolChoice, ToolUse};
 
 const CHOICE: &str = "tool_choice";
 
@@ -47,14 +47,19 @@ fn allowed(root: Fields<'_>, chosen: Fields<'_>, parallel: bool) -> Result<ToolU
     Ok(ToolUse { choice, ..tools })
 }
 
-/// A function as replies repeat it.
+/// A function as replies repeat it. Without a word of the client's the schema is held if it can be, which is known only
+/// later: `strict` is null then.
 pub(super) fn echo(tool: &Tool) -> Value {
     json!({
         "type": "function",
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters,
-        "strict": tool.strict,
+        "strict": match tool.strict {
+            Strictness::Loose => Some(false),
+            Strictness::IfKnown => None,
+            Strictness::Strict => Some(true),
+        },
     })
 }
 
@@ -68,14 +73,18 @@ mod tests {
 
     fn tools() -> Value {
         json!([{"type": "web_search"}, {"type": "function", "name": "f", "description": "d", "strict": true,
-            "parameters": {"type": "object"}}, {"type": "function", "name": "g"}])
+            "parameters": {"type": "object"}}, {"type": "function", "name": "g"},
+            {"type": "function", "name": "h", "strict": false}])
     }
 
     #[test]
     fn functions_stand_flat_and_other_tools_are_skipped() {
         let all = parsed(json!({ "tools": tools(), "parallel_tool_calls": false })).unwrap();
-        assert_eq!(all.tools.iter().map(|tool| &*tool.name).collect::<Vec<_>>(), ["f", "g"]);
-        assert!(all.tools[0].strict && !all.tools[1].strict && !all.parallel);
+        assert_eq!(all.tools.iter().map(|tool| &*tool.name).collect::<Vec<_>>(), ["f", "g", "h"]);
+        assert!(!all.parallel);
+        let strict: Vec<_> = all.tools.iter().map(|tool| (tool.strict, echo(tool)["strict"].clone())).collect();
+        use Strictness::{IfKnown, Loose, Strict};
+        assert_eq!(strict, [(Strict, json!(true)), (IfKnown, json!(null)), (Loose, json!(false))]);
         assert_eq!(
             echo(&all.tools[0]),
             json!({"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": true})
@@ -92,7 +101,7 @@ mod tests {
         let some = of(json!({"type": "allowed_tools", "mode": "required", "tools": g})).unwrap();
         assert_eq!((some.choice, &*some.tools[0].name, some.tools.len()), (ToolChoice::Required, "g", 1));
         assert_eq!(of(json!("always")), Err("tool_choice".into()));
-        assert_eq!(of(json!({"type": "function", "name": "h"})), Err("tool_choice".into()));
+        assert_eq!(of(json!({"type": "function", "name": "i"})), Err("tool_choice".into()));
         assert_eq!(of(json!({"type": "file_search"})), Err("tool_choice".into()));
         assert_eq!(of(json!({"type": "allowed_tools", "tools": []})), Err("tool_choice.tools".into()));
         assert_eq!(

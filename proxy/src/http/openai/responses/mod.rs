@@ -57,15 +57,15 @@ pub async fn create(
 }
 
 /// Waits for all of a request. Dropping the future cancels it.
-async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
+async fn whole(mut steps: Steps, mut head: Head) -> Result<Response, RequestError> {
     let (mut output, mut tally) = (head.no_output(), Tally::new(1));
     let mut end = FinishReason::Stop;
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
         match step {
-            Step::Accepted { .. }
-            | Step::Event(
+            Step::Accepted { sampling, .. } => head.echo.samples_with(&sampling),
+            Step::Event(
                 Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
             ) => {}
             Step::Event(Event::Text { text, tokens, .. }) => output.text(&text, &logprobs(&tokens)),

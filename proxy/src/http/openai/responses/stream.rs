@@ -36,6 +36,9 @@ impl StreamWriter for ResponseWriter {
 
     fn write(&mut self, step: &Step) -> String {
         self.tally.record(step);
+        if let Step::Accepted { sampling, .. } = step {
+            self.events.samples_with(sampling);
+        }
         let created = self.create();
         created
             + &match step {
