@@ -14,11 +14,14 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
-use super::{Failure, HttpState};
+use super::{Failure, HttpState, unread};
 
 /// How long the rest of an overlong body is read and thrown away. A client that is still sending when the connection
 /// closes gets a reset instead of the 413.
 const DISCARD_FOR: Duration = Duration::from_secs(2);
+
+/// And how much of it. A body that goes on behind that has no end that anybody would want to see.
+const DISCARD_BYTES: u64 = 64 << 20;
 
 /// The body's bytes, decompressed.
 pub struct JsonBody(pub Bytes);
@@ -34,7 +37,8 @@ impl FromRequest<HttpState> for JsonBody {
         let Some(bytes) = read.await.map_err(|_elapsed| too_slow())?? else {
             // Who waits for '100 Continue' may not have begun to send; reading would tell it to.
             if !head.headers.contains_key(header::EXPECT) {
-                discard(body).await;
+                // If it does not end, the reply says that the connection does: see `unread`.
+                unread::discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await;
             }
             return Err(too_large(limit));
         };
@@ -65,12 +69,6 @@ async fn read(body: &mut Body, limit: usize) -> Result<Option<Bytes>, Failure> {
         bytes.extend_from_slice(&data);
     }
     Ok(Some(bytes.freeze()))
-}
-
-async fn discard(mut body: Body) {
-    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-    // Elapsed: the client keeps sending, and may see a reset.
-    let _ = tokio::time::timeout(DISCARD_FOR, rest).await;
 }
 
 /// How a body is compressed.

@@ -38,7 +38,7 @@ pub(super) async fn settle(request: Request, next: Next) -> Response {
     let request = request.map(|body| Body::new(Lent { body: Some(body), back: Some(back) }));
     let mut response = next.run(request).await;
     let is_read = match unread.try_recv() {
-        Ok(body) => !waits && discard(body).await,
+        Ok(mut body) => !waits && discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await,
         // It was read to its end, or a handler still reads it.
         Err(_) => true,
     };
@@ -48,9 +48,9 @@ pub(super) async fn settle(request: Request, next: Next) -> Response {
     response
 }
 
-/// Reads to the end; whether it came.
-async fn discard(mut body: Body) -> bool {
-    let mut n_left = DISCARD_BYTES;
+/// Reads to the end, if that comes within so many bytes and so much time; whether it did.
+pub(super) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration) -> bool {
+    let mut n_left = max_bytes;
     let rest = async {
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else { return false };
@@ -62,7 +62,7 @@ async fn discard(mut body: Body) -> bool {
         }
         true
     };
-    tokio::time::timeout(DISCARD_FOR, rest).await.unwrap_or(false)
+    tokio::time::timeout(max_time, rest).await.unwrap_or(false)
 }
 
 /// A body that goes back to its owner unless it is read to the end.

@@ -81,3 +81,26 @@ async fn a_body_that_does_not_come_or_does_not_end_closes_it_in_so_many_words() 
     let reply = read_reply(&mut waiting).await;
     assert!(reply.starts_with("HTTP/1.1 404 ") && says_close(&reply), "{reply}");
 }
+
+#[tokio::test]
+async fn a_body_without_an_end_is_not_read_for_ever() {
+    let server = start_with(hello(), HttpConfig { max_body_bytes: 1 << 20, ..HttpConfig::default() }).await;
+    let mut client = server.connect().await;
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    let chunk = [b"100000\r\n".as_slice(), &vec![b' '; 1 << 20], b"\r\n"].concat();
+    let (mut reader, mut writer) = client.split();
+    let sends = async {
+        for n_mib in 0..1_024 {
+            if writer.write_all(&chunk).await.is_err() {
+                return n_mib;
+            }
+        }
+        panic!("a gibibyte was read");
+    };
+    let mut reply = Vec::new();
+    let (n_mib, _) = tokio::join!(sends, reader.read_to_end(&mut reply));
+    assert!(n_mib < 128, "{n_mib} MiB were read");
+    let reply = String::from_utf8_lossy(&reply);
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 413 ") && says_close(&reply), "{reply}");
+}
