@@ -133,6 +133,7 @@ async fn a_model_is_loaded_once_for_all_who_wait_and_goes_when_nobody_needs_it()
     assert!(resident["load_seconds"].as_f64().unwrap() > 0.0);
     let running = get(&server, "/api/ps").await;
     let expires_at: jiff::Timestamp = running["models"][0]["expires_at"].as_str().unwrap().parse().unwrap();
+    assert_eq!(running["models"][0]["size"], resident["bytes"], "one account of what it takes");
     let left = expires_at.duration_since(jiff::Timestamp::now()).as_secs();
     assert!((200..=300).contains(&left), "{left} s of the default five minutes are left");
 

@@ -166,6 +166,13 @@ pub struct Memory {
     pub kv: u64,
 }
 
+impl Memory {
+    /// Both.
+    pub fn bytes(self) -> u64 {
+        self.model.saturating_add(self.kv)
+    }
+}
+
 /// How far a node is, by its own account.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

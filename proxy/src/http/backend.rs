@@ -120,6 +120,16 @@ impl Model {
         self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.life == "loaded")
     }
 
+    /// Bytes that it takes in memory: of one that comes and goes what is reckoned with, as `/baton/state` tells it, else its
+    /// weights and its KV cache.
+    pub fn memory_bytes(&self) -> u64 {
+        match (&self.presence, &self.info) {
+            (Some(presence), _) => presence.bytes,
+            (None, Some(info)) => info.memory.bytes(),
+            (None, None) => 0,
+        }
+    }
+
     /// Whether this is one of its names.
     pub fn is_called(&self, name: &str) -> bool {
         self.names.iter().any(|known| names::are_same(known, name))

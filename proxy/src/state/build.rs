@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use baton_schemas::node::NodeInfo;
+use baton_schemas::node::{NodeInfo, NodeLoad};
 
 use super::{
     BreakerState, EndpointState, FallbackState, LinkState, ModelState, NodeState, RatePoint, RequestsState,
@@ -107,7 +107,7 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
         model: info.model.clone(),
         n_ctx: info.n_ctx,
         slots: info.n_slots,
-        memory_bytes: info.memory.model.saturating_add(info.memory.kv),
+        memory_bytes: info.memory.bytes(),
         ..NodeState::default()
     });
     NodeState {

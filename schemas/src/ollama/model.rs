@@ -101,11 +101,10 @@ impl Model {
         }
     }
 
-    /// A model in `/api/ps`, until when it stays (RFC 3339). How much of it is in a GPU's memory is not known, so
-    /// Ollama's `size_vram` is left out.
-    pub fn running(name: &str, info: &NodeInfo, expires_at: String) -> Self {
+    /// A model in `/api/ps`, the bytes that it takes, and until when it stays (RFC 3339). How much of it is in a GPU's memory
+    /// is not known, so Ollama's `size_vram` is left out.
+    pub fn running(name: &str, info: &NodeInfo, size: u64, expires_at: String) -> Self {
         let running = Running { expires_at, context_length: info.n_ctx };
-        let size = info.memory.model.saturating_add(info.memory.kv);
         Model { size, running: Some(running), ..model(name, Some(info)) }
     }
 }
@@ -243,7 +242,7 @@ mod tests {
         let tags = ModelList { models: vec![Model::listed("smollm2", since(), Some(&info()))] };
         check(tags, include_str!("golden/tags.json"));
         check(
-            ModelList { models: vec![Model::running("smollm2", &info(), NEVER.to_owned())] },
+            ModelList { models: vec![Model::running("smollm2", &info(), info().memory.bytes(), NEVER.to_owned())] },
             include_str!("golden/ps.json"),
         );
         check(Show::new(since(), &info()), include_str!("golden/show.json"));

@@ -80,14 +80,19 @@ fn nodes(model: &ModelState) -> String {
             node.name.clone(),
             node.task.as_str().to_owned(),
             life,
-            format!("{}/{}", node.active_slots, node.slots),
-            node.queued.to_string(),
+            known(node, format!("{}/{}", node.active_slots, node.slots)),
+            known(node, node.queued.to_string()),
             rate(node.prefill_rates.last()),
             rate(node.decode_rates.first()),
             breaker,
         ]
     };
     table(&head, model.nodes.iter().map(row))
+}
+
+/// Nothing of a node that does not run, or has not answered yet.
+fn known(node: &NodeState, text: String) -> String {
+    if node.slots > 0 { text } else { "-".to_owned() }
 }
 
 fn breaker(breaker: &BreakerState) -> String {
@@ -233,10 +238,11 @@ mod tests {
             },
             ..node("prefill-1", Task::Prefill)
         };
+        let gone = NodeState { name: "gone-1".into(), life: Life::Down, ..NodeState::default() };
         let model = ModelState {
             name: "m\x1b[2J".into(),
             policy: "fastest".into(),
-            nodes: vec![node("local", Task::Decode), spark],
+            nodes: vec![node("local", Task::Decode), spark, gone],
             links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
             fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
             prediction_error: 0.1,
@@ -302,6 +308,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
+        let gone = text.lines().find(|line| line.contains("gone-1")).unwrap();
+        assert!(gone.contains("  -      -       -"), "{gone:?}: nobody knows its slots");
         assert!(!text.contains('\x1b'), "control characters of others reach the terminal");
     }
 }

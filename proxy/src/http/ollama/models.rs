@@ -27,7 +27,7 @@ pub(super) async fn running(State(state): State<HttpState>, Extension(caller): E
     let running = models.iter().filter(|model| model.is_loaded()).filter_map(|model| {
         let expires_at = model.presence.as_ref().and_then(|presence| presence.expires_at);
         let expires_at = expires_at.map_or_else(|| NEVER.to_owned(), rfc3339);
-        Some(Model::running(model.names.first()?, model.info.as_deref()?, expires_at))
+        Some(Model::running(model.names.first()?, model.info.as_deref()?, model.memory_bytes(), expires_at))
     });
     Json(ModelList { models: running.collect() })
 }
