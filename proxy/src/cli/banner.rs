@@ -1,41 +1,81 @@
 //! What a person sees when the server is up: lines to paste.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-/// The ready message for a server at `address`, which other machines reach at `lan`, and Ollama's clients at `ollama`.
-pub(super) fn banner(
-    address: SocketAddr,
-    lan: Option<IpAddr>,
-    ollama: Option<SocketAddr>,
-    model: &str,
-    needs_key: bool,
-) -> String {
-    let base = format!("http://{}", reachable(address));
-    let elsewhere = lan.map_or_else(String::new, |lan| {
-        format!("\nFrom other machines: http://{}/v1", SocketAddr::new(lan, address.port()))
-    });
-    let ollama = ollama.map_or_else(|| base.clone(), |address| format!("http://{}", reachable(address)));
-    let (key, header) = match needs_key {
-        true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
-        false => ("none", ""),
-    };
-    format!(
-        r#"
+/// The ready message of a server.
+pub(super) struct Banner<'a> {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Where other machines reach it.
+    pub lan: Option<IpAddr>,
+    /// Where Ollama's clients do, if elsewhere.
+    pub ollama: Option<SocketAddr>,
+    /// The model of the lines.
+    pub model: &'a str,
+    /// Whether they take an API key.
+    pub needs_key: bool,
+    /// Whether the model takes chats. One without a template continues texts.
+    pub chats: bool,
+}
+
+/// A request of each client, and where in a chunk its text is.
+struct Lines {
+    path: &'static str,
+    json: &'static str,
+    call: &'static str,
+    python: &'static str,
+    text: &'static str,
+}
+
+const CHAT: Lines = Lines {
+    path: "chat/completions",
+    json: r#""messages":[{"role":"user","content":"Why is the sky blue?"}]"#,
+    call: "chat.completions",
+    python: r#"messages=[{"role": "user", "content": "Why is the sky blue?"}]"#,
+    text: "delta.content or \"\"",
+};
+
+const COMPLETION: Lines = Lines {
+    path: "completions",
+    json: r#""prompt":"The sky is blue because","max_tokens":64"#,
+    call: "completions",
+    python: r#"prompt="The sky is blue because", max_tokens=64"#,
+    text: "text",
+};
+
+impl fmt::Display for Banner<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Banner { address, lan, ollama, model, needs_key, chats } = *self;
+        let base = format!("http://{}", reachable(address));
+        let elsewhere = lan.map_or_else(String::new, |lan| {
+            format!("\nFrom other machines: http://{}/v1", SocketAddr::new(lan, address.port()))
+        });
+        let ollama = ollama.map_or_else(|| base.clone(), |address| format!("http://{}", reachable(address)));
+        let (key, header) = match needs_key {
+            true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
+            false => ("none", ""),
+        };
+        let Lines { path, json, call, python, text } = if chats { CHAT } else { COMPLETION };
+        write!(
+            f,
+            r#"
 Baton serves {model} at {base}/v1{elsewhere}
 
-  curl -N {base}/v1/chat/completions{header} -d '{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Why is the sky blue?"}}]}}'
+  curl -N {base}/v1/{path}{header} -d '{{"model":"{model}","stream":true,{json}}}'
 
   # Python, with: pip install openai
   from openai import OpenAI
   client = OpenAI(base_url="{base}/v1", api_key="{key}")
-  for chunk in client.chat.completions.create(model="{model}", stream=True,
-          messages=[{{"role": "user", "content": "Why is the sky blue?"}}]):
-      print(chunk.choices[0].delta.content or "", end="", flush=True)
+  for chunk in client.{call}.create(model="{model}", stream=True,
+          {python}):
+      print(chunk.choices[0].{text}, end="", flush=True)
 
   # Ollama's clients, with: export OLLAMA_HOST={ollama}
 
 Stop with Ctrl-C."#
-    )
+        )
+    }
 }
 
 /// An address a client on this machine can use: a wildcard becomes loopback.
@@ -54,13 +94,26 @@ mod tests {
 
     #[test]
     fn the_lines_name_the_address_the_model_and_the_key() {
-        let text = banner("0.0.0.0:8080".parse().unwrap(), "192.168.1.5".parse().ok(), None, "M", true);
+        let (address, lan) = ("0.0.0.0:8080".parse().unwrap(), "192.168.1.5".parse().ok());
+        let text = Banner { address, lan, ollama: None, model: "M", needs_key: true, chats: true }.to_string();
         assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
         assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
         assert!(text.contains("From other machines: http://192.168.1.5:8080/v1"), "{text}");
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
-        let text = banner("127.0.0.1:1".parse().unwrap(), None, "127.0.0.1:11434".parse().ok(), "M", false);
+        let (address, ollama) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:11434".parse().ok());
+        let text = Banner { address, lan: None, ollama, model: "M", needs_key: false, chats: true }.to_string();
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");
         assert!(!text.contains("Authorization") && !text.contains("other machines"), "{text}");
+    }
+
+    #[test]
+    fn a_model_that_refuses_chats_is_shown_with_completions() {
+        let address = "127.0.0.1:1".parse().unwrap();
+        let text = Banner { address, lan: None, ollama: None, model: "M", needs_key: false, chats: false }.to_string();
+        assert!(
+            text.contains("http://127.0.0.1:1/v1/completions -d '{") && text.contains("client.completions"),
+            "{text}"
+        );
+        assert!(!text.contains("chat") && !text.contains("messages"), "{text}");
     }
 }

@@ -11,8 +11,9 @@ use clap::Args;
 use futures::future::BoxFuture;
 use tokio::net::TcpListener;
 
+use super::banner::Banner;
 use super::reload::Reload;
-use super::{Failure, backend, banner, own_models, service_manager, signals, terminal};
+use super::{Failure, backend, own_models, service_manager, signals, terminal};
 use crate::admission::Admission;
 use crate::app::App;
 use crate::config::{RawConfig, ServeConfig};
@@ -297,11 +298,13 @@ fn announce(app: &App, info: Option<&NodeInfo>, addresses: &[SocketAddr], needs_
     // Upstreams may list their models later.
     let name = names.first().map_or("upstreams", String::as_str);
     let others = names.get(1..).unwrap_or_default();
-    if info.is_some_and(|info| !info.has_chat_template) {
+    let chats = info.is_none_or(|info| info.has_chat_template);
+    if !chats {
         tracing::warn!("{name} has no chat template and refuses chats: give it one with --chat-template-file FILE");
     }
     let lan = if address.ip().is_unspecified() { lan_address(address) } else { None };
-    let mut text = banner::banner(address, lan, addresses.get(1).copied(), name, needs_key);
+    let mut text =
+        Banner { address, lan, ollama: addresses.get(1).copied(), model: name, needs_key, chats }.to_string();
     if !others.is_empty() {
         text += &format!("\nOther models: {}", others.join(", "));
     }
