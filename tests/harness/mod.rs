@@ -53,12 +53,18 @@ impl Server {
 
     /// Serves with these arguments, on a free port unless they say otherwise, with its standard error going elsewhere.
     pub fn logging_to(log: impl Into<Stdio>, args: &[&str]) -> Server {
+        Server::started(log, args, &[])
+    }
+
+    /// The same, with these variables in its environment.
+    pub fn started(log: impl Into<Stdio>, args: &[&str], variables: &[(&str, &str)]) -> Server {
         let listen = if args.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] };
         let mut process = Command::new(BATON)
             .arg("serve")
             .args(listen)
             .args(args)
             .env("BATON_CLUSTER_KEY", CLUSTER_KEY)
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()

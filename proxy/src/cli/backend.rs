@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::{Failure, pull};
 use crate::config::ServeConfig;
 use crate::engine_args::EngineKind;
-use crate::models;
+use crate::models::{self, Located, cache};
 use crate::node_watch::{self, RefusedKey, Watched};
 use crate::pool::Node;
 use crate::supervisor::{self, StartError, Supervised};
@@ -31,6 +31,23 @@ pub(super) struct Backend {
     /// Resolves once requests can be sent, with what answers them, or never will be.
     pub first_start: BoxFuture<'static, Result<Option<Arc<NodeInfo>>, Failure>>,
     pub supervised: Option<Supervised>,
+}
+
+/// What `[model]` is called, if that is known before a node has told: its name, and all others.
+pub(super) fn names_of(config: &ServeConfig) -> Result<(Option<String>, Vec<String>), Failure> {
+    let (known, mut aliases) = match config.engine.engine.unwrap_or_default() {
+        _ if !config.has_own_engine => (None, Vec::new()),
+        EngineKind::Sim => (Some("sim".to_owned()), Vec::new()),
+        EngineKind::Llama => match models::locate(&config.source, &cache::default_folder()?)? {
+            Located::File(path) => {
+                let (name, aliases) = names(&config.source, &path);
+                (Some(name), aliases)
+            }
+            Located::NeedsPull(_) => (None, Vec::new()),
+        },
+    };
+    aliases.extend(config.aliases.iter().cloned());
+    Ok((config.name.clone().or(known), aliases))
 }
 
 /// A child process with the configured model, which is fetched first if need be.

@@ -29,6 +29,21 @@ pub(super) struct Own {
     pub(super) resident: Arc<Resident>,
 }
 
+impl Own {
+    /// It holds from now on, whatever it was before.
+    pub(super) fn take_into_force(&self) {
+        self.resident.reconfigure(self.config.keep_alive);
+    }
+}
+
+/// Sources of models whose files are not on this machine.
+pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, Failure> {
+    let is_file = |model: &&OwnModelConfig| model.engine.engine.unwrap_or_default() == EngineKind::Llama;
+    let found = config.models.iter().filter(is_file).map(|model| Ok((&model.source, found(&model.source)?)));
+    let found = found.collect::<Result<Vec<_>, Failure>>()?;
+    Ok(found.into_iter().filter(|(_, path)| path.is_none()).map(|(source, _)| source.clone()).collect())
+}
+
 /// Refuses models that can never fit into the budget, as far as their files are here.
 pub(super) fn check(config: &ServeConfig) -> Result<(), Failure> {
     let limits = limits(config)?;
@@ -137,10 +152,7 @@ fn begin(model: &OwnModelConfig, config: &ServeConfig, before: &[Own], plan: Pla
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, resident) = match known {
         Some(known) if known.config == *model && known.served.deadlines == config.deadlines => return Ok(known.clone()),
-        Some(known) => {
-            known.resident.reconfigure(model.keep_alive);
-            (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident))
-        }
+        Some(known) => (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident)),
         None => process(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());

@@ -1,9 +1,12 @@
 //! Takes a changed configuration into force while streams run: on SIGHUP, and when the file changes.
 //!
-//! Keys, limits, hosts, origins, upstreams, nodes and `[[models]]` change at once; running requests keep what they were let
-//! in with, a model's process or node included. What needs other sockets, or another engine for `[model]`, is named in the
-//! log and waits for a restart. A file with a mistake changes nothing; what fails later, such as a model whose file is not
-//! there, leaves that part as it was.
+//! Keys, limits, hosts, origins, upstreams, nodes, `[[models]]`, and `[model]`'s names and sampling change at once; running
+//! requests keep what they were let in with, a model's process or node included. What needs other sockets, or another
+//! engine for `[model]`, is named in the log and waits for a restart.
+//!
+//! All that can be found out without waiting is found out first, and a file with a mistake changes nothing. Models whose
+//! files have to be fetched come behind the rest, and nothing waits for them: a newer file takes the place of one whose
+//! models are still on their way.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -11,10 +14,11 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::own_models::{self, Own};
 use super::serve::{self, Planning, ServeArgs};
-use super::{Failure, backend};
+use super::{Failure, backend, pull};
 use crate::app::App;
 use crate::config::ServeConfig;
 use crate::http::{SharedAccess, access};
@@ -53,81 +57,120 @@ impl Reload {
         tokio::spawn(async move {
             let mut in_force = stamp(&path).await;
             let mut last = in_force;
+            let mut fetching = None;
             loop {
                 let is_asked = tokio::select! {
                     asked = hangup.recv() => asked.is_some(),
+                    (new, fetched) = fetched(&mut fetching) => {
+                        self.take_fetched(&new, fetched).await;
+                        continue;
+                    }
                     () = tokio::time::sleep(INTERVAL) => false,
                 };
                 let now = stamp(&path).await;
                 // A file that is being written is not read: it has to have been the same twice.
                 if is_asked || (now != in_force && now == last) {
                     in_force = now;
-                    self.reload().await;
+                    match self.reload().await {
+                        // What an older file wanted is not wanted any more.
+                        Ok(wanted) => fetching = wanted,
+                        Err(Failure(error)) => {
+                            tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
+                        }
+                    }
                 }
                 last = now;
             }
         });
     }
 
-    async fn reload(&mut self) {
-        let mut new = match self.args.clone().into_config() {
-            Ok(config) => config,
-            Err(error) => {
-                tracing::error!("the configuration was not reloaded, and stays as it was: {}", error.0);
-                return;
-            }
-        };
+    /// Reads the file and takes it into force. Errors: a mistake in it; nothing has changed then. Returns the models that it
+    /// has to wait for.
+    async fn reload(&mut self) -> Result<Option<Fetching>, Failure> {
+        let mut new = self.args.clone().into_config()?;
         // A file that was cut short is a valid one, and would open the endpoint to everybody.
         if self.config.needs_key() && !new.needs_key() {
-            tracing::error!(
-                "the configuration was not reloaded, and stays as it was: it has no keys any more, and an endpoint that \
-                 asks for none has to be started so"
-            );
-            return;
+            let problem = "it has no keys any more, and an endpoint that asks for none has to be started so";
+            return Err(Failure(problem.to_owned()));
         }
         let waiting = needs_restart(&self.config, &new);
         if !waiting.is_empty() {
             tracing::warn!("these changes take a restart: {}", waiting.join(", "));
         }
-        // What can fail no more, and must not wait for what can: a key that was taken back is void at once.
+        let takes_nodes = takes_nodes(&self.config, &new);
+        self.keep_what_waits(&mut new, takes_nodes);
+        // What can fail.
+        let transport = new.transport.transport()?;
+        let before = self.app.upstreams.load_full();
+        let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(Failure)?;
+        let nodes = takes_nodes.then(|| backend::nodes(&new, &transport, &self.known_nodes)).transpose()?;
+        let called = backend::names_of(&new)?;
+        let taken = called.0.iter().chain(&called.1).cloned().collect::<Vec<_>>();
+        own_models::check(&new)?;
+        let missing = own_models::missing(&new)?;
+        let own = match missing.is_empty() {
+            true => Some((own_models::start(&new, &self.own, &taken).await?, own_models::limits(&new)?)),
+            false => None,
+        };
+        // What cannot.
         access::renew(&self.access, &new.access());
         self.app.admission.set_bounds(new.bounds);
-        let before = self.app.upstreams.load_full();
-        let transport = self.config.transport.transport().map_err(|error| error.to_string());
-        let others = transport.and_then(|transport| {
-            let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before)?;
-            let nodes = takes_nodes(&self.config, &new).then(|| backend::nodes(&new, &transport, &self.known_nodes));
-            Ok((upstreams, nodes.transpose().map_err(|error| error.0)?))
-        });
-        let mut takes_nodes = takes_nodes(&self.config, &new);
-        match others {
-            Ok((upstreams, nodes)) => {
-                self.app.upstreams.store(Arc::new(upstreams));
-                if let Some(nodes) = nodes {
-                    self.take_nodes(&new, nodes).await;
-                }
-            }
-            Err(error) => {
-                tracing::error!("upstreams and nodes were not reloaded, and stay as they were: {error}");
-                takes_nodes = false;
-            }
+        self.app.upstreams.store(Arc::new(upstreams));
+        self.taken = taken;
+        if let Some((own, limits)) = own {
+            self.take_own(own, limits);
         }
-        // Last: a model's file may have to be fetched first.
-        match self.own_models(&new).await {
+        if let Some(nodes) = nodes {
+            self.take_nodes(&new, nodes).await;
+        }
+        self.call(&new, called);
+        self.config = new.clone();
+        if missing.is_empty() {
+            tracing::info!("the configuration was reloaded");
+            return Ok(None);
+        }
+        tracing::info!("the configuration was reloaded but for [[models]], which wait for {}", missing.join(", "));
+        Ok(Some(Fetching { config: new, fetch: AbortOnDropHandle::new(tokio::spawn(fetch(missing))) }))
+    }
+
+    /// Takes the models into force that their files were waited for.
+    async fn take_fetched(&mut self, new: &ServeConfig, fetched: Result<(), Failure>) {
+        let started = match fetched {
+            Ok(()) => own_models::start(new, &self.own, &self.taken).await,
+            Err(error) => Err(error),
+        };
+        match started.and_then(|own| Ok((own, own_models::limits(new)?))) {
             Ok((own, limits)) => {
-                // Found no more before they are told to go.
-                self.app.pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
-                let residents: Vec<_> = own.iter().map(|own| Arc::clone(&own.resident)).collect();
-                self.app.residency.replace(limits, &residents);
-                self.own = own;
-                tracing::info!("the configuration was reloaded");
+                self.take_own(own, limits);
+                tracing::info!("the models of [[models]] were reloaded");
             }
-            Err(error) => {
-                tracing::error!("the models of [[models]] were not reloaded, and stay as they were: {}", error.0);
+            Err(Failure(error)) => {
+                tracing::error!("the models of [[models]] were not reloaded, and stay as they were: {error}");
             }
         }
-        self.keep_what_waits(&mut new, takes_nodes);
-        self.config = new;
+    }
+
+    fn take_own(&mut self, own: Vec<Own>, limits: Limits) {
+        own.iter().for_each(Own::take_into_force);
+        // Found no more before they are told to go.
+        self.app.pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
+        let residents: Vec<_> = own.iter().map(|own| Arc::clone(&own.resident)).collect();
+        self.app.residency.replace(limits, &residents);
+        self.own = own;
+    }
+
+    /// Calls `[model]` as it is called now, and draws its tokens so.
+    fn call(&self, new: &ServeConfig, (name, aliases): (Option<String>, Vec<String>)) {
+        let old = &self.config;
+        if (&old.name, &old.aliases, old.sampling) == (&new.name, &new.aliases, new.sampling) {
+            return;
+        }
+        let planning = self.planning.load();
+        self.app.pool.replace_first(|model| {
+            // What a node has told stays where nobody says otherwise.
+            let name = name.map_or_else(|| model.name.clone(), OnceLock::from);
+            planning.in_service(model.under(name, aliases, new.sampling))
+        });
     }
 
     /// What was not taken into force is still what it was.
@@ -135,8 +178,10 @@ impl Reload {
         let old = &self.config;
         (new.listen, new.ollama_listen) = (old.listen.clone(), old.ollama_listen.clone());
         (new.transport, new.otlp_endpoint) = (old.transport.clone(), old.otlp_endpoint.clone());
-        (new.source, new.name, new.aliases) = (old.source.clone(), old.name.clone(), old.aliases.clone());
-        (new.engine, new.sampling) = (old.engine.clone(), old.sampling);
+        (new.source, new.engine) = (old.source.clone(), old.engine.clone());
+        if !takes_name(old, new) {
+            new.name = old.name.clone();
+        }
         if !takes_nodes {
             (new.decode, new.prefill) = (old.decode.clone(), old.prefill.clone());
             new.has_own_engine = old.has_own_engine;
@@ -156,7 +201,9 @@ impl Reload {
         self.planning.store(Arc::new(Planning::of(new)));
         let first = || {
             let name = new.name.clone().map_or_else(OnceLock::new, OnceLock::from);
-            ServedModel::new(name, new.aliases.clone(), decode.clone(), prefill.clone())
+            let mut model = ServedModel::new(name, new.aliases.clone(), decode.clone(), prefill.clone());
+            model.sampling = new.sampling;
+            model
         };
         let planning = self.planning.load();
         self.app.pool.replace_nodes(&decode, &prefill, first, |model| planning.in_service(model));
@@ -164,20 +211,33 @@ impl Reload {
     }
 }
 
-impl Reload {
-    /// The models of a new configuration, and what holds for them.
-    async fn own_models(&self, new: &ServeConfig) -> Result<(Vec<Own>, Limits), Failure> {
-        // What is not taken into force of it does not count here either.
-        let new = ServeConfig {
-            has_own_engine: self.config.has_own_engine,
-            source: self.config.source.clone(),
-            engine: self.config.engine.clone(),
-            transport: self.config.transport.clone(),
-            otlp_endpoint: self.config.otlp_endpoint.clone(),
-            ..new.clone()
-        };
-        Ok((own_models::start(&new, &self.own, &self.taken).await?, own_models::limits(&new)?))
+/// Models that a configuration in force waits for. Dropping it gives them up.
+struct Fetching {
+    config: ServeConfig,
+    fetch: AbortOnDropHandle<Result<(), Failure>>,
+}
+
+/// Fetches what is not here.
+async fn fetch(missing: Vec<String>) -> Result<(), Failure> {
+    for source in missing {
+        pull::model_file(&source).await?;
     }
+    Ok(())
+}
+
+/// What came of it, once; for ever pending if nothing is fetched. Dropping the future loses nothing.
+async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), Failure>) {
+    let Some(Fetching { fetch, .. }) = fetching else { return std::future::pending().await };
+    let outcome = fetch.await.unwrap_or_else(|panic| Err(panic.into()));
+    match fetching.take() {
+        Some(Fetching { config, .. }) => (config, outcome),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether another name can be taken into force. One that a node has told is not forgotten.
+fn takes_name(old: &ServeConfig, new: &ServeConfig) -> bool {
+    old.has_own_engine || new.name.is_some() || old.name.is_none()
 }
 
 /// Whether other nodes can be taken into force. An own engine that was started without prefill nodes cannot take KV, and
@@ -198,8 +258,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
         ("ollama_listen", old.ollama_listen != new.ollama_listen),
         ("tls_ca or allow_plain_http", old.transport != new.transport),
         ("model.source", old.source != new.source),
-        ("model.name", old.name != new.name),
-        ("model.aliases", old.aliases != new.aliases),
+        ("model.name", old.name != new.name && !takes_name(old, new)),
         ("model.prefill", old.prefill != new.prefill && !takes_nodes(old, new)),
         (
             "model.decode",
@@ -207,7 +266,6 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
         ),
         ("policy, deadlines or calibrate", !takes_nodes(old, new) && !is_planned_alike(old, new)),
         ("model.engine", old.engine != new.engine),
-        ("model.sampling", old.sampling != new.sampling),
         ("tracing.otlp_endpoint", old.otlp_endpoint != new.otlp_endpoint),
     ];
     changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(key, _)| key).collect()

@@ -117,6 +117,14 @@ impl Pool {
         *models = new;
     }
 
+    /// Serves the first of the models that stay otherwise from now on. Streams go on as they are.
+    pub fn replace_first(&self, change: impl FnOnce(&ServedModel) -> Arc<ServedModel>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = models.iter_mut().find(|model| model.resident.is_none()) {
+            *first = change(first);
+        }
+    }
+
     /// Serves these own models that come and go instead of those before. They stand where those stood.
     pub fn replace_residents(&self, new: Vec<Arc<ServedModel>>) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);

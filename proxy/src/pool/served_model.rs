@@ -32,9 +32,9 @@ pub struct ServedModel {
     /// How long is waited for what a plan predicts.
     pub deadlines: Deadlines,
     /// What was learned about routes.
-    pub routes: Routes,
+    pub routes: Arc<Routes>,
     /// Keep handoffs away from pairs of nodes that cannot do one together.
-    pub pairs: Pairs,
+    pub pairs: Arc<Pairs>,
     /// How often its requests had to go another way than planned.
     pub fallbacks: Arc<Fallbacks>,
     /// Its first decode node is this endpoint's own engine, and says what the model is. If it cannot start, a node may
@@ -59,8 +59,8 @@ impl ServedModel {
         decode: Vec<Arc<Node>>,
         prefill: Vec<Arc<Node>>,
     ) -> ServedModel {
-        let routes = Routes::new(prefill.len(), decode.len());
-        let pairs = Pairs::new(prefill.len(), decode.len());
+        let routes = Arc::new(Routes::new(prefill.len(), decode.len()));
+        let pairs = Arc::new(Pairs::new(prefill.len(), decode.len()));
         ServedModel {
             name_is_configured: name.get().is_some(),
             name,
@@ -113,6 +113,14 @@ impl ServedModel {
             identity: self.identity.clone(),
             ..ServedModel::new(self.name.clone(), self.aliases.clone(), decode, prefill)
         }
+    }
+
+    /// The same model on the same nodes under other names, with other defaults. What was learned of it stays.
+    pub fn under(&self, name: OnceLock<String>, aliases: Vec<String>, sampling: SamplingFields) -> ServedModel {
+        let (decode, prefill) = (self.decode.clone(), self.prefill.clone());
+        let same = ServedModel { name_is_configured: name.get().is_some(), name, aliases, ..self.on(decode, prefill) };
+        let (policy, deadlines, pairs) = (self.policy, self.deadlines, Arc::clone(&self.pairs));
+        ServedModel { policy, deadlines, sampling, routes: Arc::clone(&self.routes), pairs, ..same }
     }
 
     /// The nodes that say what the model is.

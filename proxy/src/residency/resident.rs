@@ -148,9 +148,13 @@ impl Resident {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Keeps it otherwise, from its next use on.
+    /// Keeps it otherwise, from its next use on, if this is not how it is kept.
     pub fn reconfigure(&self, keep_alive: KeepAlive) {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner).keep_alive = keep_alive;
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut settings.keep_alive, keep_alive) == keep_alive {
+            return;
+        }
+        drop(settings);
         self.keep(keep_alive);
     }
 
