@@ -51,11 +51,13 @@ impl App {
         self.pool.n_slots() + self.upstreams.load().n_places()
     }
 
-    /// The model of that name that nodes serve. Errors: there is none; of one that upstreams serve, that there are no
-    /// tokens to be had of it.
+    /// The model of that name that nodes serve. Errors: there is none; of one that upstreams serve, that its engine is not
+    /// known here.
     fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
         let found = self.pool.find_for(model, &caller.account);
-        found.map_err(|error| self.unless_upstream(model, error, "the tokens of a model"))
+        found.map_err(|error| {
+            self.unless_upstream(model, error, "/props and /slots, which the upstream itself may have, of a model")
+        })
     }
 
     /// What serves a model: nodes, upstreams, or both. Errors: nothing, or nothing that this account may use.
@@ -328,6 +330,10 @@ impl Backend for App {
     }
 
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            let _permit = self.admission.admit_brief(&caller.account)?;
+            return upstream::count(&serving, &chat, &caller.request_id).await;
+        }
         let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         let _permit = self.admission.admit_brief(&caller.account)?;
         let count =
@@ -336,6 +342,10 @@ impl Backend for App {
     }
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            let _permit = self.admission.admit_brief(&caller.account)?;
+            return upstream::render(&serving, &chat, &caller.request_id).await;
+        }
         let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         let _permit = self.admission.admit_brief(&caller.account)?;
         // Through tokens, so that it is the prompt that a chat gets, to the letter.

@@ -143,7 +143,25 @@ async fn vectors_and_tokens_come_from_the_upstreams_that_have_them() {
     let texts: Vec<String> = (0..40).map(|i| format!("Text number {i}")).collect();
     let expected = ask("/v1/embeddings", json!({ "model": "smollm2", "input": texts })).await;
     let tokens = ask("/tokenize", json!({ "content": PROMPT, "add_special": true })).await["tokens"].clone();
+    let chat = json!({ "model": "smollm2", "max_tokens": 1, "messages": [{ "role": "user", "content": PROMPT }] });
+    let as_m = |body: &Value| {
+        let mut body = body.clone();
+        body["model"] = json!("m");
+        body
+    };
+    let prompt = ask("/apply-template", chat.clone()).await["prompt"].clone();
+    let counted = ask("/v1/messages/count_tokens", chat.clone()).await["input_tokens"].clone();
+    assert!(counted.as_u64().unwrap() > 5, "{counted}");
     for (kind, front) in &fronts {
+        let rendered = front.post("/apply-template", &as_m(&chat)).await;
+        let count = front.post("/v1/messages/count_tokens", &as_m(&chat)).await;
+        if *kind == "llama-server" {
+            assert_eq!((rendered.status, &rendered.json()["prompt"]), (200, &prompt), "{rendered:?}");
+            assert_eq!((count.status, &count.json()["input_tokens"]), (200, &counted), "{count:?}");
+        } else {
+            assert_eq!((rendered.status, count.status), (501, 501), "{kind}: {count:?}");
+            assert!(rendered.text.contains("llama-server") && count.text.contains("llama-server"), "{count:?}");
+        }
         // More than one batch.
         let answer = front.post("/v1/embeddings", &json!({ "model": "m", "input": texts })).await;
         assert_eq!(answer.status, 200, "{kind}: {answer:?}");

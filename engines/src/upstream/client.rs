@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use baton_schemas::GenerateRequest;
 use baton_schemas::embed::EmbedRequest;
+use baton_schemas::node::TokenizeRequest;
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response};
@@ -155,8 +156,24 @@ impl Upstream {
         Ok(all)
     }
 
-    /// A text's tokens, or the text of tokens, from kinds that tell.
+    /// A text's tokens, the text of tokens, or a chat's prompt, from kinds that tell.
     pub async fn tokens(
+        &self,
+        question: TokenQuestion<'_>,
+        model: &str,
+        request_id: &str,
+    ) -> Result<TokenAnswer, UpstreamError> {
+        let (TokenQuestion::TokenizeChat(chat), Kind::LlamaServer) = (question, self.settings.kind) else {
+            return self.tokens_at_once(question, model, request_id).await;
+        };
+        // It has no route for both.
+        let prompt = self.tokens_at_once(TokenQuestion::Render(chat), model, request_id).await?;
+        let TokenAnswer::Text(text) = prompt else { return Ok(prompt) };
+        let text = TokenizeRequest { text, add_special: true, parse_special: true };
+        self.tokens_at_once(TokenQuestion::Tokenize(&text), model, request_id).await
+    }
+
+    async fn tokens_at_once(
         &self,
         question: TokenQuestion<'_>,
         model: &str,

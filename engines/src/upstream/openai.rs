@@ -130,9 +130,7 @@ fn prompt(fields: &mut Fields<'_>, prompt: Value) -> Result<&'static str, Upstre
 fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
     let request = fields.wish.request;
     let with_reasoning = fields.takes("reasoning_content");
-    let mut ids = CallIds::default();
-    let messages = conversation.messages.iter().map(|m| ids.complete(message(m, with_reasoning)));
-    fields.set("messages", messages.collect::<Vec<_>>());
+    fields.set("messages", messages(conversation, with_reasoning));
     if let Some(n_top) = request.top_logprobs {
         fields.put("logprobs", true, true)?;
         fields.set("top_logprobs", n_top);
@@ -148,6 +146,12 @@ fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), Upst
     }
     tools(fields)?;
     thinking(fields, &conversation.template_args)
+}
+
+/// What was said, in OpenAI's words.
+pub(super) fn messages(conversation: &Conversation, with_reasoning: bool) -> Vec<Value> {
+    let mut ids = CallIds::default();
+    conversation.messages.iter().map(|m| ids.complete(message(m, with_reasoning))).collect()
 }
 
 fn message(message: &baton_schemas::generate::Message, with_reasoning: bool) -> Value {

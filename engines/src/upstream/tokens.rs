@@ -1,11 +1,12 @@
-//! A text's tokens and their text, from upstreams that tell them: llama-server and vLLM, on routes of their own beside
-//! OpenAI's.
+//! A text's tokens and their text, and a chat's prompt, from upstreams that tell them: llama-server and vLLM, on routes of
+//! their own beside OpenAI's.
 
+use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
 use serde_json::{Value, json};
 
-use super::{Kind, UpstreamError};
+use super::{Kind, UpstreamError, openai};
 
 /// What is asked.
 #[derive(Debug, Clone, Copy)]
@@ -14,18 +15,23 @@ pub enum TokenQuestion<'a> {
     Tokenize(&'a TokenizeRequest),
     /// The text of tokens.
     Detokenize(&'a [Token]),
+    /// A chat's prompt, as text.
+    Render(&'a ChatPrompt),
+    /// A chat's prompt, as tokens.
+    TokenizeChat(&'a ChatPrompt),
 }
 
 /// What is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenAnswer {
-    /// To [`TokenQuestion::Tokenize`].
+    /// To [`TokenQuestion::Tokenize`] and [`TokenQuestion::TokenizeChat`].
     Tokens(Vec<Token>),
-    /// To [`TokenQuestion::Detokenize`].
+    /// To [`TokenQuestion::Detokenize`] and [`TokenQuestion::Render`].
     Text(String),
 }
 
-/// The path behind the server's root, and the body. Errors: this kind does not tell.
+/// The path behind the server's root, and the body; of a question that takes two, the first. Errors: this kind does not
+/// tell.
 pub(super) fn call(
     kind: Kind,
     model: &str,
@@ -45,23 +51,50 @@ pub(super) fn call(
             ("tokenize", body)
         }
         (Kind::Vllm, TokenQuestion::Detokenize(tokens)) => ("detokenize", json!({"model": model, "tokens": tokens})),
+        (Kind::LlamaServer, TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat)) => {
+            ("apply-template", chat_of(model, chat))
+        }
+        (Kind::Vllm, TokenQuestion::TokenizeChat(chat)) => ("tokenize", chat_of(model, chat)),
+        (Kind::Vllm, TokenQuestion::Render(_)) => {
+            let feature = "a chat's prompt as text, of a model that an upstream of kind vllm serves: one of kind \
+                           llama-server tells it,"
+                .to_owned();
+            return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
+        }
         (Kind::Ollama | Kind::OpenAi, _) => {
-            let feature = format!("tokens of a model that an upstream of kind {} serves", kind.as_str());
+            let feature = format!(
+                "tokens of a model that an upstream of kind {} serves: those of kinds llama-server and vllm tell them,",
+                kind.as_str()
+            );
             return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
         }
     })
 }
 
+/// A chat for which nothing is generated.
+fn chat_of(model: &str, chat: &ChatPrompt) -> Value {
+    let conversation = &chat.conversation;
+    let mut body = json!({ "model": model, "messages": openai::messages(conversation, true) });
+    let tools: Vec<Value> = chat.tools.offered().iter().map(|tool| tool.definition()).collect();
+    if !tools.is_empty() {
+        body["tools"] = tools.into();
+    }
+    if !conversation.template_args.is_empty() {
+        body["chat_template_kwargs"] = conversation.template_args.clone().into();
+    }
+    body
+}
+
 /// Reads the reply.
 pub(super) fn read(question: TokenQuestion<'_>, reply: &Value) -> Result<TokenAnswer, UpstreamError> {
     let answer = match question {
-        TokenQuestion::Tokenize(_) => {
+        TokenQuestion::Tokenize(_) | TokenQuestion::TokenizeChat(_) => {
             let tokens = reply.get("tokens").and_then(Value::as_array);
             let token = |token: &Value| Token::try_from(token.as_u64()?).ok();
             tokens.and_then(|tokens| tokens.iter().map(token).collect()).map(TokenAnswer::Tokens)
         }
         // llama-server's word, and vLLM's.
-        TokenQuestion::Detokenize(_) => {
+        TokenQuestion::Detokenize(_) | TokenQuestion::Render(_) => {
             let text = reply.get("content").or_else(|| reply.get("prompt")).and_then(Value::as_str);
             text.map(|text| TokenAnswer::Text(text.to_owned()))
         }
@@ -87,6 +120,11 @@ mod tests {
         for wrong in [json!({}), json!({"tokens": [-1]}), json!({"tokens": [1.5]}), json!({"tokens": "1"})] {
             assert!(read(ask, &wrong).is_err(), "{wrong}");
         }
+        let chat = ChatPrompt::default();
+        assert_eq!(call(Kind::LlamaServer, "m", TokenQuestion::Render(&chat)).unwrap().0, "apply-template");
+        let (path, body) = call(Kind::Vllm, "m", TokenQuestion::TokenizeChat(&chat)).unwrap();
+        assert_eq!((path, &body["messages"], body.get("tools")), ("tokenize", &json!([]), None));
+        assert!(call(Kind::Vllm, "m", TokenQuestion::Render(&chat)).is_err());
         for kind in [Kind::Ollama, Kind::OpenAi] {
             let refused = call(kind, "m", ask);
             assert!(matches!(refused, Err(UpstreamError::Refused(EngineError::Unsupported { .. }))));

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings};
+use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
 
@@ -61,6 +62,24 @@ pub async fn detokenize(
     match first_answer(serving, &question).await?.2 {
         TokenAnswer::Text(text) => Ok(text),
         TokenAnswer::Tokens(_) => Err(other_answer()),
+    }
+}
+
+/// A chat's prompt, as text.
+pub async fn render(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &str) -> Result<String, RequestError> {
+    let question = Asking { question: TokenQuestion::Render(chat), request_id };
+    match first_answer(serving, &question).await?.2 {
+        TokenAnswer::Text(prompt) => Ok(prompt),
+        TokenAnswer::Tokens(_) => Err(other_answer()),
+    }
+}
+
+/// Tokens of a chat's prompt.
+pub async fn count(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &str) -> Result<u32, RequestError> {
+    let question = Asking { question: TokenQuestion::TokenizeChat(chat), request_id };
+    match first_answer(serving, &question).await?.2 {
+        TokenAnswer::Tokens(tokens) => Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
+        TokenAnswer::Text(_) => Err(other_answer()),
     }
 }
 
