@@ -56,7 +56,11 @@ impl App {
     fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
         let found = self.pool.find_for(model, &caller.account);
         found.map_err(|error| {
-            self.unless_upstream(model, error, "/props and /slots, which the upstream itself may have, of a model")
+            self.unless_upstream(
+                model,
+                error,
+                "/props and /slots (ask the upstream itself: kind llama-server has them) of a model",
+            )
         })
     }
 

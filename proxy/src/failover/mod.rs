@@ -181,8 +181,7 @@ impl Resilient {
     /// It has its slot, with this much of its tokens' KV. Nobody is asked for what is there.
     fn has_begun(&mut self, n_cached: u32) {
         self.patience.begins_anew();
-        let n_tokens = self.request.prompt.len() + self.request.generated.len();
-        if self.plan.prefill().is_some() && n_cached as usize + 1 >= n_tokens {
+        if self.plan.prefill().is_some() && n_cached as usize >= self.request.n_prefill() {
             let plan = self.plan.cached();
             self.claims = plan.claim();
             self.is_on(plan);
