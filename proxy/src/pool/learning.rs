@@ -25,9 +25,12 @@ impl ServedModel {
         prefill.succeeded(Task::Prefill);
         self.pairs.succeeded(p, route.decode);
         let computed = f64::from(timings.n_computed);
-        // Not from its slot to its last token: other prompts are computed meanwhile.
+        // Not from its slot to its last token: other prompts are computed meanwhile. A node that does not tell its share
+        // is taken for one that computes nothing else.
+        let alone_ms =
+            if timings.compute_ms > 0.0 { timings.compute_ms } else { timings.prefill_ms - timings.stalled_ms };
         if computed >= MIN_TOKENS {
-            prefill.learn(|rates| rates.prefill.learn(computed, computed / (timings.compute_ms / 1e3)));
+            prefill.learn(|rates| rates.prefill.learn(computed, computed / (alone_ms / 1e3)));
         }
         self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
     }

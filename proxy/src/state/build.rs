@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_schemas::node::NodeInfo;
 
 use super::{
     BreakerState, EndpointState, FallbackState, LinkState, ModelState, NodeState, RatePoint, RequestsState,
