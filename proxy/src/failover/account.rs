@@ -23,7 +23,8 @@ impl Resilient {
             Some(handoff) => {
                 routes.note_error(prediction.ttft_ms, actual_ms);
                 let beside_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
-                let own_ms = actual_ms - handoff.queue_ms - beside_ms.max(0.0);
+                // KV is asked for once there is a slot for it.
+                let own_ms = actual_ms - self.slot_ms - handoff.queue_ms - beside_ms.max(0.0);
                 routes.correct(self.plan.route.prefill, self.plan.route.decode, prediction.own_ms(), own_ms);
             }
             None => {

@@ -67,6 +67,8 @@ pub struct Resilient {
     is_taken_up: bool,
     /// What came of the handoff, if there was one.
     handoff: Option<HandoffTimings>,
+    /// When it had its slot on the decode node, after the plan.
+    slot_ms: f64,
     /// When the first token of a direct route came, after the plan.
     first_token_ms: Option<f64>,
     /// Deltas that have come and were not passed on yet: those of a second route that has become the only one.
@@ -108,6 +110,7 @@ impl Resilient {
             patience,
             is_taken_up: false,
             handoff: None,
+            slot_ms: 0.0,
             first_token_ms: None,
             said: VecDeque::new(),
             span,
@@ -181,6 +184,7 @@ impl Resilient {
     /// It has its slot, with this much of its tokens' KV. Nobody is asked for what is there.
     fn has_begun(&mut self, n_cached: u32) {
         self.patience.begins_anew();
+        self.slot_ms = self.planned.elapsed().as_secs_f64() * 1e3;
         if self.plan.prefill().is_some() && n_cached as usize >= self.request.n_prefill() {
             let plan = self.plan.cached();
             self.claims = plan.claim();
