@@ -5,6 +5,7 @@ mod handoff;
 mod memory;
 mod node;
 mod plan;
+mod relay;
 mod stats;
 mod timeline;
 
@@ -27,7 +28,7 @@ enum What {
     Engine(EngineBenchArgs),
     /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
     Handoff(handoff::HandoffBenchArgs),
-    /// The route planner beside every fixed route, on simulated machines and links.
+    /// The route planner beside every fixed route, on simulated machines and links, or on real nodes.
     Plan(plan::PlanBenchArgs),
 }
 

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::pair::{Bench, pull};
-use super::relay::Relay;
 use crate::cli::Failure;
 use crate::cli::bench::memory;
+use crate::cli::bench::relay::Relay;
 use crate::cli::node_process::NodeProcess;
 
 /// How long the slow link takes for the prompt's KV.

@@ -9,7 +9,6 @@ mod fairness;
 mod footprint;
 mod overlap;
 mod pair;
-mod relay;
 mod report;
 mod streams;
 mod wire;

@@ -11,8 +11,8 @@ use baton_schemas::kv::Codec;
 use serde::Serialize;
 
 use super::pair::{Bench, Pull, direct, pull};
-use super::relay::Relay;
 use crate::cli::Failure;
+use crate::cli::bench::relay::Relay;
 use crate::cli::bench::stats::median;
 use crate::cli::node_process::NodeProcess;
 

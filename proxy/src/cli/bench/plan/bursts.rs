@@ -52,7 +52,8 @@ async fn of_size(n_requests: u32) -> Result<Line, Failure> {
         prefill_decodes: false,
         decode: M3_ULTRA,
         link: link(10.0),
-        n_slots: 8,
+        // Larger bursts wait for slots, too.
+        n_slots: 4,
         n_context: 4_096,
     };
     let cluster = Cluster::calibrated(&spec).await?;

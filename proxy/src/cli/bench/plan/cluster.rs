@@ -59,6 +59,7 @@ pub(super) fn link(gbps: f64) -> LinkSpeed {
 /// A running pool.
 pub(super) struct Cluster {
     pub model: Arc<ServedModel>,
+    /// Those that are simulated.
     pub engines: Vec<Arc<SimEngine>>,
     prompts: std::sync::Mutex<StdRng>,
 }
@@ -106,8 +107,12 @@ impl Cluster {
         let model = Arc::new(ServedModel::new(name, Vec::new(), decoders, vec![prefill_node]));
         pool::keep_calibrated(&model);
         tokio::time::sleep(CALIBRATION).await;
-        let prompts = std::sync::Mutex::new(StdRng::seed_from_u64(1));
-        Ok(Cluster { model, engines: vec![prefill, decode], prompts })
+        Ok(Cluster { engines: vec![prefill, decode], ..Cluster::of(model) })
+    }
+
+    /// A cluster of nodes that are there already.
+    pub(super) fn of(model: Arc<ServedModel>) -> Cluster {
+        Cluster { model, engines: Vec::new(), prompts: std::sync::Mutex::new(StdRng::seed_from_u64(1)) }
     }
 
     /// A prompt that nobody has seen.

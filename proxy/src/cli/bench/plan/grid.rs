@@ -128,30 +128,41 @@ async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<Cell>, Failure> {
         n_context: 4_096,
     };
     let cluster = Cluster::calibrated(&spec).await?;
-    let mut rng = StdRng::seed_from_u64(2);
     let mut requests = Vec::new();
     for n_prompt in PROMPTS {
         for cached in CACHED {
             requests.extend(OUTPUTS.map(|n_output| (n_prompt, cached, n_output)));
         }
     }
-    for _ in 0..WARM_UP {
+    measure(&cluster, (pair.name, gbps), requests, WARM_UP).await
+}
+
+/// Requests (tokens, share that is cached, tokens of the reply) on one cluster of this name and link: some to learn
+/// from, then each planned, and on every fixed route.
+pub(super) async fn measure(
+    cluster: &Cluster,
+    (pair, gbps): (&'static str, f64),
+    mut requests: Vec<(u32, f64, u32)>,
+    n_warm_up: usize,
+) -> Result<Vec<Cell>, Failure> {
+    let mut rng = StdRng::seed_from_u64(2);
+    for _ in 0..n_warm_up {
         let (n_prompt, cached, n_output) = requests[rng.random_range(0..requests.len())];
-        cluster.run_planned(None, prompt(&cluster, n_prompt, cached).await?, n_output).await?;
+        cluster.run_planned(None, prompt(cluster, n_prompt, cached).await?, n_output).await?;
     }
     // In no order: what was learned of one size must serve for another.
     requests.shuffle(&mut rng);
     let mut cells = Vec::new();
     for (n_prompt, cached, n_output) in requests {
-        let planned = cluster.run_planned(None, prompt(&cluster, n_prompt, cached).await?, n_output).await?;
+        let planned = cluster.run_planned(None, prompt(cluster, n_prompt, cached).await?, n_output).await?;
         let mut fixed = Vec::new();
         for route in cluster.routes() {
-            let prompt = prompt(&cluster, n_prompt, cached).await?;
+            let prompt = prompt(cluster, n_prompt, cached).await?;
             fixed.push(Measured::new(route, cluster.run_fixed(route, prompt, n_output).await?));
         }
         let predicted_ttft = planned.prediction.map(|prediction| prediction.ttft_ms / 1e3);
         let planned = Measured::new(planned.route, planned.outcome);
-        cells.push(Cell { pair: pair.name, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
+        cells.push(Cell { pair, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
     }
     Ok(cells)
 }
@@ -177,22 +188,26 @@ fn direct(cell: &Cell) -> Option<&Measured> {
 pub(super) fn summarize(cells: &[Cell]) -> Vec<Summary> {
     let of = |pair: &'static str| {
         let cells: Vec<&Cell> = cells.iter().filter(|cell| pair == "all" || cell.pair == pair).collect();
-        let over = |than: fn(&Cell) -> Option<&Measured>, time: fn(&Measured) -> f64, least: f64| {
-            let shares =
-                cells.iter().filter_map(|cell| Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least)));
-            let shares: Vec<f64> = shares.collect();
-            let at = |p| percentile(&shares, p);
-            Regret { p50: at(50.0), p95: at(95.0), max: at(100.0) }
-        };
-        Summary {
-            pair,
-            n: cells.len(),
-            n_handoffs: cells.iter().filter(|cell| cell.planned.prefill.is_some()).count(),
-            ttft: over(fastest, |run| run.ttft, 0.0),
-            completion: over(fastest, |run| run.completion, 0.0),
-            ttft_over_direct: over(direct, |run| run.ttft, -1.0),
-            completion_over_direct: over(direct, |run| run.completion, -1.0),
-        }
+        summary(pair, &cells)
     };
     PAIRS.iter().map(|pair| of(pair.name)).chain([of("all")]).collect()
+}
+
+/// One line for these cells.
+pub(super) fn summary(pair: &'static str, cells: &[&Cell]) -> Summary {
+    let over = |than: fn(&Cell) -> Option<&Measured>, time: fn(&Measured) -> f64, least: f64| {
+        let shares = cells.iter().filter_map(|cell| Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least)));
+        let shares: Vec<f64> = shares.collect();
+        let at = |p| percentile(&shares, p);
+        Regret { p50: at(50.0), p95: at(95.0), max: at(100.0) }
+    };
+    Summary {
+        pair,
+        n: cells.len(),
+        n_handoffs: cells.iter().filter(|cell| cell.planned.prefill.is_some()).count(),
+        ttft: over(fastest, |run| run.ttft, 0.0),
+        completion: over(fastest, |run| run.completion, 0.0),
+        ttft_over_direct: over(direct, |run| run.ttft, -1.0),
+        completion_over_direct: over(direct, |run| run.completion, -1.0),
+    }
 }

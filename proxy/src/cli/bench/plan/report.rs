@@ -33,9 +33,7 @@ impl Report {
         );
         println!("|---|---|---|---|---|---|---|");
         for line in &self.summary {
-            let Summary { pair, n, n_handoffs, ttft, completion, ttft_over_direct, completion_over_direct } = line;
-            let [a, b, c, d] = [ttft, completion, ttft_over_direct, completion_over_direct].map(regret);
-            println!("| {pair} | {n} | {n_handoffs} | {a} | {b} | {c} | {d} |");
+            println!("| {} {}", line.pair, summary_cells(line));
         }
         println!(
             "\nRequests at once, one DGX Spark and one M3 Ultra (mean time to the last token, median of the bursts):\n"
@@ -73,6 +71,13 @@ impl Report {
             None => println!("\nPredictions were not corrected."),
         }
     }
+}
+
+/// All but the first cell of a summary's line.
+pub(super) fn summary_cells(line: &Summary) -> String {
+    let Summary { n, n_handoffs, ttft, completion, ttft_over_direct, completion_over_direct, .. } = line;
+    let [a, b, c, d] = [ttft, completion, ttft_over_direct, completion_over_direct].map(regret);
+    format!("| {n} | {n_handoffs} | {a} | {b} | {c} | {d} |")
 }
 
 fn regret(regret: &Regret) -> String {
