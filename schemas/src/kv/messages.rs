@@ -89,6 +89,7 @@ pub struct PrefillTimings {
     pub stalled_ms: f64,
     /// Of that, this prompt's share of the engine's work: what it would have taken alone, as far as can be told. 0 from a
     /// node that does not tell.
+    #[serde(skip_serializing_if = "is_unknown")]
     pub compute_ms: f64,
     /// Copying KV out of the engine.
     pub export_ms: f64,
@@ -98,6 +99,10 @@ pub struct PrefillTimings {
     pub n_computed: u32,
     /// Tokens whose KV the node had already.
     pub n_cached: u32,
+}
+
+fn is_unknown(ms: &f64) -> bool {
+    *ms == 0.0
 }
 
 impl PrefillTimings {
