@@ -28,6 +28,11 @@ class Endpoint(NamedTuple):
     def ollama_url(self):
         return server.ollama_url(self.banner)
 
+    def took_its_route(self, head):
+        """Whether a reply's headers, in lower case, say so. Nothing is handed over of a prompt that is there already."""
+        is_cached = self.route == "handoff" and "reason=cached" in head
+        return f"x-baton-route: {self.route}" in head or is_cached
+
     def state(self):
         with urllib.request.urlopen(self.base_url.removesuffix("/v1") + "/baton/state", timeout=60) as reply:
             return json.load(reply)
