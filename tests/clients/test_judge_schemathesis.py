@@ -13,7 +13,7 @@ OPTIONS = [
     "--phases", "examples,coverage,fuzzing",
     # Each is a generation where it is valid. The same on every day.
     "--max-examples", "5", "--generation-deterministic", "--seed", "1",
-    "--request-timeout", "240", "--suppress-health-check", "all", "--continue-on-failure", "--no-color",
+    "--request-timeout", "600", "--suppress-health-check", "all", "--continue-on-failure", "--no-color",
 ]
 
 
