@@ -47,7 +47,7 @@ impl Resilient {
 
     pub(super) fn learn_finished(&self, timings: &Timings) {
         let (model, node) = (&self.plan.model, self.plan.decode());
-        // One that was taken up computes its own tokens again.
+        // One that was taken up computes its own tokens again, or began while another route was heard.
         if !self.is_taken_up {
             model.learn_stream(self.plan.route, timings);
         }

@@ -158,7 +158,7 @@ impl Resilient {
         // Tokens to come are waited for as this route predicts them.
         self.patience = Patience::for_first_token(&plan);
         (self.n_ctx, self.request.group) = (n_ctx_of(&plan), None);
-        (self.handoff, self.first_token_ms) = (None, None);
+        (self.handoff, self.first_token_ms, self.is_taken_up) = (None, None, true);
         (self.deltas, self.claims, self.planned) = (deltas, claims, began);
         self.is_on(plan);
     }

@@ -63,7 +63,8 @@ pub struct Resilient {
     /// An engine failed at it, and another one has it now.
     engine_failure: Option<EngineError>,
     patience: Patience,
-    /// It was lost and is on another engine now, or on its restarted one.
+    /// It goes on where it did not begin: its engine was lost, or a second route was quicker. When that one had its slot
+    /// was not noted, so nothing is learned from its times.
     is_taken_up: bool,
     /// What came of the handoff, if there was one.
     handoff: Option<HandoffTimings>,
