@@ -109,6 +109,8 @@ pub enum ResponseFormat {
     Plain {
         /// Which of them.
         r#type: Option<PlainFormat>,
+        /// With `json_object`: JSON that this describes, as llama-server takes it.
+        schema: Option<SchemaObject>,
     },
     /// JSON that a schema describes.
     Schema {
