@@ -77,6 +77,64 @@ async fn a_schema_is_kept_greedy_and_at_any_temperature() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn llama_servers_form_of_a_schema_is_kept() {
+    let server = Server::start(&[]);
+    let mut body = person(json!({ "temperature": 1.0, "seed": 5 }));
+    let schema = body["response_format"]["json_schema"]["schema"].take();
+    body["response_format"] = json!({ "type": "json_object", "schema": schema });
+    let (status, reply) = post(&server, &body).await;
+    assert_eq!(status, 200, "{reply}");
+    check_person(reply["choices"][0]["message"]["content"].as_str().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_dialect_is_told_its_own_field_for_what_nothing_can_keep() {
+    let server = Server::start(&[]);
+    let schema = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });
+    let said = json!([{ "role": "user", "content": "Hi" }]);
+    let tool = |name: &str, parameters: &Value| {
+        json!({ "type": "function",
+        "function": { "name": name, "parameters": parameters } })
+    };
+    let tools = json!([tool("well", &json!({ "type": "object" })), tool("ill", &schema)]);
+    let typed = |schema: &Value| json!({ "type": "json_schema", "name": "n", "schema": schema });
+    for (path, mut body, field) in [
+        (
+            "/v1/chat/completions",
+            json!({ "messages": said, "response_format": { "type": "json_object", "schema": schema } }),
+            "response_format",
+        ),
+        ("/v1/chat/completions", json!({ "messages": said, "tools": tools, "tool_choice": "required" }), "tools"),
+        ("/v1/responses", json!({ "input": "Hi", "text": { "format": typed(&schema) } }), "text.format"),
+        ("/api/chat", json!({ "messages": said, "format": schema }), "format"),
+        (
+            "/v1/messages",
+            json!({ "messages": said, "max_tokens": 9, "output_config": { "format": typed(&schema) } }),
+            "output_config.format",
+        ),
+    ] {
+        body["model"] = json!("smollm2");
+        let url = format!("{}{path}", server.base);
+        let response = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 400, "{path}");
+        let reply: Value = response.json().await.unwrap();
+        println!("{path}: {reply}");
+        let message = reply["error"]["message"].as_str().or(reply["error"].as_str()).unwrap();
+        assert!(message.contains(&format!("'{field}'")), "{message}");
+        if path.starts_with("/v1") && path != "/v1/messages" {
+            assert_eq!(reply["error"]["param"], field);
+        }
+        if field == "tools" {
+            assert!(message.contains("\"ill\""), "{message}");
+        }
+    }
+    let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
+    let requests: Vec<_> = metrics.lines().filter(|line| line.starts_with("baton_requests_total{")).collect();
+    assert!(requests.iter().any(|line| line.contains("refused") && line.ends_with(" 5")), "{requests:?}");
+    assert!(!requests.iter().any(|line| line.contains("failed")), "{requests:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_kept_is_refused_by_name() {
     let server = Server::start(&[]);
     let of = |schema: Value| {

@@ -7,7 +7,7 @@ use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{Delta, SequenceRequest, Token};
+use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
 
@@ -118,4 +118,58 @@ async fn what_cannot_be_kept_is_refused_with_the_field_that_asks_for_it() {
     let Err(error) = rig.engine.generate(request).await else { panic!("it was taken") };
     println!("{error}");
     assert!(error.to_string().contains("tools") && error.to_string().contains("uniqueItems"), "{error}");
+}
+
+/// The field at fault, and what is said of it.
+async fn refusal(rig: &Rig, constraint: Constraint) -> (String, String) {
+    let request =
+        SequenceRequest { prompt: rig.prompt.clone(), constraint: Some(constraint), ..SequenceRequest::default() };
+    let error = match rig.engine.generate(request).await {
+        Err(error) => error,
+        Ok(deltas) => deltas.filter_map(|delta| async move { delta.err() }).boxed().next().await.unwrap(),
+    };
+    let EngineError::InvalidRequest { message, field } = error else { panic!("{error:?}") };
+    println!("{message}");
+    (field.unwrap_or_default(), message)
+}
+
+#[tokio::test]
+async fn what_nothing_can_keep_is_refused_before_there_is_text() {
+    let Some(rig) = Rig::start().await else { return };
+    let schema = |schema| Constraint::JsonSchema { schema, field: "format".to_owned() };
+    for nothing in [
+        json!({ "$ref": "#" }),
+        json!({ "anyOf": [{ "$ref": "#" }] }),
+        json!({ "$ref": "#/$defs/a", "$defs": { "a": { "$ref": "#/$defs/b" }, "b": { "$ref": "#/$defs/a" } } }),
+        json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
+    ] {
+        let (field, message) = refusal(&rig, schema(nothing)).await;
+        assert!(field == "format" && message.contains("'format'"), "{message}");
+    }
+    // Of several schemas in a rule the one at fault is named.
+    let of = |tool: &str, schema| Rule::For {
+        field: "tools".to_owned(),
+        tool: Some(tool.to_owned()),
+        rule: Box::new(Rule::Sequence(vec![Rule::literal(tool), Rule::Json(schema)])),
+    };
+    let rule = Rule::OneOf(vec![of("well", json!({ "type": "object" })), of("ill", json!({ "$ref": "#" }))]);
+    let (field, message) = refusal(&rig, Constraint::Grammar { rule, field: "whole".to_owned() }).await;
+    assert!(field == "tools" && message.contains("\"ill\"") && !message.contains("well"), "{message}");
+    // One that nobody insists on is not held.
+    let loose = |schema| Rule::FirstKnown(vec![Rule::Json(schema), Rule::literal("free")]);
+    assert_eq!(rig.after("", Some(&loose(json!({ "$ref": "#" })))).await, "free");
+}
+
+#[tokio::test]
+async fn a_dead_end_in_the_text_is_the_schemas_fault() {
+    let Some(rig) = Rig::start().await else { return };
+    // Each pattern is well; that nothing has both shows when the text has come there, at the latest.
+    let both = json!({ "type": "string", "allOf": [{ "pattern": "^a+$" }, { "pattern": "^b+$" }] });
+    let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" }, "a": both },
+        "required": ["n", "a"], "additionalProperties": false });
+    let (field, _) = refusal(&rig, Constraint::JsonSchema { schema, field: "format".to_owned() }).await;
+    assert_eq!(field, "format");
+    let dead = Rule::Sequence(vec![Rule::literal("word "), Rule::Pattern("[^\\s\\S]".to_owned())]);
+    let (field, _) = refusal(&rig, Constraint::Grammar { rule: dead, field: "tools".to_owned() }).await;
+    assert_eq!(field, "tools");
 }

@@ -88,6 +88,28 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// Whether the request itself is wrong, whoever answers it.
+    pub fn is_the_clients(&self) -> bool {
+        match self {
+            RequestError::ModelNotFound { .. }
+            | RequestError::InvalidField { .. }
+            | RequestError::ModelNotAllowed { .. }
+            | RequestError::Incapable { .. }
+            | RequestError::InputTooLong { .. } => true,
+            RequestError::Engine(error) => matches!(
+                error,
+                EngineError::ContextOverflow { .. }
+                    | EngineError::InvalidRequest { .. }
+                    | EngineError::Template { .. }
+                    | EngineError::Unsupported { .. }
+            ),
+            RequestError::RateLimited { .. }
+            | RequestError::TooManyAtOnce { .. }
+            | RequestError::Overloaded { .. }
+            | RequestError::Unavailable { .. } => false,
+        }
+    }
+
     /// In one word, for counting.
     pub fn kind(&self) -> &'static str {
         match self {

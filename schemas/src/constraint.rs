@@ -13,6 +13,9 @@ pub enum Constraint {
     JsonSchema {
         /// JSON Schema (draft 2020-12).
         schema: Value,
+        /// The field of the request that asks for it, for errors.
+        #[serde(default = "default_field")]
+        field: String,
     },
     /// Text in a form of its own, such as calls of tools.
     Grammar {
@@ -21,6 +24,24 @@ pub enum Constraint {
         /// The field of the request that asks for it, for errors.
         field: String,
     },
+}
+
+/// What an older peer means that names no field.
+fn default_field() -> String {
+    DEFAULT_FIELD.to_owned()
+}
+
+/// OpenAI's name for what text has to be.
+const DEFAULT_FIELD: &str = "response_format";
+
+impl Constraint {
+    /// The field of the request that asks for it.
+    pub fn field(&self) -> &str {
+        match self {
+            Constraint::JsonObject => DEFAULT_FIELD,
+            Constraint::JsonSchema { field, .. } | Constraint::Grammar { field, .. } => field,
+        }
+    }
 }
 
 /// A form that text can have.
@@ -43,6 +64,15 @@ pub enum Rule {
     OneOf(Vec<Rule>),
     /// The first of these that the engine knows all of; the last one if it knows none.
     FirstKnown(Vec<Rule>),
+    /// What one field of the request, or one tool, asks for: errors name it.
+    For {
+        /// The field.
+        field: String,
+        /// The tool, by its name, if the field has several.
+        tool: Option<String>,
+        /// What it asks for.
+        rule: Box<Rule>,
+    },
     /// As often as that.
     Repeat {
         /// What.
@@ -70,7 +100,7 @@ impl Rule {
         match self {
             Rule::FirstKnown(_) => true,
             Rule::Sequence(rules) | Rule::OneOf(rules) => rules.iter().any(Rule::has_alternatives),
-            Rule::Repeat { rule, .. } => rule.has_alternatives(),
+            Rule::Repeat { rule, .. } | Rule::For { rule, .. } => rule.has_alternatives(),
             Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) => false,
         }
     }
@@ -88,7 +118,23 @@ impl Rule {
             Rule::Repeat { rule, min, max } => {
                 Rule::Repeat { rule: Box::new(rule.decided(knows)), min: *min, max: *max }
             }
+            Rule::For { field, tool, rule } => {
+                Rule::For { field: field.clone(), tool: tool.clone(), rule: Box::new(rule.decided(knows)) }
+            }
             Rule::Literal(_) | Rule::Plain(_) | Rule::Json(_) | Rule::Pattern(_) | Rule::Until(_) => self.clone(),
+        }
+    }
+
+    /// The schemas that its text has to keep, each with who asks for it; `asker` is who asks for the whole. Of a
+    /// [`Rule::FirstKnown`] those of the first.
+    pub fn schemas<'r>(&'r self, asker: Asker<'r>) -> Vec<(Asker<'r>, &'r Value)> {
+        match self {
+            Rule::Json(schema) => vec![(asker, schema)],
+            Rule::For { field, tool, rule } => rule.schemas(Asker { field, tool: tool.as_deref() }),
+            Rule::Sequence(rules) | Rule::OneOf(rules) => rules.iter().flat_map(|rule| rule.schemas(asker)).collect(),
+            Rule::FirstKnown(rules) => rules.first().map(|rule| rule.schemas(asker)).unwrap_or_default(),
+            Rule::Repeat { rule, .. } => rule.schemas(asker),
+            Rule::Literal(_) | Rule::Plain(_) | Rule::Pattern(_) | Rule::Until(_) => Vec::new(),
         }
     }
 
@@ -98,11 +144,22 @@ impl Rule {
     }
 }
 
+/// Who asks for a form: a field of the request, and a tool of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker<'r> {
+    /// The field.
+    pub field: &'r str,
+    /// The tool, by its name.
+    pub tool: Option<&'r str>,
+}
+
 impl From<Constraint> for Rule {
     fn from(constraint: Constraint) -> Rule {
         match constraint {
             Constraint::JsonObject => Rule::Json(serde_json::json!({ "type": "object" })),
-            Constraint::JsonSchema { schema } => Rule::Json(schema),
+            Constraint::JsonSchema { schema, field } => {
+                Rule::For { field, tool: None, rule: Box::new(Rule::Json(schema)) }
+            }
             Constraint::Grammar { rule, .. } => rule,
         }
     }
@@ -183,6 +240,25 @@ mod tests {
         assert_eq!((&decided, asked), (&rule(Rule::literal("b"), Rule::literal("c")), 2));
         assert!(!decided.has_alternatives());
         assert_eq!(Rule::FirstKnown(Vec::new()).decided(&mut |_| true), Rule::Sequence(Vec::new()));
+    }
+
+    #[test]
+    fn each_schema_of_a_rule_is_known_by_who_asks_for_it() {
+        let of = |tool: &str, rule| Rule::For { field: "tools".into(), tool: Some(tool.into()), rule: Box::new(rule) };
+        let json = |n: u32| Rule::Json(json!({ "minimum": n }));
+        let text = Rule::from(Constraint::JsonSchema { schema: json!({ "minimum": 4 }), field: "format".to_owned() });
+        let calls = vec![
+            of("a", Rule::Sequence(vec![Rule::literal("a "), json(1)])),
+            of("b", Rule::FirstKnown(vec![json(2), json(9)])),
+        ];
+        let rule = Rule::OneOf(vec![Rule::optional(Rule::OneOf(calls)), json(3), text]);
+        let schemas = rule.schemas(Asker { field: "whole", tool: None });
+        let shown = schemas.iter().map(|(by, schema)| format!("{}/{:?}: {}", by.field, by.tool, schema["minimum"]));
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            ["tools/Some(\"a\"): 1", "tools/Some(\"b\"): 2", "whole/None: 3", "format/None: 4"]
+        );
+        assert!(rule.has_alternatives() && !rule.decided(&mut |_| true).has_alternatives());
     }
 
     #[test]

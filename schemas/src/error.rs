@@ -32,6 +32,9 @@ pub enum EngineError {
     InvalidRequest {
         /// What is wrong with it.
         message: String,
+        /// The field at fault, as the client's dialect calls it, if it is one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        field: Option<String>,
     },
     /// The model's chat template refused the messages or failed on them. Client-safe.
     #[error("the model's chat template rejected the messages: {message}")]
@@ -71,7 +74,13 @@ pub enum EngineError {
 impl EngineError {
     /// Shorthand for [`EngineError::InvalidRequest`].
     pub fn invalid(message: impl Into<String>) -> Self {
-        EngineError::InvalidRequest { message: message.into() }
+        EngineError::InvalidRequest { message: message.into(), field: None }
+    }
+
+    /// A field whose value is wrong.
+    pub fn invalid_field(field: impl Into<String>, problem: impl std::fmt::Display) -> Self {
+        let field = field.into();
+        EngineError::InvalidRequest { message: format!("Invalid '{field}': {problem}."), field: Some(field) }
     }
 
     /// Whether the engine's process is gone or going, so that its successor may answer.

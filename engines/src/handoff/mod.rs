@@ -112,7 +112,7 @@ pub(crate) fn check(request: &PrefillRequest, local: &KvIdentity, n_ctx: u32) ->
     let n_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
     if request.start >= n_tokens {
         let message = format!("KV is wanted from position {} on, and there are {n_tokens} tokens", request.start);
-        return Err(EngineError::InvalidRequest { message });
+        return Err(EngineError::invalid(message));
     }
     // A whole prompt has one token more, which the decode node computes.
     if n_tokens >= n_ctx {

@@ -2,18 +2,20 @@
 //!
 //! A schema is compiled once and remembered; each sequence gets a matcher of its own, which follows the tokens and says
 //! before each draw which of them keep the text on its way to something valid. The compiler refuses what it does not
-//! know: a keyword that were silently left out would be a constraint that is not kept.
+//! know: a keyword that were silently left out would be a constraint that is not kept. It also refuses what nothing can
+//! keep, as far as that shows before there is text; where it shows later, the sequence ends with the same error.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use baton_schemas::constraint::Constraint;
+use baton_schemas::constraint::{Asker, Constraint, Rule};
 use baton_schemas::{EngineError, Token};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
+use super::derivable::is_derivable;
 use super::lark;
 use super::vocabulary::Vocabulary;
 
@@ -55,23 +57,27 @@ impl Compiler {
     }
 
     fn compile_with(&self, factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher, EngineError> {
-        let (grammar, field) = self.grammar(constraint);
-        let matcher = Matcher::new(factory.create_parser(grammar));
-        let Some(problem) = matcher.get_error() else { return Ok(matcher) };
-        let Constraint::Grammar { rule, .. } = constraint else { return Err(refused(field, &problem)) };
+        let problem = match self.matcher(factory, constraint) {
+            Ok(matcher) => return Ok(matcher),
+            Err(problem) => problem,
+        };
+        let field = constraint.field();
+        let Constraint::Grammar { rule, .. } = constraint else {
+            return Err(EngineError::invalid_field(field, problem));
+        };
         if !rule.has_alternatives() {
-            return Err(refused(field, &problem));
+            return Err(self.culprit(factory, rule, (field, problem)));
         }
         // What is unknown may be in what need not be held: each such part is tried alone. If all of them are known, they
         // are too much together.
         let mut n_known = 0;
         let one_by_one = rule.decided(&mut |part| {
-            let grammar = TopLevelGrammar::from_lark(lark::write(part, &self.vocabulary));
-            let is_known = Matcher::new(factory.create_parser(grammar)).get_error().is_none();
+            let part = Constraint::Grammar { rule: part.clone(), field: field.to_owned() };
+            let is_known = self.matcher(factory, &part).is_ok();
             n_known += u32::from(is_known);
             is_known
         });
-        tracing::info!(field, problem = first_line(&problem), n_known, "schemas that nobody insists on are not held");
+        tracing::info!(field, problem, n_known, "schemas that nobody insists on are not held");
         let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
         self.compile_with(factory, &decided(one_by_one)).or_else(|error| match n_known {
             0 => Err(error),
@@ -79,16 +85,50 @@ impl Compiler {
         })
     }
 
-    /// What is compiled, and which of the client's fields asks for it.
-    fn grammar<'c>(&self, constraint: &'c Constraint) -> (TopLevelGrammar, &'c str) {
-        let json = |schema: Value| (TopLevelGrammar::from_json_schema(with_settings(schema)), "response_format");
-        match constraint {
-            Constraint::JsonObject => json(json!({ "type": "object" })),
-            Constraint::JsonSchema { schema } => json(schema.clone()),
+    /// A matcher of something that can be kept. Errors: in words, why it cannot.
+    fn matcher(&self, factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher, String> {
+        let can_end = match constraint {
+            Constraint::JsonObject => true,
+            Constraint::JsonSchema { schema, .. } => is_derivable(schema),
             Constraint::Grammar { rule, field } => {
-                (TopLevelGrammar::from_lark(lark::write(rule, &self.vocabulary)), field)
+                rule.schemas(Asker { field, tool: None }).into_iter().all(|(_, schema)| is_derivable(schema))
+            }
+        };
+        if !can_end {
+            return Err("the schema describes no JSON that ends".to_owned());
+        }
+        let mut matcher = Matcher::new(factory.create_parser(self.grammar(constraint)));
+        if let Some(problem) = matcher.get_error() {
+            return Err(first_line(&problem).to_owned());
+        }
+        match matcher.compute_mask_or_eos() {
+            Ok(mask) if !mask.is_zero() => Ok(matcher),
+            outcome => {
+                tracing::debug!(error = ?outcome.err(), "a constraint that no text begins");
+                Err("no text keeps it".to_owned())
             }
         }
+    }
+
+    fn grammar(&self, constraint: &Constraint) -> TopLevelGrammar {
+        match constraint {
+            Constraint::JsonObject => TopLevelGrammar::from_json_schema(with_settings(json!({ "type": "object" }))),
+            Constraint::JsonSchema { schema, .. } => TopLevelGrammar::from_json_schema(with_settings(schema.clone())),
+            Constraint::Grammar { rule, .. } => TopLevelGrammar::from_lark(lark::write(rule, &self.vocabulary)),
+        }
+    }
+
+    /// The error of a rule that cannot be kept as a whole: that of the first schema in it that cannot be alone.
+    fn culprit(&self, factory: &ParserFactory, rule: &Rule, (field, problem): (&str, String)) -> EngineError {
+        for (asker, schema) in rule.schemas(Asker { field, tool: None }) {
+            let alone = Constraint::Grammar { rule: Rule::Json(schema.clone()), field: field.to_owned() };
+            let Err(problem) = self.matcher(factory, &alone) else { continue };
+            return match asker.tool {
+                Some(tool) => EngineError::invalid_field(asker.field, format!("the schema of {tool:?}: {problem}")),
+                None => EngineError::invalid_field(asker.field, problem),
+            };
+        }
+        EngineError::invalid_field(field, problem)
     }
 
     fn recall(&self, constraint: &Constraint) -> Option<Matcher> {
@@ -131,36 +171,63 @@ fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-fn refused(field: &str, problem: &str) -> EngineError {
-    EngineError::invalid(format!("{field}: {}", first_line(problem)))
-}
-
 fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
+}
+
+impl NoToken {
+    /// How a sequence of this constraint ends.
+    pub(super) fn error(self, constraint: Option<&Constraint>) -> EngineError {
+        match (self, constraint) {
+            (NoToken::DeadEnd, Some(constraint)) => {
+                let problem = "the text has come to where nothing that it allows can follow";
+                EngineError::invalid_field(constraint.field(), problem)
+            }
+            _ => EngineError::internal("a token did not keep the constraint"),
+        }
+    }
 }
 
 /// One sequence's progress through its constraint.
 pub(super) struct Constrained {
     matcher: Matcher,
+    /// All of the text so far was drawn under it.
+    is_kept: bool,
+}
+
+/// Why there is no next token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoToken {
+    /// Everything was kept, and nothing can follow: that is the constraint's fault.
+    DeadEnd,
+    /// A token came that does not fit, which is ours.
+    NotKept,
 }
 
 impl Constrained {
     /// At the end of `generated`, which was drawn under the same constraint.
     pub(super) fn after(mut matcher: Matcher, generated: &[Token]) -> Self {
+        let mut is_kept = true;
         for &t in generated {
-            follow(&mut matcher, t);
+            is_kept &= follow(&mut matcher, t);
         }
-        Constrained { matcher }
+        Constrained { matcher, is_kept }
     }
 
-    /// The tokens that may come next.
-    pub(super) fn allowed(&mut self) -> Result<SimpleVob, String> {
-        self.matcher.compute_mask_or_eos().map_err(|e| first_line(&e.to_string()).to_owned())
+    /// The tokens that may come next; at least one.
+    pub(super) fn allowed(&mut self) -> Result<SimpleVob, NoToken> {
+        match self.matcher.compute_mask_or_eos() {
+            Ok(mask) if !mask.is_zero() => Ok(mask),
+            outcome => {
+                tracing::debug!(error = ?outcome.err(), is_kept = self.is_kept, "no token keeps the constraint");
+                Err(if self.is_kept { NoToken::DeadEnd } else { NoToken::NotKept })
+            }
+        }
     }
 
     /// Takes note of the token that came.
     pub(super) fn accept(&mut self, t: Token) {
-        follow(&mut self.matcher, t);
+        self.is_kept &= follow(&mut self.matcher, t);
     }
 
     /// Whether the text is complete and nothing can follow.
@@ -169,9 +236,11 @@ impl Constrained {
     }
 }
 
-fn follow(matcher: &mut Matcher, t: Token) {
-    // A token that does not fit leaves an error in the matcher, which the next mask reports.
-    if !matcher.is_stopped() && matcher.consume_token(t).is_err() {
+/// Whether the token fits. One that does not leaves an error in the matcher, which the next mask reports.
+fn follow(matcher: &mut Matcher, t: Token) -> bool {
+    let fits = matcher.is_stopped() || matcher.consume_token(t).is_ok();
+    if !fits {
         tracing::debug!(token = t, "a token did not follow its constraint");
     }
+    fits
 }

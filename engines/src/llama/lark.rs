@@ -50,6 +50,7 @@ impl Writer {
             Rule::OneOf(rules) => self.joined(rules, " | "),
             // Who compiles it decides the others.
             Rule::FirstKnown(rules) => self.joined(&rules[..rules.len().min(1)], " "),
+            Rule::For { rule, .. } => self.expression(rule),
             // Lark has no words for never.
             Rule::Repeat { max: Some(0), .. } => quoted(""),
             Rule::Repeat { rule, min, max } => {

@@ -9,6 +9,7 @@ mod budget;
 mod canary;
 mod cell_order;
 mod constrain;
+mod derivable;
 pub mod devices;
 mod embed;
 mod facts;
@@ -270,11 +271,11 @@ impl LlamaEngine {
     /// The request's constraint, compiled on a thread that may take its time.
     async fn matcher(&self, request: &SequenceRequest) -> Result<Option<Matcher>, EngineError> {
         let Some(constraint) = request.constraint.clone() else { return Ok(None) };
-        let compiler = Arc::clone(&self.constraints);
+        let (compiler, field) = (Arc::clone(&self.constraints), constraint.field().to_owned());
         let compiled = tokio::task::spawn_blocking(move || compiler.compile(&constraint));
         match tokio::time::timeout(COMPILE_TIMEOUT, compiled).await {
             Ok(compiled) => compiled.map_err(EngineError::internal)?.map(Some),
-            Err(_) => Err(EngineError::invalid("the schema takes too long to compile")),
+            Err(_) => Err(EngineError::invalid_field(field, "the schema takes too long to compile")),
         }
     }
 

@@ -12,7 +12,7 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 
-use super::constrain::Constrained;
+use super::constrain::{Constrained, NoToken};
 
 /// One sequence's sampler.
 pub(super) struct Sampler {
@@ -82,7 +82,7 @@ impl Sampler {
 
     /// Draws the token for `position` (tokens before it, prompt included) and takes note of it. Errors: the constraint
     /// cannot be kept any more.
-    pub(super) fn sample(&mut self, logits: &[f32], position: usize) -> Result<Token, String> {
+    pub(super) fn sample(&mut self, logits: &[f32], position: usize) -> Result<Token, NoToken> {
         let allowed = self.constraint.as_mut().map(Constrained::allowed).transpose()?;
         let shaping = [&mut self.bias, &mut self.repeat, &mut self.frequency];
         let chosen = if allowed.is_none() && self.truncate.is_none() && shaping.iter().all(|s| s.is_none()) {
@@ -93,7 +93,7 @@ impl Sampler {
             let all = (0..).zip(logits).filter(|(i, _)| allowed.as_ref().is_none_or(|set| set.is_allowed(*i as u32)));
             candidates.data.extend(all.map(|(i, &l)| LlamaTokenData::new(LlamaToken::new(i), l, 0.0)));
             if candidates.data.is_empty() {
-                return Err("no token keeps the constraint".into());
+                return Err(NoToken::DeadEnd);
             }
             candidates.sorted = false;
             candidates.selected = None;

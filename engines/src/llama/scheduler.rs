@@ -382,8 +382,8 @@ impl<'m> Scheduler<'m> {
         let logits = self.context.get_logits_ith(logits_at);
         let id = match sequence.sampler.sample(logits, sequence.tokens.len()) {
             Ok(id) => id,
-            Err(error) => {
-                sequence.send(Err(EngineError::internal(error)));
+            Err(none) => {
+                sequence.send(Err(none.error(sequence.request.constraint.as_ref())));
                 self.release(slot);
                 return;
             }

@@ -76,7 +76,7 @@ impl Protocol for Ollama {
         match &request.constraint {
             None => {}
             Some(Constraint::JsonObject) => format(&mut fields, "json".into())?,
-            Some(Constraint::JsonSchema { schema }) => format(&mut fields, schema.clone())?,
+            Some(Constraint::JsonSchema { schema, .. }) => format(&mut fields, schema.clone())?,
             Some(Constraint::Grammar { .. }) => return Err(fields.unsupported("grammar")),
         }
         let path = match &request.input {

@@ -138,7 +138,7 @@ fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), Upst
     match &request.constraint {
         None => {}
         Some(Constraint::JsonObject) => fields.put("response_format", json!({ "type": "json_object" }), true)?,
-        Some(Constraint::JsonSchema { schema }) => {
+        Some(Constraint::JsonSchema { schema, .. }) => {
             let named = json!({ "name": "reply", "strict": true, "schema": schema });
             fields.put("response_format", json!({ "type": "json_schema", "json_schema": named }), true)?;
         }

@@ -124,7 +124,10 @@ fn map_engine(error: &EngineError) -> Failure {
             overflow(Failure::invalid(error), *n_prompt, *n_ctx, "messages")
         }
         EngineError::QueueFull { .. } => coded(Failure::unavailable(error, SOON), "queue_full"),
-        EngineError::InvalidRequest { .. } => Failure::invalid(error),
+        EngineError::InvalidRequest { field, .. } => {
+            let failure = Failure::invalid(error);
+            Failure { error: ErrorBody { param: field.clone(), ..failure.error }, ..failure }
+        }
         EngineError::Template { .. } => {
             let failure = Failure::invalid(error);
             Failure { error: failure.error.param("messages"), ..failure }

@@ -20,7 +20,7 @@ pub enum Outcome {
     Cancelled,
     /// It ended with an error.
     Failed,
-    /// It was refused before it had a route.
+    /// It was refused before it had a route, or by the engine, which began nothing of it.
     Refused,
 }
 

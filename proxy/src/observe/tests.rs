@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::GenerateRequest;
+use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Input, Sampling};
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::sequence::CacheScope;
@@ -85,6 +86,11 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     assert_eq!((done.model.as_str(), done.decode.as_str(), done.reason.as_str()), ("m", "local", "only_route"));
     assert_eq!((done.n_completion, done.request_id.as_str()), (8, "req_1"));
     assert!(done.n_prompt > 0 && done.ttft_ms.unwrap() > 0.0 && done.e2e_ms >= done.ttft_ms.unwrap());
+
+    // What the engine takes nothing of has not failed.
+    let refused = GenerateRequest { constraint: Some(Constraint::JsonObject), ..request("m") };
+    assert!(generate(&app, refused, &caller()).await.is_err());
+    assert_eq!(state::snapshot(&app, false).routes[0].outcome, Outcome::Refused);
 
     let node = &state.models[0].nodes[0];
     assert_eq!((node.life, node.slots, node.engine.as_str()), (Life::Ready, 4, "sim"));

@@ -29,6 +29,8 @@ pub struct RequestWatch {
     n_open: u32,
     n_choices: u32,
     error: Option<&'static str>,
+    /// The error is the client's: the engine took none of it.
+    is_refused: bool,
     n_cached: u32,
     meter: Arc<AtomicU32>,
     slot: Option<Instant>,
@@ -83,6 +85,7 @@ impl RequestWatch {
             n_open: n_choices,
             n_choices,
             error: None,
+            is_refused: false,
             n_cached: 0,
             meter: Arc::default(),
             slot: None,
@@ -191,11 +194,13 @@ impl RequestWatch {
     /// It ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
         self.error = Some(error.kind());
+        self.is_refused = self.first_token.is_none() && error.is_the_clients();
     }
 
     fn outcome(&self) -> Outcome {
         match (&self.error, &self.planned) {
             (Some(_), None) => Outcome::Refused,
+            (Some(_), Some(_)) if self.is_refused => Outcome::Refused,
             (Some(_), Some(_)) => Outcome::Failed,
             (None, _) if self.n_open == 0 => Outcome::Done,
             (None, _) => Outcome::Cancelled,

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::reader::{Holds, ReplyReader};
 use super::thought::Thought;
-use super::{Calls, ToolFormat, format_of};
+use super::{Calls, FIELD, ToolFormat, format_of};
 use crate::error::RequestError;
 use crate::pool::Node;
 
@@ -112,7 +112,7 @@ impl ReplyForm {
             (false, Some(text)) => format.answer(text.into()),
             (false, None) => return None,
         };
-        let field = if holds_calls { "tools" } else { "response_format" }.to_owned();
+        let field = request.constraint.as_ref().filter(|_| !holds_calls).map_or(FIELD, Constraint::field).to_owned();
         Some(Constraint::Grammar { rule: self.after_reasoning(rule), field })
     }
 

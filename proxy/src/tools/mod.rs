@@ -70,6 +70,9 @@ pub trait ToolFormat: Send + Sync + Debug {
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser>;
 }
 
+/// What errors call the tools of a request.
+const FIELD: &str = "tools";
+
 /// Calls that a reply may hold.
 #[derive(Debug, Clone)]
 pub struct Calls<'a> {
@@ -86,7 +89,8 @@ impl Calls<'_> {
             [only] => rule(name, only),
             several => Rule::FirstKnown(several.iter().map(|arguments| rule(name, arguments)).collect()),
         };
-        Rule::OneOf(self.tools.iter().map(|(name, arguments)| any(name, arguments)).collect())
+        let of = |name: &str, rule| Rule::For { field: FIELD.to_owned(), tool: Some(name.to_owned()), rule };
+        Rule::OneOf(self.tools.iter().map(|(name, arguments)| of(name, Box::new(any(name, arguments)))).collect())
     }
 }
 

@@ -135,7 +135,7 @@ fn constraint(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
     let schema = format.get("schema").filter(|schema| !schema.is_null());
     let schema = schema.ok_or_else(|| InvalidRequest::at(name, "needs a schema"))?;
     check_schema(schema).map_err(|e| InvalidRequest::at(name, e))?;
-    Ok(Some(Constraint::JsonSchema { schema: schema.clone() }))
+    Ok(Some(Constraint::JsonSchema { schema: schema.clone(), field: name.to_owned() }))
 }
 
 #[cfg(test)]
@@ -165,7 +165,10 @@ mod tests {
         .unwrap();
         assert!(request.stream);
         assert_eq!((request.generate.sampling.top_k, request.generate.stop), (3, vec!["a".into(), "b".into()]));
-        assert_eq!(request.generate.constraint, Some(Constraint::JsonSchema { schema }));
+        assert_eq!(
+            request.generate.constraint,
+            Some(Constraint::JsonSchema { schema, field: "output_config.format".to_owned() })
+        );
         let count = CountRequest::parse(br#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#).unwrap();
         assert_eq!(count.chat.conversation.messages.len(), 1);
     }

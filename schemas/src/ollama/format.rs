@@ -15,7 +15,7 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Option<Constraint>, InvalidReque
         Some(Value::String(name)) if name == "json" => Ok(Some(Constraint::JsonObject)),
         Some(schema @ Value::Object(_)) => {
             check_schema(schema).map_err(|e| InvalidRequest::at("format", e))?;
-            Ok(Some(Constraint::JsonSchema { schema: schema.clone() }))
+            Ok(Some(Constraint::JsonSchema { schema: schema.clone(), field: "format".to_owned() }))
         }
         Some(_) => Err(InvalidRequest::at("format", "must be \"json\" or a JSON schema")),
     }
@@ -35,7 +35,8 @@ mod tests {
         }
         assert_eq!(parsed(json!({ "format": "json" })), Ok(Some(Constraint::JsonObject)));
         let schema = json!({ "type": "object" });
-        assert_eq!(parsed(json!({ "format": schema })), Ok(Some(Constraint::JsonSchema { schema })));
+        let held = Constraint::JsonSchema { schema: schema.clone(), field: "format".to_owned() };
+        assert_eq!(parsed(json!({ "format": schema })), Ok(Some(held)));
         for wrong in [json!({ "format": "xml" }), json!({ "format": 3 }), json!({ "format": false })] {
             assert_eq!(parsed(wrong), Err(Some("format".to_owned())));
         }

@@ -33,7 +33,7 @@ fn schema_of(format: &Value) -> Option<&Value> {
 
 fn held_to(schema: &Value) -> Result<Constraint, InvalidRequest> {
     check_schema(schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
-    Ok(Constraint::JsonSchema { schema: schema.clone() })
+    Ok(Constraint::JsonSchema { schema: schema.clone(), field: FIELD.to_owned() })
 }
 
 #[cfg(test)]
@@ -55,7 +55,7 @@ mod tests {
         let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
         let named = json!({ "response_format": { "type": "json_schema",
             "json_schema": { "name": "n", "strict": true, "schema": schema } } });
-        let held = Ok(Some(Constraint::JsonSchema { schema: schema.clone() }));
+        let held = Ok(Some(Constraint::JsonSchema { schema: schema.clone(), field: FIELD.to_owned() }));
         assert_eq!(parsed(named), held);
         let beside = |kind: &str| json!({ "response_format": { "type": kind, "schema": schema } });
         assert_eq!(parsed(beside("json_schema")), held);

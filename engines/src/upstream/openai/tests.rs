@@ -85,7 +85,7 @@ fn what_a_kind_does_not_take_is_refused_and_never_dropped() {
     refused(|r| r.sampling.repeat_penalty = 1.5, "repeat_penalty");
     refused(|r| r.ignore_eos = true, "ignore_eos");
     refused(|r| with_args(r, json!({ "x": 1 })), "chat_template_kwargs");
-    let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }) };
+    let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }), field: "f".to_owned() };
     let on_text = |r: &mut GenerateRequest| (r.input, r.constraint) = (Input::Text("x".into()), Some(schema));
     assert!(matches!(call(Kind::Vllm, on_text), Err(UpstreamError::Unsupported { field: "response_format", .. })));
 }

@@ -122,7 +122,8 @@ fn format(root: Fields<'_>) -> Result<(Option<Constraint>, Value), InvalidReques
             let schema = format.get("schema").filter(|schema| !schema.is_null());
             let schema = schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs a schema"))?;
             check_schema(schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
-            Ok((Some(Constraint::JsonSchema { schema: schema.clone() }), format.clone()))
+            let schema = schema.clone();
+            Ok((Some(Constraint::JsonSchema { schema, field: FIELD.to_owned() }), format.clone()))
         }
         Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
     }
@@ -178,7 +179,10 @@ mod tests {
         .unwrap();
         assert!(request.stream && request.generate.sampling.temperature == 0.0);
         assert_eq!((request.generate.max_tokens, request.generate.top_logprobs), (Some(5), Some(0)));
-        assert_eq!(request.generate.constraint, Some(Constraint::JsonSchema { schema }));
+        assert_eq!(
+            request.generate.constraint,
+            Some(Constraint::JsonSchema { schema, field: "text.format".to_owned() })
+        );
         assert_eq!((request.echo.format, request.echo.metadata["a"].as_str()), (format, Some("b")));
         let Input::Chat(conversation) = request.generate.input else { panic!("not a chat") };
         assert_eq!(conversation.messages.len(), 2);
