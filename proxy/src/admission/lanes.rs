@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Account, Bounds, LEAST_REQUESTS, Permit, REQUESTS_PER_SLOT};
+use super::{Account, Bounds, Permit, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
 
 /// Everybody who is in or waits. Lanes are there only while somebody is in them.
 pub(super) struct Lanes {
@@ -53,7 +53,10 @@ impl Lanes {
 
     /// Requests served at once at most.
     pub(super) fn max_requests(&self) -> usize {
-        let room = self.n_slots.saturating_mul(REQUESTS_PER_SLOT).max(LEAST_REQUESTS);
+        let room = match self.n_slots {
+            0 => WITHOUT_SLOTS,
+            n_slots => n_slots.saturating_mul(REQUESTS_PER_SLOT),
+        };
         self.bounds.max_requests.unwrap_or(room)
     }
 

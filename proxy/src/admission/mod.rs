@@ -24,8 +24,9 @@ use crate::error::RequestError;
 /// ends. An engine's own queue has no lanes, so who waits there for long has lost the fair share that it has here.
 pub const REQUESTS_PER_SLOT: usize = 2;
 
-/// The least of that. While no engine is ready nobody knows their slots, and those who are let in wait for one.
-const LEAST_REQUESTS: usize = 16;
+/// Requests admitted while no engine is ready: nobody knows their slots, and those who are let in wait for one. Not one
+/// more than their slots allow once there are some: whoever is let in is past the lanes.
+const WITHOUT_SLOTS: usize = 16;
 
 /// Requests at once that generate nothing. They take milliseconds, so none of them waits.
 const MAX_BRIEF: usize = 64;

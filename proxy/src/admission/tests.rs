@@ -148,17 +148,45 @@ async fn requests_are_limited_by_the_minute() {
 #[tokio::test(start_paused = true)]
 async fn as_many_are_let_in_as_the_engines_have_room_for() {
     let door = Admission::new(Bounds { max_waiting: 9, ..Bounds::default() });
-    assert_eq!(door.limit(), LEAST_REQUESTS, "no engine is ready yet");
+    assert_eq!(door.limit(), WITHOUT_SLOTS, "no engine is ready yet");
     let key = free("k");
     let mut inside = Vec::new();
-    for _ in 0..LEAST_REQUESTS {
+    for _ in 0..WITHOUT_SLOTS {
         inside.push(enter(&door, &key).await.unwrap());
     }
     let mut next = Box::pin(enter(&door, &key));
     assert!((&mut next).now_or_never().is_none());
-    door.set_slots(LEAST_REQUESTS);
-    assert_eq!(door.limit(), LEAST_REQUESTS * REQUESTS_PER_SLOT);
+    door.set_slots(WITHOUT_SLOTS);
+    assert_eq!(door.limit(), WITHOUT_SLOTS * REQUESTS_PER_SLOT);
     assert!(next.await.is_ok(), "room that comes is used at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_few_slots_a_high_priority_overtakes_all_who_wait() {
+    for n_slots in [1, 4] {
+        let door = Admission::new(Bounds::default());
+        door.set_slots(n_slots);
+        let (low, modest) = (free("low"), free("modest"));
+        let high = account("high", KeyLimits { priority: 9, ..KeyLimits::default() });
+        let mut running = Vec::new();
+        for _ in 0..n_slots * REQUESTS_PER_SLOT {
+            running.push(enter(&door, &low).await.unwrap());
+        }
+        let mut waiting: Vec<_> = (0..16).map(|_| Box::pin(enter(&door, &low))).collect();
+        for wait in &mut waiting {
+            assert!(wait.now_or_never().is_none(), "{n_slots} slots");
+        }
+        let mut modest = Box::pin(enter(&door, &modest));
+        assert!((&mut modest).now_or_never().is_none());
+        let mut high = Box::pin(enter(&door, &high));
+        assert!((&mut high).now_or_never().is_none());
+        running.pop();
+        let _high = high.now_or_never().expect("the next place is the high priority's").unwrap();
+        assert!((&mut modest).now_or_never().is_none());
+        running.pop();
+        assert!(modest.now_or_never().is_some(), "then the key's that has the fewest running");
+        assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
+    }
 }
 
 #[tokio::test]
