@@ -406,6 +406,27 @@ fn an_open_server_in_the_network_is_warned_about_once() {
 }
 
 #[tokio::test]
+async fn a_load_balancer_sees_that_the_server_stops_while_streams_finish() {
+    let mut server = Server::with(&["--engine", "sim", "--sim-decode-tps", "10"]);
+    let body = chat("hi", json!({ "model": "sim", "max_tokens": 10_000, "stream": true, "ignore_eos": true }));
+    let client = reqwest::Client::new();
+    let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
+    stream.chunk().await.unwrap().unwrap();
+    assert_eq!(reqwest::get(format!("{}/health", server.base)).await.unwrap().status(), 200);
+    server.signal(Signal::TERM);
+    // Each from a connection of its own.
+    let health = async || reqwest::get(format!("{}/health", server.base)).await.unwrap();
+    eventually_async("a word of the stop", || async { health().await.status() == 503 }).await;
+    let said = health().await;
+    assert_eq!(said.headers()["connection"], "close");
+    assert!(said.text().await.unwrap().contains("stopping"));
+    assert_eq!(post(&server, &chat("hi", json!({ "model": "sim" }))).await.0, 503);
+    assert!(stream.chunk().await.unwrap().is_some(), "the stream goes on");
+    drop((stream, client));
+    assert!(server.wait().success(), "nothing runs any more");
+}
+
+#[tokio::test]
 async fn a_second_signal_ends_running_streams_with_an_error() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut server = Server::logging_to(log.reopen().unwrap(), &["--engine", "sim", "--sim-decode-tps", "10"]);

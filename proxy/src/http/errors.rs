@@ -91,6 +91,12 @@ impl Failure {
     }
 }
 
+impl From<&RequestError> for Failure {
+    fn from(error: &RequestError) -> Failure {
+        map(error)
+    }
+}
+
 fn map(error: &RequestError) -> Failure {
     match error {
         RequestError::ModelNotFound { .. } => {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::StatusCode;
 use schemars::JsonSchema;
@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::errors::{Failure, Retry};
 use super::openapi::Operation;
+use super::steps::{STOPPING, Stopping};
 use super::{Health, HttpState};
 use crate::pool::Life;
 
@@ -43,9 +44,11 @@ pub(super) fn operation() -> Operation {
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.
-pub async fn health(State(state): State<HttpState>) -> Response {
+pub async fn health(State(state): State<HttpState>, stopping: Option<Extension<Stopping>>) -> Response {
     let (warnings, nodes) = (state.backend.warnings(), state.backend.lives());
-    let (status, reason) = match state.backend.health() {
+    let is_stopping = stopping.is_some_and(|Extension(stopping)| stopping.0.is_cancelled());
+    let health = if is_stopping { Health::Unavailable { reason: STOPPING.to_owned() } } else { state.backend.health() };
+    let (status, reason) = match health {
         Health::Ok => return Json(Report { status: "ok", error: None, warnings, nodes }).into_response(),
         Health::Loading { reason } => ("loading", reason),
         Health::Unavailable { reason } => ("unavailable", reason),

@@ -30,6 +30,7 @@ pub mod server;
 pub mod state;
 pub mod steps;
 
+mod stopping;
 mod streamed;
 mod tally;
 mod unparsed;
@@ -102,6 +103,7 @@ pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) 
 
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
     // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
+    let router = router.layer(from_fn(stopping::refuse));
     let router = router.layer(from_fn_with_state(access.clone(), auth::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin::check)).layer(from_fn_with_state(counted, metrics::count))
 }

@@ -1,5 +1,6 @@
 //! Sockets: accepting, bounding and, at the end, draining connections.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,14 +15,16 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::open_files::max_connections;
 use super::steps::{DrainDeadline, Stopping};
+use super::stopping::Awaited;
 use super::unparsed::Enveloped;
 
 /// Time for a request's head to arrive, and so the time a kept-alive connection may be idle. A connection that sends
@@ -74,10 +77,33 @@ pub struct Shutdown {
     pub begin: CancellationToken,
     /// Running ones need not be waited for any more.
     pub now: CancellationToken,
+    /// What is waited for: requests that came before the shutdown began, up to the end of their replies. All listeners
+    /// wait for all of them, so that each answers until the last has ended.
+    running: TaskTracker,
+}
+
+impl Shutdown {
+    /// When it has begun, and nothing runs any more that came before.
+    async fn is_idle(&self) {
+        self.begin.cancelled().await;
+        self.running.close();
+        self.running.wait().await;
+    }
+
+    /// When it has begun, and what runs is waited for no longer.
+    async fn is_over(&self, drain_deadline: Duration) {
+        self.begin.cancelled().await;
+        let deadline = tokio::time::sleep(drain_deadline);
+        if self.now.run_until_cancelled(deadline).await.is_some() {
+            let seconds = drain_deadline.as_secs_f32();
+            tracing::warn!(seconds, "requests still run at the drain deadline; ending them");
+        }
+    }
 }
 
 /// Serves until the shutdown begins, then waits for running requests: up to `drain_deadline`, or until they are to end
-/// now. Those still running then fail with an error that says so: none is cut off as if it had ended.
+/// now. Those still running then fail with an error that says so: none is cut off as if it had ended. Meanwhile whoever
+/// asks is told that the server stops.
 ///
 /// Fails only if the listener itself is broken. Dropping the future closes everything at once.
 pub async fn serve(
@@ -105,38 +131,41 @@ pub(super) async fn serve_with(
         write_deadline,
         drain: drained.clone(),
         stopping: Stopping(shutdown.begin.clone()),
+        running: shutdown.running.clone(),
     });
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(max_connections()));
     let mut connections = JoinSet::new();
 
-    // The losing arm is an accept, which is safe to drop: a connection not yet returned stays in the backlog.
-    while let Some(stream) = shutdown.begin.run_until_cancelled(accept(&listener)).await {
-        let stream = stream?;
-        let Some(permit) = shutdown.begin.run_until_cancelled(permits.clone().acquire_owned()).await else { break };
+    let mut over = std::pin::pin!(shutdown.is_over(drain_deadline));
+    let mut idle = std::pin::pin!(shutdown.is_idle());
+    let is_over = loop {
+        // The losing arm is an accept, which is safe to drop: a connection not yet returned stays in the backlog.
+        let (stream, permit) = tokio::select! {
+            accepted = accept_bounded(&listener, &permits) => accepted?,
+            () = &mut idle => break false,
+            () = &mut over => break true,
+        };
         let (server, watcher) = (server.clone(), graceful.watcher());
         connections.spawn(async move {
             let _permit = permit;
             server.serve(stream, watcher).await;
         });
         while connections.try_join_next().is_some() {}
-    }
+    };
     drop(listener);
 
-    let mut all_done = std::pin::pin!(graceful.shutdown());
-    let is_done = tokio::select! {
-        () = &mut all_done => true,
-        () = tokio::time::sleep(drain_deadline) => {
-            let seconds = drain_deadline.as_secs_f32();
-            tracing::warn!(seconds, "requests still run at the drain deadline; ending them");
-            false
-        }
-        () = shutdown.now.cancelled() => false,
-    };
-    if !is_done {
+    // Idle connections are closed, and what was said last is still sent.
+    let mut all_closed = std::pin::pin!(graceful.shutdown());
+    let is_over = is_over
+        || tokio::select! {
+            () = &mut all_closed => false,
+            () = &mut over => true,
+        };
+    if is_over {
         drained.0.cancel();
         // Elapsed: clients that do not even read. Dropping `connections` closes theirs.
-        let _ = tokio::time::timeout(LAST_WORDS, all_done).await;
+        let _ = tokio::time::timeout(LAST_WORDS, all_closed).await;
     }
     Ok(())
 }
@@ -168,6 +197,16 @@ async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     }
 }
 
+/// The next connection, once there is room for it.
+async fn accept_bounded(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let stream = accept(listener).await?;
+    let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
+    Ok((stream, permit))
+}
+
 /// What connections share.
 struct Server {
     builder: Builder<TokioExecutor>,
@@ -176,6 +215,7 @@ struct Server {
     write_deadline: Duration,
     drain: DrainDeadline,
     stopping: Stopping,
+    running: TaskTracker,
 }
 
 impl Server {
@@ -193,7 +233,16 @@ impl Server {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(self.drain.clone());
             request.extensions_mut().insert(self.stopping.clone());
-            self.router.clone().oneshot(request)
+            // Who comes later is told, and not waited for.
+            let running = (!self.stopping.0.is_cancelled()).then(|| self.running.token());
+            let reply = self.router.clone().oneshot(request);
+            async move {
+                let reply = reply.await?;
+                Ok::<_, Infallible>(match running {
+                    Some(running) => reply.map(|body| Body::new(Awaited::new(body, running))),
+                    None => reply,
+                })
+            }
         });
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(self.write_deadline));

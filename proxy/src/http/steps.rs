@@ -121,10 +121,15 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
 
 /// Runs a stage of a request, but not past the drain deadline. The stage is dropped then, which cancels it.
 pub(super) async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Output = T>) -> Result<T, RequestError> {
-    drain.0.run_until_cancelled(stage).await.ok_or_else(|| RequestError::Unavailable {
-        reason: "the server is stopping".to_owned(),
-        retry_after: Duration::from_secs(1),
-    })
+    drain.0.run_until_cancelled(stage).await.ok_or_else(is_stopping)
+}
+
+/// Why, from a server that was told to stop.
+pub(super) const STOPPING: &str = "the server is stopping";
+
+/// The error of what such a server does not answer.
+pub(super) fn is_stopping() -> RequestError {
+    RequestError::Unavailable { reason: STOPPING.to_owned(), retry_after: Duration::from_secs(1) }
 }
 
 fn cut_short() -> RequestError {

@@ -152,6 +152,41 @@ async fn a_stopping_server_lets_streams_finish() {
 }
 
 #[tokio::test]
+async fn until_its_streams_have_ended_a_stopping_server_says_that_it_stops() {
+    let fake = acts([Act::Emit(text(0, "a")), Act::Hang]);
+    let mut server =
+        start_draining(fake, HttpConfig::default(), Duration::from_secs(60), Duration::from_secs(60)).await;
+    let mut streaming = server.connect().await;
+    streaming.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
+    read_until(&mut streaming, "assistant").await;
+    let asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let mut kept = server.connect().await;
+    kept.write_all(asked).await.unwrap();
+    assert!(read_until(&mut kept, "\"ok\"}").await.starts_with("HTTP/1.1 200"));
+    server.shutdown.begin.cancel();
+
+    let check = |reply: &str| {
+        let head = reply.to_lowercase();
+        assert!(head.starts_with("http/1.1 503") && head.contains("connection: close"), "{reply}");
+        assert!(reply.contains("the server is stopping"), "{reply}");
+    };
+    // `raw` reads until the server closes.
+    check(&server.raw(asked).await);
+    check(&server.raw(chat_bytes(json!({}), "keep-alive").as_bytes()).await);
+    check(&server.raw(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n").await);
+    kept.write_all(asked).await.unwrap();
+    let mut reply = String::new();
+    kept.read_to_string(&mut reply).await.unwrap();
+    check(&reply);
+    assert_eq!(server.n_live(), 1, "what is refused is not begun");
+
+    drop(streaming);
+    let served = tokio::time::timeout(Duration::from_secs(5), &mut server.task).await;
+    assert!(served.is_ok(), "nothing runs any more");
+    assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
 async fn at_the_drain_deadline_or_a_second_signal_requests_fail_in_so_many_words() {
     for waits in [true, false] {
         let drain_deadline = if waits { SOON } else { Duration::from_secs(600) };
