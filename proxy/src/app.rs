@@ -279,6 +279,10 @@ impl Backend for App {
     }
 
     async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
+        if let Some(serving) = self.on_upstreams(Some(model), caller)? {
+            let _permit = self.admission.admit_brief(&caller.account)?;
+            return upstream::load(&serving, keep_alive, &caller.request_id).await;
+        }
         let found = self.on_nodes(Some(model), caller)?;
         let _stay = self.stay(&found, keep_alive).await?;
         let _permit = self.admission.admit_brief(&caller.account)?;
@@ -287,6 +291,9 @@ impl Backend for App {
 
     async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
+        if let Some(serving) = self.on_upstreams(Some(model), caller)? {
+            return upstream::unload(&serving, &caller.request_id).await;
+        }
         let found = self.on_nodes(Some(model), caller)?;
         match &found.resident {
             Some(resident) => self.residency.unload(resident),

@@ -99,6 +99,7 @@ impl RequestError {
             RequestError::Engine(error) => matches!(
                 error,
                 EngineError::ContextOverflow { .. }
+                    | EngineError::ContextExceeded { .. }
                     | EngineError::InvalidRequest { .. }
                     | EngineError::Template { .. }
                     | EngineError::Unsupported { .. }
@@ -122,7 +123,7 @@ impl RequestError {
             RequestError::Overloaded { .. } => "overloaded",
             RequestError::Unavailable { .. } => "unavailable",
             RequestError::Engine(error) => match error {
-                EngineError::ContextOverflow { .. } => "context_overflow",
+                EngineError::ContextOverflow { .. } | EngineError::ContextExceeded { .. } => "context_overflow",
                 EngineError::QueueFull { .. } => "queue_full",
                 EngineError::InvalidRequest { .. } | EngineError::Template { .. } => "invalid_request",
                 EngineError::Unsupported { .. } => "unsupported",

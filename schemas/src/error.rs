@@ -21,6 +21,12 @@ pub enum EngineError {
         /// Tokens one sequence may hold.
         n_ctx: u32,
     },
+    /// The same, from a server that does not tell the numbers. Client-safe.
+    #[error("The request exceeds the available context size: {message}")]
+    ContextExceeded {
+        /// The server's own words.
+        message: String,
+    },
     /// The engine's bounded queue is full; trying again later can work. Client-safe.
     #[error("the engine's queue is full ({limit} requests are waiting)")]
     QueueFull {

@@ -88,7 +88,7 @@ def test_tokens_are_counted_as_a_message_counts_them(client):
         ({"messages": []}, anthropic.BadRequestError, "messages"),
         ({"extra_body": {"temperature": 7}}, anthropic.BadRequestError, "temperature"),
         ({"messages": [*ASK, {"role": "assistant", "content": "The"}]}, anthropic.BadRequestError, "last message"),
-        ({"messages": [{"role": "user", "content": "word " * 20000}]}, anthropic.BadRequestError, "maximum context"),
+        ({"messages": [{"role": "user", "content": "word " * 20000}]}, anthropic.BadRequestError, "prompt is too long"),
     ],
 )
 def test_mistakes_are_the_sdks_own_errors(client, change, error, words):

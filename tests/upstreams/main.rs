@@ -8,6 +8,7 @@ mod dialects;
 mod fallback;
 mod faults;
 mod mock;
+mod ollama;
 mod seeing;
 mod vllm;
 

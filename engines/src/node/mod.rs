@@ -291,9 +291,10 @@ fn refusal(status: StatusCode, error: EngineError) -> Response {
 
 fn status(error: &EngineError) -> StatusCode {
     match error {
-        EngineError::ContextOverflow { .. } | EngineError::InvalidRequest { .. } | EngineError::Template { .. } => {
-            StatusCode::BAD_REQUEST
-        }
+        EngineError::ContextOverflow { .. }
+        | EngineError::ContextExceeded { .. }
+        | EngineError::InvalidRequest { .. }
+        | EngineError::Template { .. } => StatusCode::BAD_REQUEST,
         EngineError::Unauthorized => StatusCode::UNAUTHORIZED,
         EngineError::Unsupported { .. } => StatusCode::NOT_IMPLEMENTED,
         EngineError::QueueFull { .. } | EngineError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,

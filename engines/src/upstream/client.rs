@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use baton_schemas::GenerateRequest;
 use baton_schemas::embed::EmbedRequest;
+use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -17,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::stream::{Reading, deltas};
 use super::{
     Call, Kind, Protocol, TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamSettings, Wish,
-    refusal, tokens, vectors, vllm,
+    memory, refusal, tokens, vectors, vllm,
 };
 use crate::remote::trouble;
 use crate::trace;
@@ -130,6 +131,18 @@ impl Upstream {
     /// Whether it could be asked for these vectors. Sends nothing.
     pub fn check_embed(&self, request: &EmbedRequest, model: &str) -> Result<(), UpstreamError> {
         vectors::call(&self.settings, model, request, &request.inputs).map(drop)
+    }
+
+    /// Has a model in memory, or out of it if `keep_alive` is nothing, as far as its kind lets others decide that.
+    pub async fn keep(
+        &self,
+        model: &str,
+        keep_alive: Option<KeepAlive>,
+        request_id: &str,
+    ) -> Result<(), UpstreamError> {
+        let Some(call) = memory::call(self.settings.kind, model, keep_alive)? else { return Ok(()) };
+        let asked = self.whole(self.post(&self.base, &call, request_id), MAX_WHOLE_BYTES);
+        timeout(self.settings.deadlines.first, asked).await.map_err(|_| late())?.map(drop)
     }
 
     /// Whether it tells tokens. Sends nothing.

@@ -11,6 +11,7 @@
 mod client;
 mod fields;
 mod llama_server;
+mod memory;
 mod ollama;
 mod openai;
 mod refusal;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, calls_of};
-use super::{Call, Protocol, ReplyReader, TextDelta, TextEnd, TextUsage, UpstreamError, Wish, new_id, refusal};
+use super::{Call, Protocol, ReplyReader, TextDelta, TextEnd, TextUsage, UpstreamError, Wish, memory, new_id, refusal};
 
 /// What it takes. The first ones are options.
 pub(super) const FIELDS: [&str; 12] = [
@@ -73,6 +73,12 @@ impl Protocol for Ollama {
         fields.set("options", options);
         fields.set("model", wish.model);
         fields.set("stream", true);
+        // It would cut the beginning off a prompt that does not fit, and later off what was said, without a word.
+        fields.set("truncate", false);
+        fields.set("shift", false);
+        if let Some(keep_alive) = request.keep_alive {
+            fields.set(memory::FIELD, memory::value(keep_alive));
+        }
         match &request.constraint {
             None => {}
             Some(Constraint::JsonObject) => format(&mut fields, "json".into())?,

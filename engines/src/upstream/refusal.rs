@@ -28,6 +28,8 @@ pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> Upstre
         408 => UpstreamError::failed("server_error", detail()),
         429 | 503 => UpstreamError::Busy { retry_after: retry_after(headers) },
         400..500 => UpstreamError::Refused(envelope.refusal()),
+        // Some call it their own failure.
+        _ if envelope.is_overflow => UpstreamError::Refused(envelope.refusal()),
         _ => UpstreamError::failed("server_error", detail()),
     }
 }
@@ -38,6 +40,7 @@ pub(super) fn in_stream(event: &[u8]) -> UpstreamError {
     match envelope.code {
         Some(429 | 503) => UpstreamError::Busy { retry_after: None },
         Some(400..500) => UpstreamError::Refused(envelope.refusal()),
+        _ if envelope.is_overflow => UpstreamError::Refused(envelope.refusal()),
         _ => UpstreamError::failed("server_error", envelope.message),
     }
 }
@@ -46,8 +49,10 @@ pub(super) fn in_stream(event: &[u8]) -> UpstreamError {
 struct Envelope {
     message: String,
     code: Option<u64>,
+    /// The request does not fit the context.
+    is_overflow: bool,
     /// Tokens of the prompt, and of the context that they do not fit, where the upstream tells both.
-    overflow: Option<(u32, u32)>,
+    counts: Option<(u32, u32)>,
 }
 
 impl Envelope {
@@ -56,20 +61,36 @@ impl Envelope {
         let error = json.get("error").filter(|error| !error.is_null()).unwrap_or(&json);
         let words = error.as_str().or_else(|| error.get("message")?.as_str()).or_else(|| error.get("detail")?.as_str());
         let message = words.unwrap_or("the upstream gives no reason");
-        let count = |name: &str| error.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        // Beside `error` where that is nothing but words.
+        let field = |name: &str| error.get(name).or_else(|| json.get(name));
+        let count = |name: &str| field(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        let counts = count("n_prompt_tokens").zip(count("n_ctx"));
+        let is = |name: &str, word: &str| field(name).and_then(Value::as_str) == Some(word);
+        let is_named = is("code", "context_length_exceeded") || is("type", "exceed_context_size_error");
         Envelope {
             message: message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect(),
-            code: error.get("code").and_then(Value::as_u64),
-            overflow: count("n_prompt_tokens").zip(count("n_ctx")),
+            code: field("code").and_then(Value::as_u64),
+            is_overflow: is_named || counts.is_some() || says_overflow(message),
+            counts,
         }
     }
 
     fn refusal(self) -> EngineError {
-        match self.overflow {
+        match self.counts {
             Some((n_prompt, n_ctx)) => EngineError::ContextOverflow { n_prompt, n_ctx },
+            None if self.is_overflow => EngineError::ContextExceeded { message: self.message },
             None => EngineError::invalid(self.message),
         }
     }
+}
+
+/// Whether these are the words for a prompt that does not fit. Ollama ("the input length exceeds the context length")
+/// and vLLM ("This model's maximum context length is …") have no other sign of it.
+fn says_overflow(message: &str) -> bool {
+    let message = message.to_lowercase();
+    let names_context =
+        ["context length", "context size", "context window"].iter().any(|words| message.contains(words));
+    names_context && ["exceed", "maximum", "too long", "too large"].iter().any(|words| message.contains(words))
 }
 
 /// When to come back: in seconds, or a date.
@@ -107,7 +128,23 @@ mod tests {
             assert!(matches!(of(422, body), UpstreamError::Refused(EngineError::InvalidRequest { .. })), "{body}");
         }
         let overflow = r#"{"error":{"message":"long","n_prompt_tokens":9,"n_ctx":8}}"#;
-        assert_eq!(of(400, overflow), UpstreamError::Refused(EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 }));
+        let told = UpstreamError::Refused(EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 });
+        assert_eq!(of(400, overflow), told);
+        // Ollama's envelope, from another endpoint.
+        let beside = r#"{"error":"long","code":"context_length_exceeded","n_prompt_tokens":9,"n_ctx":8}"#;
+        assert_eq!(of(400, beside), told);
+        for (status, body) in [
+            (400, r#"{"error":"the input length exceeds the context length"}"#),
+            (500, r#"{"error":"the input length exceeds the context length"}"#),
+            (400, r#"{"error":{"message":"no","code":"context_length_exceeded"}}"#),
+            (400, r#"{"object":"error","message":"This model's maximum context length is 8 tokens.","code":400}"#),
+        ] {
+            let refused = of(status, body);
+            let is_overflow = matches!(refused, UpstreamError::Refused(EngineError::ContextExceeded { .. }));
+            assert!(is_overflow, "{body}: {refused:?}");
+        }
+        let line = br#"{"error":"the input length exceeds the context length"}"#;
+        assert!(matches!(in_stream(line), UpstreamError::Refused(EngineError::ContextExceeded { .. })));
     }
 
     #[test]

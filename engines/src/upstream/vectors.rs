@@ -3,7 +3,7 @@
 use baton_schemas::embed::{EmbedInput, EmbedRequest};
 use serde_json::{Map, Value};
 
-use super::{Call, Kind, UpstreamError, UpstreamSettings};
+use super::{Call, Kind, UpstreamError, UpstreamSettings, memory};
 
 /// Vectors, and the tokens of their texts where the upstream counts them.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -51,6 +51,9 @@ pub(super) fn call(
     body.insert("truncate".to_owned(), request.truncate.into());
     if let Some(num_ctx) = settings.num_ctx {
         body.insert("options".to_owned(), serde_json::json!({ "num_ctx": num_ctx }));
+    }
+    if let Some(keep_alive) = request.keep_alive {
+        body.insert(memory::FIELD.to_owned(), memory::value(keep_alive));
     }
     Ok(Call { path: "api/embed", body })
 }

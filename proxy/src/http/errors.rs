@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::ollama::ErrorReply;
-use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
+use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest, OVERFLOW};
 use baton_schemas::{EngineError, anthropic};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
@@ -129,6 +129,10 @@ fn map_engine(error: &EngineError) -> Failure {
         EngineError::ContextOverflow { n_prompt, n_ctx } => {
             overflow(Failure::invalid(error), *n_prompt, *n_ctx, "messages")
         }
+        EngineError::ContextExceeded { .. } => {
+            let failure = coded(Failure::invalid(error), OVERFLOW);
+            Failure { error: failure.error.param("messages"), ..failure }
+        }
         EngineError::QueueFull { .. } => coded(Failure::unavailable(error, SOON), "queue_full"),
         EngineError::InvalidRequest { field, .. } => {
             let failure = Failure::invalid(error);
@@ -156,7 +160,7 @@ fn limited(error: &RequestError, code: &'static str, after: Duration) -> Failure
 
 /// With what agents read to decide how much to compact.
 fn overflow(failure: Failure, n_prompt: u32, n_ctx: u32, param: &str) -> Failure {
-    let error = failure.error.code("context_length_exceeded").param(param);
+    let error = failure.error.code(OVERFLOW).param(param);
     Failure { error: ErrorBody { n_prompt_tokens: Some(n_prompt), n_ctx: Some(n_ctx), ..error }, ..failure }
 }
 
@@ -195,7 +199,7 @@ impl Failure {
             Dialect::Anthropic => {
                 (self.status, Json(anthropic::ErrorReply::new(self.status.as_u16(), self.error))).into_response()
             }
-            Dialect::Ollama => (self.status, Json(ErrorReply { error: self.error.message })).into_response(),
+            Dialect::Ollama => (self.status, Json(ErrorReply::from(self.error))).into_response(),
         };
         let headers = response.headers_mut();
         match self.retry {
@@ -268,6 +272,10 @@ mod tests {
         );
         check(
             EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 },
+            (400, ErrorKind::InvalidRequest, Some("context_length_exceeded"), Retry::Unsaid),
+        );
+        check(
+            EngineError::ContextExceeded { message: "too long".into() },
             (400, ErrorKind::InvalidRequest, Some("context_length_exceeded"), Retry::Unsaid),
         );
         check(EngineError::QueueFull { limit: 2 }, (503, ErrorKind::Unavailable, Some("queue_full"), after(SOON)));

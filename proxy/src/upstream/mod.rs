@@ -14,7 +14,7 @@ mod start;
 
 pub use self::member::{Life, Member};
 pub use self::pool::{ServedByUpstreams, UpstreamPool};
-pub use self::short::{count, detokenize, embed, render, tokenize};
+pub use self::short::{count, detokenize, embed, load, render, tokenize, unload};
 pub use self::start::{Started, TextChoice, start};
 
 pub(crate) use self::events::{estimated_tokens, text_events};

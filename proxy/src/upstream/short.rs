@@ -1,15 +1,16 @@
-//! What upstreams answer in one piece: vectors of texts, and tokens.
+//! What upstreams answer in one piece: vectors of texts, tokens, and whether a model is in memory.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings};
 use baton_schemas::generate::ChatPrompt;
+use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
 
-use super::asking::{Question, first_answer};
+use super::asking::{Question, first_answer, told};
 use super::member::Place;
 use super::{Member, ServedByUpstreams};
 use crate::embed::Embedded;
@@ -83,6 +84,26 @@ pub async fn count(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &
     }
 }
 
+/// Has the model in memory. Where upstreams have theirs for as long as they run, that is so.
+pub async fn load(
+    serving: &ServedByUpstreams,
+    keep_alive: Option<KeepAlive>,
+    request_id: &str,
+) -> Result<(), RequestError> {
+    first_answer(serving, &Keeping { keep_alive, request_id }).await.map(drop)
+}
+
+/// Has the model leave the memory of all upstreams that serve it. Errors: none of them lets it go.
+pub async fn unload(serving: &ServedByUpstreams, request_id: &str) -> Result<(), RequestError> {
+    let nothing = Some(KeepAlive::For(Duration::ZERO));
+    let asked = serving.members.iter().map(|(member, model)| member.client.keep(model, nothing, request_id));
+    let outcomes = futures::future::join_all(asked).await;
+    if outcomes.iter().any(Result::is_ok) {
+        return Ok(());
+    }
+    outcomes.into_iter().collect::<Result<(), _>>().map_err(told)
+}
+
 fn other_answer() -> RequestError {
     EngineError::internal("an upstream's answer was taken for that to another question").into()
 }
@@ -109,6 +130,31 @@ impl Question for Embedding<'_> {
 
     async fn ask(&self, member: &Arc<Member>, model: &str, _: Vec<Place>) -> Result<TextVectors, UpstreamError> {
         member.client.embed(self.request, model, self.request_id).await
+    }
+}
+
+struct Keeping<'a> {
+    keep_alive: Option<KeepAlive>,
+    request_id: &'a str,
+}
+
+impl Question for Keeping<'_> {
+    type Answer = ();
+
+    fn request_id(&self) -> &str {
+        self.request_id
+    }
+
+    fn n_places(&self) -> u32 {
+        1
+    }
+
+    fn fits(&self, _: &Member, _: &str) -> Result<(), UpstreamError> {
+        Ok(())
+    }
+
+    async fn ask(&self, member: &Arc<Member>, model: &str, _: Vec<Place>) -> Result<(), UpstreamError> {
+        member.client.keep(model, self.keep_alive, self.request_id).await
     }
 }
 

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::openai::{ErrorBody, ErrorKind};
+use crate::openai::{ErrorBody, ErrorKind, OVERFLOW};
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -36,7 +36,15 @@ impl ErrorReply {
             (_, ErrorKind::Unavailable) => "overloaded_error",
             (_, ErrorKind::Server) => "api_error",
         };
-        ErrorReply { kind: "error", error: Detail { kind, message: error.message } }
+        // Clients look for these words to compact the conversation.
+        let message = match (error.code, error.n_prompt_tokens, error.n_ctx) {
+            (Some(OVERFLOW), Some(n_prompt), Some(n_ctx)) => {
+                format!("prompt is too long: {n_prompt} tokens > {n_ctx} maximum. {}", error.message)
+            }
+            (Some(OVERFLOW), ..) => format!("prompt is too long: {}", error.message),
+            _ => error.message,
+        };
+        ErrorReply { kind: "error", error: Detail { kind, message } }
     }
 
     /// As the last event of a stream.
@@ -63,5 +71,14 @@ mod tests {
         check(429, ErrorKind::RateLimit, "rate_limit_error");
         check(500, ErrorKind::Server, "api_error");
         check(503, ErrorKind::Unavailable, "overloaded_error");
+    }
+
+    #[test]
+    fn a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() {
+        let error = ErrorBody::new(ErrorKind::InvalidRequest, "It exceeds 8.").code(OVERFLOW);
+        let said = |error| ErrorReply::new(400, error).error.message;
+        assert_eq!(said(error.clone()), "prompt is too long: It exceeds 8.");
+        let counted = ErrorBody { n_prompt_tokens: Some(9), n_ctx: Some(8), ..error };
+        assert_eq!(said(counted), "prompt is too long: 9 tokens > 8 maximum. It exceeds 8.");
     }
 }

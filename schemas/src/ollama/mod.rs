@@ -22,6 +22,8 @@ pub use self::options::defaults as default_sampling;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::openai::{ErrorBody, OVERFLOW};
+
 pub use chat_request::ChatRequest;
 pub use common::LoadOnly;
 pub use generate_request::GenerateRequest;
@@ -58,4 +60,21 @@ pub struct PullProgress {
 pub struct ErrorReply {
     /// What happened.
     pub error: String,
+    /// Of a request that does not fit the context: `context_length_exceeded`. This and what follows is not Ollama's; it
+    /// is for programs, another endpoint in front of this one among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<&'static str>,
+    /// With it: tokens in the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_prompt_tokens: Option<u32>,
+    /// With it: tokens a sequence may hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub n_ctx: Option<u32>,
+}
+
+impl From<ErrorBody> for ErrorReply {
+    fn from(error: ErrorBody) -> ErrorReply {
+        let ErrorBody { message, code, n_prompt_tokens, n_ctx, .. } = error;
+        ErrorReply { error: message, code: code.filter(|code| *code == OVERFLOW), n_prompt_tokens, n_ctx }
+    }
 }

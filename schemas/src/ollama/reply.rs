@@ -162,6 +162,7 @@ fn nanoseconds(ms: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::ollama::ErrorReply;
+    use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::Logprobs;
 
     fn line(text: Text) -> Line<'static> {
@@ -198,7 +199,9 @@ mod tests {
             Line { done: true, end: Some(End::loaded(LoadOnly::Unload)), ..plain("") },
         ];
         let mut transcript: String = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-        transcript += &serde_json::to_string(&ErrorReply { error: "The engine stopped.".into() }).unwrap();
+        transcript +=
+            &serde_json::to_string(&ErrorReply::from(ErrorBody::new(ErrorKind::Unavailable, "The engine stopped.")))
+                .unwrap();
         assert_eq!(transcript + "\n", include_str!("golden/lines.ndjson"));
     }
 

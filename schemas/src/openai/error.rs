@@ -34,6 +34,9 @@ pub enum ErrorKind {
     Unavailable,
 }
 
+/// The code of a request that does not fit the context.
+pub const OVERFLOW: &str = "context_length_exceeded";
+
 /// The object under `error`. The first four keys are always present: clients read them without asking.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ErrorBody {

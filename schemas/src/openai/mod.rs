@@ -25,7 +25,7 @@ pub use chat_request::ChatRequest;
 pub(crate) use chat_request::{N_CHOICES, TOP_LOGPROBS, conversation};
 pub use completion_request::CompletionRequest;
 pub(crate) use completion_request::MAX_CHOICES as MAX_PROMPT_CHOICES;
-pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
+pub use error::{ErrorBody, ErrorEnvelope, ErrorKind, OVERFLOW};
 pub use responses::ResponsesRequest;
 pub(crate) use responses::request::MAX_METADATA;
 pub(crate) use template_args::RESERVED as RESERVED_TEMPLATE_ARGS;

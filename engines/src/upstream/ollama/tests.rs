@@ -1,4 +1,5 @@
 use baton_schemas::GenerateRequest;
+use baton_schemas::keep_alive::KeepAlive;
 use serde_json::json;
 
 use super::*;
@@ -33,6 +34,10 @@ fn a_chat_has_its_options_and_its_context() {
         (&json!(8192), &json!(5), &json!(0.8))
     );
     assert_eq!(body["messages"][0], json!({ "role": "user", "content": "hi" }));
+    assert_eq!((&body["truncate"], &body["shift"]), (&json!(false), &json!(false)), "nothing is cut in silence");
+    assert_eq!(body.get("keep_alive"), None);
+    let kept = call(|request| request.keep_alive = Some(KeepAlive::Forever)).unwrap();
+    assert_eq!(kept["keep_alive"], -1);
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl OllamaFailure {
 
 /// A failure as the last line of a stream.
 pub(super) fn line(failure: Failure) -> ErrorReply {
-    ErrorReply { error: failure.error.message }
+    failure.error.into()
 }
 
 /// Clients look for these words to offer a download.

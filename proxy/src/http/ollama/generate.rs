@@ -89,18 +89,13 @@ async fn answer(
     response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
 }
 
-/// Answers once the model is there, or is to go. What is always there stays.
+/// Answers once the model is there, or is to go. What is always there stays; upstreams are asked to do it.
 async fn loaded(
     state: &HttpState,
     caller: &Caller,
     model: &str,
     (wish, keep_alive): (LoadOnly, Option<KeepAlive>),
 ) -> Result<(), RequestError> {
-    let models = state.models_for(caller);
-    // An upstream loads its models when they are asked for.
-    if models.iter().any(|known| known.is_upstream && known.is_called(model)) {
-        return Ok(());
-    }
     match wish {
         LoadOnly::Load => state.backend.load(model, keep_alive, caller).await,
         LoadOnly::Unload => state.backend.unload(model, caller).await,
