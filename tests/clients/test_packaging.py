@@ -23,6 +23,22 @@ def test_launchd_reads_the_plist():
     assert plist["ExitTimeOut"] > 35
 
 
+@pytest.mark.parametrize(
+    ("unit", "source"),
+    [
+        ("baton.service", "proxy/src/cli/serve.rs"),
+        ("baton-node.service", "engines/src/node/server.rs"),
+    ],
+)
+def test_systemd_waits_for_longer_than_streams_are_let_finish(unit, source):
+    text = (ROOT / "packaging/systemd" / unit).read_text()
+    stop = int(re.search(r"^TimeoutStopSec=(\d+)$", text, re.M)[1])
+    drain = re.search(r"const DRAIN_DEADLINE: Duration = Duration::from_secs\((\d+)\)", (ROOT / source).read_text())
+    assert stop >= int(drain[1]) + 10
+    # The main process first: its engines live for as long as it drains.
+    assert "KillMode=mixed" in text
+
+
 @pytest.mark.parametrize("path", ["packaging/Containerfile", ".github/workflows/release.yml"])
 def test_files_copied_or_called_exist(path):
     text = (ROOT / path).read_text()

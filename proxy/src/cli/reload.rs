@@ -27,7 +27,7 @@ use crate::residency::Limits;
 use crate::upstream::UpstreamPool;
 
 /// How often the file is looked at. Asking for its time of change costs microseconds.
-const INTERVAL: Duration = Duration::from_secs(2);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a reload needs.
 pub(super) struct Reload {
