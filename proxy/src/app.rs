@@ -25,6 +25,7 @@ use crate::plan::explanation::Explanation;
 use crate::pool::{Life, Node, Pool, ServedModel, Unused, names};
 use crate::prompt;
 use crate::residency::{Residency, Stay};
+use crate::standing::standing;
 use crate::state::{self, EndpointState};
 use crate::upstream::{self, ServedByUpstreams, UpstreamPool};
 
@@ -195,7 +196,7 @@ impl Backend for App {
         // Which one is not for everybody: it is in the state.
         let failed = self.failed_loads().len();
         let failed = (failed > 0).then(|| format!("own models that could not be loaded: {failed}"));
-        self.pool.unused().into_iter().map(warning).chain(failed).collect()
+        self.pool.unused().into_iter().map(warning).chain(failed).chain(standing(self).warnings()).collect()
     }
 
     fn lives(&self) -> BTreeMap<Life, usize> {
@@ -216,43 +217,8 @@ impl Backend for App {
         lives
     }
 
-    /// The endpoint is well if every model could answer. One that is loaded when it is needed could, until it was tried;
-    /// that it failed is a warning.
     fn health(&self) -> Health {
-        for model in self.pool.models().iter().filter(|model| model.resident.is_none()) {
-            if model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
-                continue;
-            }
-            let upstreams = self.upstreams.load();
-            let deputies = model.name.get().and_then(|name| upstreams.serving(name, false));
-            if deputies.is_some_and(|serving| serving.can_answer()) {
-                continue;
-            }
-            for node in &model.decode {
-                let status = node.health.status();
-                match status.life() {
-                    Life::Ready | Life::Suspect => {}
-                    Life::Starting | Life::Unloaded => return Health::Loading { reason: status.words },
-                    Life::Draining | Life::Down => return Health::Unavailable { reason: status.words },
-                }
-            }
-            let only_prefill = |node: &Arc<Node>| node.info().is_some_and(|info| !info.role.decodes());
-            let reason = match model.decode.iter().all(only_prefill) {
-                true => "the nodes that are to generate only compute prompts (--role prefill)",
-                false => "no node runs what a model's name stands for",
-            };
-            return Health::Unavailable { reason: reason.into() };
-        }
-        let upstreams = self.upstreams.load();
-        let is_local =
-            |name: &str| self.pool.models().iter().any(|model| model.names().any(|known| names::are_same(known, name)));
-        if upstreams.unanswered(is_local).is_some() {
-            return Health::Unavailable { reason: "no upstream of a model answers".to_owned() };
-        }
-        if self.pool.models().is_empty() && upstreams.models().is_empty() && upstreams.may_yet_list() {
-            return Health::Unavailable { reason: "no upstream has told its models yet".to_owned() };
-        }
-        Health::Ok
+        standing(self).health()
     }
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {

@@ -24,6 +24,7 @@ pub mod probe;
 pub mod prompt;
 pub mod residency;
 pub mod socket_folder;
+mod standing;
 pub mod state;
 pub mod stream;
 pub mod supervisor;

@@ -50,6 +50,18 @@ async fn models_state_metrics_and_status_show_upstreams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_dead_upstream_among_others_takes_nothing_out_of_service() {
+    let well = Mock::start(|_, _| says("well")).await;
+    let config = upstream("well", "openai", &well.url, "")
+        + &upstream("gone", "openai", "http://127.0.0.1:9", "models = { n = \"theirs\" }");
+    let front = Front::start(&config);
+    let health = async || reqwest::get(format!("{}/health", front.server.base)).await.unwrap();
+    eventually_async("a warning", async || health().await.text().await.unwrap().contains("cannot be answered")).await;
+    assert_eq!(health().await.status(), 200);
+    assert_eq!(front.chat(json!({})).await.content(), "well");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_changed_file_changes_upstreams_and_drops_no_stream() {
     let slow =
         Mock::start(|_, _| vec![head(), text("begun "), Step::Wait(Duration::from_secs(2)), text("ended"), done()])

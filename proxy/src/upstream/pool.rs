@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use baton_engines::transport::Transport;
 use baton_engines::upstream::{Upstream, UpstreamSettings};
 
-use super::Member;
+use super::{Life, Member};
 use crate::pool::names;
 
 /// The configured upstreams. A changed configuration makes another pool; running streams keep what they have of this one.
@@ -78,6 +78,12 @@ impl UpstreamPool {
     /// Whether a name that nobody knows may still turn out to be a model of theirs.
     pub fn may_yet_list(&self) -> bool {
         self.members.iter().any(|member| member.is_unlisted())
+    }
+
+    /// Whether one of them could answer for a model now, as far as is known.
+    pub fn answers(&self) -> bool {
+        let answers = |member: &Member| member.can_answer() && member.life() != Life::Unknown;
+        self.members.iter().any(|member| answers(member) && !member.models().is_empty())
     }
 
     /// A model that none of its upstreams could answer for, among those that `is_local` does not know.
