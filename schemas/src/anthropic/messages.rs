@@ -122,6 +122,9 @@ impl History {
             }
             // What another server encrypted, nobody here can read.
             (Some("redacted_thinking"), "assistant") => {}
+            // Of tools that Anthropic defines, of which the model is not told either.
+            (Some("server_tool_use" | "mcp_tool_use"), "assistant") => {}
+            (Some(kind), "assistant") if kind.ends_with("_tool_result") => {}
             (Some("image"), _) => return Err(InvalidRequest::image(block.name("type"))),
             (Some(other), _) => {
                 let other: String = other.chars().take(40).collect();

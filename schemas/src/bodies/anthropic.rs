@@ -209,7 +209,7 @@ pub struct PlainDocument {
     pub data: String,
 }
 
-/// What a model can have said.
+/// What a model can have said. Calls of tools that run on Anthropic's servers, and what they found, are left out.
 #[derive(JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum AssistantBlock {

@@ -92,7 +92,8 @@ pub enum Input {
 #[schemars(inline, extend("minItems" = 1))]
 pub struct Items(pub Vec<InputItem>);
 
-/// An item of the history. Images are a 400, and so are references to items.
+/// An item of the history. Images are a 400, and so are references to items. Items of tools that are skipped are
+/// skipped, too.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub enum InputItem {

@@ -75,6 +75,30 @@ pub enum ChatToolChoice {
         /// Which.
         function: ToolNamed,
     },
+    /// Some of them: the model is not told of the others.
+    Allowed {
+        /// Always this.
+        r#type: AllowedTools,
+        /// Which, and what the reply has to do with them.
+        allowed_tools: AllowedChatTools,
+    },
+}
+
+/// See [`ChatToolChoice::Allowed`].
+#[derive(JsonSchema)]
+pub struct AllowedChatTools {
+    /// What it has to do with them.
+    pub mode: Option<AllowedMode>,
+    /// Which.
+    #[schemars(length(min = 1))]
+    pub tools: Vec<AllowedChatTool>,
+}
+
+/// See [`AllowedChatTools`].
+#[derive(JsonSchema)]
+pub struct AllowedChatTool {
+    /// Which function.
+    pub function: ToolNamed,
 }
 
 /// Names a tool.

@@ -48,13 +48,18 @@ pub struct TextLogprobs {
     pub text_offset: Vec<u32>,
 }
 
+/// A number in the digits that a list of 32-bit floats has for it: both lists tell of the same tokens.
+fn decimal(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 impl TextLogprobs {
     /// Adds a token with these bytes, which begins at `offset` characters; returns where the next one begins.
     pub fn push(&mut self, bytes: &[u8], logprobs: &Logprobs, offset: u32) -> u32 {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         self.tokens.push(text(bytes));
         self.token_logprobs.push(finite(logprobs.chosen));
-        let top = logprobs.top.iter().map(|other| (text(&other.bytes), finite(other.logprob).into()));
+        let top = logprobs.top.iter().map(|other| (text(&other.bytes), decimal(finite(other.logprob))));
         self.top_logprobs.push(top.collect());
         self.text_offset.push(offset);
         // A character begins with every byte that does not continue one.
@@ -115,6 +120,17 @@ mod tests {
         ];
         let lines = chunks.iter().map(|chunk| format!("data: {}\n\n", serde_json::to_string(chunk).unwrap()));
         assert_eq!(lines.collect::<String>(), include_str!("golden/text_chunks.sse"));
+    }
+
+    #[test]
+    fn a_token_has_one_log_probability_in_both_lists() {
+        for logprob in [-0.1, -1.234_567_9, -13.370_001, -1e-7, f32::NEG_INFINITY] {
+            let top = vec![Alternative { id: 1, bytes: b"a".to_vec(), logprob }];
+            let mut logprobs = TextLogprobs::default();
+            logprobs.push(b"a", &Logprobs { chosen: logprob, top }, 0);
+            let json: Value = serde_json::from_str(&serde_json::to_string(&logprobs).unwrap()).unwrap();
+            assert_eq!(json["token_logprobs"][0], json["top_logprobs"][0]["a"]);
+        }
     }
 
     #[test]

@@ -62,6 +62,32 @@ impl Form {
         Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
     }
 
+    /// Reads the tools that a choice allows. The model is not told of the others.
+    pub(crate) fn allowed(
+        self,
+        root: Fields<'_>,
+        allowed: Fields<'_>,
+        parallel: bool,
+    ) -> Result<ToolUse, InvalidRequest> {
+        let choice = match allowed.string("mode")? {
+            Some("auto") | None => ToolChoice::Auto,
+            Some("required") => ToolChoice::Required,
+            Some(_) => return Err(InvalidRequest::at(allowed.name("mode"), "must be auto or required")),
+        };
+        let mut tools = self.read(root, ToolChoice::Auto, parallel)?;
+        let names = allowed.array("tools")?.unwrap_or_default().iter();
+        let name = |tool: &Value| match self.function {
+            Some(function) => tool.get(function)?.get("name")?.as_str().map(str::to_owned),
+            None => tool.get("name")?.as_str().map(str::to_owned),
+        };
+        let names: Vec<String> = names.filter_map(name).collect();
+        tools.tools.retain(|tool| names.contains(&tool.name));
+        if tools.tools.is_empty() {
+            return Err(InvalidRequest::at(allowed.name("tools"), "names none of the functions among 'tools'"));
+        }
+        Ok(ToolUse { choice, ..tools })
+    }
+
     /// One tool, unless it is to be skipped.
     fn definition(self, tool: Fields<'_>) -> Result<Option<Tool>, InvalidRequest> {
         match tool.string("type")? {
@@ -109,8 +135,16 @@ impl Form {
 
 /// Reads `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
 pub(crate) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    Form::CHAT.read(root, choice(root)?, parallel(root)?)
+    let parallel = parallel(root)?;
+    let chosen = root.get(Form::CHAT.choice).filter(|choice| choice.get("type").is_some_and(|is| is == ALLOWED));
+    let Some(chosen) = chosen else { return Form::CHAT.read(root, choice(root)?, parallel) };
+    let path = format!("{}.{ALLOWED}", Form::CHAT.choice);
+    let allowed = chosen.get(ALLOWED).ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
+    Form::CHAT.allowed(root, Fields::at(allowed, &path)?, parallel)
 }
+
+/// The type of a choice that allows some of the tools.
+pub(crate) const ALLOWED: &str = "allowed_tools";
 
 /// Reads `tools` alone.
 pub(crate) fn parse_definitions(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
@@ -134,7 +168,7 @@ pub(crate) fn plain_choice(word: &str) -> Option<ToolChoice> {
 
 fn choice(root: Fields<'_>) -> Result<ToolChoice, InvalidRequest> {
     const FIELD: &str = "tool_choice";
-    let wrong = || InvalidRequest::at(FIELD, "must be auto, none, required or {type: function, function: {name}}");
+    let wrong = || InvalidRequest::at(FIELD, "must be auto, none, required, a function or allowed_tools");
     match root.get(FIELD) {
         None => Ok(ToolChoice::Auto),
         Some(Value::String(word)) => plain_choice(word).ok_or_else(wrong),
@@ -188,6 +222,20 @@ mod tests {
         assert!(of(json!("required")).is_forced() && of(json!("required")).callable().len() == 2);
         assert!(!of(json!("auto")).is_forced() && of(json!(null)).offered().len() == 2);
         assert!(of(json!("none")).offered().is_empty());
+    }
+
+    #[test]
+    fn a_choice_can_allow_some_tools() {
+        let of = |allowed: Value| {
+            let choice = json!({ "type": "allowed_tools", "allowed_tools": allowed });
+            parsed(json!({ "tools": [tool("f"), tool("g")], "tool_choice": choice }))
+        };
+        let some = of(json!({ "mode": "required", "tools": [tool("g")] })).unwrap();
+        assert!(some.is_forced() && some.offered().len() == 1 && some.offered()[0].name == "g");
+        assert!(!of(json!({ "mode": "auto", "tools": [tool("f")] })).unwrap().is_forced());
+        assert_eq!(of(json!({ "mode": "never", "tools": [tool("f")] })), Err("tool_choice.allowed_tools.mode".into()));
+        assert_eq!(of(json!({ "tools": [tool("h")] })), Err("tool_choice.allowed_tools.tools".into()));
+        assert_eq!(of(json!(null)), Err("tool_choice.allowed_tools".into()));
     }
 
     #[test]

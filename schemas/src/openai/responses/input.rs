@@ -27,6 +27,9 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
         }
         Some(other) => return Err(wrong_type("input", "a string or an array of items", other)),
     }
+    if history.messages.is_empty() && history.has_skipped {
+        return Err(InvalidRequest::at("input", "holds nothing that a model could read"));
+    }
     Ok(history::with_one_system_message(history.messages))
 }
 
@@ -36,6 +39,7 @@ struct History {
     messages: Vec<Message>,
     /// Reasoning that belongs to the assistant's next item.
     reasoning: Option<String>,
+    has_skipped: bool,
 }
 
 impl History {
@@ -49,6 +53,10 @@ impl History {
             Some("function_call") => self.function_call(item),
             Some("function_call_output") => self.function_call_output(item),
             Some("reasoning") => self.reason(item),
+            Some(kind) if is_of_skipped_tool(kind) => {
+                self.has_skipped = true;
+                Ok(())
+            }
             Some("item_reference") => {
                 Err(InvalidRequest::at(item.name("type"), "nothing is stored here that an item could refer to"))
             }
@@ -127,6 +135,12 @@ impl History {
     }
 }
 
+/// Whether items of this type are calls of tools that are skipped here, and their results: of those that run on
+/// OpenAI's servers, of a client's shell, and of tools without a schema.
+fn is_of_skipped_tool(kind: &str) -> bool {
+    kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
+}
+
 fn required<'a>(item: Fields<'a>, field: &str) -> Result<&'a str, InvalidRequest> {
     let value = item.string(field)?.filter(|value| !value.is_empty());
     value.ok_or_else(|| InvalidRequest::at(item.name(field), "is missing"))
@@ -190,6 +204,22 @@ mod tests {
     }
 
     #[test]
+    fn items_of_skipped_tools_are_skipped() {
+        check(
+            json!({"input": [
+                {"role": "user", "content": "hi"},
+                {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+                {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
+                {"type": "custom_tool_call_output", "call_id": "c", "output": "y"},
+                {"type": "local_shell_call", "call_id": "d", "action": {}},
+                {"type": "local_shell_call_output", "call_id": "d", "output": "z"},
+                {"type": "mcp_list_tools", "server_label": "s", "tools": []},
+                {"role": "assistant", "content": "hello"}]}),
+            json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]),
+        );
+    }
+
+    #[test]
     fn what_cannot_be_read_is_named() {
         refused(json!(null), "input");
         refused(json!(7), "input");
@@ -199,7 +229,8 @@ mod tests {
         refused(json!([{"role": "user"}]), "input[0].content");
         refused(json!([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0]");
         refused(json!([{"type": "item_reference", "id": "msg_1"}]), "input[0].type");
-        refused(json!([{"type": "web_search_call"}]), "input[0].type");
+        refused(json!([{"type": "robot_dance"}]), "input[0].type");
+        refused(json!([{"type": "web_search_call"}]), "input");
         refused(json!([{"type": "function_call", "name": "f"}]), "input[0].call_id");
         refused(json!([{"type": "function_call_output", "output": "x"}]), "input[0].call_id");
     }

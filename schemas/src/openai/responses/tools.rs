@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::request::InvalidRequest;
 use crate::request::fields::Fields;
-use crate::request::tools::{Form, parallel, plain_choice};
+use crate::request::tools::{ALLOWED, Form, parallel, plain_choice};
 use crate::tools::{Strictness, Tool, ToolChoice, ToolUse};
 
 const CHOICE: &str = "tool_choice";
@@ -20,7 +20,7 @@ pub(super) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
             let chosen = Fields::at(chosen, CHOICE)?;
             match chosen.string("type")? {
                 Some("function") => ToolChoice::Named(chosen.string("name")?.ok_or_else(wrong)?.to_owned()),
-                Some("allowed_tools") => return allowed(root, chosen, parallel),
+                Some(ALLOWED) => return Form::RESPONSES.allowed(root, chosen, parallel),
                 Some(_) => return Err(InvalidRequest::unsupported(CHOICE, "A tool that runs on OpenAI's servers")),
                 None => return Err(wrong()),
             }
@@ -28,23 +28,6 @@ pub(super) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
         Some(_) => return Err(wrong()),
     };
     Form::RESPONSES.read(root, choice, parallel)
-}
-
-/// Some of the tools. The model is not told of the others.
-fn allowed(root: Fields<'_>, chosen: Fields<'_>, parallel: bool) -> Result<ToolUse, InvalidRequest> {
-    let choice = match chosen.string("mode")? {
-        Some("auto") | None => ToolChoice::Auto,
-        Some("required") => ToolChoice::Required,
-        Some(_) => return Err(InvalidRequest::at(chosen.name("mode"), "must be auto or required")),
-    };
-    let mut tools = Form::RESPONSES.read(root, ToolChoice::Auto, parallel)?;
-    let names = chosen.array("tools")?.unwrap_or_default();
-    let names: Vec<&str> = names.iter().filter_map(|tool| tool.get("name")?.as_str()).collect();
-    tools.tools.retain(|tool| names.contains(&tool.name.as_str()));
-    if tools.tools.is_empty() {
-        return Err(InvalidRequest::at(chosen.name("tools"), "names none of the functions among 'tools'"));
-    }
-    Ok(ToolUse { choice, ..tools })
 }
 
 /// A function as replies repeat it. Without a word of the client's the schema is held if it can be, which is known only
