@@ -2,10 +2,11 @@
 //! are counted.
 
 use baton_engines::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError};
-use baton_schemas::generate::Input;
+use baton_schemas::generate::{Input, Message};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
 use futures::{Stream, StreamExt};
+use serde_json::Value;
 
 use super::TextChoice;
 use super::asking::broken;
@@ -78,9 +79,31 @@ pub(crate) fn estimated_tokens(request: &GenerateRequest) -> u32 {
         Input::Tokens(tokens) => return u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         Input::Text(text) => text.len(),
         Input::Infill { prefix, suffix } => prefix.len() + suffix.len(),
-        Input::Chat(conversation) => conversation.messages.iter().map(|message| message.content.len() + 16).sum(),
+        Input::Chat(conversation) => {
+            let tools: usize = request.tools.offered().iter().map(|tool| json_bytes(&tool.definition())).sum();
+            tools + conversation.messages.iter().map(message_bytes).sum::<usize>()
+        }
     };
-    u32::try_from(n_bytes / 4).unwrap_or(u32::MAX).max(1)
+    tokens_of(n_bytes).max(1)
+}
+
+fn message_bytes(message: &Message) -> usize {
+    let reasoning = message.reasoning_content.as_ref().map_or(0, String::len);
+    let calls: usize = message.tool_calls.iter().map(json_bytes).sum();
+    message.content.len() + reasoning + calls + MESSAGE_BYTES
+}
+
+/// What a template puts around a message.
+const MESSAGE_BYTES: usize = 16;
+
+const BYTES_PER_TOKEN: usize = 4;
+
+fn json_bytes(value: &Value) -> usize {
+    value.to_string().len()
+}
+
+fn tokens_of(n_bytes: usize) -> u32 {
+    u32::try_from(n_bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX)
 }
 
 /// How a choice ends.
@@ -96,6 +119,9 @@ struct Reader {
     one_call: bool,
     has_called: bool,
     n_reasoning: u32,
+    /// Bytes of all that came, and of the reasoning in it.
+    n_bytes: usize,
+    n_reasoning_bytes: usize,
 }
 
 impl Reader {
@@ -107,6 +133,19 @@ impl Reader {
             one_call: !request.tools.parallel,
             has_called: false,
             n_reasoning: 0,
+            n_bytes: 0,
+            n_reasoning_bytes: 0,
+        }
+    }
+
+    /// What is told of a reply that ends here and not at the upstream, which would have told: a token for each piece,
+    /// and more where pieces are long, as whole calls are.
+    fn counted(&self, n_pieces: u32) -> TextUsage {
+        let at_least = |n_pieces: u32, n_bytes: usize| Some(n_pieces.max(tokens_of(n_bytes)));
+        TextUsage {
+            n_completion: at_least(n_pieces, self.n_bytes),
+            n_reasoning: at_least(self.n_reasoning, self.n_reasoning_bytes),
+            ..TextUsage::default()
         }
     }
 
@@ -117,6 +156,7 @@ impl Reader {
         let mut end = None;
         match delta {
             TextDelta::Text { text, tokens } => {
+                self.n_bytes += text.len();
                 for _ in 0..tokens.len().max(1) {
                     clock.token();
                 }
@@ -130,6 +170,8 @@ impl Reader {
             TextDelta::Reasoning(text) => {
                 clock.token();
                 self.n_reasoning += 1;
+                self.n_bytes += text.len();
+                self.n_reasoning_bytes += text.len();
                 events.push(Event::Reasoning { choice, text });
             }
             TextDelta::Call(call) => {
@@ -138,6 +180,11 @@ impl Reader {
                     let held = std::mem::replace(&mut self.stop, StopScanner::new(self.stops.clone())).finish();
                     events.extend(text_event(choice, held.text));
                 }
+                self.n_bytes += match &call {
+                    ToolCallDelta::Begin { name, .. } => name.len(),
+                    ToolCallDelta::Arguments { fragment, .. } => fragment.len(),
+                    ToolCallDelta::End { .. } => 0,
+                };
                 let ends = matches!(call, ToolCallDelta::End { .. });
                 if !ends {
                     clock.token();
@@ -157,7 +204,7 @@ impl Reader {
                 return (events, Some(End { reason, usage }));
             }
         }
-        (events, end.map(|reason| End { reason, usage: TextUsage::default() }))
+        (events, end.map(|reason| End { reason, usage: self.counted(clock.n_tokens) }))
     }
 }
 
@@ -167,4 +214,60 @@ fn text_event(choice: u32, text: String) -> Option<Event> {
 
 fn token(token: TextToken) -> TokenLogprobs {
     TokenLogprobs { bytes: token.bytes, logprobs: token.logprobs }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use baton_schemas::generate::Conversation;
+    use baton_schemas::tools::{Strictness, Tool, ToolUse};
+    use prometheus_client::metrics::histogram::Histogram;
+    use serde_json::json;
+
+    use super::*;
+    use crate::observe::tests::request;
+
+    fn chat(messages: Value) -> GenerateRequest {
+        let conversation: Conversation = serde_json::from_value(json!({ "messages": messages })).unwrap();
+        GenerateRequest { input: Input::Chat(conversation), ..request("m") }
+    }
+
+    #[test]
+    fn tools_calls_and_reasoning_are_part_of_an_estimated_prompt() {
+        let bare = chat(json!([{ "role": "assistant", "content": "x" }]));
+        let n_bare = estimated_tokens(&bare);
+        let long = "word ".repeat(100);
+        let call = json!({ "function": { "arguments": { "a": long } } });
+        for more in [
+            json!({ "role": "assistant", "content": "x", "reasoning_content": long }),
+            json!({ "role": "assistant", "content": "x", "tool_calls": [call] }),
+        ] {
+            assert!(estimated_tokens(&chat(json!([more]))) > n_bare + 100, "{more}");
+        }
+        let (name, description) = ("f".to_owned(), Some(long));
+        let tool = Tool { name, description, parameters: Tool::no_parameters(), strict: Strictness::Loose };
+        let told = GenerateRequest { tools: ToolUse { tools: vec![tool], ..ToolUse::default() }, ..bare };
+        assert!(estimated_tokens(&told) > n_bare + 100);
+    }
+
+    #[test]
+    fn a_reply_that_ends_here_counts_what_came() {
+        let one_call = GenerateRequest {
+            tools: ToolUse { parallel: false, ..ToolUse::default() },
+            ..chat(json!([{ "role": "user", "content": "x" }]))
+        };
+        let mut reader = Reader::new(0, &one_call);
+        let mut clock = Clock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+        let fragment = "x".repeat(400);
+        for delta in [
+            TextDelta::Reasoning("y".repeat(80)),
+            TextDelta::Call(ToolCallDelta::Begin { index: 0, id: "c".into(), name: "f".into() }),
+            TextDelta::Call(ToolCallDelta::Arguments { index: 0, fragment }),
+        ] {
+            assert!(reader.read(delta, &mut clock).1.is_none());
+        }
+        let end = reader.read(TextDelta::Call(ToolCallDelta::End { index: 0 }), &mut clock).1.unwrap();
+        assert_eq!((end.usage.n_completion, end.usage.n_reasoning), (Some(120), Some(20)));
+    }
 }

@@ -227,7 +227,10 @@ mod tests {
             json!({"messages": [
                 {"role": "user", "content": "hi"},
                 {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "x"},
-                    {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "let me see"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+                    {"type": "text", "text": "let me see"},
                     {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}]},
                 {"role": "user", "content": [
                     {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "4"}]},
