@@ -13,10 +13,11 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::grid::{self, Cell, Summary};
+use super::grid::{self, Cell, Measured, Summary};
 use super::report;
 use crate::cli::Failure;
 use crate::cli::bench::relay::Relay;
+use crate::cli::bench::stats::percentile;
 use crate::cli::node_process::NodeProcess;
 use crate::pool::{self, Health, Node, ServedModel};
 
@@ -29,6 +30,9 @@ const LINKS: [f64; 3] = [0.02, 0.1, 1.0];
 
 /// Requests on each link before anything counts.
 const WARM_UP: usize = 6;
+/// Runs of each request, planned and on each fixed route. Their medians are compared: two runs of one route differ by a
+/// fifth on a machine whose cores others use.
+const RUNS: usize = 3;
 
 /// Calibration takes some seconds.
 const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
@@ -39,6 +43,9 @@ pub(super) struct RealReport {
     note: &'static str,
     /// For each link, and for all.
     summary: Vec<(Option<f64>, Summary)>,
+    /// Requests whose planned route is the fixed one that completed first.
+    n_fastest: usize,
+    /// Medians of several runs each.
     cells: Vec<Cell>,
 }
 
@@ -57,8 +64,9 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, Failure> {
         let served = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![prefill]));
         calibrate(&served).await?;
         eprintln!("real nodes: a link of {:.0} Mb/s", gbps * 1e3);
-        let requests = PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, 0.0, n_output))).collect();
-        let measured = grid::measure(&Cluster::of(served), ("real", gbps), requests, WARM_UP).await?;
+        let requests: Vec<_> = PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, 0.0, n_output))).collect();
+        let requests = requests.repeat(RUNS);
+        let measured = medians(&grid::measure(&Cluster::of(served), ("real", gbps), requests, WARM_UP).await?);
         measured.iter().for_each(|cell| eprintln!("{}", line(cell)));
         cells.extend(measured);
     }
@@ -67,7 +75,35 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, Failure> {
         (wanted, grid::summary("real", &cells))
     };
     let summary = LINKS.map(Some).into_iter().chain([None]).map(of).collect();
-    Ok(RealReport { note: "real nodes on one machine, paced links", summary, cells })
+    let n_fastest = cells.iter().filter(|cell| is_fastest(cell)).count();
+    Ok(RealReport { note: "real nodes on one machine, paced links", summary, n_fastest, cells })
+}
+
+/// One cell for each request, with the medians of its runs.
+fn medians(runs: &[Cell]) -> Vec<Cell> {
+    let of = |n_prompt, n_output| {
+        let runs: Vec<&Cell> = runs.iter().filter(|run| (run.n_prompt, run.n_output) == (n_prompt, n_output)).collect();
+        // The route of most runs.
+        let handoffs = runs.iter().filter(|run| run.planned.prefill.is_some()).count();
+        let mut cell = (*runs.iter().find(|run| run.planned.prefill.is_some() == (2 * handoffs > runs.len()))?).clone();
+        cell.planned = median(&cell.planned, runs.iter().map(|run| &run.planned));
+        for (at, fixed) in cell.fixed.iter_mut().enumerate() {
+            *fixed = median(fixed, runs.iter().filter_map(|run| run.fixed.get(at)));
+        }
+        Some(cell)
+    };
+    PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, n_output))).filter_map(|(n, out)| of(n, out)).collect()
+}
+
+/// A run on this route with the median times of these.
+fn median<'a>(route: &Measured, runs: impl Iterator<Item = &'a Measured>) -> Measured {
+    let (ttft, completion): (Vec<f64>, Vec<f64>) = runs.map(|run| (run.ttft, run.completion)).unzip();
+    Measured { ttft: percentile(&ttft, 50.0), completion: percentile(&completion, 50.0), ..*route }
+}
+
+fn is_fastest(cell: &Cell) -> bool {
+    let best = cell.best(|_| true);
+    best.is_some_and(|run| (run.decode, run.prefill) == (cell.planned.decode, cell.planned.prefill))
 }
 
 async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<NodeProcess, Failure> {
@@ -102,7 +138,8 @@ impl RealReport {
     /// Prints Markdown.
     #[allow(clippy::print_stdout, reason = "the result of a command")]
     pub(super) fn print(&self) {
-        println!("Real nodes on this machine, links paced by a relay. Planned routes beside the best fixed one:\n");
+        println!("Real nodes on this machine, links paced by a relay; medians of {RUNS} runs.");
+        println!("Planned routes beside the best fixed one (p50 / p95 / max):\n");
         println!(
             "| link | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
         );
@@ -111,6 +148,7 @@ impl RealReport {
             let link = gbps.map_or_else(|| "all".to_owned(), |gbps| format!("{:.0} Mb/s", gbps * 1e3));
             println!("| {link} {}", report::summary_cells(line));
         }
+        println!("\nIn {} of {} the planned route is the best fixed one.", self.n_fastest, self.cells.len());
         println!("\n| link | prompt | reply | planned | TTFT, s | direct, s | handoff, s | predicted, s |");
         println!("|---|---|---|---|---|---|---|---|");
         for cell in &self.cells {
