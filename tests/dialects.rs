@@ -196,31 +196,38 @@ async fn a_call_that_a_limit_cuts_off_is_said_to_be_cut_off_in_every_dialect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_is_refused_by_name_in_every_dialect() {
+async fn an_image_for_a_model_without_eyes_is_refused_by_name_in_every_dialect() {
     let server = Server::start(&[]);
     let chat = |content: Value| json!({ "model": model(), "max_tokens": 5, "messages": [{ "role": "user", "content": content }] });
     let text = json!({ "type": "text", "text": "What is this?" });
     let image_url = |url: &str| chat(json!([text, { "type": "image_url", "image_url": { "url": url } }]));
-    let source = json!({ "type": "base64", "media_type": "image/png", "data": "aGk=" });
+    let png = "iVBORw0KGgo=";
+    let uri = format!("data:image/png;base64,{png}");
+    let source = json!({ "type": "base64", "media_type": "image/png", "data": png });
     let block = json!({ "type": "image", "source": source });
     let result = json!({ "type": "tool_result", "tool_use_id": "t", "content": [block] });
-    let input_image = json!({ "type": "input_image", "image_url": "data:image/png;base64,aGk=" });
-    let ollama = json!({ "model": model(), "messages": [{ "role": "user", "content": "What?", "images": ["aGk="] }] });
-    for (path, body) in [
-        ("/v1/chat/completions", image_url("data:image/png;base64,aGk=")),
-        ("/v1/chat/completions", image_url("http://example.com/a.png")),
-        ("/v1/responses", json!({ "model": model(), "input": [{ "role": "user", "content": [input_image] }] })),
-        ("/v1/messages", chat(json!([text, block]))),
-        ("/v1/messages", chat(json!([result]))),
-        ("/v1/messages/count_tokens", chat(json!([text, block]))),
-        ("/api/chat", ollama),
-        ("/api/generate", json!({ "model": model(), "prompt": "What?", "images": ["aGk="] })),
+    let input_image = json!({ "type": "input_image", "image_url": uri });
+    let ollama = json!({ "model": model(), "messages": [{ "role": "user", "content": "What?", "images": [png] }] });
+    for (path, body, field) in [
+        ("/v1/chat/completions", image_url(&uri), "messages[0].content[1].image_url.url"),
+        (
+            "/v1/responses",
+            json!({ "model": model(), "input": [{ "role": "user", "content": [input_image] }] }),
+            "input[0].content[0].image_url",
+        ),
+        ("/v1/messages", chat(json!([text, block])), "messages[0].content[1].source.data"),
+        ("/v1/messages", chat(json!([result])), "messages[0].content[0].content[0].source.data"),
+        ("/v1/messages/count_tokens", chat(json!([text, block])), "messages[0].content[1].source.data"),
+        ("/api/chat", ollama, "messages[0].images[0]"),
+        ("/api/generate", json!({ "model": model(), "prompt": "What?", "images": [png] }), "images[0]"),
     ] {
         let (status, reply) = post(&server, path, &body).await;
         println!("{path}: {reply}");
         assert_eq!(status, 400, "{path}: {reply}");
-        assert!(reply.contains("projector (mmproj)") && reply.contains("never fetched"), "{path}: {reply}");
+        assert!(reply.contains("no projector") && reply.contains(field), "{path}: {reply}");
     }
+    let (status, reply) = post(&server, "/v1/chat/completions", &image_url("http://example.com/a.png")).await;
+    assert!(status == 400 && reply.contains("never fetches"), "{reply}");
 }
 
 /// Panics at a stream that is not whole.

@@ -55,6 +55,14 @@ pub enum GgufError {
         /// As the file says; a big-endian file shows as a huge number.
         version: u32,
     },
+    /// A GGUF file, but not one that turns images into what a model sees.
+    #[error("{} is no projector: it is a model of the architecture {architecture:?}", path.display())]
+    NotProjector {
+        /// As it was given.
+        path: PathBuf,
+        /// As the file says.
+        architecture: String,
+    },
     /// The header contradicts itself or the format.
     #[error("the GGUF file {} is damaged: {what}", path.display())]
     Malformed {
@@ -157,6 +165,25 @@ impl Gguf {
         let file = File::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         header::read(BufReader::with_capacity(1 << 16, file), file_bytes).map_err(|fault| fault.at(path))
+    }
+
+    /// Reads the header of a projector (mmproj). Blocking, as [`Gguf::open`]. Errors: those, and that the file is no
+    /// projector.
+    pub fn open_projector(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
+        let gguf = Gguf::open(&path)?;
+        match gguf.architecture() {
+            Some(PROJECTOR) => Ok(gguf),
+            other => {
+                let architecture = other.unwrap_or("unknown").to_owned();
+                Err(GgufError::NotProjector { path: path.as_ref().to_owned(), architecture })
+            }
+        }
+    }
+
+    /// Memory that the projector in this file takes, weights and compute buffers, about. Blocking. Errors: those of
+    /// [`Gguf::open_projector`].
+    pub fn projector_bytes(path: &Path) -> Result<u64, GgufError> {
+        Ok(Gguf::open_projector(path)?.file_bytes.saturating_add(COMPUTE_RESERVE))
     }
 
     /// A metadata value by its full key.
@@ -264,6 +291,9 @@ impl Value {
         }
     }
 }
+
+/// What llama.cpp's converter calls the architecture of every projector.
+const PROJECTOR: &str = "clip";
 
 /// Architectures without a KV cache in llama.cpp, whose files need not say that their tokens see those after them.
 const ENCODERS: [&str; 9] = [

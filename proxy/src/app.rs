@@ -15,7 +15,7 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 use crate::admission::{Account, Admission};
 use crate::embed::{self, Embedded};
 use crate::error::RequestError;
-use crate::failover::ask;
+use crate::failover::{ask, ask_about};
 use crate::generate::{self, Caller, Generation};
 use crate::http::backend::{Model, ReadyModel};
 use crate::http::{Backend, Health};
@@ -315,7 +315,8 @@ impl Backend for App {
         let _permit = self.admission.admit_brief(&caller.account)?;
         let count =
             |node: Arc<Node>, info: Arc<NodeInfo>| async move { Ok(prompt::of_chat(&node, &info, chat).await?.len()) };
-        Ok(u32::try_from(ask(&found, model, count).await?).unwrap_or(u32::MAX))
+        let n_tokens = ask_about(&found, model, &chat.conversation.images, count).await?;
+        Ok(u32::try_from(n_tokens).unwrap_or(u32::MAX))
     }
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
@@ -330,7 +331,7 @@ impl Backend for App {
             let tokens = prompt::of_chat(&node, &info, chat).await?;
             Ok(node.engine.detokenize(&tokens).await?)
         };
-        ask(&found, model, text).await
+        ask_about(&found, model, &chat.conversation.images, text).await
     }
 }
 

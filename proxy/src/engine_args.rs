@@ -113,6 +113,9 @@ pub struct EngineArgs {
     /// A Jinja chat template instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
+    /// The GGUF file of the model's projector, with which it sees images
+    #[arg(long, value_name = "FILE")]
+    pub mmproj: Option<PathBuf>,
     /// Simulator: prompt tokens per second
     #[arg(long, value_name = "RATE", hide_short_help = true)]
     pub sim_prefill_tps: Option<f64>,
@@ -138,6 +141,7 @@ impl EngineArgs {
             max_canary_distance: self.max_canary_distance.or(base.max_canary_distance),
             kv_codecs: self.kv_codecs.or(base.kv_codecs),
             chat_template_file: self.chat_template_file.or(base.chat_template_file),
+            mmproj: self.mmproj.or(base.mmproj),
             sim_prefill_tps: self.sim_prefill_tps.or(base.sim_prefill_tps),
             sim_decode_tps: self.sim_decode_tps.or(base.sim_decode_tps),
         }
@@ -181,7 +185,7 @@ impl EngineArgs {
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 15] = [
+        let options: [(&str, Option<OsString>); 16] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -195,6 +199,7 @@ impl EngineArgs {
             ("--max-canary-distance", rate(self.max_canary_distance)),
             ("--kv-codecs", codecs.map(Into::into)),
             ("--chat-template-file", self.chat_template_file.clone().map(Into::into)),
+            ("--mmproj", self.mmproj.clone().map(Into::into)),
             ("--sim-prefill-tps", rate(self.sim_prefill_tps)),
             ("--sim-decode-tps", rate(self.sim_decode_tps)),
         ];
@@ -235,6 +240,7 @@ mod tests {
             max_canary_distance: Some(0.25),
             kv_codecs: Some(vec![KvCodec::Q8_0, KvCodec::PlanesZstd, KvCodec::None]),
             chat_template_file: Some("a b.jinja".into()),
+            mmproj: Some("c d.gguf".into()),
             sim_prefill_tps: Some(9.5),
             sim_decode_tps: Some(10.25),
         };

@@ -21,6 +21,14 @@ pub enum RequestError {
         /// What is wrong with it.
         problem: String,
     },
+    /// Nothing that serves the model sees images.
+    #[error("Invalid '{field}': images are not supported here: {why}.")]
+    Blind {
+        /// The image's place in the request.
+        field: String,
+        /// Why not.
+        why: &'static str,
+    },
     /// The model cannot do what the request insists on. The words are Ollama's, whose clients look for them.
     #[error("\"{}\" does not support {capability}", model.escape_debug())]
     Incapable {
@@ -115,7 +123,9 @@ impl RequestError {
     pub fn kind(&self) -> &'static str {
         match self {
             RequestError::ModelNotFound { .. } => "model_not_found",
-            RequestError::InvalidField { .. } | RequestError::Incapable { .. } => "invalid_request",
+            RequestError::InvalidField { .. } | RequestError::Blind { .. } | RequestError::Incapable { .. } => {
+                "invalid_request"
+            }
             RequestError::ModelNotAllowed { .. } => "model_not_allowed",
             RequestError::RateLimited { .. } => "rate_limited",
             RequestError::TooManyAtOnce { .. } => "too_many_at_once",

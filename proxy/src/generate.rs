@@ -11,6 +11,7 @@ use baton_engines::DeltaStream;
 use baton_engines::trace::TARGET;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::image::PromptImages;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::{CacheScope, Delta, Group, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, SequenceRequest, Token};
@@ -24,7 +25,7 @@ pub use self::event::{Event, TokenLogprobs};
 use crate::admission::{Account, Permit, QueuePlace};
 use crate::app::App;
 use crate::error::RequestError;
-use crate::failover::{Attempts, Resilient, ask};
+use crate::failover::{Attempts, Resilient, ask_about};
 use crate::observe::RequestWatch;
 use crate::plan::explanation::Explanation;
 use crate::plan::policy::Policy;
@@ -95,7 +96,7 @@ async fn accept(
                     tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
                     match on_upstream(&serving, request, caller, watch, Some("no_engine")).await {
                         // What the upstream does not take an engine will, when one is back.
-                        Err(RequestError::InvalidField { .. }) => return Err(error),
+                        Err(RequestError::InvalidField { .. } | RequestError::Blind { .. }) => return Err(error),
                         outcome => outcome?,
                     }
                 }
@@ -165,6 +166,10 @@ async fn on_upstream(
     watch: &mut RequestWatch,
     reason: Option<&'static str>,
 ) -> Result<Accepted, RequestError> {
+    if let Some(image) = request.images().first() {
+        let why = "the upstream that serves this model is sent none";
+        return Err(RequestError::Blind { field: image.field().to_owned(), why });
+    }
     let starting = upstream::start(serving, request, &caller.request_id).instrument(watch.span().clone());
     let started = starting.await?;
     let (n_prompt, reason) = (upstream::estimated_tokens(request), reason.unwrap_or(started.reason));
@@ -183,25 +188,30 @@ pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> R
     let prompt = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         check_biases(request, &info)?;
         let form = ReplyForm::of(request, &info)?;
-        prompt::prepare(&node, (&info, served.longest_context(&info)), request, &form).await
+        let prompt = prompt::prepare(&node, (&info, served.longest_context(&info)), request, &form).await?;
+        Ok((prompt, projector(request, &info)))
     };
-    let prompt = ask(&model, Some(&request.model), prompt).await?;
-    let explained = plan::explain(&model, &plan_request(&prompt, request, caller, &[]));
+    let (prompt, projector) = ask_about(&model, Some(&request.model), request.images(), prompt).await?;
+    let explained = plan::explain(&model, &plan_request((&prompt, projector.as_deref()), request, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))
 }
 
+/// What of a prompt matters to its plan: its tokens, and which projector sees its images.
+type Prompt<'a> = (&'a [Token], Option<&'a str>);
+
 fn plan_request<'a>(
-    prompt: &'a [Token],
+    (tokens, projector): Prompt<'a>,
     request: &GenerateRequest,
     caller: &Caller,
     failed: &'a [usize],
 ) -> PlanRequest<'a> {
     PlanRequest {
-        tokens: prompt,
+        tokens,
         n_replayed: 0,
         scope: caller.cache_scope,
         max_tokens: request.max_tokens,
         policy: caller.policy,
+        projector,
         exclude: failed,
         exclude_prefill: &[],
     }
@@ -236,7 +246,8 @@ async fn start(
     attempts: &mut Attempts,
     watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
-    let (node, info) = model.ready_as(&request.model, attempts.failed()).await?;
+    let unfit = model.unfit_for(request.images(), attempts.failed());
+    let (node, info) = model.ready_as(&request.model, &unfit).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
@@ -244,12 +255,15 @@ async fn start(
     let prompt = attempts.call(model, node, prompt).instrument(span).await?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
-    let plan = span.in_scope(|| plan::plan(model, &plan_request(&prompt, request, caller, attempts.failed())))?;
+    let projector = projector(request, &info);
+    let seen = (&prompt[..], projector.as_deref());
+    let plan = span.in_scope(|| plan::plan(model, &plan_request(seen, request, caller, attempts.failed())))?;
     watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
     let constraint = form.constraint(request);
-    let base = SequenceRequest { constraint, ..sequence(request, prompt, caller) };
+    let images = projector.map(|projector| PromptImages { projector, images: request.images().to_vec() });
+    let base = SequenceRequest { constraint, images, ..sequence(request, prompt, caller) };
     let mut followed = None;
     for choice in 0..request.n {
         let mut sequence = base.clone();
@@ -279,6 +293,11 @@ async fn prompt_of(
     Ok(prompt)
 }
 
+/// With which projector a request's images are seen, if it has any, on a node that has rendered its prompt.
+fn projector(request: &GenerateRequest, info: &NodeInfo) -> Option<String> {
+    info.projector.clone().filter(|_| !request.images().is_empty())
+}
+
 /// The one check of a client's numbers that needs the model.
 fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
     let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
@@ -301,6 +320,7 @@ fn sequence(request: &GenerateRequest, prompt: Vec<Token>, caller: &Caller) -> S
         cache_scope: caller.cache_scope,
         constraint: None,
         ephemeral: false,
+        images: None,
         kv_source: None,
     }
 }

@@ -1,6 +1,7 @@
 //! From a request's input to exact tokens, on the node that holds the model; and the check that they fit.
 
 use baton_schemas::generate::{ChatPrompt, Input};
+use baton_schemas::image::Image;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
@@ -16,6 +17,7 @@ pub async fn prepare(
     request: &GenerateRequest,
     form: &ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
+    check_sight(request.images(), info)?;
     let tokens = match &request.input {
         Input::Chat(conversation) => node.engine.render(&form.present(conversation)).await?,
         // Who writes the whole prompt writes its control tokens too. A message may not: see the engine's `guard`.
@@ -33,8 +35,20 @@ pub async fn prepare(
 
 /// The prompt of a chat that is not generated from. It may be longer than the context.
 pub async fn of_chat(node: &Node, info: &NodeInfo, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
+    check_sight(&chat.conversation.images, info)?;
     let presented = tools::present(&chat.conversation, &chat.tools, &info.facts.chat_template);
     Ok(node.engine.render(&presented).await?)
+}
+
+/// Refuses images for a model that sees none.
+fn check_sight(images: &[Image], info: &NodeInfo) -> Result<(), RequestError> {
+    match images.first() {
+        Some(image) if info.projector.is_none() => {
+            let why = "this model has no projector (--mmproj), with which it would see them";
+            Err(RequestError::Blind { field: image.field().to_owned(), why })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a text spells the token that begins a prompt, as one from a chat template does. A second one would make the

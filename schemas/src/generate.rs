@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::constraint::Constraint;
+use crate::image::Image;
 use crate::keep_alive::KeepAlive;
 use crate::sampling_fields::SamplingFields;
 use crate::sequence::Token;
@@ -41,6 +42,16 @@ pub struct GenerateRequest {
     pub wants_thinking: bool,
     /// How long the model is to stay in memory afterwards, if the client says so.
     pub keep_alive: Option<KeepAlive>,
+}
+
+impl GenerateRequest {
+    /// Images in the conversation.
+    pub fn images(&self) -> &[Image] {
+        match &self.input {
+            Input::Chat(conversation) => &conversation.images,
+            Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => &[],
+        }
+    }
 }
 
 /// What a model continues.
@@ -82,6 +93,9 @@ pub struct Conversation {
     /// Extra template variables, e.g. `enable_thinking`. Never a template.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub template_args: Map<String, Value>,
+    /// Images, each with its [mark](Image::mark) in a message. Never shown to a template, which sees the marks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Image>,
 }
 
 /// One message. Serializes to exactly the JSON that chat templates read.

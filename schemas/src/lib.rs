@@ -12,6 +12,7 @@ pub mod embed;
 pub mod error;
 pub mod generate;
 pub mod handoff;
+pub mod image;
 pub mod keep_alive;
 pub mod kv;
 pub mod llama_server;

@@ -69,6 +69,9 @@ pub struct NodeInfo {
     /// How its vectors come about, if it gives any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingFacts>,
+    /// Which projector it sees images with: a hash of its weights. `None`: it sees none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub projector: Option<String>,
     /// What it computes on, in the words of the engine: `CUDA0 (NVIDIA GB10)`, `Metal (Apple M3 Ultra)`, `CPU`.
     #[serde(default)]
     pub devices: Vec<String>,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::constraint::Constraint;
 use crate::generate::Sampling;
 use crate::handoff::{HandoffTimings, KvSource};
+use crate::image::PromptImages;
 
 /// An index into a model's vocabulary.
 pub type Token = u32;
@@ -43,6 +44,9 @@ pub struct SequenceRequest {
     /// Keep nothing of it: for made-up prompts that nobody will continue.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
+    /// What the placeholders in the prompt stand for, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<PromptImages>,
     /// A prefill node that computes the prompt's KV. Without one, or where it fails, the engine computes it itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_source: Option<KvSource>,

@@ -59,6 +59,7 @@ def answerable(body):
         body["model"] = MODEL
     elif "name" in body:
         body["name"] = MODEL
+    body = without_images(body)
     schemas(body)
     tools(body)
     if body.get("top_logprobs"):
@@ -81,6 +82,16 @@ def answerable(body):
         if isinstance(place, dict) and place.get("logit_bias"):
             place["logit_bias"] = {str(int(token) % 1000): bias for token, bias in place["logit_bias"].items()}
     return body
+
+
+def without_images(value):
+    """The same for a model that sees none."""
+    if isinstance(value, dict):
+        return {key: without_images(inner) for key, inner in value.items() if key != "images"}
+    if isinstance(value, list):
+        is_image = lambda item: isinstance(item, dict) and item.get("type") in ("image", "image_url", "input_image")
+        return [without_images(item) for item in value if not is_image(item)]
+    return value
 
 
 def known(items):

@@ -13,6 +13,8 @@ pub struct SizeWishes {
     pub n_cells: Option<u32>,
     /// Sequences decoded together.
     pub n_slots: u32,
+    /// What the model's projector takes: see [`Gguf::projector_bytes`]. 0 without one.
+    pub projector_bytes: u64,
 }
 
 /// Sizes of an engine, worked out from the file and the operator's wishes.
@@ -75,7 +77,8 @@ impl Sizes {
         let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates()).unwrap_or(0);
         let needed = |cells: u32| {
             let kv = u64::from(cells).saturating_mul(kv_bytes_per_token);
-            gguf.file_bytes.saturating_add(COMPUTE_RESERVE).saturating_add(kv)
+            let beside = wishes.projector_bytes.saturating_add(COMPUTE_RESERVE);
+            gguf.file_bytes.saturating_add(beside).saturating_add(kv)
         };
         let mut n_ctx = wishes.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
         if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {

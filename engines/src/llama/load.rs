@@ -64,6 +64,14 @@ pub enum LoadError {
         /// The template engine's words.
         message: String,
     },
+    /// The projector cannot be used with this model.
+    #[error("{} cannot be used as the model's projector: {why}. --mmproj names it.", path.display())]
+    Projector {
+        /// The projector's file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// llama.cpp's backend did not initialise.
     #[error("llama.cpp did not start: {0}")]
     Backend(String),
@@ -78,10 +86,12 @@ impl LoadError {
         match self {
             LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
             LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
+            LoadError::File(GgufError::NotProjector { .. }) => "the model's projector cannot be used",
             LoadError::File(_) => "the model file cannot be read",
             LoadError::TooLittleMemory { .. } | LoadError::Context { .. } => "there is too little memory for the model",
             LoadError::Refused { .. } => "the model is of a kind that cannot be loaded",
             LoadError::Template { .. } => "the model's chat template cannot be used",
+            LoadError::Projector { .. } => "the model's projector cannot be used",
             LoadError::Backend(_) | LoadError::Config(_) => "the engine is not set up correctly",
         }
     }
@@ -90,7 +100,9 @@ impl LoadError {
 /// Chooses context and cache sizes, and refuses what memory cannot hold. A default shrinks to fit; a size the operator
 /// asked for does not.
 pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<Sizes, LoadError> {
-    let wishes = SizeWishes { n_ctx: config.n_ctx, n_cells: config.n_cells, n_slots: config.n_slots };
+    let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
+    let (n_ctx, n_cells, n_slots) = (config.n_ctx, config.n_cells, config.n_slots);
+    let wishes = SizeWishes { n_ctx, n_cells, n_slots, projector_bytes };
     Sizes::choose(gguf, wishes, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),
         SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {

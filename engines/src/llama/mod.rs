@@ -16,8 +16,10 @@ mod facts;
 mod kv_flow;
 mod lark;
 mod load;
+mod pixels;
 pub mod placement;
 pub mod probe;
+mod projector;
 mod prompt;
 pub mod reference;
 mod sampler;
@@ -41,6 +43,7 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::image::is_placeholder;
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
@@ -53,6 +56,7 @@ use self::constrain::Compiler;
 use self::embed::EmbedJob;
 use self::kv_flow::{Export, Exported};
 pub use self::load::LoadError;
+use self::projector::{ImageRun, Projector};
 use self::scheduler::{DELTA_WINDOW, Limits, Shared};
 use self::sequence::{Job, Message};
 use self::start::{Start, Wake, wake};
@@ -91,6 +95,8 @@ pub struct LlamaConfig {
     pub max_queued: u32,
     /// The operator's chat template instead of the model's own.
     pub chat_template: Option<String>,
+    /// The GGUF file of the model's projector (mmproj), with which it sees images.
+    pub projector: Option<PathBuf>,
 }
 
 impl LlamaConfig {
@@ -109,6 +115,7 @@ impl LlamaConfig {
             prefill_budget: None,
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,
+            projector: None,
         }
     }
 
@@ -147,6 +154,7 @@ pub struct LlamaEngine {
     max_queued: usize,
     puller: Option<Arc<dyn KvPuller>>,
     constraints: Arc<Compiler>,
+    projector: Option<Arc<Projector>>,
     shared: Arc<Shared>,
     load: watch::Receiver<NodeLoad>,
     /// `None` only while dropping: closing the channel is what ends the scheduler.
@@ -174,6 +182,7 @@ impl LlamaEngine {
         let sizes = load::sizes(&gguf, &config, load::available_memory())?;
         let model = Arc::new(load::model(&config, &gguf)?);
         let vocabulary = Arc::new(Vocabulary::of(&model));
+        let projector = Projector::load(&config, &model)?.map(Arc::new);
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
         let limits = Limits {
             n_slots: config.n_slots as usize,
@@ -205,6 +214,7 @@ impl LlamaEngine {
             shared: Arc::clone(&shared),
             fingerprint: gguf.fingerprint(&config.model)?,
             gguf,
+            projector: projector.clone(),
             puller: puller.clone(),
             wake: wake(&messages),
             generates,
@@ -224,6 +234,7 @@ impl LlamaEngine {
             has_chat_template: template.is_some(),
             generates,
             embedding: embedding.map(|plan| plan.facts),
+            projector: projector.as_ref().map(|projector| projector.id().to_owned()),
             devices,
             role: Role::Both,
             kv: started.kv,
@@ -234,6 +245,7 @@ impl LlamaEngine {
             model,
             vocabulary,
             constraints,
+            projector,
             template,
             info,
             max_queued: config.max_queued as usize,
@@ -255,7 +267,9 @@ impl LlamaEngine {
         }
         let known = |t: &Token| *t < n_vocab;
         let biased = request.sampling.logit_bias.iter().map(|(t, _)| t);
-        if let Some(bad) = request.prompt.iter().chain(&request.generated).chain(biased).find(|t| !known(t)) {
+        // Placeholders are looked at where their images are.
+        let prompt = request.prompt.iter().filter(|t| request.images.is_none() || !is_placeholder(**t));
+        if let Some(bad) = prompt.chain(&request.generated).chain(biased).find(|t| !known(t)) {
             return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {n_vocab} tokens")));
         }
         check_sampling(&request.sampling)?;
@@ -279,6 +293,15 @@ impl LlamaEngine {
         }
     }
 
+    /// The images in a request's prompt.
+    fn images(&self, request: &SequenceRequest) -> Result<Vec<ImageRun>, EngineError> {
+        match (&request.images, &self.projector) {
+            (None, _) => Ok(Vec::new()),
+            (Some(_), Some(projector)) => projector.find(request),
+            (Some(_), None) => Err(no_projector()),
+        }
+    }
+
     /// Gives a sequence to the scheduler.
     fn submit(
         &self,
@@ -287,8 +310,9 @@ impl LlamaEngine {
         matcher: Option<Matcher>,
     ) -> Result<mpsc::Receiver<Result<Delta, EngineError>>, EngineError> {
         self.check(&request)?;
+        let images = self.images(&request)?;
         let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
-        let job = Job { request, deltas, accepted: Instant::now(), export, matcher };
+        let job = Job { request, deltas, accepted: Instant::now(), export, matcher, images };
         self.send(Message::Job(Box::new(job)))?;
         Ok(stream)
     }
@@ -438,6 +462,11 @@ fn compile_template(
     ChatTemplate::compile(source, special)
         .map(Some)
         .map_err(|e| LoadError::Template { path: config.model.clone(), message: e.to_string() })
+}
+
+/// The proxy says it before, and better.
+fn no_projector() -> EngineError {
+    EngineError::Unsupported { feature: "images: its model has no projector".into() }
 }
 
 /// Refuses numbers that llama.cpp's samplers would loop or divide by zero on.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use baton_schemas::generate::Conversation;
+use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
 
-use super::LlamaEngine;
+use super::projector::Projector;
 use super::vocabulary::Vocabulary;
+use super::{LlamaEngine, no_projector};
 use crate::template::{Piece, TemplateError};
 
 impl LlamaEngine {
@@ -19,7 +21,12 @@ impl LlamaEngine {
             let feature = "chat: the model has no chat template, and its operator has not given it one".into();
             return Err(EngineError::Unsupported { feature });
         };
-        let (template, conversation) = (Arc::clone(template), conversation.clone());
+        let (template, mut conversation) = (Arc::clone(template), conversation.clone());
+        let images = std::mem::take(&mut conversation.images);
+        let projector = self.projector.clone();
+        if !images.is_empty() && projector.is_none() {
+            return Err(no_projector());
+        }
         // A template may work for seconds, and must not hold up other connections.
         let max_bytes = self.max_bytes();
         let rendered =
@@ -30,10 +37,10 @@ impl LlamaEngine {
         })?;
         let (model, vocabulary) = (Arc::clone(&self.model), Arc::clone(&self.vocabulary));
         let tokenized = tokio::task::spawn_blocking(move || {
-            let tokens = pieces.iter().map(|piece| tokenize_piece(&model, &vocabulary, piece));
-            tokens.collect::<Result<Vec<_>, _>>()
+            let mut prompt = Prompt { model: &model, vocabulary: &vocabulary, projector, tokens: Vec::new() };
+            prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
-        let tokens = tokenized.await.map_err(EngineError::internal)??.concat();
+        let tokens = tokenized.await.map_err(EngineError::internal)??;
         // The template writes BOS itself where the model wants one.
         let vocab = self.model.vocab();
         let bos = u32::try_from(vocab.bos().0).ok();
@@ -69,15 +76,52 @@ impl LlamaEngine {
     }
 }
 
-/// A piece of a rendered prompt. BOS is the template's affair, or added to the whole.
-fn tokenize_piece(model: &LlamaModel, vocabulary: &Vocabulary, piece: &Piece) -> Result<Vec<Token>, EngineError> {
-    let tokens = tokenize(model, &piece.text, false, piece.has_control);
-    // Some tokenizers merge characters into whatever the vocabulary holds, control tokens included.
-    if !piece.has_control && tokens.iter().any(|&t| vocabulary.is_control(t)) {
-        let message = "a message spells a control token of this model, which its tokenizer cannot read as text";
-        return Err(EngineError::invalid(message));
+/// A rendered prompt on its way to tokens. BOS is the template's affair, or added to the whole.
+struct Prompt<'a> {
+    model: &'a LlamaModel,
+    vocabulary: &'a Vocabulary,
+    projector: Option<Arc<Projector>>,
+    tokens: Vec<Token>,
+}
+
+impl Prompt<'_> {
+    /// Adds all pieces, with placeholders where marks stand. Errors: an image is not there, or once too often.
+    fn add(&mut self, pieces: &[Piece], images: &[Image]) -> Result<(), EngineError> {
+        let mut n_images = 0;
+        for piece in pieces {
+            for segment in segments(&piece.text, images) {
+                match segment {
+                    Segment::Text(text) => self.add_text(text, piece.has_control)?,
+                    Segment::Image(idx) => {
+                        n_images += 1;
+                        self.add_image(&images[idx])?;
+                    }
+                }
+            }
+        }
+        if n_images != images.len() {
+            let message = format!("its prompt would have {n_images} of {} images", images.len());
+            return Err(EngineError::Template { message });
+        }
+        Ok(())
     }
-    Ok(tokens)
+
+    fn add_text(&mut self, text: &str, has_control: bool) -> Result<(), EngineError> {
+        let tokens = tokenize(self.model, text, false, has_control);
+        // Some tokenizers merge characters into whatever the vocabulary holds, control tokens included.
+        if !has_control && tokens.iter().any(|&t| self.vocabulary.is_control(t)) {
+            let message = "a message spells a control token of this model, which its tokenizer cannot read as text";
+            return Err(EngineError::invalid(message));
+        }
+        self.tokens.extend(tokens);
+        Ok(())
+    }
+
+    fn add_image(&mut self, image: &Image) -> Result<(), EngineError> {
+        let projector = self.projector.as_ref().ok_or_else(no_projector)?;
+        self.tokens.extend(image.placeholders(projector.n_tokens(image)?));
+        Ok(())
+    }
 }
 
 fn tokenize(model: &LlamaModel, text: &str, add_special: bool, parse_special: bool) -> Vec<Token> {

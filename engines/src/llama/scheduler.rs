@@ -6,6 +6,7 @@
 //! last is decoded like any other, so a prompt that was cached, handed over or computed here continues identically.
 
 mod handoffs;
+mod images;
 mod placing;
 mod room;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use tokio::sync::watch;
 pub(super) use self::handoffs::{Handoffs, blob_placement};
 use super::budget::{Budget, MIN_TOKENS, share};
 use super::embed::Embedder;
+use super::projector::Projector;
 use super::sampler::{logprobs, token};
 use super::sequence::{Message, Sequence};
 use super::slots::Slot;
@@ -91,6 +93,7 @@ pub(super) struct Scheduler<'m> {
     decode_tps: f64,
     handoffs: Option<Handoffs>,
     embedder: Embedder<'m>,
+    projector: Option<Arc<Projector>>,
 }
 
 /// One slot's part of a step.
@@ -125,8 +128,14 @@ impl<'m> Scheduler<'m> {
             decode_tps: 0.0,
             handoffs,
             embedder,
+            projector: None,
             limits,
         }
+    }
+
+    /// The same with a projector for the images of prompts.
+    pub(super) fn seeing_with(self, projector: Option<Arc<Projector>>) -> Self {
+        Scheduler { projector, ..self }
     }
 
     /// Runs until every handle is dropped.
@@ -136,6 +145,7 @@ impl<'m> Scheduler<'m> {
             self.fill_slots();
             self.import_chunks();
             self.publish_load();
+            self.see_image();
             self.step();
             self.export_chunks();
             self.embed();
@@ -251,9 +261,10 @@ impl<'m> Scheduler<'m> {
         self.running[slot].as_ref().map_or(0, |s| s.n_prefill().saturating_sub(self.slots[slot].kv.len()))
     }
 
-    /// Prompt tokens that the sequence of a slot, one of `n_prompts` that prefill, can use in the next step.
+    /// Prompt tokens that the sequence of a slot, one of `n_prompts` that prefill, can use in the next step: up to its next
+    /// image, which is not computed in steps.
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
-        let n_left = self.missing_prefill(slot);
+        let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
         // An engine that also takes KV from others computes its own prompts in the same chunks, so that a prompt has the
         // same KV to the bit wherever it was computed, in part or as a whole.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use baton_schemas::image::is_placeholder;
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llguidance::Matcher;
@@ -10,6 +11,7 @@ use tokio::sync::mpsc;
 use super::constrain::Constrained;
 use super::embed::EmbedJob;
 use super::kv_flow::{Export, Import};
+use super::projector::ImageRun;
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
 
@@ -22,6 +24,8 @@ pub(super) struct Job {
     pub(super) export: Option<Export>,
     /// The request's constraint, compiled.
     pub(super) matcher: Option<Matcher>,
+    /// The images in the prompt, in their order.
+    pub(super) images: Vec<ImageRun>,
 }
 
 /// What the engine's handles tell its scheduler.
@@ -40,6 +44,8 @@ pub(super) struct Sequence {
     pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
     /// Prompt and everything generated so far.
     pub(super) tokens: Vec<Token>,
+    /// The images among them, in their order.
+    pub(super) images: Vec<ImageRun>,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
     /// Its request's place in the order of arrival, the same for all choices.
@@ -66,8 +72,9 @@ impl Sequence {
     pub(super) fn new(job: Job, vocabulary: &Vocabulary) -> Self {
         let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
         let request = job.request;
-        let sampler =
-            Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &request.prompt, &request.generated);
+        // An image is nothing that could be said again.
+        let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
+        let sampler = Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &said, &request.generated);
         let constraint = job.matcher.map(|matcher| Constrained::after(matcher, &request.generated));
         let sampler = sampler.constrained(constraint);
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
@@ -75,6 +82,7 @@ impl Sequence {
             request,
             deltas: job.deltas,
             tokens,
+            images: job.images,
             sampler,
             accepted: job.accepted,
             number: 0,

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 
 use baton_schemas::Token;
+use baton_schemas::image::continues;
 use baton_schemas::sequence::CacheScope;
 
 /// What one sequence id of the KV cache holds.
@@ -99,6 +100,12 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory
     }
 }
 
+/// The longest prefix of at most `n` tokens that ends inside no image: of one, all or nothing is reused.
+pub(super) fn whole_images(kv: &[Token], n: usize) -> usize {
+    let cuts_one = |n: &usize| kv.get(*n).is_some_and(|next| continues(*next));
+    (0..=n).rev().find(|n| !cuts_one(n)).unwrap_or(0)
+}
+
 /// The idle slot whose KV is given up first, when cells are short.
 pub(super) fn evictable(slots: &[Slot]) -> Option<usize> {
     slots
@@ -170,6 +177,16 @@ mod tests {
         check(&[prefilling.clone(), idle(&[], 0)], &target, Assignment::WaitFor { source: 0 });
         // Little would be saved: go ahead with what is there.
         check(&[prefilling, idle(&[], 0)], &[0, 1, 2, 50], Assignment::Fork { slot: 1, source: 0, n_keep: 3 });
+    }
+
+    #[test]
+    fn no_prefix_ends_inside_an_image() {
+        let image = baton_schemas::image::Image::new(&b"a"[..], "f").placeholders(3);
+        let kv = [&[1, 2][..], &image, &image, &[3]].concat();
+        let usable: Vec<usize> = (0..=9).map(|n| whole_images(&kv, n)).collect();
+        assert_eq!(usable, [0, 1, 2, 2, 2, 5, 5, 5, 8, 9]);
+        // What ends with the image has all of it.
+        assert_eq!(whole_images(&kv[..5], 5), 5);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use llama_cpp_2::model::LlamaModel;
 
 use super::embed::{EmbedPlan, Embedder};
 use super::probe::{self, NoHandoff};
+use super::projector::Projector;
 use super::scheduler::{self, Handoffs, Limits, Scheduler, Shared};
 use super::sequence::Message;
 use super::transfer::KvTransfer;
@@ -45,6 +46,8 @@ pub(super) struct Start {
     pub(super) shared: Arc<Shared>,
     pub(super) gguf: Gguf,
     pub(super) fingerprint: Fingerprint,
+    /// With which it sees images.
+    pub(super) projector: Option<Arc<Projector>>,
     pub(super) puller: Option<Arc<dyn KvPuller>>,
     pub(super) wake: Wake,
     /// Whether the model continues texts.
@@ -110,7 +113,8 @@ impl Start {
         };
         if started.send(Ok(kv)).is_ok() {
             let vocabulary = Arc::clone(&self.vocabulary);
-            Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder).run(messages);
+            let scheduler = Scheduler::new(context, vocabulary, self.limits.clone(), handoffs, embedder);
+            scheduler.seeing_with(self.projector.clone()).run(messages);
         }
     }
 

@@ -164,6 +164,7 @@ impl Engine for SimEngine {
             has_chat_template: true,
             generates: true,
             embedding: Some(vectors::facts(config.n_ctx)),
+            projector: None,
             devices: vec!["simulated".into()],
             role: Role::Both,
             kv: Some(kv::identity(config)),

@@ -71,6 +71,7 @@ impl ControlTokens {
             messages: conversation.messages.iter().map(message).collect(),
             tools: values(&conversation.tools),
             template_args: conversation.template_args.iter().map(|(k, v)| (text(k), value(v))).collect(),
+            images: conversation.images.clone(),
         }
     }
 

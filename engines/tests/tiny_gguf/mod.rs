@@ -6,6 +6,7 @@
 
 mod architectures;
 pub(crate) mod bert;
+pub(crate) mod projector;
 mod tokenizer;
 
 use std::fs::File;
@@ -44,16 +45,22 @@ pub(crate) fn write(path: &Path, architecture: Architecture, seed: u64) {
 
 /// The same with further keys of the architecture's own.
 pub(crate) fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &[(&str, u32)]) {
-    let mut draft = Draft { architecture: "", metadata: Vec::new(), tensors: Vec::new(), random: SplitMix64(seed) };
+    let mut draft = Draft::new(seed);
     if architecture == Architecture::Bert {
         draft.add_bert()
     } else {
         draft.add_architecture(architecture)
     }
     draft.numbers(numbers);
-    let metadata: Vec<(&str, &Value)> = draft.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
-    let tensors: Vec<(&str, &QTensor)> = draft.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();
+    draft.write(path);
+}
+
+impl Draft {
+    fn write(&self, path: &Path) {
+        let metadata: Vec<(&str, &Value)> = self.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        let tensors: Vec<(&str, &QTensor)> = self.tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
+        gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();
+    }
 }
 
 /// A model that is being put together.
@@ -66,6 +73,10 @@ struct Draft {
 }
 
 impl Draft {
+    fn new(seed: u64) -> Self {
+        Draft { architecture: "", metadata: Vec::new(), tensors: Vec::new(), random: SplitMix64(seed) }
+    }
+
     fn set(&mut self, key: &str, value: Value) {
         self.metadata.push((key.to_owned(), value));
     }

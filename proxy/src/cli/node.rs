@@ -265,6 +265,7 @@ async fn llama(
         prefill_budget: options.prefill_budget,
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: template.transpose()?,
+        projector: options.mmproj,
         ..defaults
     };
     let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config, puller)).await;

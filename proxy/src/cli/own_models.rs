@@ -82,7 +82,8 @@ fn found(source: &str) -> Result<Option<PathBuf>, Failure> {
 fn sized(source: &str, engine: &EngineArgs, path: &Path, limits: &Limits) -> Result<(Sizes, NodeInfo), Failure> {
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
-    let wishes = SizeWishes { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots };
+    let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
+    let wishes = SizeWishes { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
     let sizes = Sizes::choose(&gguf, wishes, available).map_err(|error| {
         Failure(format!("the model {source} can never be loaded within the memory budget of own models: {error}"))
@@ -91,7 +92,9 @@ fn sized(source: &str, engine: &EngineArgs, path: &Path, limits: &Limits) -> Res
         std::fs::read_to_string(path)
             .map_err(|error| Failure(format!("cannot read the chat template {}: {error}", path.display())))
     });
-    let outline = gguf.outline(path, sizes, n_slots, template.transpose()?.as_deref());
+    let mut outline = gguf.outline(path, sizes, n_slots, template.transpose()?.as_deref());
+    let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash(path));
+    outline.projector = projector.transpose()?.map(|hash| hash.to_hex().to_string());
     Ok((sizes, outline))
 }
 

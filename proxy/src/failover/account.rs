@@ -47,8 +47,9 @@ impl Resilient {
 
     pub(super) fn learn_finished(&self, timings: &Timings) {
         let (model, node) = (&self.plan.model, self.plan.decode());
-        // One that was taken up computes its own tokens again, or began while another route was heard.
-        if !self.is_taken_up {
+        // One that was taken up computes its own tokens again, or began while another route was heard; a prompt with
+        // images takes what its images take.
+        if !self.is_taken_up && self.request.images.is_none() {
             model.learn_stream(self.plan.route, timings);
         }
         if let Some((prediction, actual_ms)) = self.plan.prediction.zip(self.first_token_ms) {

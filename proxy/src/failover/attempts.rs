@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_schemas::EngineError;
+use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
@@ -169,9 +170,22 @@ pub async fn ask<T, F>(
 where
     F: Future<Output = Result<T, RequestError>>,
 {
+    ask_about(model, name, &[], call).await
+}
+
+/// The same about these images, which a node without a projector is not asked about if there is another.
+pub async fn ask_about<T, F>(
+    model: &ServedModel,
+    name: Option<&str>,
+    images: &[Image],
+    call: impl Fn(Arc<Node>, Arc<NodeInfo>) -> F,
+) -> Result<T, RequestError>
+where
+    F: Future<Output = Result<T, RequestError>>,
+{
     let mut attempts = Attempts::default();
     loop {
-        let outcome = match model.ready_for(name, attempts.failed()).await {
+        let outcome = match model.ready_for(name, &model.unfit_for(images, attempts.failed())).await {
             Ok((node, info)) => attempts.call(model, node, call(Arc::clone(node), info)).await,
             Err(error) => Err(error),
         };

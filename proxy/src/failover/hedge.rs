@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::attempts::may_pass;
 use super::engine_failure::is_engine_failure;
 use super::patience::{Due, Patience};
-use super::{Resilient, acceptance, n_ctx_of};
+use super::{Resilient, acceptance, n_ctx_of, projector_of};
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
 use crate::pool::{Claim, Task};
@@ -128,6 +128,7 @@ impl Resilient {
             scope: request.cache_scope,
             max_tokens: request.max_tokens,
             policy: self.plan.asked_policy,
+            projector: projector_of(&request),
             exclude: &exclude,
             // It may be what the first route waits for.
             exclude_prefill: self.plan.route.prefill.as_slice(),

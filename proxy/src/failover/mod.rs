@@ -25,7 +25,7 @@ use tracing::{Instrument, Span};
 
 use self::account::Earlier;
 use self::attempts::may_pass;
-pub use self::attempts::{Attempts, ask};
+pub use self::attempts::{Attempts, ask, ask_about};
 use self::engine_failure::is_engine_failure;
 use self::hedge::Hedge;
 use self::patience::Patience;
@@ -258,6 +258,7 @@ impl Resilient {
             scope: self.request.cache_scope,
             max_tokens: left,
             policy: self.plan.asked_policy,
+            projector: projector_of(&self.request),
             exclude: failed.as_slice(),
             exclude_prefill: &[],
         };
@@ -291,6 +292,11 @@ fn acceptance(
 ) -> BoxFuture<'static, Result<DeltaStream, EngineError>> {
     let node = Arc::clone(plan.decode());
     async move { node.call(node.engine.generate(request)).await }.instrument(span.clone()).boxed()
+}
+
+/// With which projector the images of a sequence are seen, if it has any.
+fn projector_of(request: &SequenceRequest) -> Option<&str> {
+    request.images.as_ref().map(|images| images.projector.as_str())
 }
 
 /// Tokens one sequence may hold on a plan's decode node.

@@ -171,6 +171,7 @@ async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, 
         scope: request.cache_scope,
         max_tokens: request.max_tokens,
         policy: None,
+        projector: None,
         exclude: &[],
         exclude_prefill: &[],
     };

@@ -108,6 +108,10 @@ fn map(error: &RequestError) -> Failure {
             let failure = Failure::invalid(error);
             Failure { error: failure.error.param(*field), ..failure }
         }
+        RequestError::Blind { field, .. } => {
+            let failure = coded(Failure::invalid(error), "unsupported_parameter");
+            Failure { error: failure.error.param(field.clone()), ..failure }
+        }
         RequestError::ModelNotAllowed { .. } => {
             let body = ErrorBody::new(ErrorKind::Permission, error.to_string()).code("model_not_allowed");
             Failure::new(StatusCode::FORBIDDEN, body.param("model"))

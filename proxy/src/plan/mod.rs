@@ -60,6 +60,8 @@ pub struct PlanRequest<'a> {
     pub max_tokens: Option<u32>,
     /// Instead of the model's own policy.
     pub policy: Option<&'static dyn Policy>,
+    /// With which projector the images in the prompt are seen, if there are any. Such a prompt is not handed over.
+    pub projector: Option<&'a str>,
     /// Decode nodes that have just failed or refused this request.
     pub exclude: &'a [usize],
     /// Prefill nodes that it is not to wait for once more.
@@ -108,14 +110,17 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     };
     let Candidate { route, prediction, .. } = candidates[choice.candidate];
     model.decode[route.decode].breakers.of(Task::Decode).try_pass();
-    let direct = candidates.iter().filter(|c| c.route.prefill.is_none()).filter_map(|c| Some(c.prediction?.ttft_ms));
+    // What its images take is not known beforehand.
+    let is_known = request.projector.is_none();
+    let direct = candidates.iter().filter(|c| is_known && c.route.prefill.is_none());
+    let direct = direct.filter_map(|c| Some(c.prediction?.ttft_ms));
     let is_alone = |c: &&Candidate| c.route == Route { prefill: None, ..route };
-    let alone = candidates.iter().find(is_alone).and_then(|c| c.prediction);
+    let alone = candidates.iter().find(is_alone).and_then(|c| c.prediction).filter(|_| is_known);
     let computing = route.prefill.map_or(&snapshot.decode[route.decode], |p| &snapshot.prefill[p]);
     Ok(Plan {
         model: Arc::clone(model),
         route,
-        prediction,
+        prediction: prediction.filter(|_| is_known),
         reason: choice.reason,
         policy,
         asked_policy: request.policy,
@@ -143,6 +148,9 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     };
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
         let view = node.view(Task::Prefill, request.scope, request.tokens);
+        if request.projector.is_some() {
+            return NodeView { barred: Some("images"), ..view };
+        }
         let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
         let barred = barred.or_else(|| model.bars_prefill(&*node.info()?));
         NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some("just_failed")), ..view }
@@ -194,7 +202,9 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
 fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<&'static str> {
     // Room for one new token, unless none is wanted.
     let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
-    model.bars_decode(info).or((n_needed > info.n_ctx as usize).then_some("context_too_small"))
+    let is_blind = request.projector.is_some() && info.projector.as_deref() != request.projector;
+    let barred = model.bars_decode(info).or(is_blind.then_some("no_projector"));
+    barred.or((n_needed > info.n_ctx as usize).then_some("context_too_small"))
 }
 
 impl Plan {

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::image::Image;
 
 use super::*;
 use crate::pool::Health;
@@ -25,8 +26,16 @@ async fn model(contexts: &[u32]) -> Arc<ServedModel> {
 fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<&'static str>> {
     let tokens: Vec<Token> = (0..n_prompt).collect();
     let scope = CacheScope::SHARED;
-    let request =
-        PlanRequest { tokens: &tokens, n_replayed: 0, scope, max_tokens, policy: None, exclude, exclude_prefill: &[] };
+    let request = PlanRequest {
+        tokens: &tokens,
+        n_replayed: 0,
+        scope,
+        max_tokens,
+        policy: None,
+        projector: None,
+        exclude,
+        exclude_prefill: &[],
+    };
     explain(model, &request).candidates.iter().map(|candidate| candidate.barred).collect()
 }
 
@@ -71,6 +80,7 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
             scope,
             max_tokens: None,
             policy: None,
+            projector: None,
             exclude: &[],
             exclude_prefill,
         };
@@ -99,6 +109,41 @@ async fn both(n_decode: usize) -> ServedModel {
 fn hands_over(model: &ServedModel, decode: usize, failure: Option<HandoffFailure>) {
     let timings = HandoffTimings { failure, ..HandoffTimings::default() };
     model.learn_handoff(Route { decode, prefill: Some(0) }, &timings);
+}
+
+#[tokio::test(start_paused = true)]
+async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
+    let node = async |projector: Option<&str>, url: Option<&str>| {
+        let sim = SimEngine::new(SimConfig::default());
+        let health = Health::new("it");
+        let projector = projector.map(str::to_owned);
+        health.answers(Arc::new(NodeInfo { projector, ..sim.info().await.unwrap() }));
+        Node::new("it".to_owned(), url.map(str::to_owned), Arc::new(sim), health)
+    };
+    let decode = vec![node(None, None).await, node(Some("ours"), None).await, node(Some("other"), None).await];
+    let prefill = vec![node(Some("ours"), Some("http://192.0.2.1:9000")).await];
+    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
+    let (scope, always) = (CacheScope::SHARED, policy::by_name("always_handoff"));
+    let of = |projector| PlanRequest {
+        tokens: &[1; 100],
+        n_replayed: 0,
+        scope,
+        max_tokens: None,
+        policy: always,
+        projector,
+        exclude: &[],
+        exclude_prefill: &[],
+    };
+    let plan = plan(&model, &of(Some("ours"))).unwrap();
+    assert_eq!((plan.route, plan.reason), (Route { decode: 1, prefill: None }, "images"), "{plan}");
+    assert!(plan.prediction.is_none() && plan.to_string().ends_with("reason=images"), "{plan}");
+    let snapshot = explain(&model, &of(Some("ours"))).snapshot;
+    let barred: Vec<_> = snapshot.decode.iter().map(|node| node.barred).collect();
+    assert_eq!(barred, [Some("no_projector"), None, Some("no_projector")]);
+    assert!(super::plan(&model, &of(Some("gone"))).is_err());
+    assert!(super::plan(&model, &of(None)).unwrap().prefill().is_some(), "others are");
+    let image = Image::new(&b"x"[..], "f");
+    assert_eq!((model.unfit_for(&[image], &[2]), model.unfit_for(&[], &[2])), (vec![0, 2], vec![2]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
+use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sampling_fields::SamplingFields;
 use futures::StreamExt;
@@ -254,6 +255,14 @@ impl ServedModel {
             }
         }
         Err(last)
+    }
+
+    /// Decode nodes that a request with these images should not go to: those that have `failed`, and those without a
+    /// projector.
+    pub fn unfit_for(&self, images: &[Image], failed: &[usize]) -> Vec<usize> {
+        let is_blind = |node: &Node| node.info().is_some_and(|info| info.projector.is_none());
+        let blind = (0..self.decode.len()).filter(|&i| !images.is_empty() && is_blind(&self.decode[i]));
+        blind.chain(failed.iter().copied()).collect()
     }
 
     fn best_ready(&self, failed: &[usize]) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {

@@ -3,7 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::generate::Message;
+use crate::image;
 use crate::request::fields::{Fields, wrong_type};
+use crate::request::images::{self, Images};
 use crate::request::{InvalidRequest, history};
 
 /// A system block that Claude Code writes for Anthropic's accounts. It differs from request to request, and with it at
@@ -11,10 +13,10 @@ use crate::request::{InvalidRequest, history};
 const BILLING: &str = "x-anthropic-billing-header";
 
 /// Reads the history.
-pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
+pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
     let values = root.array("messages")?.filter(|messages| !messages.is_empty());
     let values = values.ok_or_else(|| InvalidRequest::at("messages", "must be an array of at least one message"))?;
-    let mut history = History::default();
+    let mut history = History { messages: Vec::new(), images };
     history.push("system", system(root)?);
     for (idx, value) in values.iter().enumerate() {
         let path = format!("messages[{idx}]");
@@ -44,18 +46,18 @@ fn system(root: Fields<'_>) -> Result<String, InvalidRequest> {
 }
 
 /// Messages so far. Messages of one role in a row are one, as Anthropic has it: most templates insist on turns.
-#[derive(Default)]
-struct History {
+struct History<'i> {
     messages: Vec<Message>,
+    images: &'i mut Images,
 }
 
-impl History {
+impl History<'_> {
     fn push(&mut self, role: &str, text: String) {
         if text.is_empty() {
             return;
         }
         let message = self.turn(role);
-        if !message.content.is_empty() {
+        if !message.content.is_empty() && !image::ends_with_mark(&message.content) {
             message.content.push('\n');
         }
         message.content += &text;
@@ -109,7 +111,7 @@ impl History {
             }
             (Some("tool_result"), "user") => {
                 let tool_call_id = Some(required(block, "tool_use_id")?.to_owned());
-                let mut content = result(block)?;
+                let mut content = result(block, self.images)?;
                 // No template knows of failed results but by their words.
                 if block.boolean("is_error")?.unwrap_or(false) {
                     content.insert_str(0, "Error: ");
@@ -125,7 +127,10 @@ impl History {
             // Of tools that Anthropic defines, of which the model is not told either.
             (Some("server_tool_use" | "mcp_tool_use"), "assistant") => {}
             (Some(kind), "assistant") if kind.ends_with("_tool_result") => {}
-            (Some("image"), _) => return Err(InvalidRequest::image(block.name("type"))),
+            (Some("image"), "user") => {
+                let mark = picture(block, self.images)?;
+                self.turn(role).content += &mark;
+            }
             (Some(other), _) => {
                 let other: String = other.chars().take(40).collect();
                 let what = format!("A block of type \"{}\" in a message of the {role}", other.escape_debug());
@@ -137,7 +142,25 @@ impl History {
     }
 }
 
-/// A document that is text. Others have to be read from their bytes, as images have.
+/// An image, whose mark is returned.
+fn picture(block: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
+    let path = block.name("source");
+    let source = Fields::at(block.get("source").ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?, &path)?;
+    match source.string("type")? {
+        Some("base64") => {
+            let path = source.name("data");
+            let data = source.string("data")?.ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
+            images.add_base64(data, path)
+        }
+        Some("url") => Err(images::not_fetched(source.name("url"))),
+        _ => Err(InvalidRequest::at(
+            source.name("type"),
+            "must be base64: nothing is stored here, and no URL is fetched",
+        )),
+    }
+}
+
+/// A document that is text. Others would have to be read from their bytes.
 fn document(block: Fields<'_>) -> Result<String, InvalidRequest> {
     let path = block.name("source");
     let source = Fields::at(block.get("source").ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?, &path)?;
@@ -149,20 +172,28 @@ fn document(block: Fields<'_>) -> Result<String, InvalidRequest> {
     Ok(title + text)
 }
 
-/// What a tool said: a string, or text blocks.
-fn result(block: Fields<'_>) -> Result<String, InvalidRequest> {
+/// What a tool said: a string, or blocks of text and images.
+fn result(block: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
     match block.get("content") {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Array(blocks)) => {
             let path = block.name("content");
-            let texts = blocks.iter().enumerate().map(|(idx, block)| {
+            let (mut content, mut after_text) = (String::new(), false);
+            for (idx, block) in blocks.iter().enumerate() {
                 let path = format!("{path}[{idx}]");
-                text(block, &path)
-            });
-            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+                let fields = Fields::at(block, &path)?;
+                let is_image = fields.string("type")? == Some("image");
+                let part = if is_image { picture(fields, images)? } else { text(block, &path)? };
+                if after_text && !is_image {
+                    content.push('\n');
+                }
+                content += &part;
+                after_text = !is_image;
+            }
+            Ok(content)
         }
-        Some(other) => Err(wrong_type(&block.name("content"), "a string or an array of text blocks", other)),
+        Some(other) => Err(wrong_type(&block.name("content"), "a string or an array of blocks", other)),
     }
 }
 
@@ -171,7 +202,6 @@ fn text(block: &Value, path: &str) -> Result<String, InvalidRequest> {
     let block = Fields::at(block, path)?;
     match block.string("type")? {
         Some("text") => {}
-        Some("image") => return Err(InvalidRequest::image(block.name("type"))),
         Some(other) => {
             let other: String = other.chars().take(40).collect();
             let what = format!("A block of type \"{}\" here", other.escape_debug());
@@ -196,7 +226,7 @@ mod tests {
     use super::*;
 
     fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        parse(Fields::root(body.as_object().unwrap()))
+        parse(Fields::root(body.as_object().unwrap()), &mut Images::default())
     }
 
     fn check(body: Value, expected: Value) {
@@ -258,11 +288,33 @@ mod tests {
     }
 
     #[test]
+    fn images_stand_where_they_were_sent() {
+        let picture = json!({"type": "image", "source":
+            {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let body = json!({"messages": [{"role": "user", "content": [text("a"), picture, text("b"), text("c")]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [picture, text("d")]}]}]});
+        let mut images = Images::default();
+        let messages = parse(Fields::root(body.as_object().unwrap()), &mut images).unwrap();
+        let images = images.into_vec();
+        let mark = images[0].mark();
+        let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+        assert_eq!(contents, [format!("a{mark}b\nc"), format!("{mark}d")]);
+        assert_eq!(images[1].field(), "messages[1].content[0].content[0].source.data");
+    }
+
+    #[test]
     fn what_cannot_be_read_is_named() {
         refused(json!([]), "messages");
         refused(json!([{"role": "robot", "content": "x"}]), "messages[0].role");
         refused(json!([{"role": "user"}]), "messages[0].content");
-        refused(json!([{"role": "user", "content": [{"type": "image"}]}]), "messages[0].content[0].type");
+        refused(json!([{"role": "user", "content": [{"type": "image"}]}]), "messages[0].content[0].source");
+        let picture = |source: Value| json!([{"role": "user", "content": [{"type": "image", "source": source}]}]);
+        let at = "messages[0].content[0].source";
+        refused(picture(json!({"type": "url", "url": "https://example.com/a.png"})), &format!("{at}.url"));
+        refused(picture(json!({"type": "file", "file_id": "f"})), &format!("{at}.type"));
+        refused(picture(json!({"type": "base64", "media_type": "image/png"})), &format!("{at}.data"));
+        refused(picture(json!({"type": "base64", "data": "aGk="})), &format!("{at}.data"));
         refused(json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text");
         refused(json!([{"role": "user", "content": [{"type": "tool_use"}]}]), "messages[0].content[0].type");
         refused(json!([{"role": "user", "content": [{"type": "tool_result"}]}]), "messages[0].content[0].tool_use_id");

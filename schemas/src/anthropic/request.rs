@@ -9,6 +9,7 @@ use super::{messages, tools};
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
 use crate::request::fields::Fields;
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, json, sampling, stop};
 
 /// A message as the client asked for it.
@@ -84,7 +85,9 @@ fn chat(root: Fields<'_>) -> Result<ChatPrompt, InvalidRequest> {
     if let Some(effort) = effort(root)? {
         template_args.insert("reasoning_effort".to_owned(), effort.into());
     }
-    let conversation = Conversation { messages: messages::parse(root)?, template_args, ..Conversation::default() };
+    let mut images = Images::default();
+    let messages = messages::parse(root, &mut images)?;
+    let conversation = Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
     Ok(ChatPrompt { conversation, tools: tools::parse(root)? })
 }
 

@@ -173,7 +173,7 @@ pub enum Blocks<B> {
     Blocks(Vec<B>),
 }
 
-/// What a user can say. Images are a 400, and so are documents that are not plain text.
+/// What a user can say. Documents that are not plain text are a 400, and so are images for a model without a projector.
 #[derive(JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum UserBlock {
@@ -194,10 +194,50 @@ pub enum UserBlock {
         /// Which call this is the result of.
         tool_use_id: NonEmpty,
         /// The result.
-        content: Option<Texts>,
+        content: Option<Blocks<ResultBlock>>,
         /// The call failed.
         is_error: Option<bool>,
     },
+    /// An image.
+    Image {
+        /// The file.
+        source: ImageSource,
+    },
+}
+
+/// What a tool can say.
+#[derive(JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ResultBlock {
+    /// A text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// An image.
+    Image {
+        /// The file.
+        source: ImageSource,
+    },
+}
+
+/// An image itself: URLs are never fetched.
+#[derive(JsonSchema)]
+pub struct ImageSource {
+    /// Always this.
+    pub r#type: Base64Type,
+    /// A PNG, JPEG, WebP or GIF file in base64.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9+/]+={0,2}$"))]
+    pub data: String,
+}
+
+/// See [`ImageSource`].
+#[derive(JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the word is all there is")]
+pub enum Base64Type {
+    Base64,
 }
 
 /// A document of plain text.

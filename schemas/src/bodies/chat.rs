@@ -155,19 +155,19 @@ pub enum AssistantRole {
     Assistant,
 }
 
-/// A message's content. Images, audio and files are a 400.
+/// A message's content. Audio and files are a 400, and so are images for a model without a projector.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub enum Content {
     /// A text.
     Text(String),
-    /// Texts, which newlines will join.
+    /// Texts, which newlines will join, and images.
     Parts(Vec<Part>),
     /// None.
     Nothing(()),
 }
 
-/// A text among others.
+/// A text or an image among others.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub enum Part {
@@ -185,7 +185,44 @@ pub enum Part {
         /// The text.
         refusal: String,
     },
+    /// An image.
+    Image {
+        /// The dialects' names for the same.
+        r#type: ImagePart,
+        /// The image itself: URLs are never fetched.
+        image_url: ImageUrl,
+    },
 }
+
+/// See [`Part::Image`].
+#[derive(JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the words are all there is")]
+pub enum ImagePart {
+    ImageUrl,
+    InputImage,
+}
+
+/// An image, plain or in an object.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+pub enum ImageUrl {
+    /// As responses have it.
+    Plain(DataUri),
+    /// As chats have it.
+    Object {
+        /// The image.
+        url: DataUri,
+    },
+}
+
+/// A PNG, JPEG, WebP or GIF file as a data URI in base64.
+#[derive(JsonSchema)]
+#[schemars(inline)]
+pub struct DataUri(
+    #[schemars(regex(pattern = r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$"))] pub String,
+);
 
 /// See [`Part::Text`].
 #[derive(JsonSchema)]

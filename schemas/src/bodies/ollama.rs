@@ -64,8 +64,8 @@ pub struct Common {
     pub top_logprobs: Option<i64>,
     /// How to generate.
     pub options: Option<Options>,
-    /// Pictures are not taken.
-    #[schemars(length(max = 0))]
+    /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
+    #[schemars(length(max = 16))]
     pub images: Option<Vec<String>>,
 }
 
@@ -159,8 +159,8 @@ pub struct OllamaMessage {
     pub tool_name: Option<String>,
     /// Which call this is the result of.
     pub tool_call_id: Option<String>,
-    /// Pictures are not taken.
-    #[schemars(length(max = 0))]
+    /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
+    #[schemars(length(max = 16))]
     pub images: Option<Vec<String>>,
 }
 

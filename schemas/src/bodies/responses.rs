@@ -92,8 +92,7 @@ pub enum Input {
 #[schemars(inline, extend("minItems" = 1))]
 pub struct Items(pub Vec<InputItem>);
 
-/// An item of the history. Images are a 400, and so are references to items. Items of tools that are skipped are
-/// skipped, too.
+/// An item of the history. References to items are a 400. Items of tools that are skipped are skipped, too.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 pub enum InputItem {
@@ -141,7 +140,7 @@ pub enum InputItem {
 pub enum InputContent {
     /// A text.
     Text(String),
-    /// Texts, which newlines will join.
+    /// Texts, which newlines will join, and images.
     Parts(Vec<Part>),
 }
 

@@ -90,7 +90,7 @@ impl Props {
             chat_template: info.facts.chat_template.clone(),
             bos_token: info.facts.bos_token.clone(),
             eos_token: info.facts.eos_token.clone(),
-            modalities: Modalities::default(),
+            modalities: Modalities { vision: info.projector.is_some(), audio: false },
             build_info: build_info.to_owned(),
             is_sleeping: false,
         }

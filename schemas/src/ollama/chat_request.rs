@@ -1,9 +1,10 @@
 //! `POST /api/chat`: a body → one [`GenerateRequest`], or a wish to load the model.
 
 use super::common::{self, LoadOnly};
-use super::{messages, not_yet};
+use super::messages;
 use crate::generate::{Conversation, GenerateRequest, Input};
 use crate::request::fields::Fields;
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, json};
 
 /// A chat as the client asked for it.
@@ -22,10 +23,11 @@ impl ChatRequest {
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let object = json::read_object(body)?;
         let root = Fields::root(&object);
-        let messages = messages::parse(root)?;
+        let mut images = Images::default();
+        let messages = messages::parse(root, &mut images)?;
         let load_only = if messages.is_empty() { Some(LoadOnly::of(root)?) } else { None };
-        not_yet::refuse(root)?;
-        let conversation = Conversation { messages, tools: Vec::new(), template_args: common::template_args(root) };
+        let (template_args, images) = (common::template_args(root), images.into_vec());
+        let conversation = Conversation { messages, tools: Vec::new(), template_args, images };
         let generate = common::generate(root, Input::Chat(conversation), drawn_seed)?;
         Ok(ChatRequest { generate, load_only, stream: common::stream(root)? })
     }
@@ -121,7 +123,7 @@ mod tests {
         refused(json!({"model": "m", "messages": [{"content": "hi"}]}), "messages[0].role");
         refused(user(json!({"role": "robot"})), "messages[0].role");
         refused(user(json!({"content": ["hi"]})), "messages[0].content");
-        refused(user(json!({"images": ["aGk="]})), "messages[0].images");
+        refused(user(json!({"images": ["aGk="]})), "messages[0].images[0]");
         refused(user(json!({"tool_calls": [{}]})), "messages[0].tool_calls[0].function");
         let call = json!([{"function": {"name": "f", "arguments": "{}"}}]);
         refused(user(json!({ "tool_calls": call })), "messages[0].tool_calls[0].function.arguments");

@@ -1,9 +1,9 @@
 //! `POST /api/generate`: a body → one [`GenerateRequest`](crate::GenerateRequest), or a wish to load the model.
 
 use super::common::{self, LoadOnly};
-use super::not_yet;
 use crate::generate::{Conversation, GenerateRequest as Generate, Input, Message};
 use crate::request::fields::Fields;
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, json};
 
 /// A generation as the client asked for it.
@@ -22,27 +22,38 @@ impl GenerateRequest {
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let object = json::read_object(body)?;
         let root = Fields::root(&object);
-        not_yet::refuse(root)?;
         refuse(root)?;
         let prompt = root.string("prompt")?.unwrap_or_default();
+        let mut images = Images::default();
+        let marks = images.add_list(root, "images")?;
         let load_only = if prompt.is_empty() { Some(LoadOnly::of(root)?) } else { None };
         let suffix = root.string("suffix")?.filter(|suffix| !suffix.is_empty());
-        let input = match (suffix, root.boolean("raw")?.unwrap_or(false)) {
+        let raw = root.boolean("raw")?.unwrap_or(false);
+        if !marks.is_empty() && (raw || suffix.is_some()) {
+            return Err(InvalidRequest::at(
+                "images",
+                "cannot go with \"raw\" or \"suffix\": only a chat template places them",
+            ));
+        }
+        let input = match (suffix, raw) {
             (Some(suffix), _) => Input::Infill { prefix: prompt.to_owned(), suffix: suffix.to_owned() },
             (None, true) => Input::Text(prompt.to_owned()),
-            (None, false) => Input::Chat(conversation(root, prompt)?),
+            (None, false) => {
+                let messages = messages(root, &(marks + prompt))?;
+                let (template_args, images) = (common::template_args(root), images.into_vec());
+                Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images })
+            }
         };
         let generate = common::generate(root, input, drawn_seed)?;
         Ok(GenerateRequest { generate, load_only, stream: common::stream(root)? })
     }
 }
 
-fn conversation(root: Fields<'_>, prompt: &str) -> Result<Conversation, InvalidRequest> {
+fn messages(root: Fields<'_>, prompt: &str) -> Result<Vec<Message>, InvalidRequest> {
     let message =
         |role: &str, content: &str| Message { role: role.into(), content: content.into(), ..Message::default() };
     let system = root.string("system")?.filter(|system| !system.is_empty()).map(|text| message("system", text));
-    let messages = system.into_iter().chain([message("user", prompt)]).collect();
-    Ok(Conversation { messages, tools: Vec::new(), template_args: common::template_args(root) })
+    Ok(system.into_iter().chain([message("user", prompt)]).collect())
 }
 
 /// What `/api/generate` alone has, and cannot have here.
@@ -112,6 +123,8 @@ mod tests {
         refused(json!({"context": [1, 2]}), "context", "/api/chat");
         refused(json!({"prompt": ["hi"]}), "prompt", "string");
         refused(json!({"raw": 1}), "raw", "true or false");
-        refused(json!({"images": ["aGk="]}), "images", "not supported");
+        refused(json!({"images": ["aGk="]}), "images[0]", "PNG, JPEG");
+        refused(json!({"images": ["https://example.com/a.png"]}), "images[0]", "never fetches");
+        refused(json!({"images": ["iVBORw0KGgo="], "raw": true}), "images", "raw");
     }
 }

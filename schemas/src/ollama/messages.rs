@@ -3,30 +3,31 @@
 
 use serde_json::{Map, Value, json};
 
-use super::not_yet;
 use crate::generate::Message;
 use crate::request::fields::Fields;
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, history};
 
 /// Reads the history; it may be empty or missing.
-pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
+pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
     let messages = root.array("messages")?.unwrap_or_default().iter().enumerate().map(|(idx, value)| {
         let path = format!("messages[{idx}]");
-        message(Fields::at(value, &path)?)
+        message(Fields::at(value, &path)?, images)
     });
     Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
 }
 
-fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
+fn message(fields: Fields<'_>, images: &mut Images) -> Result<Message, InvalidRequest> {
     let role = match fields.string("role")? {
         Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
         _ => return Err(InvalidRequest::at(fields.name("role"), "must be system, user, assistant or tool")),
     };
-    not_yet::images(fields, "images")?;
+    // Before the text, as Ollama has them.
+    let marks = images.add_list(fields, "images")?;
     let owned = |name: &str| Ok(fields.string(name)?.map(str::to_owned));
     Ok(Message {
         role: role.to_owned(),
-        content: owned("content")?.unwrap_or_default(),
+        content: marks + fields.string("content")?.unwrap_or_default(),
         reasoning_content: owned("thinking")?.filter(|text| !text.is_empty()),
         tool_calls: tool_calls(fields)?,
         tool_call_id: owned("tool_call_id")?,

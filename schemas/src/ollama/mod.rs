@@ -1,7 +1,7 @@
 //! Ollama's JSON: what its clients send to `/api`, and what they expect back.
 //!
 //! Shapes and names are those of Ollama's `docs/api.md` and its `api/types.go`. Unknown fields and options are ignored,
-//! as Ollama does; what would change the answer and cannot be honoured yet is refused in `not_yet.rs`. Everything here
+//! as Ollama does; what would change the answer and cannot be honoured is refused where it is read. Everything here
 //! is a pure function of bytes; the proxy's `http::ollama` gives it sockets.
 
 pub mod chat_request;
@@ -14,7 +14,6 @@ pub mod reply;
 mod common;
 mod format;
 mod messages;
-mod not_yet;
 mod options;
 
 pub use self::options::defaults as default_sampling;

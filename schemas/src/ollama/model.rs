@@ -173,6 +173,7 @@ impl Show {
         let insert = info.facts.infill.is_some().then_some("insert");
         // Where the template knows no tools, the system message tells of them.
         let chats = task == Some("completion") && info.has_chat_template;
+        let vision = info.projector.is_some().then_some("vision");
         let tools = chats.then_some("tools");
         let thinking = (chats && thinks(&info.facts.chat_template)).then_some("thinking");
         Show {
@@ -180,7 +181,7 @@ impl Show {
             template: info.facts.chat_template.clone(),
             details: Details::of(info),
             model_info: model_info.as_object().cloned().unwrap_or_default(),
-            capabilities: task.into_iter().chain(insert).chain(tools).chain(thinking).collect(),
+            capabilities: task.into_iter().chain(vision).chain(insert).chain(tools).chain(thinking).collect(),
             modified_at,
         }
     }
@@ -219,6 +220,7 @@ mod tests {
             has_chat_template: true,
             generates: true,
             embedding: None,
+            projector: None,
             devices: Vec::new(),
             role: Role::Both,
             kv: None,

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use super::{functions, messages, not_yet, response_format, template_args};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::request::fields::Fields;
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, json, sampling, stop, tools};
 
 /// Each choice takes a slot of its own, or waits for one: more than this from one request would keep everybody else
@@ -65,7 +66,13 @@ impl ChatRequest {
 
 /// What the chat template gets. llama-server's `/apply-template` has the same fields.
 pub(crate) fn conversation(root: Fields<'_>) -> Result<Conversation, InvalidRequest> {
-    Ok(Conversation { messages: messages::parse(root)?, tools: Vec::new(), template_args: template_args::parse(root)? })
+    let mut images = Images::default();
+    Ok(Conversation {
+        messages: messages::parse(root, &mut images)?,
+        tools: Vec::new(),
+        template_args: template_args::parse(root)?,
+        images: images.into_vec(),
+    })
 }
 
 /// `max_completion_tokens` wins over the older `max_tokens`; both are checked.

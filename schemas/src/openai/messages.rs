@@ -6,10 +6,11 @@ use serde_json::{Map, Value, json};
 use super::functions;
 use crate::generate::Message;
 use crate::request::fields::{Fields, wrong_type};
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, history};
 
 /// Reads the history.
-pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
+pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
     let messages = root
         .array("messages")?
         .filter(|messages| !messages.is_empty())
@@ -17,12 +18,12 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
 
     let messages = messages.iter().enumerate().map(|(idx, value)| {
         let path = format!("messages[{idx}]");
-        message(Fields::at(value, &path)?)
+        message(Fields::at(value, &path)?, images)
     });
     Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
 }
 
-fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
+fn message(fields: Fields<'_>, images: &mut Images) -> Result<Message, InvalidRequest> {
     let role = match fields.string("role")? {
         // OpenAI's newer name of the same thing; no template knows it.
         Some("system" | "developer") => "system",
@@ -51,7 +52,7 @@ fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
     }
     Ok(Message {
         role: role.to_owned(),
-        content: content(fields)?,
+        content: content(fields, images)?,
         reasoning_content: reasoning.map(str::to_owned),
         tool_calls,
         tool_call_id: fields.string("tool_call_id")?.map(str::to_owned),
@@ -59,31 +60,52 @@ fn message(fields: Fields<'_>) -> Result<Message, InvalidRequest> {
     })
 }
 
-/// A message's `content`: a string, null, or parts. Text parts are joined by newlines, as llama-server does.
-pub(super) fn content(fields: Fields<'_>) -> Result<String, InvalidRequest> {
-    content_of(fields, "content")
+/// A message's `content`: a string, null, or parts. Text parts are joined by newlines, as llama-server does; images stand
+/// between them as marks.
+pub(super) fn content(fields: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
+    content_of(fields, "content", images)
 }
 
 /// The same under another name.
-pub(super) fn content_of(fields: Fields<'_>, name: &str) -> Result<String, InvalidRequest> {
+pub(super) fn content_of(fields: Fields<'_>, name: &str, images: &mut Images) -> Result<String, InvalidRequest> {
     match fields.get(name) {
         None => Ok(String::new()),
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Array(parts)) => {
             let path = fields.name(name);
-            let texts = parts.iter().enumerate().map(|(idx, value)| part(value, &format!("{path}[{idx}]")));
-            Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+            let (mut content, mut after_text) = (String::new(), false);
+            for (idx, value) in parts.iter().enumerate() {
+                let path = format!("{path}[{idx}]");
+                let part = part(value, &path, images)?;
+                let is_text = matches!(part, Part::Text(_));
+                if is_text && std::mem::replace(&mut after_text, is_text) {
+                    content.push('\n');
+                }
+                after_text = is_text;
+                content.push_str(match &part {
+                    Part::Text(text) => text,
+                    Part::Image(mark) => mark,
+                });
+            }
+            Ok(content)
         }
         Some(other) => Err(wrong_type(&fields.name(name), "a string, null or an array of parts", other)),
     }
 }
 
-fn part(value: &Value, path: &str) -> Result<String, InvalidRequest> {
+/// What a part puts into the text.
+enum Part<'a> {
+    Text(&'a str),
+    /// The mark of an image.
+    Image(String),
+}
+
+fn part<'a>(value: &'a Value, path: &'a str, images: &mut Images) -> Result<Part<'a>, InvalidRequest> {
     let part = Fields::at(value, path)?;
     let text_field = match part.string("type")? {
         Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
-        Some("image_url" | "input_image" | "image") => return Err(InvalidRequest::image(path)),
+        Some("image_url" | "input_image") => return Ok(Part::Image(image(part, images)?)),
         // Here audio and files enter, once an engine can take them.
         Some(other) => {
             let other: String = other.chars().take(40).collect();
@@ -95,7 +117,26 @@ fn part(value: &Value, path: &str) -> Result<String, InvalidRequest> {
         None => return Err(InvalidRequest::at(part.name("type"), "is missing")),
     };
     let text = part.string(text_field)?;
-    text.map(str::to_owned).ok_or_else(|| InvalidRequest::at(part.name(text_field), "is missing"))
+    text.map(Part::Text).ok_or_else(|| InvalidRequest::at(part.name(text_field), "is missing"))
+}
+
+/// An image, of which chats have the URI in an object, and responses have it plain.
+fn image(part: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
+    let path = part.name("image_url");
+    match part.get("image_url") {
+        Some(Value::String(uri)) => images.add_uri(uri, path),
+        Some(value @ Value::Object(_)) => {
+            let object = Fields::at(value, &path)?;
+            let path = object.name("url");
+            let uri = object.string("url")?.ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
+            images.add_uri(uri, path)
+        }
+        Some(other) => Err(wrong_type(&path, "an object with a URL, or a URL", other)),
+        None if part.get("file_id").is_some() => {
+            Err(InvalidRequest::at(part.name("file_id"), "nothing is stored here: send the image itself as a data URI"))
+        }
+        None => Err(InvalidRequest::at(path, "is missing")),
+    }
 }
 
 /// The calls an assistant made earlier, with their arguments as objects.
@@ -146,7 +187,7 @@ mod tests {
     use super::*;
 
     fn parsed(messages: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        parse(Fields::root(json!({ "messages": messages }).as_object().unwrap()))
+        parse(Fields::root(json!({ "messages": messages }).as_object().unwrap()), &mut Images::default())
     }
 
     /// `expected` is what the template sees.
@@ -229,10 +270,31 @@ mod tests {
             json!([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]),
             "messages[0].tool_calls[0].function.name",
         );
-        let image = json!([{"role": "user", "content": [
-            {"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]}]);
-        let error = parsed(&image).unwrap_err();
-        assert_eq!(error.param.as_deref(), Some("messages[0].content[1]"));
-        assert_eq!(error.code, Some("unsupported_parameter"));
+        let image = |part: Value, param: &str| {
+            let text = json!({"type": "text", "text": "what is it?"});
+            refused(json!([{"role": "user", "content": [text, part]}]), &format!("messages[0].content[1].{param}"));
+        };
+        image(json!({"type": "image_url", "image_url": {"url": "data:,"}}), "image_url.url");
+        image(json!({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}), "image_url.url");
+        image(json!({"type": "image_url", "image_url": {}}), "image_url.url");
+        image(json!({"type": "image_url", "image_url": 7}), "image_url");
+        image(json!({"type": "image_url"}), "image_url");
+        image(json!({"type": "input_image", "file_id": "file-1"}), "file_id");
+    }
+
+    #[test]
+    fn an_image_stands_in_the_text_as_its_mark() {
+        let uri = "data:image/png;base64,iVBORw0KGgo=";
+        let body = json!({"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "a"}, {"type": "text", "text": "b"},
+            {"type": "image_url", "image_url": {"url": uri, "detail": "low"}}, {"type": "text", "text": "c"},
+            {"type": "input_image", "image_url": uri}, {"type": "text", "text": "d"}, {"type": "text", "text": "e"}]}]});
+        let mut images = Images::default();
+        let messages = parse(Fields::root(body.as_object().unwrap()), &mut images).unwrap();
+        let images = images.into_vec();
+        let mark = images[0].mark();
+        assert_eq!(messages[0].content, format!("a\nb{mark}c{mark}d\ne"));
+        let fields: Vec<_> = images.iter().map(|image| image.field()).collect();
+        assert_eq!(fields, ["messages[0].content[2].image_url.url", "messages[0].content[4].image_url"]);
     }
 }

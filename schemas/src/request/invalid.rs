@@ -28,17 +28,6 @@ impl InvalidRequest {
         }
     }
 
-    /// An image, by whatever name and from wherever: which model it is for makes no difference.
-    pub fn image(param: impl Into<String>) -> Self {
-        InvalidRequest {
-            message: "Images are not supported by this server yet: this build cannot load a projector (mmproj), so no \
-                      model sees them. Data URIs are not decoded, and URLs are never fetched."
-                .to_owned(),
-            param: Some(param.into()),
-            code: Some("unsupported_parameter"),
-        }
-    }
-
     /// A body that is wrong as a whole.
     pub fn body(message: impl Into<String>) -> Self {
         InvalidRequest { message: message.into(), param: None, code: None }

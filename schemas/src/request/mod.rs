@@ -7,6 +7,7 @@ pub mod invalid;
 
 pub(crate) mod fields;
 pub(crate) mod history;
+pub(crate) mod images;
 pub(crate) mod json;
 pub(crate) mod off;
 pub(crate) mod sampling;

@@ -73,6 +73,7 @@ impl Scheduler<'_> {
 
     /// How much of a prefix of length `n` the cache of `slot` can really give.
     pub(super) fn usable_prefix(&self, slot: usize, n: usize) -> usize {
+        let n = slots::whole_images(&self.slots[slot].kv, n);
         if self.limits.indivisible {
             // Only whole: the state is that of the last token.
             return if n == self.slots[slot].kv.len() { n } else { 0 };

@@ -225,6 +225,7 @@ fn info() -> Arc<NodeInfo> {
         has_chat_template: true,
         generates: true,
         embedding: Some(EmbeddingFacts { n_embd: 2, n_ctx: 64, pooling: Pooling::Mean, is_trained: false }),
+        projector: None,
         devices: Vec::new(),
         role: Role::Both,
         kv: None,

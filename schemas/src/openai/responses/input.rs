@@ -5,11 +5,12 @@ use serde_json::{Map, Value, json};
 use crate::generate::Message;
 use crate::openai::messages;
 use crate::request::fields::{Fields, wrong_type};
+use crate::request::images::Images;
 use crate::request::{InvalidRequest, history};
 
 /// Reads the history. `instructions` come before everything else, as the system's.
-pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
-    let mut history = History::default();
+pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
+    let mut history = History { messages: Vec::new(), reasoning: None, images };
     if let Some(instructions) = root.string("instructions")?.filter(|text| !text.is_empty()) {
         history.push("system", instructions.to_owned());
     }
@@ -34,15 +35,16 @@ pub(super) fn parse(root: Fields<'_>) -> Result<Vec<Message>, InvalidRequest> {
 }
 
 /// Messages so far. What an assistant says in one turn comes as several items and is one message here.
-#[derive(Default)]
-struct History {
+struct History<'i> {
     messages: Vec<Message>,
     /// Reasoning that belongs to the assistant's next item.
     reasoning: Option<String>,
     has_skipped: bool,
+    /// The request's images.
+    images: &'i mut Images,
 }
 
-impl History {
+impl History<'_> {
     fn push(&mut self, role: &str, content: String) {
         self.messages.push(Message { role: role.to_owned(), content, ..Message::default() });
     }
@@ -78,7 +80,7 @@ impl History {
         if item.get("content").is_none() {
             return Err(InvalidRequest::at(item.name("content"), "is missing"));
         }
-        let content = messages::content(item)?;
+        let content = messages::content(item, self.images)?;
         if role == "assistant" {
             let message = self.turn();
             // A turn has one text; a second one in a row is a turn of its own.
@@ -105,7 +107,7 @@ impl History {
 
     fn function_call_output(&mut self, item: Fields<'_>) -> Result<(), InvalidRequest> {
         let call_id = required(item, "call_id")?;
-        let output = messages::content_of(item, "output")?;
+        let output = messages::content_of(item, "output", self.images)?;
         let tool_call_id = Some(call_id.to_owned());
         self.messages.push(Message { role: "tool".into(), content: output, tool_call_id, ..Message::default() });
         Ok(())
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
 
     fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        parse(Fields::root(body.as_object().unwrap()))
+        parse(Fields::root(body.as_object().unwrap()), &mut Images::default())
     }
 
     fn check(body: Value, expected: Value) {
@@ -227,7 +229,7 @@ mod tests {
         refused(json!(["hi"]), "input[0]");
         refused(json!([{"role": "robot", "content": "x"}]), "input[0].role");
         refused(json!([{"role": "user"}]), "input[0].content");
-        refused(json!([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0]");
+        refused(json!([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0].image_url");
         refused(json!([{"type": "item_reference", "id": "msg_1"}]), "input[0].type");
         refused(json!([{"type": "robot_dance"}]), "input[0].type");
         refused(json!([{"type": "web_search_call"}]), "input");

@@ -13,6 +13,7 @@ use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::openai::chat_request::TOP_LOGPROBS;
 use crate::openai::template_args;
 use crate::request::fields::Fields;
+use crate::request::images::Images;
 use crate::request::{self, InvalidRequest, off, sampling, stop};
 
 /// OpenAI's limits on what it echoes.
@@ -46,7 +47,8 @@ impl ResponsesRequest {
         if let Some(effort) = effort {
             template_args::set_effort(&mut template_args, effort);
         }
-        let messages = input::parse(root)?;
+        let mut images = Images::default();
+        let messages = input::parse(root, &mut images)?;
         let top_logprobs = top_logprobs(root)?;
         let tool_use = tools::parse(root)?;
         let echo = Echo {
@@ -71,7 +73,12 @@ impl ResponsesRequest {
         Ok(ResponsesRequest {
             generate: GenerateRequest {
                 model: root.model()?,
-                input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args }),
+                input: Input::Chat(Conversation {
+                    messages,
+                    tools: Vec::new(),
+                    template_args,
+                    images: images.into_vec(),
+                }),
                 n: 1,
                 max_tokens,
                 stop: stop::parse(root)?,

@@ -169,6 +169,7 @@ impl Cluster {
             scope: request.cache_scope,
             max_tokens: request.max_tokens,
             policy,
+            projector: None,
             exclude: &[],
             exclude_prefill: &[],
         };

@@ -1,0 +1,120 @@
+//! From a client's image file to pixels.
+//!
+//! The file is a stranger's: its size in pixels is read from its head and limited before anything is decoded, and the
+//! decoder may allocate no more than an image of that size takes.
+
+use std::io::Cursor;
+
+use baton_schemas::EngineError;
+use baton_schemas::image::Image;
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+
+/// Pixels of a side at most.
+const MAX_SIDE: u32 = 16_384;
+
+/// Pixels at most: what a camera takes. Projectors see a million of them, or four.
+const MAX_PIXELS: u64 = 36 << 20;
+
+/// The longer side divided by the shorter at most. Projectors cut longer strips down to nothing.
+const MAX_ASPECT: u32 = 100;
+
+/// Bytes a decoder may allocate: [`MAX_PIXELS`] with four 16-bit channels.
+const MAX_DECODED_BYTES: u64 = MAX_PIXELS * 8;
+
+/// Pixels by rows, three bytes each: red, green, blue.
+pub(super) struct Pixels {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) rgb: Vec<u8>,
+}
+
+impl Pixels {
+    /// Decodes a file; of an animation its first picture. Blocking: up to a second for the largest. Errors: it is no
+    /// image that can be read, or too large.
+    pub(super) fn decode(image: &Image) -> Result<Pixels, EngineError> {
+        let wrong = |problem: String| EngineError::invalid(format!("Invalid '{}': {problem}.", image.field()));
+        let unreadable = |error: image::ImageError| wrong(format!("the image cannot be read ({error})"));
+        let mut reader = ImageReader::new(Cursor::new(image.bytes()))
+            .with_guessed_format()
+            .map_err(|error| wrong(format!("the image cannot be read ({error})")))?;
+        let mut limits = Limits::default();
+        limits.max_image_width = Some(MAX_SIDE);
+        limits.max_image_height = Some(MAX_SIDE);
+        limits.max_alloc = Some(MAX_DECODED_BYTES);
+        reader.limits(limits);
+        let mut decoder = reader.into_decoder().map_err(unreadable)?;
+        let (width, height) = decoder.dimensions();
+        if u64::from(width) * u64::from(height) > MAX_PIXELS {
+            let limit = MAX_PIXELS >> 20;
+            return Err(wrong(format!("the image has {width}×{height} pixels, and at most {limit} Mi are taken")));
+        }
+        if width.max(height) / width.min(height).max(1) > MAX_ASPECT {
+            return Err(wrong(format!("the image has {width}×{height} pixels, which is too long and thin")));
+        }
+        let orientation = decoder.orientation().map_err(unreadable)?;
+        let mut decoded = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
+        // Cameras store how they were held.
+        decoded.apply_orientation(orientation);
+        let rgb = decoded.into_rgb8();
+        Ok(Pixels { width: rgb.width(), height: rgb.height(), rgb: rgb.into_raw() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::ImageFormat;
+
+    use super::*;
+
+    fn file(width: u32, height: u32, format: ImageFormat) -> Image {
+        let picture = DynamicImage::new_rgb8(width, height);
+        let mut bytes = Cursor::new(Vec::new());
+        picture.write_to(&mut bytes, format).unwrap();
+        Image::new(bytes.into_inner(), "messages[0].images[0]")
+    }
+
+    fn refused(image: &Image, part: &str) {
+        let error = Pixels::decode(image).err().expect("a refusal").to_string();
+        assert!(error.starts_with("Invalid 'messages[0].images[0]': ") && error.contains(part), "{error}");
+    }
+
+    #[test]
+    fn all_formats_are_read() {
+        for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::Gif, ImageFormat::WebP] {
+            let pixels = Pixels::decode(&file(5, 3, format)).unwrap();
+            assert_eq!((pixels.width, pixels.height, pixels.rgb.len()), (5, 3, 45), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_by_its_head() {
+        refused(&file(1, 101, ImageFormat::Png), "1×101 pixels, which is too long");
+        // Some hundred bytes that say they are a gigapixel, with sizes in the first chunk of a PNG.
+        let sized = |width: u32, height: u32| {
+            let mut bytes = file(8, 8, ImageFormat::Png).bytes().to_vec();
+            bytes[16..20].copy_from_slice(&width.to_be_bytes());
+            bytes[20..24].copy_from_slice(&height.to_be_bytes());
+            // CRC-32 of the chunk's type and data (ISO 3309), which decoders check.
+            let mut crc = u32::MAX;
+            for byte in &bytes[12..29] {
+                crc ^= u32::from(*byte);
+                for _ in 0..8 {
+                    crc = if crc & 1 == 1 { (crc >> 1) ^ 0xEDB8_8320 } else { crc >> 1 };
+                }
+            }
+            bytes[29..33].copy_from_slice(&(!crc).to_be_bytes());
+            Image::new(bytes, "messages[0].images[0]")
+        };
+        refused(&sized(16_000, 16_000), "16000×16000 pixels");
+        refused(&sized(100_000, 100_000), "cannot be read");
+        refused(&sized(0, 8), "cannot be read");
+        assert!(Pixels::decode(&sized(8, 8)).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused() {
+        refused(&Image::new(b"hello".to_vec(), "messages[0].images[0]"), "cannot be read");
+        let whole = file(64, 64, ImageFormat::Png);
+        refused(&Image::new(whole.bytes()[..40].to_vec(), "messages[0].images[0]"), "cannot be read");
+    }
+}

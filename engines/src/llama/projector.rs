@@ -1,0 +1,220 @@
+//! A model's eyes: the projector (mmproj) that turns images into what its layers take for tokens.
+//!
+//! Its weights are a file of their own, which llama.cpp's mtmd runs. Whoever renders prompts asks how many tokens an
+//! image takes; the scheduler has it seen, which encodes the image and decodes what comes of it in one call. An image
+//! is a run of placeholders in a prompt ([`baton_schemas::image`]): with the text that the projector puts around its
+//! embeddings, and all of it or nothing.
+
+use std::ffi::CString;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use baton_schemas::image::{self, Image, MAX_IMAGES, MIN_PLACEHOLDERS, PromptImages};
+use baton_schemas::{EngineError, SequenceRequest};
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::mtmd::{
+    MtmdBitmap, MtmdContext, MtmdContextParams, MtmdEvalError, MtmdInputChunkType, MtmdInputChunks, MtmdInputText,
+    mtmd_default_marker,
+};
+
+use super::pixels::Pixels;
+use super::{LlamaConfig, LoadError, devices};
+use crate::gguf::Gguf;
+
+/// llama.cpp's answer if no cells are free.
+const NO_CELLS: i32 = 1;
+
+/// A loaded projector. Waits for itself: it sees one image at a time.
+pub(super) struct Projector {
+    // Dropped before the model, whose vocabulary it reads.
+    context: Mutex<MtmdContext>,
+    _model: Arc<LlamaModel>,
+    id: String,
+    /// An image's tokens see each other, those behind them too, and so must be in one physical batch.
+    in_one_batch: bool,
+    n_ubatch: usize,
+}
+
+/// Why an image was not seen.
+pub(super) enum Unseen {
+    /// No cells are free.
+    NoCells,
+    /// The request's fault, or the projector's.
+    Failed(EngineError),
+}
+
+/// An image in a sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ImageRun {
+    /// Its placeholders' positions.
+    pub(super) at: Range<usize>,
+    pub(super) image: Image,
+}
+
+impl Projector {
+    /// Loads the config's projector, if it names one. Errors: the file is none, or is of another model, or of a kind that
+    /// this engine cannot run.
+    pub(super) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Projector>, LoadError> {
+        let Some(path) = &config.projector else { return Ok(None) };
+        let refused = |why: &str| LoadError::Projector { path: path.clone(), why: why.to_owned() };
+        let gguf = Gguf::open_projector(path)?;
+        let params = MtmdContextParams {
+            use_gpu: config.device.as_deref() != Some(devices::CPU) && config.n_gpu_layers != Some(0),
+            print_timings: false,
+            n_threads: i32::try_from(config.threads()).unwrap_or(i32::MAX),
+            media_marker: marker()?,
+            ..MtmdContextParams::default()
+        };
+        let name = path.to_str().ok_or_else(|| refused("its path is not UTF-8"))?;
+        let context = MtmdContext::init_from_file(name, model, &params).map_err(|_| {
+            refused("llama.cpp does not take it: it is the projector of another model, or of a kind it does not know")
+        })?;
+        if !context.support_vision() {
+            return Err(refused("it sees no images"));
+        }
+        if context.decode_use_mrope() {
+            return Err(refused(
+                "the model gives the parts of an image positions in two dimensions (M-RoPE), which Baton does not do yet",
+            ));
+        }
+        let id = gguf.weights_hash(path)?.to_hex().to_string();
+        let in_one_batch = context.decode_use_non_causal();
+        let (context, n_ubatch) = (Mutex::new(context), config.n_ubatch as usize);
+        Ok(Some(Projector { context, _model: Arc::clone(model), id, in_one_batch, n_ubatch }))
+    }
+
+    /// What [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector) says.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Tokens that an image takes in a prompt. Blocking: it is decoded for that. Errors: it cannot be read, or is too
+    /// large.
+    pub(super) fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
+        self.chunks(image).map(|chunks| chunks.total_tokens())
+    }
+
+    /// Finds the images of a request's prompt. Errors: the request is not this projector's, or it is not whole.
+    pub(super) fn find(&self, request: &SequenceRequest) -> Result<Vec<ImageRun>, EngineError> {
+        find(&request.prompt, request.images.as_ref(), &self.id)
+    }
+
+    /// Sees an image: what comes of it is in the cache of sequence `seq` afterwards, from the run's first position on.
+    /// Blocking: up to seconds on a processor.
+    pub(super) fn see(&self, run: &ImageRun, context: &mut LlamaContext<'_>, seq: i32) -> Result<(), Unseen> {
+        let chunks = self.chunks(&run.image).map_err(Unseen::Failed)?;
+        if chunks.total_tokens() != run.at.len() {
+            return Err(Unseen::Failed(EngineError::invalid("the prompt was rendered with another projector")));
+        }
+        let position = i32::try_from(run.at.start).map_err(|e| Unseen::Failed(EngineError::internal(e)))?;
+        let n_batch = i32::try_from(self.n_ubatch).unwrap_or(i32::MAX);
+        let seen = chunks.eval_chunks(&mut self.lock(), context, position, seq, n_batch, false);
+        seen.map(|_| ()).map_err(|MtmdEvalError::EvalFailure(code)| match code {
+            NO_CELLS => Unseen::NoCells,
+            code => Unseen::Failed(EngineError::internal(format!("llama.cpp could not see an image (code {code})"))),
+        })
+    }
+
+    /// An image as the projector takes it, with what it puts around it.
+    fn chunks(&self, image: &Image) -> Result<MtmdInputChunks, EngineError> {
+        let pixels = Pixels::decode(image)?;
+        let bitmap = MtmdBitmap::from_image_data(pixels.width, pixels.height, &pixels.rgb);
+        let bitmap = bitmap.map_err(EngineError::internal)?;
+        let text = MtmdInputText { text: mtmd_default_marker().to_owned(), add_special: false, parse_special: true };
+        let chunks = self.lock().tokenize(text, &[&bitmap]).map_err(|error| {
+            EngineError::invalid(format!(
+                "Invalid '{}': the projector does not take the image ({error}).",
+                image.field()
+            ))
+        })?;
+        let (n_tokens, n_positions) = (chunks.total_tokens(), chunks.total_positions());
+        if n_tokens < MIN_PLACEHOLDERS || usize::try_from(n_positions) != Ok(n_tokens) {
+            return Err(EngineError::internal(format!("an image has {n_tokens} tokens and {n_positions} positions")));
+        }
+        let is_image = |i: &usize| chunks.get(*i).is_some_and(|c| c.chunk_type() == MtmdInputChunkType::Image);
+        let sizes = (0..chunks.len()).filter(is_image).filter_map(|i| Some(chunks.get(i)?.n_tokens()));
+        let largest = sizes.max().unwrap_or(0);
+        // llama.cpp ends the process otherwise.
+        if self.in_one_batch && largest > self.n_ubatch {
+            let ubatch = self.n_ubatch;
+            let message = format!("an image of this model takes {largest} tokens at once, and --ubatch is {ubatch}");
+            return Err(EngineError::invalid(message));
+        }
+        Ok(chunks)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MtmdContext> {
+        self.context.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn marker() -> Result<CString, LoadError> {
+    CString::new(mtmd_default_marker()).map_err(|e| LoadError::Backend(e.to_string()))
+}
+
+/// Matches the placeholders of a prompt with the images that they stand for.
+fn find(prompt: &[u32], images: Option<&PromptImages>, projector: &str) -> Result<Vec<ImageRun>, EngineError> {
+    let Some(PromptImages { projector: theirs, images }) = images else { return Ok(Vec::new()) };
+    if theirs != projector {
+        return Err(EngineError::invalid("the prompt was rendered with another projector"));
+    }
+    if images.len() > MAX_IMAGES {
+        return Err(EngineError::invalid(format!("a prompt may have {MAX_IMAGES} images, not {}", images.len())));
+    }
+    // What follows an image is what starts the reply.
+    if prompt.last().is_some_and(|t| image::is_placeholder(*t)) {
+        return Err(EngineError::invalid("the prompt ends with an image: the chat template writes nothing behind it"));
+    }
+    let runs = image::runs(prompt).into_iter().map(|at| {
+        let is_it = |image: &&Image| image.placeholders(at.len()) == prompt[at.clone()];
+        let image = images.iter().find(is_it).filter(|_| at.len() >= MIN_PLACEHOLDERS);
+        let image = image.ok_or_else(|| EngineError::invalid("the prompt has placeholders of no image"))?.clone();
+        Ok(ImageRun { at, image })
+    });
+    runs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(name: &'static str) -> Image {
+        Image::new(name.as_bytes(), name)
+    }
+
+    fn found(prompt: &[u32], images: &[Image]) -> Result<Vec<(Range<usize>, String)>, String> {
+        let images = PromptImages { projector: "p".into(), images: images.to_vec() };
+        let runs = find(prompt, Some(&images), "p").map_err(|error| error.to_string())?;
+        Ok(runs.into_iter().map(|run| (run.at, run.image.field().to_owned())).collect())
+    }
+
+    #[test]
+    fn placeholders_find_their_images() {
+        let (a, b) = (image("a"), image("b"));
+        let prompt = [&[1][..], &b.placeholders(8), &a.placeholders(9), &[2]].concat();
+        let expected = vec![(1..9, "b".to_owned()), (9..18, "a".to_owned())];
+        assert_eq!(found(&prompt, &[a.clone(), b.clone()]), Ok(expected));
+        assert_eq!(found(&[1, 2], std::slice::from_ref(&a)), Ok(Vec::new()));
+        assert_eq!(find(&prompt, None, "p"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn placeholders_of_nothing_are_refused() {
+        let a = image("a");
+        let refused = |prompt: &[u32], part: &str| {
+            let error = found(prompt, std::slice::from_ref(&a)).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        };
+        let run = a.placeholders(8);
+        refused(&[&run[..], &image("b").placeholders(8), &[1]].concat(), "of no image");
+        refused(&[&run[..4], &[1]].concat(), "of no image");
+        refused(&[&run[1..], &[1]].concat(), "of no image");
+        refused(&[&a.placeholders(4)[..], &[1]].concat(), "of no image");
+        refused(&run, "ends with an image");
+        let theirs = PromptImages { projector: "q".into(), images: vec![a.clone()] };
+        assert!(find(&[1], Some(&theirs), "p").is_err());
+        let many = PromptImages { projector: "p".into(), images: vec![a.clone(); MAX_IMAGES + 1] };
+        assert!(find(&[1], Some(&many), "p").is_err());
+    }
+}

@@ -1,0 +1,288 @@
+//! Images in prompts, with the real models and projectors of random weights: what is seen is noise, but it is seen, and
+//! only where it should be.
+#![cfg(feature = "llama")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+mod tiny_gguf;
+
+use std::io::Cursor;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::limits::DEFAULT_SLOTS;
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::{DeltaStream, Engine};
+use baton_schemas::generate::{Conversation, Message, Sampling};
+use baton_schemas::image::{Image, PromptImages, is_placeholder, runs};
+use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use image::{ImageFormat, Rgb, RgbImage};
+use tiny_gguf::projector::{self, N_ROWS, Projector};
+
+/// Values of a row of SmolLM2-135M, and of Gemma 3 270M.
+const SMOL: usize = 576;
+const GEMMA: usize = 640;
+
+const GEMMA_TEMPLATE: &str = "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n";
+
+/// The path that a variable names.
+fn model(variable: &str) -> Option<String> {
+    let path = std::env::var(variable).ok();
+    if path.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real models");
+        println!("SKIPPED: {variable} does not name a model; `make test` sets it");
+    }
+    path
+}
+
+/// A model with a projector that is written for it.
+fn eyed(model: &str, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mmproj.gguf");
+    projector::write(&path, kind, n_embd, 1);
+    // The base model of the sliding window comes without one.
+    let chat_template = (n_embd == GEMMA).then(|| GEMMA_TEMPLATE.to_owned());
+    let config = LlamaConfig { n_ctx: Some(1024), n_cells: Some(2048), chat_template, ..config(model, &path) };
+    Arc::new(LlamaEngine::start(config, None).unwrap())
+}
+
+fn config(model: &str, projector: &Path) -> LlamaConfig {
+    LlamaConfig { projector: Some(projector.to_owned()), ..LlamaConfig::new(model) }
+}
+
+/// Squares of two colours.
+fn picture(a: [u8; 3], b: [u8; 3]) -> Image {
+    let picture = RgbImage::from_fn(64, 48, |x, y| Rgb(if (x / 8 + y / 8) % 2 == 0 { a } else { b }));
+    let mut bytes = Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, ImageFormat::Png).unwrap();
+    Image::new(bytes.into_inner(), "image")
+}
+
+fn red() -> Image {
+    picture([255, 0, 0], [250, 240, 0])
+}
+
+fn blue() -> Image {
+    picture([0, 0, 255], [0, 40, 10])
+}
+
+/// A user's message with these images before the question.
+fn question(images: &[Image]) -> Conversation {
+    let marks: String = images.iter().map(Image::mark).collect();
+    let content = format!("Look: {marks}\nWhat do you see?");
+    let messages = vec![Message { role: "user".into(), content, ..Message::default() }];
+    Conversation { messages, images: images.to_vec(), ..Conversation::default() }
+}
+
+async fn request(engine: &LlamaEngine, images: &[Image], max_tokens: u32) -> SequenceRequest {
+    let prompt = engine.render(&question(images)).await.unwrap();
+    let projector = engine.info().await.unwrap().projector.unwrap();
+    SequenceRequest {
+        prompt,
+        images: Some(PromptImages { projector, images: images.to_vec() }),
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..SequenceRequest::default()
+    }
+}
+
+/// What a stream says, and how much of its prompt was cached.
+async fn said(mut deltas: DeltaStream) -> (Vec<Token>, usize) {
+    let (mut tokens, mut cached) = (Vec::new(), 0);
+    while let Some(delta) = deltas.next().await {
+        match delta.unwrap() {
+            Delta::Started { n_cached } => cached = n_cached as usize,
+            Delta::Token(token) => tokens.push(token.id),
+            Delta::Handoff(_) | Delta::Finished { .. } => {}
+        }
+    }
+    (tokens, cached)
+}
+
+async fn answer(engine: &LlamaEngine, images: &[Image]) -> (Vec<Token>, usize) {
+    let request = request(engine, images, 24).await;
+    said(engine.generate(request).await.unwrap()).await
+}
+
+/// The log-probability of the first token.
+async fn sureness(engine: &LlamaEngine, images: &[Image]) -> f32 {
+    let request = SequenceRequest { top_logprobs: Some(0), ..request(engine, images, 1).await };
+    let deltas: Vec<_> = engine.generate(request).await.unwrap().collect().await;
+    let token = deltas.into_iter().find_map(|delta| match delta.unwrap() {
+        Delta::Token(token) => token.logprobs,
+        _ => None,
+    });
+    token.unwrap().chosen
+}
+
+async fn is_idle(engine: &LlamaEngine) {
+    let idle = async {
+        while engine.load().await.map(|load| (load.active_slots, load.queued)).unwrap() != (0, 0) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), idle).await.expect("no slot is left behind");
+}
+
+/// What holds for every projector.
+async fn sees(engine: &LlamaEngine) {
+    let prompt = engine.render(&question(&[red()])).await.unwrap();
+    let run = runs(&prompt).remove(0);
+    assert!(run.len() >= N_ROWS, "{run:?}");
+    let (of_red, _) = answer(engine, &[red()]).await;
+    let (of_blue, cached) = answer(engine, &[blue()]).await;
+    assert!((1..=run.start).contains(&cached), "{cached} tokens of {run:?} were those of another image");
+    // Again: nothing of it is computed, and it says the same. So with a continuation that another slot forks.
+    assert_eq!(answer(engine, &[red()]).await, (of_red.clone(), prompt.len() - 1));
+    assert_eq!(answer(engine, &[blue()]).await.0, of_blue);
+    let (of_both, cached) = answer(engine, &[red(), blue()]).await;
+    assert_eq!(cached, run.end, "the first image was there");
+    let (of_both_again, _) = answer(engine, &[red(), blue()]).await;
+    assert_eq!(of_both, of_both_again);
+    let (turned, cached) = answer(engine, &[blue(), red()]).await;
+    assert_eq!((turned.len(), cached), (24, run.end), "the other image was there, too");
+    // Noise hardly ever changes the first words, but always how sure they are.
+    let (sure_of_red, sure_of_blue) = (sureness(engine, &[red()]).await, sureness(engine, &[blue()]).await);
+    assert!((sure_of_red - sure_of_blue).abs() > 1e-4, "the image makes no difference");
+    let orders = [sureness(engine, &[red(), blue()]).await, sureness(engine, &[blue(), red()]).await];
+    assert!((orders[0] - orders[1]).abs() > 1e-4, "the order of images makes no difference");
+}
+
+#[tokio::test]
+async fn images_are_seen_and_cached_as_what_they_are() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    sees(&eyed(&model, Projector::Mlp, SMOL)).await;
+}
+
+#[tokio::test]
+async fn rows_that_see_each_other_are_seen_at_once() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    sees(&eyed(&model, Projector::Gemma3, SMOL)).await;
+}
+
+#[tokio::test]
+async fn a_sliding_window_slides_over_images() {
+    let Some(model) = model("BATON_TEST_SWA_MODEL") else { return };
+    sees(&eyed(&model, Projector::Gemma3, GEMMA)).await;
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_where_another_engine_left_it() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let whole = answer(&eyed(&model, Projector::Mlp, SMOL), &[red()]).await.0;
+    let other = eyed(&model, Projector::Mlp, SMOL);
+    let mut request = request(&other, &[red()], 24).await;
+    request.generated = whole[..9].to_vec();
+    assert_eq!(said(other.generate(request).await.unwrap()).await.0, whole[9..]);
+}
+
+#[tokio::test]
+async fn a_text_beside_images_says_what_it_says_alone() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let engine = eyed(&model, Projector::Mlp, SMOL);
+    let text = async |engine: &LlamaEngine| {
+        let content = "Count from one to twenty, in digits.".to_owned();
+        let messages = vec![Message { role: "user".into(), content, ..Message::default() }];
+        let prompt = engine.render(&Conversation { messages, ..Conversation::default() }).await.unwrap();
+        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
+        let request = SequenceRequest { prompt, sampling, max_tokens: Some(40), ..SequenceRequest::default() };
+        said(engine.generate(request).await.unwrap()).await.0
+    };
+    let alone = text(&engine).await;
+    let beside = {
+        let engine = Arc::clone(&engine);
+        tokio::spawn(async move { text(&engine).await })
+    };
+    for i in 0..4 {
+        answer(&engine, &[picture([i, 0, 0], [0, i, 0]), red()]).await;
+    }
+    assert_eq!(beside.await.unwrap(), alone);
+}
+
+#[tokio::test]
+async fn a_reader_that_leaves_takes_its_slot_along() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let engine = eyed(&model, Projector::Gemma3, SMOL);
+    let of_red = answer(&engine, &[red()]).await;
+    for n_read in 0..3 {
+        let mut left = Vec::new();
+        for i in 0..8 {
+            let request = request(&engine, &[picture([i, 9, 0], [0, i, 7])], 500).await;
+            left.push(engine.generate(request).await.unwrap());
+        }
+        // The others wait for a slot until these are read, or dropped.
+        for stream in left.iter_mut().take(DEFAULT_SLOTS as usize) {
+            for _ in 0..n_read {
+                stream.next().await.unwrap().unwrap();
+            }
+        }
+        drop(left);
+        is_idle(&engine).await;
+    }
+    assert_eq!(answer(&engine, &[red()]).await.0, of_red.0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_seen_is_refused_and_nothing_else() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let engine = eyed(&model, Projector::Mlp, SMOL);
+    let refused = |outcome: Result<Vec<Token>, EngineError>, part: &str| match outcome {
+        Err(error) => assert!(error.to_string().contains(part), "{error}"),
+        Ok(tokens) => panic!("{part}: {} tokens", tokens.len()),
+    };
+    let broken = Image::new(red().bytes()[..60].to_vec(), "messages[0].content[1]");
+    refused(engine.render(&question(&[broken])).await, "Invalid 'messages[0].content[1]': the image cannot be read");
+    // A mark in a message is not an image, nor is an image without a mark.
+    let mut twice = question(&[red()]);
+    twice.messages[0].content += &red().mark();
+    refused(engine.render(&twice).await, "2 of 1 images");
+    let none = Conversation { messages: question(&[]).messages, images: vec![red()], ..Conversation::default() };
+    refused(engine.render(&none).await, "0 of 1 images");
+    let stray = Conversation { messages: question(&[red()]).messages, ..Conversation::default() };
+    assert!(engine.render(&stray).await.unwrap().iter().all(|t| !is_placeholder(*t)));
+
+    let whole = request(&engine, &[red()], 4).await;
+    let not_taken = async |request: SequenceRequest, part: &str| {
+        let error = engine.generate(request).await.err().expect("a refusal").to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    not_taken(SequenceRequest { images: None, ..whole.clone() }, "not in the vocabulary").await;
+    let of = |projector: &str, image| Some(PromptImages { projector: projector.into(), images: vec![image] });
+    let ours = engine.info().await.unwrap().projector.unwrap();
+    not_taken(SequenceRequest { images: of(&ours, blue()), ..whole.clone() }, "placeholders of no image").await;
+    not_taken(SequenceRequest { images: of("other", red()), ..whole.clone() }, "another projector").await;
+    // Placeholders of an image that turns out to be none, or smaller: its sequence fails, and no other.
+    let broken = Image::new(red().bytes()[..60].to_vec(), "f");
+    for (image, n) in [(broken, 16), (red(), 17)] {
+        let prompt = [&[1][..], &image.placeholders(n), &[2]].concat();
+        let wrong = SequenceRequest { prompt, images: of(&ours, image), ..whole.clone() };
+        let deltas: Vec<_> = engine.generate(wrong).await.unwrap().collect().await;
+        assert!(matches!(deltas.last(), Some(Err(EngineError::InvalidRequest { .. }))), "{deltas:?}");
+    }
+    is_idle(&engine).await;
+    assert_eq!(said(engine.generate(whole).await.unwrap()).await.0.len(), 4);
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_projector_of_the_model_ends_the_start() {
+    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |projector: &Path, part: &str| {
+        let config = config(&model, projector);
+        let error = LlamaEngine::start(config, None).err().expect("a refusal").to_string();
+        assert!(error.contains(part) && !error.contains('\n'), "{error}");
+    };
+    let of_another = folder.path().join("gemma.gguf");
+    projector::write(&of_another, Projector::Mlp, GEMMA, 1);
+    refused(&of_another, "the projector of another model");
+    refused(Path::new(&model), "is no projector");
+    refused(&folder.path().join("missing.gguf"), "no model file at");
+    let text = folder.path().join("text.gguf");
+    std::fs::write(&text, "hello").unwrap();
+    refused(&text, "is not a GGUF file");
+    let blind = LlamaEngine::start(LlamaConfig::new(&model), None).unwrap();
+    let error = blind.render(&question(&[red()])).await.unwrap_err();
+    assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
+}

@@ -1,0 +1,232 @@
+//! Images in prompts: their bytes, how a message marks where one stands, and the tokens that stand for one.
+//!
+//! A client's image is kept as it was sent (a file in base64). In a message's text a *mark* stands in its place, and in
+//! a prompt a run of *placeholders*: tokens that no vocabulary has, made from a hash of the image. So two prompts have a
+//! prefix in common only if their images are the same, and everything that compares prompts by their tokens is right
+//! without knowing of images.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::sequence::Token;
+
+/// Images of one request at most.
+pub const MAX_IMAGES: usize = 16;
+
+/// Bytes of a request's images together at most, as files. In base64, and beside a long prompt, they still fit into the
+/// body of a call to a node.
+pub const MAX_IMAGE_BYTES: usize = 12 << 20;
+
+/// Placeholders of an image at least: each carries 30 bits of its hash, and fewer would not tell images apart.
+pub const MIN_PLACEHOLDERS: usize = 8;
+
+/// No vocabulary has tokens from here on: llama.cpp's are 32-bit integers that are not negative.
+const PLACEHOLDER: Token = 1 << 31;
+
+/// Set in the first placeholder of an image.
+const BEGINS: Token = 1 << 30;
+
+/// Surrounds the hash in a mark. A private-use character: templates trim none, and no text has them by chance.
+const MARK: char = '\u{F8FE}';
+
+/// An image as a file: PNG, JPEG, WebP or GIF. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Wire", into = "Wire")]
+pub struct Image {
+    bytes: Bytes,
+    field: String,
+    hash: [u8; 32],
+}
+
+impl Image {
+    /// An image from a client's field, whose name errors will say.
+    pub fn new(bytes: impl Into<Bytes>, field: impl Into<String>) -> Image {
+        let bytes = bytes.into();
+        let hash = *blake3::hash(&bytes).as_bytes();
+        Image { bytes, field: field.into(), hash }
+    }
+
+    /// The file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Where the client's request has it, e.g. `messages[0].content[1]`.
+    pub fn field(&self) -> &str {
+        &self.field
+    }
+
+    /// What stands for the image in a message's text. Who writes another's mark into a message does not get that image:
+    /// marks without an image of their own are an error.
+    pub fn mark(&self) -> String {
+        format!("{MARK}{}{MARK}", hex::encode(self.hash))
+    }
+
+    /// The `n` tokens that stand for the image in a prompt. The first ones of a longer run are not those of a shorter one.
+    pub fn placeholders(&self, n: usize) -> Vec<Token> {
+        let mut hasher = blake3::Hasher::new_keyed(&self.hash);
+        let mut stream = hasher.update(&(n as u64).to_le_bytes()).finalize_xof();
+        let mut drawn = [0; 4];
+        let mut next = || {
+            stream.fill(&mut drawn);
+            PLACEHOLDER | (Token::from_le_bytes(drawn) & (BEGINS - 1))
+        };
+        let mut run: Vec<Token> = (0..n).map(|_| next()).collect();
+        if let Some(first) = run.first_mut() {
+            *first |= BEGINS;
+        }
+        run
+    }
+}
+
+/// Whether a token stands for a part of an image.
+pub fn is_placeholder(token: Token) -> bool {
+    token & PLACEHOLDER != 0
+}
+
+/// Whether a token stands for a part of the same image as the one before it: no prompt may be cut here.
+pub fn continues(token: Token) -> bool {
+    token & (PLACEHOLDER | BEGINS) == PLACEHOLDER
+}
+
+/// Where the placeholders of each image are in a prompt, in their order.
+pub fn runs(prompt: &[Token]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (position, &token) in prompt.iter().enumerate().filter(|(_, token)| is_placeholder(**token)) {
+        match runs.last_mut() {
+            Some(run) if continues(token) && run.end == position => run.end += 1,
+            _ => runs.push(position..position + 1),
+        }
+    }
+    runs
+}
+
+/// Whether a text ends with the mark of an image.
+pub(crate) fn ends_with_mark(text: &str) -> bool {
+    text.ends_with(MARK)
+}
+
+/// A text, cut at the marks of images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Segment<'a> {
+    /// Text without a mark.
+    Text(&'a str),
+    /// The place of an image, by its number.
+    Image(usize),
+}
+
+/// Cuts a text at the marks of `images`. An image that is there twice has one mark, and any of its numbers.
+pub fn segments<'a>(text: &'a str, images: &[Image]) -> Vec<Segment<'a>> {
+    let marks: Vec<String> = images.iter().map(Image::mark).collect();
+    let mut segments = Vec::new();
+    let (mut begun, mut looked_at) = (0, 0);
+    while let Some(found) = text[looked_at..].find(MARK) {
+        let at = looked_at + found;
+        match marks.iter().enumerate().find(|(_, mark)| text[at..].starts_with(mark.as_str())) {
+            Some((idx, mark)) => {
+                if begun < at {
+                    segments.push(Segment::Text(&text[begun..at]));
+                }
+                segments.push(Segment::Image(idx));
+                begun = at + mark.len();
+                looked_at = begun;
+            }
+            None => looked_at = at + MARK.len_utf8(),
+        }
+    }
+    if begun < text.len() {
+        segments.push(Segment::Text(&text[begun..]));
+    }
+    segments
+}
+
+/// What the placeholders of a prompt stand for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptImages {
+    /// Which projector counted their tokens: see [`NodeInfo::projector`](crate::node::NodeInfo::projector). Another one
+    /// sees something else in them.
+    pub projector: String,
+    /// The images, in any order.
+    pub images: Vec<Image>,
+}
+
+/// An image in JSON.
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    field: String,
+    #[serde(with = "in_base64")]
+    data: Bytes,
+}
+
+impl From<Wire> for Image {
+    fn from(wire: Wire) -> Image {
+        Image::new(wire.data, wire.field)
+    }
+}
+
+impl From<Image> for Wire {
+    fn from(image: Image) -> Wire {
+        Wire { field: image.field, data: image.bytes }
+    }
+}
+
+mod in_base64 {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use bytes::Bytes;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(bytes))
+    }
+
+    /// What is read here is bounded by the body that it came in.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        STANDARD.decode(text).map(Bytes::from).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(bytes: &'static [u8]) -> Image {
+        Image::new(bytes, "f")
+    }
+
+    #[test]
+    fn placeholders_tell_images_and_their_beginnings_apart() {
+        let (a, b) = (image(b"a").placeholders(9), image(b"b").placeholders(9));
+        assert_eq!(a, image(b"a").placeholders(9));
+        assert!(a.iter().zip(&b).all(|(a, b)| a != b), "{a:?} {b:?}");
+        assert_ne!(a[..8], image(b"a").placeholders(8));
+        assert!(a.iter().all(|t| is_placeholder(*t)) && !continues(a[0]) && a[1..].iter().all(|t| continues(*t)));
+        let prompt = [&[1, 2][..], &a, &b, &[3], &a].concat();
+        assert_eq!(runs(&prompt), [2..11, 11..20, 21..30]);
+        assert_eq!(runs(&[1, 2]), []);
+        assert!(!is_placeholder(i32::MAX as u32));
+    }
+
+    #[test]
+    fn texts_are_cut_at_marks_and_at_nothing_else() {
+        let images = [image(b"a"), image(b"b")];
+        let check = |text: &str, expected: &[Segment<'_>]| assert_eq!(segments(text, &images), expected, "{text}");
+        let (a, b) = (images[0].mark(), images[1].mark());
+        check("x", &[Segment::Text("x")]);
+        check("", &[]);
+        check(&format!("{b}{a}"), &[Segment::Image(1), Segment::Image(0)]);
+        check(&format!("x{a}y{MARK}z"), &[Segment::Text("x"), Segment::Image(0), Segment::Text(&format!("y{MARK}z"))]);
+        check(&image(b"c").mark(), &[Segment::Text(&image(b"c").mark())]);
+    }
+
+    #[test]
+    fn an_image_survives_json() {
+        let before = PromptImages { projector: "p".into(), images: vec![image(b"\x00\xff")] };
+        let json = serde_json::to_string(&before).unwrap();
+        assert_eq!(serde_json::from_str::<PromptImages>(&json).unwrap(), before, "{json}");
+        assert!(serde_json::from_str::<Image>(r#"{"field":"f","data":"%"}"#).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! A client's images, in whichever dialect: from base64 to bytes, within the limits.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+use super::InvalidRequest;
+use super::fields::Fields;
+use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
+
+/// With or without padding: clients differ.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// First bytes of the formats that engines decode; WebP has its name behind a length.
+const BEGINNINGS: [&[u8]; 5] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"RIFF"];
+
+/// The images of a request so far.
+#[derive(Debug, Default)]
+pub(crate) struct Images {
+    images: Vec<Image>,
+    n_bytes: usize,
+}
+
+impl Images {
+    /// All of them, in the order in which they were added.
+    pub(crate) fn into_vec(self) -> Vec<Image> {
+        self.images
+    }
+
+    /// Adds the image that a field has as a data URI, and gives the mark that stands for it in the message's text.
+    pub(crate) fn add_uri(&mut self, uri: &str, field: String) -> Result<String, InvalidRequest> {
+        let scheme = uri.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
+        match scheme.as_deref() {
+            Some("data") => {}
+            Some(_) => return Err(not_fetched(field)),
+            None => {
+                let problem = "must be a data URI, as in data:image/png;base64,iVBORw0…";
+                return Err(InvalidRequest::at(field, problem));
+            }
+        }
+        let parts = uri["data:".len()..].split_once(',');
+        let Some((_, data)) = parts.filter(|(kind, _)| kind.to_ascii_lowercase().ends_with(";base64")) else {
+            return Err(InvalidRequest::at(
+                field,
+                "must be a data URI in base64, as in data:image/png;base64,iVBORw0…",
+            ));
+        };
+        self.add_base64(data, field)
+    }
+
+    /// The same for a field that has nothing but base64.
+    pub(crate) fn add_base64(&mut self, data: &str, field: String) -> Result<String, InvalidRequest> {
+        if self.images.len() == MAX_IMAGES {
+            return Err(InvalidRequest::at(field, format_args!("a request may have {MAX_IMAGES} images")));
+        }
+        // Before anything is allocated for it.
+        if data.len() / 4 * 3 > MAX_IMAGE_BYTES.saturating_sub(self.n_bytes) {
+            let limit = MAX_IMAGE_BYTES >> 20;
+            return Err(InvalidRequest::at(field, format_args!("a request's images may have {limit} MiB together")));
+        }
+        let bytes = BASE64.decode(data).map_err(|_| InvalidRequest::at(&*field, "is not valid base64"))?;
+        let is_webp = || bytes.get(8..12) == Some(b"WEBP");
+        let is_known = BEGINNINGS.iter().any(|first| bytes.starts_with(first));
+        if !is_known || (bytes.starts_with(b"RIFF") && !is_webp()) {
+            return Err(InvalidRequest::at(field, "is not a PNG, JPEG, WebP or GIF image"));
+        }
+        self.n_bytes += bytes.len();
+        let image = Image::new(bytes, field);
+        let mark = image.mark();
+        self.images.push(image);
+        Ok(mark)
+    }
+
+    /// Adds a list of base64 strings, as Ollama has them. Gives their marks, to stand before the text.
+    pub(crate) fn add_list(&mut self, fields: Fields<'_>, name: &str) -> Result<String, InvalidRequest> {
+        let mut marks = String::new();
+        for (idx, value) in fields.array(name)?.unwrap_or_default().iter().enumerate() {
+            let path = format!("{}[{idx}]", fields.name(name));
+            let data = value.as_str().ok_or_else(|| InvalidRequest::at(&*path, "must be a string of base64"))?;
+            // Base64 has no colon.
+            marks += &if data.contains(':') { self.add_uri(data, path)? } else { self.add_base64(data, path)? };
+        }
+        Ok(marks)
+    }
+}
+
+/// A server that fetches what strangers name can be sent into networks that they cannot reach.
+pub(crate) fn not_fetched(field: String) -> InvalidRequest {
+    let problem = "is a URL, and this server never fetches one: send the image itself, as a data URI in base64";
+    InvalidRequest::at(field, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const PNG: &str = "iVBORw0KGgo=";
+
+    #[test]
+    fn images_come_as_data_uris_or_base64() {
+        let mut images = Images::default();
+        let mark = images.add_uri(&format!("data:image/png;base64,{PNG}"), "a".into()).unwrap();
+        assert_eq!(images.add_base64(PNG.trim_end_matches('='), "b".into()).unwrap(), mark);
+        let body = json!({"images": [PNG, format!("DATA:;Base64,{PNG}")], "none": null});
+        let fields = Fields::root(body.as_object().unwrap());
+        assert_eq!(images.add_list(fields, "images").unwrap(), format!("{mark}{mark}"));
+        assert_eq!(images.add_list(fields, "none").unwrap(), "");
+        let images = images.into_vec();
+        assert_eq!(images.iter().map(Image::field).collect::<Vec<_>>(), ["a", "b", "images[0]", "images[1]"]);
+        assert!(images.iter().all(|image| image.bytes() == b"\x89PNG\r\n\x1a\n"));
+    }
+
+    #[test]
+    fn what_is_no_image_or_elsewhere_is_refused_by_name() {
+        let refused = |uri: &str, part: &str| {
+            let error = Images::default().add_uri(uri, "f".into()).unwrap_err();
+            assert!(error.param.as_deref() == Some("f") && error.message.contains(part), "{error:?}");
+        };
+        refused("http://example.com/a.png", "never fetches");
+        refused("HTTPS://example.com/a.png", "never fetches");
+        refused("file:///etc/passwd", "never fetches");
+        refused("data:image/png,abc", "base64");
+        refused("data:image/png;base64", "base64");
+        refused("data:image/png;base64,%", "base64");
+        refused("data:image/png;base64,aGk=", "PNG, JPEG");
+        refused("data:image/png;base64,", "PNG, JPEG");
+        refused(PNG, "data URI");
+    }
+
+    #[test]
+    fn number_and_size_are_limited() {
+        let mut images = Images::default();
+        for i in 0..MAX_IMAGES {
+            images.add_base64(PNG, i.to_string()).unwrap();
+        }
+        assert!(images.add_base64(PNG, "f".into()).unwrap_err().message.contains("16 images"));
+        let mut images = Images::default();
+        images.add_base64(PNG, "a".into()).unwrap();
+        let large = "A".repeat(MAX_IMAGE_BYTES / 3 * 4);
+        assert!(images.add_base64(&large, "f".into()).unwrap_err().message.contains("12 MiB"));
+    }
+}
