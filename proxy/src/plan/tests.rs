@@ -227,6 +227,7 @@ async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere(
         scope,
         max_tokens: None,
         policy,
+        projector: None,
         exclude: &[],
         exclude_prefill: &[],
     };
