@@ -101,6 +101,7 @@ impl RequestError {
         match self {
             RequestError::ModelNotFound { .. }
             | RequestError::InvalidField { .. }
+            | RequestError::Blind { .. }
             | RequestError::ModelNotAllowed { .. }
             | RequestError::Incapable { .. }
             | RequestError::InputTooLong { .. } => true,

@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use baton_schemas::EngineError;
 use baton_schemas::node::{NodeLoad, Phase};
 use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
 use llama_cpp_2::DecodeError;

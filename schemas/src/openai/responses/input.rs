@@ -10,7 +10,7 @@ use crate::request::{InvalidRequest, history};
 
 /// Reads the history. `instructions` come before everything else, as the system's.
 pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-    let mut history = History { messages: Vec::new(), reasoning: None, images };
+    let mut history = History { messages: Vec::new(), reasoning: None, has_skipped: false, images };
     if let Some(instructions) = root.string("instructions")?.filter(|text| !text.is_empty()) {
         history.push("system", instructions.to_owned());
     }
