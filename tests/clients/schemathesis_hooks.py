@@ -9,12 +9,14 @@ from schemathesis import GenerationMode
 
 MODEL = "smollm2"
 A_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-# What bounds the reply, by route.
-BOUNDS = {
-    "/v1/chat/completions": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-    "/v1/messages": "max_tokens",
+# What bounds the reply, by route: the fields' names, and the least number that each may be.
+LENGTHS = {
+    "/v1/chat/completions": (("max_tokens", "max_completion_tokens"), -1),
+    "/v1/completions": (("max_tokens",), -1),
+    "/v1/responses": (("max_output_tokens",), 1),
+    "/v1/messages": (("max_tokens",), 1),
+    "/api/chat": (("num_predict",), -(2**31)),
+    "/api/generate": (("num_predict",), -(2**31)),
 }
 
 
@@ -33,23 +35,29 @@ def before_call(ctx, case, kwargs):
 
 def bound(case):
     """Keeps replies short, unless the length is what the body is wrong in."""
-    if not isinstance(case.body, dict):
+    if case.path not in LENGTHS or not isinstance(case.body, dict):
         return
-    if case.path in BOUNDS and isinstance(case.body.get(BOUNDS[case.path]), (int, type(None))):
-        wanted = case.body.get(BOUNDS[case.path])
-        if wanted is None or wanted > 2 or wanted == -1:
-            case.body[BOUNDS[case.path]] = 2 if wanted is None or wanted <= 2**32 - 1 else wanted
-        newer = case.body.get("max_completion_tokens")
-        if isinstance(newer, int) and (2 < newer < 2**32 or newer == -1):
-            case.body["max_completion_tokens"] = 2
-    if case.path in ("/api/chat", "/api/generate"):
-        options = case.body.get("options")
-        if options is None:
-            case.body["options"] = {"num_predict": 2}
-        elif isinstance(options, dict):
-            n = options.get("num_predict")
-            if n is None or isinstance(n, int) and -(2**31) <= n < 2**32 and not 0 < n <= 2:
-                options["num_predict"] = 2
+    fields, least = LENGTHS[case.path]
+    place = case.body
+    if "num_predict" in fields:
+        if place.get("options") is None:
+            place["options"] = {}
+        place = place["options"]
+        if not isinstance(place, dict):
+            return
+    # Anthropic's has to be there, and is refused without it.
+    if place.get(fields[0]) is None and case.path != "/v1/messages":
+        place[fields[0]] = 2
+    for field in fields:
+        wanted = place.get(field)
+        # 0 is until the context ends in num_predict, nothing in the others.
+        if is_whole(wanted) and least <= wanted < 2**32 and wanted not in (1, 2) and (wanted or field == "num_predict"):
+            place[field] = 2
+
+
+def is_whole(value):
+    """Whether JSON Schema and the server take it as an integer: 7162.0 is one, true is none."""
+    return not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer())
 
 
 def answerable(body):

@@ -5,7 +5,11 @@ replies, what has to be taken and what has to be refused, in every dialect. sche
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pytest
+
+import schemathesis_hooks
 import server
 from conftest import MODEL
 
@@ -30,3 +34,31 @@ def test_the_document_is_true(tmp_path):
         )
     print(run.stdout, run.stderr)
     assert run.returncode == 0
+
+
+def bounded(path, body):
+    schemathesis_hooks.bound(SimpleNamespace(path=path, body=body))
+    return body
+
+
+@pytest.mark.parametrize("path", schemathesis_hooks.LENGTHS)
+def test_every_way_to_ask_for_a_long_reply_is_bounded(path):
+    fields, least = schemathesis_hooks.LENGTHS[path]
+    is_ollama = path.startswith("/api/")
+    for field in fields:
+        for wanted in (least, 1, 2, 3, 7162.0, 2**32 - 1, float(2**32 - 1), *([0, 0.0, -5.0] if is_ollama else [])):
+            asked = {field: wanted}
+            bounded(path, {"options": asked} if is_ollama else asked)
+            assert asked[field] in (1, 2), wanted
+        # What is refused anyway is left as it is.
+        for wrong in (least - 1, least - 1.0, 2**32, 1e300, 2.5, float("inf"), "5", True, False, []):
+            asked = {field: wrong}
+            bounded(path, {"options": asked} if is_ollama else asked)
+            assert asked[field] is wrong
+    absent = ({}, {"options": None}, {"options": {"num_predict": None}}) if is_ollama else ({}, {fields[0]: None})
+    for body in absent:
+        got = bounded(path, body)
+        length = (got["options"] if is_ollama else got).get(fields[0])
+        assert length == (None if path == "/v1/messages" else 2)
+    for body in ([], "text", None, 5, b"{}"):
+        bounded(path, body)
