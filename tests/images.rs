@@ -145,7 +145,9 @@ async fn what_is_no_image_is_a_400_that_names_its_field() {
         let body = chat(&json!([{ "type": "image_url", "image_url": { "url": url } }]), &json!({}));
         let (status, _, reply) = post(&server, "/v1/chat/completions", &body).await;
         assert_eq!(status, 400, "{part}: {reply}");
-        assert!(reply.contains(part) && reply.contains("messages[0].content[0].image_url.url"), "{part}: {reply}");
+        let error = serde_json::from_str::<Value>(&reply).unwrap()["error"].take();
+        assert!(error["message"].as_str().is_some_and(|message| message.contains(part)), "{part}: {error}");
+        assert_eq!(error["param"], "messages[0].content[0].image_url.url", "{error}");
     }
     let many = json!(vec![json!({ "type": "image_url", "image_url": { "url": uri(&red()) } }); 17]);
     let (status, _, reply) = post(&server, "/v1/chat/completions", &chat(&many, &json!({}))).await;

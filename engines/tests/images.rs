@@ -19,6 +19,7 @@ use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use image::{ImageFormat, Rgb, RgbImage};
 use tiny_gguf::projector::{self, N_ROWS, Projector};
+use tokio::sync::oneshot;
 
 /// Values of a row of SmolLM2-135M, and of Gemma 3 270M.
 const SMOL: usize = 576;
@@ -182,19 +183,26 @@ async fn a_stream_goes_on_where_another_engine_left_it() {
 async fn a_text_beside_images_says_what_it_says_alone() {
     let Some(model) = model("BATON_TEST_MODEL") else { return };
     let engine = eyed(&model, Projector::Mlp, SMOL);
-    let text = async |engine: &LlamaEngine| {
+    let text = async |engine: &LlamaEngine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
         let messages = vec![Message { role: "user".into(), content, ..Message::default() }];
         let prompt = engine.render(&Conversation { messages, ..Conversation::default() }).await.unwrap();
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let request = SequenceRequest { prompt, sampling, max_tokens: Some(40), ..SequenceRequest::default() };
-        said(engine.generate(request).await.unwrap()).await.0
+        let mut stream = engine.generate(request).await.unwrap();
+        // The first says that it started, the second is a token.
+        let first: Vec<_> = stream.by_ref().take(2).collect().await;
+        let _ = begun.send(());
+        said(futures::stream::iter(first).chain(stream).boxed()).await.0
     };
-    let alone = text(&engine).await;
+    let alone = text(&engine, oneshot::channel().0).await;
+    let (begun, has_begun) = oneshot::channel();
     let beside = {
         let engine = Arc::clone(&engine);
-        tokio::spawn(async move { text(&engine).await })
+        tokio::spawn(async move { text(&engine, begun).await })
     };
+    // 39 tokens are still to come.
+    has_begun.await.unwrap();
     for i in 0..4 {
         answer(&engine, &[picture([i, 0, 0], [0, i, 0]), red()]).await;
     }

@@ -22,7 +22,7 @@ use crate::http::{Backend, Health};
 use crate::metrics;
 use crate::observe::Observer;
 use crate::plan::explanation::Explanation;
-use crate::pool::{Life, Node, Pool, ServedModel, Unused, names};
+use crate::pool::{Life, Node, Pool, ServedModel, Sight, Unused, names};
 use crate::prompt;
 use crate::residency::{Residency, Stay};
 use crate::standing::standing;
@@ -252,7 +252,7 @@ impl Backend for App {
         let found = self.on_nodes(Some(model), caller)?;
         let _stay = self.stay(&found, keep_alive).await?;
         let _permit = self.admission.admit_brief(&caller.account)?;
-        found.ready_as(model, &[]).await.map(drop)
+        found.ready_as(model, &[], Sight::Unneeded).await.map(drop)
     }
 
     async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
@@ -264,7 +264,7 @@ impl Backend for App {
         match &found.resident {
             Some(resident) => self.residency.unload(resident),
             // It stays; but that there is such a model is to be true.
-            None => drop(found.ready_as(model, &[]).await?),
+            None => drop(found.ready_as(model, &[], Sight::Unneeded).await?),
         }
         Ok(())
     }
@@ -337,7 +337,7 @@ impl Backend for App {
 
 /// What runs a model. Waits for one that is starting.
 async fn ready(called: Option<&str>, model: &ServedModel) -> Result<ReadyModel, RequestError> {
-    let (node, info) = model.ready_for(called, &[]).await?;
+    let (node, info) = model.ready_for(called, &[], Sight::Unneeded).await?;
     let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
     let (since, load, sampling) = (model.since, node.load(), model.sampling);
     Ok(ReadyModel { name, since, info, load, sampling, is_sleeping: false })

@@ -17,7 +17,7 @@ use crate::error::RequestError;
 use crate::failover::{Attempts, ask};
 use crate::generate::Caller;
 use crate::observe::EmbedWatch;
-use crate::pool::{Node, ServedModel, Task};
+use crate::pool::{Node, ServedModel, Sight, Task};
 use crate::upstream;
 
 /// Texts that are tokenized at once: each is a small call to the node.
@@ -252,7 +252,7 @@ async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<
             node.breakers.of(Task::Decode).try_pass();
             Ok(node)
         }
-        None => Ok(model.any_ready_but(failed).await?.0),
+        None => Ok(model.any_ready_but(failed, Sight::Unneeded).await?.0),
     }
 }
 

@@ -87,10 +87,11 @@ async fn accept(
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
     let permit = app.admission.admit(&caller.account, &caller.place).instrument(span).await?;
     watch.meter(permit.meter());
+    let attempts = Attempts::about(request.images());
     let accepted = match (model, upstreams) {
-        (Some(model), None) => on_nodes(&model, request, caller, loaded, (watch, Attempts::default())).await?,
+        (Some(model), None) => on_nodes(&model, request, caller, loaded, (watch, attempts)).await?,
         (Some(model), Some(serving)) => {
-            match on_nodes(&model, request, caller, loaded, (watch, Attempts::with_deputy())).await {
+            match on_nodes(&model, request, caller, loaded, (watch, attempts.with_deputy())).await {
                 Err(error) if may_go_upstream(&error) => {
                     model.fallbacks.count("upstream");
                     tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
@@ -166,10 +167,6 @@ async fn on_upstream(
     watch: &mut RequestWatch,
     reason: Option<&'static str>,
 ) -> Result<Accepted, RequestError> {
-    if let Some(image) = request.images().first() {
-        let why = "the upstream that serves this model is sent none";
-        return Err(RequestError::Blind { field: image.field().to_owned(), why });
-    }
     let starting = upstream::start(serving, request, &caller.request_id).instrument(watch.span().clone());
     let started = starting.await?;
     let (n_prompt, reason) = (upstream::estimated_tokens(request), reason.unwrap_or(started.reason));
@@ -246,8 +243,7 @@ async fn start(
     attempts: &mut Attempts,
     watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
-    let unfit = model.unfit_for(request.images(), attempts.failed());
-    let (node, info) = model.ready_as(&request.model, &unfit).await?;
+    let (node, info) = model.ready_as(&request.model, attempts.failed(), attempts.sight()).await?;
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);

@@ -1,11 +1,12 @@
-//! Whether the endpoint is well, as `/health` tells load balancers: it is as long as one of its models could be
-//! answered for.
+//! Whether the endpoint is well, as `/health` tells load balancers: once it has started, it is as long as one of its
+//! models could be answered for.
 
 use std::sync::Arc;
 
 use crate::app::App;
 use crate::http::Health;
-use crate::pool::{Life, Node, ServedModel, names};
+use crate::pool::{Life, Node, ServedModel, Status, names};
+use crate::residency::Resident;
 
 /// Which models could answer a request that came now.
 pub(crate) struct Standing {
@@ -37,7 +38,7 @@ impl Standing {
 /// Looks at all models.
 pub(crate) fn standing(app: &App) -> Standing {
     let (models, upstreams) = (app.pool.models(), app.upstreams.load());
-    let mut answers = upstreams.answers();
+    let (mut answers, mut is_starting) = (upstreams.answers(), false);
     let mut problems = Vec::new();
     for model in models.iter().filter(|model| model.resident.is_none()) {
         let deputies = || model.name.get().and_then(|name| upstreams.serving(name, false));
@@ -45,13 +46,15 @@ pub(crate) fn standing(app: &App) -> Standing {
         if is_ready || deputies().is_some_and(|serving| serving.can_answer()) {
             answers = true;
         } else {
+            is_starting |= first_silent(model).is_some_and(|(node, _)| node.health.is_new());
             problems.push(why_silent(model));
         }
     }
-    // One that is loaded when it is needed could, until it was tried; that it failed is a warning of its own. What is
-    // still on its way is waited for all the same.
-    let is_loading = problems.iter().any(|problem| matches!(problem, Health::Loading { .. }));
-    answers |= !is_loading && models.iter().any(|model| model.resident.is_some());
+    // One that is loaded when it is needed could, until it was tried; that it failed is a warning of its own. While the
+    // endpoint starts, what is always there is waited for all the same, unless the other has been loaded before. A
+    // restart later on takes nothing out of service.
+    let could = |resident: &Resident| !is_starting || resident.health.last_info().is_some();
+    answers |= models.iter().filter_map(|model| model.resident.as_deref()).any(could);
     let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| names::are_same(known, name)));
     if upstreams.unanswered(is_local).is_some() {
         problems.push(Health::Unavailable { reason: "no upstream of a model answers".to_owned() });
@@ -62,15 +65,19 @@ pub(crate) fn standing(app: &App) -> Standing {
     Standing { answers, problems }
 }
 
-/// Why none of a model's nodes can generate, from the first of them that has something to say.
+/// The first of a model's nodes that has something to say of why it cannot generate.
+fn first_silent(model: &ServedModel) -> Option<(&Arc<Node>, Status)> {
+    let mut nodes = model.decode.iter().map(|node| (node, node.health.status()));
+    nodes.find(|(_, status)| !matches!(status.life(), Life::Ready | Life::Suspect))
+}
+
+/// Why none of a model's nodes can generate.
 fn why_silent(model: &ServedModel) -> Health {
-    for node in &model.decode {
-        let status = node.health.status();
-        match status.life() {
-            Life::Ready | Life::Suspect => {}
-            Life::Starting | Life::Unloaded => return Health::Loading { reason: status.words },
-            Life::Draining | Life::Down => return Health::Unavailable { reason: status.words },
-        }
+    if let Some((_, status)) = first_silent(model) {
+        return match status.life() {
+            Life::Draining | Life::Down => Health::Unavailable { reason: status.words },
+            Life::Starting | Life::Unloaded | Life::Ready | Life::Suspect => Health::Loading { reason: status.words },
+        };
     }
     let only_prefill = |node: &Arc<Node>| node.info().is_some_and(|info| !info.role.decodes());
     let reason = match model.decode.iter().all(only_prefill) {
@@ -83,19 +90,96 @@ fn why_silent(model: &ServedModel) -> Health {
 #[cfg(test)]
 mod tests {
     use std::sync::OnceLock;
+    use std::time::Duration;
 
+    use baton_engines::Engine;
     use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_schemas::keep_alive::KeepAlive;
+    use baton_schemas::node::NodeInfo;
+    use tokio::sync::watch;
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
 
     use super::*;
     use crate::http::Backend;
     use crate::observe::tests::app;
-    use crate::pool::{self, Pool};
+    use crate::pool::{self, Pool, Why};
+    use crate::residency::{Process, ResidentSettings};
+
+    /// A model whose node has this life.
+    fn served(name: &str, life: &Arc<pool::Health>) -> ServedModel {
+        let sim = Arc::new(SimEngine::new(SimConfig::default()));
+        let node = Node::new(name.to_owned(), None, sim, Arc::clone(life));
+        ServedModel::new(OnceLock::from(name.to_owned()), Vec::new(), vec![node], Vec::new())
+    }
 
     /// A model whose node has not answered yet.
     fn starting(name: &str) -> Arc<ServedModel> {
-        let sim = Arc::new(SimEngine::new(SimConfig::default()));
-        let node = Node::new(name.to_owned(), None, sim, pool::Health::new("it"));
-        Arc::new(ServedModel::new(OnceLock::from(name.to_owned()), Vec::new(), vec![node], Vec::new()))
+        Arc::new(served(name, &pool::Health::new("it")))
+    }
+
+    /// A model that comes and goes, and is not there.
+    fn unloaded(name: &str) -> (Arc<ServedModel>, Arc<pool::Health>) {
+        let health = pool::Health::of_a_kept_one(name);
+        health.unloads();
+        let keep_alive = KeepAlive::Forever;
+        let settings =
+            ResidentSettings { name: name.to_owned(), estimated_bytes: 1, outline: None, n_slots: 1, keep_alive };
+        let process = Process {
+            wanted: watch::Sender::new(false),
+            health: Arc::clone(&health),
+            pid: Arc::default(),
+            stop: CancellationToken::new(),
+            tracker: TaskTracker::new(),
+        };
+        let mut model = served(name, &health);
+        model.resident = Some(Resident::new(settings, process));
+        (Arc::new(model), health)
+    }
+
+    async fn info() -> Arc<NodeInfo> {
+        Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap())
+    }
+
+    /// An endpoint with `[model]`, which is starting, and one of `[[models]]`; and their lives.
+    async fn house() -> (App, [Arc<pool::Health>; 2]) {
+        let life = pool::Health::of_a_kept_one("m");
+        let (other, other_life) = unloaded("n");
+        let pool = Arc::new(Pool::of(vec![Arc::new(served("m", &life)), other]));
+        (App { pool, ..app().await }, [life, other_life])
+    }
+
+    #[tokio::test]
+    async fn until_the_default_model_has_started_only_another_that_was_loaded_answers() {
+        let (app, [_, other]) = house().await;
+        assert!(matches!(app.health(), Health::Loading { .. }), "{:?}", app.health());
+        other.answers(info().await);
+        assert_eq!(app.health(), Health::Ok);
+        other.unloads();
+        assert_eq!(app.health(), Health::Ok, "it can be loaded again");
+    }
+
+    #[tokio::test]
+    async fn a_default_model_that_restarts_is_a_warning_beside_one_that_can_be_loaded() {
+        let (app, [life, _]) = house().await;
+        life.answers(info().await);
+        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 0));
+        life.loads("ended");
+        assert_eq!(app.health(), Health::Ok);
+        assert!(app.warnings()[0].contains("cannot be answered for"), "{:?}", app.warnings());
+        // Alone it leaves nobody who answers.
+        let alone = Pool::of(vec![app.pool.models()[0].clone()]);
+        let app = App { pool: Arc::new(alone), ..app };
+        assert!(matches!(app.health(), Health::Loading { .. }), "{:?}", app.health());
+    }
+
+    #[tokio::test]
+    async fn a_default_model_that_does_not_start_is_a_warning_beside_one_that_can_be_loaded() {
+        let (app, [life, _]) = house().await;
+        life.fails(&Why::plainly("start_failed", "broken"), Duration::from_secs(1));
+        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 1));
+        life.loads("starts");
+        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 1), "it is tried again");
     }
 
     #[tokio::test]

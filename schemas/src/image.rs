@@ -86,6 +86,11 @@ pub fn is_placeholder(token: Token) -> bool {
     token & PLACEHOLDER != 0
 }
 
+/// Whether a token is the first of those that stand for an image.
+pub fn begins(token: Token) -> bool {
+    token & (PLACEHOLDER | BEGINS) == PLACEHOLDER | BEGINS
+}
+
 /// Whether a token stands for a part of the same image as the one before it: no prompt may be cut here.
 pub fn continues(token: Token) -> bool {
     token & (PLACEHOLDER | BEGINS) == PLACEHOLDER

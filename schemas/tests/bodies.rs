@@ -111,7 +111,9 @@ impl Probe {
         }
         if let Some(most) = form["maxItems"].as_u64() {
             // Of texts: other items may not be there twice.
-            let items = |n: u64| json!(vec!["a"; n as usize]);
+            let is_image = form["items"]["contentEncoding"] == "base64";
+            let item = if is_image { "iVBORw0KGgo=" } else { "a" };
+            let items = |n: u64| json!(vec![item; n as usize]);
             let takes_texts = self.forms(&form["items"]).iter().any(|item| names(&item["type"], "string"));
             if takes_texts {
                 self.accepted(&with(example, path, items(most)), name);

@@ -7,6 +7,7 @@ mod harness;
 mod dialects;
 mod fallback;
 mod faults;
+mod images;
 mod mock;
 mod ollama;
 mod seeing;

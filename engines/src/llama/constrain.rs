@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use baton_schemas::constraint::{Asker, Constraint, Rule};
 use baton_schemas::{EngineError, Token};
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -104,8 +104,9 @@ impl Compiler {
         match matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(matcher),
             outcome => {
-                tracing::debug!(error = ?outcome.err(), "a constraint that no text begins");
-                Err("no text keeps it".to_owned())
+                let stop = matcher.stop_reason();
+                tracing::debug!(error = ?outcome.err(), ?stop, "a constraint that no text begins");
+                Err(if is_too_complex(stop) { "is too complex" } else { "no text keeps it" }.to_owned())
             }
         }
     }
@@ -183,6 +184,9 @@ impl NoToken {
                 let problem = "the text has come to where nothing that it allows can follow";
                 EngineError::invalid_field(constraint.field(), problem)
             }
+            (NoToken::TooComplex, Some(constraint)) => {
+                EngineError::invalid_field(constraint.field(), "is too complex for the text that it has come to")
+            }
             _ => EngineError::internal("a token did not keep the constraint"),
         }
     }
@@ -200,6 +204,8 @@ pub(super) struct Constrained {
 pub(super) enum NoToken {
     /// Everything was kept, and nothing can follow: that is the constraint's fault.
     DeadEnd,
+    /// Everything was kept, and what may follow takes too long to find out.
+    TooComplex,
     /// A token came that does not fit, which is ours.
     NotKept,
 }
@@ -219,8 +225,13 @@ impl Constrained {
         match self.matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(mask),
             outcome => {
-                tracing::debug!(error = ?outcome.err(), is_kept = self.is_kept, "no token keeps the constraint");
-                Err(if self.is_kept { NoToken::DeadEnd } else { NoToken::NotKept })
+                let stop = self.matcher.stop_reason();
+                tracing::debug!(error = ?outcome.err(), ?stop, is_kept = self.is_kept, "no token keeps the constraint");
+                Err(match stop {
+                    _ if !self.is_kept => NoToken::NotKept,
+                    stop if is_too_complex(stop) => NoToken::TooComplex,
+                    _ => NoToken::DeadEnd,
+                })
             }
         }
     }
@@ -234,6 +245,11 @@ impl Constrained {
     pub(super) fn is_complete(&self) -> bool {
         self.matcher.is_stopped()
     }
+}
+
+/// Whether it was given up because of the compiler's limits.
+fn is_too_complex(stop: StopReason) -> bool {
+    matches!(stop, StopReason::LexerTooComplex | StopReason::ParserTooComplex)
 }
 
 /// Whether the token fits. One that does not leaves an error in the matcher, which the next mask reports.

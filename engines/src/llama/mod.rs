@@ -43,11 +43,12 @@ use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::image::is_placeholder;
+use baton_schemas::image::{self, is_placeholder};
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
 use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::mtmd::mtmd_default_marker;
 use llguidance::Matcher;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -311,8 +312,15 @@ impl LlamaEngine {
     ) -> Result<mpsc::Receiver<Result<Delta, EngineError>>, EngineError> {
         self.check(&request)?;
         let images = self.images(&request)?;
+        let room = match &self.projector {
+            Some(projector) if !images.is_empty() => {
+                let limit = self.max_queued as u32;
+                Some(projector.room(&images).ok_or(EngineError::QueueFull { limit })?)
+            }
+            _ => None,
+        };
         let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
-        let job = Job { request, deltas, accepted: Instant::now(), export, matcher, images };
+        let job = Job { request, deltas, accepted: Instant::now(), export, matcher, images, room };
         self.send(Message::Job(Box::new(job)))?;
         Ok(stream)
     }
@@ -360,7 +368,12 @@ impl Engine for LlamaEngine {
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        let bytes: Vec<u8> = tokens.iter().flat_map(|&t| self.vocabulary.piece(t)).collect();
+        // Images are marked as llama-server marks them.
+        let piece = |&t: &Token| match image::begins(t) {
+            true => mtmd_default_marker().as_bytes().to_vec(),
+            false => self.vocabulary.piece(t),
+        };
+        let bytes: Vec<u8> = tokens.iter().flat_map(piece).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -32,7 +32,7 @@ impl Pixels {
     /// Decodes a file; of an animation its first picture. Blocking: up to a second for the largest. Errors: it is no
     /// image that can be read, or too large.
     pub(super) fn decode(image: &Image) -> Result<Pixels, EngineError> {
-        let wrong = |problem: String| EngineError::invalid(format!("Invalid '{}': {problem}.", image.field()));
+        let wrong = |problem: String| EngineError::invalid_field(image.field(), problem);
         let unreadable = |error: image::ImageError| wrong(format!("the image cannot be read ({error})"));
         let mut reader = ImageReader::new(Cursor::new(image.bytes()))
             .with_guessed_format()

@@ -17,13 +17,17 @@ use llama_cpp_2::mtmd::{
     MtmdBitmap, MtmdContext, MtmdContextParams, MtmdEvalError, MtmdInputChunkType, MtmdInputChunks, MtmdInputText,
     mtmd_default_marker,
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::pixels::Pixels;
 use super::{LlamaConfig, LoadError, devices};
 use crate::gguf::Gguf;
 
-/// llama.cpp's answer if no cells are free.
+/// llama.cpp's answer if no cells are free; also if the projector itself failed.
 const NO_CELLS: i32 = 1;
+
+/// KiB of image files that all sequences may have together: those of at least 21 requests.
+const MAX_KIB: usize = 256 << 10;
 
 /// A loaded projector. Waits for itself: it sees one image at a time.
 pub(super) struct Projector {
@@ -34,11 +38,15 @@ pub(super) struct Projector {
     /// An image's tokens see each other, those behind them too, and so must be in one physical batch.
     in_one_batch: bool,
     n_ubatch: usize,
+    /// One prompt's images are counted at a time: each may take hundreds of megabytes while it is decoded.
+    counting: Arc<Semaphore>,
+    /// KiB of image files that sequences may still have, running and queued together.
+    room: Arc<Semaphore>,
 }
 
 /// Why an image was not seen.
 pub(super) enum Unseen {
-    /// No cells are free.
+    /// No cells are free, or the projector failed: llama.cpp does not say which.
     NoCells,
     /// The request's fault, or the projector's.
     Failed(EngineError),
@@ -81,12 +89,26 @@ impl Projector {
         let id = gguf.weights_hash(path)?.to_hex().to_string();
         let in_one_batch = context.decode_use_non_causal();
         let (context, n_ubatch) = (Mutex::new(context), config.n_ubatch as usize);
-        Ok(Some(Projector { context, _model: Arc::clone(model), id, in_one_batch, n_ubatch }))
+        let (counting, room) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(MAX_KIB)));
+        Ok(Some(Projector { context, _model: Arc::clone(model), id, in_one_batch, n_ubatch, counting, room }))
     }
 
     /// What [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector) says.
     pub(super) fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Waits for the turn to count images' tokens, which ends with what is returned. Whoever decodes holds it, also when
+    /// nobody waits for the outcome any more.
+    pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.counting).acquire_owned().await.ok()
+    }
+
+    /// Room for the files of these images, until what is returned is dropped. None: there is too little now.
+    pub(super) fn room(&self, images: &[ImageRun]) -> Option<OwnedSemaphorePermit> {
+        let n_bytes: usize = images.iter().map(|run| run.image.bytes().len()).sum();
+        let n_kib = u32::try_from(n_bytes.div_ceil(1024)).ok()?;
+        Arc::clone(&self.room).try_acquire_many_owned(n_kib).ok()
     }
 
     /// Tokens that an image takes in a prompt. Blocking: it is decoded for that. Errors: it cannot be read, or is too
@@ -123,10 +145,7 @@ impl Projector {
         let bitmap = bitmap.map_err(EngineError::internal)?;
         let text = MtmdInputText { text: mtmd_default_marker().to_owned(), add_special: false, parse_special: true };
         let chunks = self.lock().tokenize(text, &[&bitmap]).map_err(|error| {
-            EngineError::invalid(format!(
-                "Invalid '{}': the projector does not take the image ({error}).",
-                image.field()
-            ))
+            EngineError::invalid_field(image.field(), format_args!("the projector does not take the image ({error})"))
         })?;
         let (n_tokens, n_positions) = (chunks.total_tokens(), chunks.total_positions());
         if n_tokens < MIN_PLACEHOLDERS || usize::try_from(n_positions) != Ok(n_tokens) {
@@ -139,7 +158,7 @@ impl Projector {
         if self.in_one_batch && largest > self.n_ubatch {
             let ubatch = self.n_ubatch;
             let message = format!("an image of this model takes {largest} tokens at once, and --ubatch is {ubatch}");
-            return Err(EngineError::invalid(message));
+            return Err(EngineError::invalid_field(image.field(), message));
         }
         Ok(chunks)
     }

@@ -8,6 +8,7 @@ use baton_schemas::image::{Image, Segment, segments};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::model::LlamaModel;
+use tokio_util::sync::CancellationToken;
 
 use super::projector::Projector;
 use super::vocabulary::Vocabulary;
@@ -36,8 +37,17 @@ impl LlamaEngine {
             other => EngineError::Template { message: other.to_string() },
         })?;
         let (model, vocabulary) = (Arc::clone(&self.model), Arc::clone(&self.vocabulary));
+        let turn = match &projector {
+            Some(projector) if !images.is_empty() => projector.turn().await,
+            _ => None,
+        };
+        let (n_ctx, is_left) = (self.info.n_ctx, CancellationToken::new());
+        // Images are decoded no further for a client that is gone.
+        let _leaves = is_left.clone().drop_guard();
         let tokenized = tokio::task::spawn_blocking(move || {
-            let mut prompt = Prompt { model: &model, vocabulary: &vocabulary, projector, tokens: Vec::new() };
+            let _turn = turn;
+            let (model, vocabulary) = (&model, &vocabulary);
+            let mut prompt = Prompt { model, vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
         let tokens = tokenized.await.map_err(EngineError::internal)??;
@@ -81,6 +91,10 @@ struct Prompt<'a> {
     model: &'a LlamaModel,
     vocabulary: &'a Vocabulary,
     projector: Option<Arc<Projector>>,
+    /// With more tokens it is refused, before further images are decoded.
+    n_ctx: u32,
+    /// Nobody waits for it any more.
+    is_left: CancellationToken,
     tokens: Vec<Token>,
 }
 
@@ -119,8 +133,14 @@ impl Prompt<'_> {
 
     fn add_image(&mut self, image: &Image) -> Result<(), EngineError> {
         let projector = self.projector.as_ref().ok_or_else(no_projector)?;
+        if self.is_left.is_cancelled() {
+            return Err(EngineError::internal("nobody waits for the prompt"));
+        }
         self.tokens.extend(image.placeholders(projector.n_tokens(image)?));
-        Ok(())
+        match u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) {
+            n_prompt if n_prompt > self.n_ctx => Err(EngineError::ContextOverflow { n_prompt, n_ctx: self.n_ctx }),
+            _ => Ok(()),
+        }
     }
 }
 

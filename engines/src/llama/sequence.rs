@@ -6,7 +6,7 @@ use baton_schemas::image::is_placeholder;
 use baton_schemas::sequence::{Delta, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llguidance::Matcher;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::constrain::Constrained;
 use super::embed::EmbedJob;
@@ -26,6 +26,8 @@ pub(super) struct Job {
     pub(super) matcher: Option<Matcher>,
     /// The images in the prompt, in their order.
     pub(super) images: Vec<ImageRun>,
+    /// Room for their files, which it has until its end.
+    pub(super) room: Option<OwnedSemaphorePermit>,
 }
 
 /// What the engine's handles tell its scheduler.
@@ -46,6 +48,10 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<Token>,
     /// The images among them, in their order.
     pub(super) images: Vec<ImageRun>,
+    /// Room for their files.
+    _room: Option<OwnedSemaphorePermit>,
+    /// Its next image was not seen when it should have been.
+    pub(super) was_unseen: bool,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
     /// Its request's place in the order of arrival, the same for all choices.
@@ -83,6 +89,8 @@ impl Sequence {
             deltas: job.deltas,
             tokens,
             images: job.images,
+            _room: job.room,
+            was_unseen: false,
             sampler,
             accepted: job.accepted,
             number: 0,

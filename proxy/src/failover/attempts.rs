@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::engine_failure::is_engine_failure;
 use crate::error::RequestError;
-use crate::pool::{Node, ServedModel, Task};
+use crate::pool::{Node, ServedModel, Sight, Task};
 
 /// How long a request that has lost an engine before its first answer looks for one that takes it.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -32,12 +32,19 @@ pub struct Attempts {
     /// told.
     engine_failure: Option<EngineError>,
     has_deputy: bool,
+    sight: Sight<'static>,
 }
 
 impl Attempts {
-    /// Of a request that somebody else can answer, once each node was asked: no lost node is waited for.
-    pub fn with_deputy() -> Attempts {
-        Attempts { has_deputy: true, ..Attempts::default() }
+    /// Of a request with these images.
+    pub fn about(images: &[Image]) -> Attempts {
+        Attempts { sight: Sight::of(images), ..Attempts::default() }
+    }
+
+    /// The same where somebody else can answer, once each node was asked: no lost node is waited for.
+    #[must_use]
+    pub fn with_deputy(self) -> Attempts {
+        Attempts { has_deputy: true, ..self }
     }
 
     /// See [`with_deputy`](Self::with_deputy).
@@ -48,6 +55,11 @@ impl Attempts {
     /// Decode nodes that have failed or refused this request.
     pub fn failed(&self) -> &[usize] {
         &self.failed
+    }
+
+    /// What a node has to see for this request.
+    pub fn sight(&self) -> Sight<'static> {
+        self.sight
     }
 
     /// There was an answer: the next loss has as much time as the first.
@@ -73,10 +85,10 @@ impl Attempts {
         }
     }
 
-    /// No node is left that has not failed or refused this request: one that had was chosen again, for want of a
-    /// better.
+    /// No node that sees what it needs to is left that has not failed or refused this request: one that had was chosen
+    /// again, for want of a better.
     fn has_asked_all(&self, model: &ServedModel) -> bool {
-        self.was_repeated || self.failed.len() >= model.decode.len()
+        self.was_repeated || self.failed.len() >= model.n_seeing(self.sight)
     }
 
     /// Waits for a call to a decode node as long as the node shows that it lives, and notes what came of it.
@@ -134,8 +146,9 @@ impl Attempts {
             }
             // Its fault or the request's: one more engine will show. Two failures are the request's.
             RequestError::Engine(error) if is_engine_failure(error) && self.engine_failure.is_none() => {
-                let is_other =
-                    |(i, node): (usize, &Arc<Node>)| !self.failed.contains(&i) && model.ready_decode(node).is_some();
+                let is_other = |(i, node): (usize, &Arc<Node>)| {
+                    !self.failed.contains(&i) && model.ready_seeing(node, self.sight).is_some()
+                };
                 let has_another = model.decode.iter().enumerate().any(is_other);
                 if has_another {
                     model.fallbacks.count("engine_failed");
@@ -173,7 +186,7 @@ where
     ask_about(model, name, &[], call).await
 }
 
-/// The same about these images, which a node without a projector is not asked about if there is another.
+/// The same about these images, which a node without a projector is not asked about while another may have one.
 pub async fn ask_about<T, F>(
     model: &ServedModel,
     name: Option<&str>,
@@ -183,9 +196,9 @@ pub async fn ask_about<T, F>(
 where
     F: Future<Output = Result<T, RequestError>>,
 {
-    let mut attempts = Attempts::default();
+    let mut attempts = Attempts::about(images);
     loop {
-        let outcome = match model.ready_for(name, &model.unfit_for(images, attempts.failed())).await {
+        let outcome = match model.ready_for(name, attempts.failed(), attempts.sight()).await {
             Ok((node, info)) => attempts.call(model, node, call(Arc::clone(node), info)).await,
             Err(error) => Err(error),
         };

@@ -19,8 +19,9 @@ impl Resilient {
     /// Whether another engine is to go on where this one failed. Once: what two of them fail at is the request's doing.
     pub(super) fn may_fail_over(&self, error: &EngineError) -> bool {
         let model = &self.plan.model;
-        let is_other =
-            |(i, node): (usize, &Arc<Node>)| i != self.plan.route.decode && model.ready_decode(node).is_some();
+        let is_other = |(i, node): (usize, &Arc<Node>)| {
+            i != self.plan.route.decode && model.ready_seeing(node, self.sight()).is_some()
+        };
         let has_another = || model.decode.iter().enumerate().any(is_other);
         is_engine_failure(error) && self.engine_failure.is_none() && has_another()
     }

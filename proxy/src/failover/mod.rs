@@ -31,7 +31,7 @@ use self::hedge::Hedge;
 use self::patience::Patience;
 use crate::error::RequestError;
 use crate::plan::{self, Plan, PlanRequest};
-use crate::pool::{Claim, Task};
+use crate::pool::{Claim, Sight, Task};
 
 /// Engines that one sequence may lose in a row, without a token between, before its client is told.
 const MAX_ATTEMPTS: u32 = 8;
@@ -193,6 +193,11 @@ impl Resilient {
         }
     }
 
+    /// What a node has to see to go on.
+    fn sight(&self) -> Sight<'_> {
+        Sight::by(projector_of(&self.request))
+    }
+
     fn is_on(&mut self, plan: Plan) {
         self.followers.send_replace(plan.clone());
         self.plan = plan;
@@ -238,7 +243,7 @@ impl Resilient {
                 return Err(lost);
             }
             // Those that failed may be back, or have room now.
-            if failed.len() >= self.plan.model.decode.len() {
+            if failed.len() >= self.plan.model.n_seeing(self.sight()) {
                 failed = barred.into_iter().collect();
             }
             tokio::time::sleep(RETRY_PAUSE).await;
@@ -249,7 +254,7 @@ impl Resilient {
     /// `barred`.
     async fn start_again(&mut self, failed: &mut Vec<usize>, barred: Option<usize>) -> Result<(), RequestError> {
         let model = Arc::clone(&self.plan.model);
-        model.any_ready().await?;
+        model.any_ready_but(&[], self.sight()).await?;
         let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
         let left = self.request.max_tokens.map(|n| n.saturating_sub(self.request.generated.len() as u32));
         let request = PlanRequest {

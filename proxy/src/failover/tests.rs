@@ -10,6 +10,7 @@ use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::Token;
 use baton_schemas::generate::Conversation;
+use baton_schemas::image::PromptImages;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 
 use super::*;
@@ -140,6 +141,16 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
     Node::new(name.into(), None, Arc::new(engine), health)
 }
 
+/// The projector of the nodes that see.
+const EYES: &str = "eyes";
+
+async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
+    let node = node(name, engine).await;
+    let info = NodeInfo { projector: Some(EYES.to_owned()), ..(*node.info().unwrap()).clone() };
+    node.health.answers(Arc::new(info));
+    node
+}
+
 fn mortal(dies_after: u32, n_deaths: u32) -> Mortal {
     Mortal { sim: sim(), dies_after, n_deaths: AtomicU32::new(n_deaths), of: EngineError::lost("killed") }
 }
@@ -164,14 +175,27 @@ async fn run(model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineE
 
 /// The same in a trace.
 async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
-    let request = request();
+    run_of(request(), span, model).await
+}
+
+/// The same of a prompt with an image.
+async fn run_about_an_image(model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    let images = PromptImages { projector: EYES.to_owned(), images: Vec::new() };
+    run_of(SequenceRequest { images: Some(images), ..request() }, Span::none(), model).await
+}
+
+async fn run_of(
+    request: SequenceRequest,
+    span: Span,
+    model: &Arc<ServedModel>,
+) -> Result<(Vec<Token>, u32, u32), EngineError> {
     let ask = PlanRequest {
         tokens: &request.prompt,
         n_replayed: 0,
         scope: request.cache_scope,
         max_tokens: request.max_tokens,
         policy: None,
-        projector: None,
+        projector: projector_of(&request),
         exclude: &[],
         exclude_prefill: &[],
     };
@@ -264,6 +288,24 @@ async fn what_fails_on_every_engine_ends_with_the_first_failure() {
         let (alone, began) = (model(vec![engine("alone").await]), Instant::now());
         assert_eq!(run(&alone).await, Err(EngineError::internal("alone")));
         assert!(count(&alone, "engine_failed") == 0 && began.elapsed() < RETRY_PAUSE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_about_an_image_goes_on_only_where_it_is_seen() {
+    let (expected, _, _) = run(&model(vec![node("well", sim()).await])).await.unwrap();
+    for fails_after in [0, 3] {
+        let engine = async || seeing("fails", failing(fails_after, 9, "it")).await;
+        let (blind, began) = (node("blind", sim()).await, Instant::now());
+        let alone = model(vec![engine().await, Arc::clone(&blind)]);
+        assert_eq!(run_about_an_image(&alone).await, Err(EngineError::internal("it")));
+        assert!(began.elapsed() < RETRY_PAUSE, "nobody else is waited for: {:?}", began.elapsed());
+        assert_eq!(count(&alone, "engine_failed"), 0);
+        let others = model(vec![engine().await, Arc::clone(&blind), seeing("spare", sim()).await]);
+        assert_eq!(run_about_an_image(&others).await.unwrap(), (expected.clone(), 1, 12));
+        // One that is lost may be back.
+        let lost = model(vec![seeing("mortal", mortal(fails_after, 1)).await, blind]);
+        assert_eq!(run_about_an_image(&lost).await.unwrap(), (expected.clone(), 1, 12));
     }
 }
 

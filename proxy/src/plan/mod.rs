@@ -23,7 +23,7 @@ use self::cost::{Candidate, Prediction, Route, candidates};
 use self::policy::Policy;
 use self::snapshot::{NodeView, RequestSize, Snapshot};
 use crate::error::RequestError;
-use crate::pool::{Claim, Node, ServedModel, Task, expected_output};
+use crate::pool::{Claim, Node, ServedModel, Sight, Task, expected_output};
 
 /// A decision with its reason.
 #[derive(Clone)]
@@ -202,7 +202,7 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
 fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<&'static str> {
     // Room for one new token, unless none is wanted.
     let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
-    let is_blind = request.projector.is_some() && info.projector.as_deref() != request.projector;
+    let is_blind = !Sight::by(request.projector).is_met_by(info);
     let barred = model.bars_decode(info).or(is_blind.then_some("no_projector"));
     barred.or((n_needed > info.n_ctx as usize).then_some("context_too_small"))
 }

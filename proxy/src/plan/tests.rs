@@ -5,7 +5,6 @@ use std::sync::OnceLock;
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
-use baton_schemas::image::Image;
 
 use super::*;
 use crate::pool::Health;
@@ -142,8 +141,6 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
     assert_eq!(barred, [Some("no_projector"), None, Some("no_projector")]);
     assert!(super::plan(&model, &of(Some("gone"))).is_err());
     assert!(super::plan(&model, &of(None)).unwrap().prefill().is_some(), "others are");
-    let image = Image::new(&b"x"[..], "f");
-    assert_eq!((model.unfit_for(&[image], &[2]), model.unfit_for(&[], &[2])), (vec![0, 2], vec![2]));
 }
 
 #[tokio::test(start_paused = true)]

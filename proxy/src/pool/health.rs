@@ -228,6 +228,11 @@ impl Health {
         self.status.borrow().info.clone()
     }
 
+    /// Whether it has not come out of its first start: it has neither answered yet nor failed.
+    pub fn is_new(&self) -> bool {
+        self.transitions.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Whether it runs, as far as is known.
     pub fn is_running(&self) -> bool {
         self.status.borrow().running().is_some()
@@ -309,6 +314,8 @@ mod tests {
         let info = Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap());
         let (health, silent) = (Health::new("it"), Why::plainly("silent", "no answer"));
         let mut told = health.subscribe();
+        health.loads("starts");
+        assert!(health.is_new());
         for _ in 0..2 {
             health.answers(Arc::clone(&info));
         }
@@ -335,7 +342,7 @@ mod tests {
         }
         assert_eq!(kept.life(), Life::Suspect);
         kept.loads("ended");
-        assert_eq!(kept.life(), Life::Starting);
+        assert_eq!((kept.life(), kept.is_new()), (Life::Starting, false));
         let counted: Vec<_> =
             health.transitions().into_iter().map(|(t, n)| (t.from.as_str(), t.to.as_str(), t.reason, n)).collect();
         let expected = [

@@ -16,6 +16,7 @@ mod prefixes;
 pub mod rates;
 mod routes;
 mod served_model;
+mod sight;
 mod succession;
 mod unused;
 
@@ -33,6 +34,7 @@ pub use self::life::Life;
 pub use self::node::{Claim, Node};
 pub use self::routes::{Routes, expected_output};
 pub use self::served_model::ServedModel;
+pub use self::sight::Sight;
 pub use self::unused::Unused;
 use crate::admission::Account;
 use crate::error::RequestError;

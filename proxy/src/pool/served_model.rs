@@ -3,14 +3,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sampling_fields::SamplingFields;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::succession::History;
-use super::{Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Task, names, unavailable};
+use super::{Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Sight, Task, names, unavailable};
 use crate::error::RequestError;
 use crate::plan::deadlines::Deadlines;
 use crate::plan::policy::{POLICIES, Policy};
@@ -204,6 +203,17 @@ impl ServedModel {
         node.info().filter(|info| self.bars_decode(info).is_none())
     }
 
+    /// The same, if it sees what a request needs it to see.
+    pub fn ready_seeing(&self, node: &Node, sight: Sight<'_>) -> Option<Arc<NodeInfo>> {
+        self.ready_decode(node).filter(|info| sight.is_met_by(info))
+    }
+
+    /// Decode nodes that see it, now or when they are back. One that has not said yet what it runs may be one of them.
+    pub fn n_seeing(&self, sight: Sight<'_>) -> usize {
+        let sees = |info: &NodeInfo| self.bars_decode(info).is_none() && sight.is_met_by(info);
+        self.decode.iter().filter(|node| node.last_info().is_none_or(|info| sees(&info))).count()
+    }
+
     /// Tokens that one sequence may hold on the best of the nodes that are up, of which one is this.
     pub fn longest_context(&self, known: &NodeInfo) -> u32 {
         let others = self.decode.iter().filter_map(|node| self.ready_decode(node));
@@ -212,8 +222,13 @@ impl ServedModel {
 
     /// [`any_ready_but`](Self::any_ready_but) for a request that names its model. While a model has no name it is taken for
     /// any; by now its node has told which it is.
-    pub async fn ready_as(&self, name: &str, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
-        let found = self.any_ready_but(failed).await?;
+    pub async fn ready_as(
+        &self,
+        name: &str,
+        failed: &[usize],
+        sight: Sight<'_>,
+    ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        let found = self.any_ready_but(failed, sight).await?;
         if self.is_called(name) {
             return Ok(found);
         }
@@ -225,29 +240,30 @@ impl ServedModel {
         &self,
         name: Option<&str>,
         failed: &[usize],
+        sight: Sight<'_>,
     ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
         match name {
-            Some(name) => self.ready_as(name, failed).await,
-            None => self.any_ready_but(failed).await,
+            Some(name) => self.ready_as(name, failed, sight).await,
+            None => self.any_ready_but(failed, sight).await,
         }
     }
 
-    /// A decode node that is ready, and what it is. Waits for one that is starting.
-    pub async fn any_ready(&self) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
-        self.any_ready_but(&[]).await
-    }
-
-    /// The same: not one of those that have just failed, if there is another; then one that is trusted; then the one
-    /// with the longest context.
-    pub async fn any_ready_but(&self, failed: &[usize]) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
-        if let Some(best) = self.best_ready(failed) {
+    /// A decode node that is ready and sees what it needs to, and what it is. Waits for one that is starting. Not one
+    /// of those that have just failed, if there is another; then one that is trusted; then the one with the longest
+    /// context. Where all nodes are known not to see it, any that is ready: it tells.
+    pub async fn any_ready_but(
+        &self,
+        failed: &[usize],
+        sight: Sight<'_>,
+    ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        if let Some(best) = self.best_ready(failed, sight) {
             return Ok(best);
         }
         let mut last = unavailable("no engine serves this model", READY_WAIT);
         let mut waits: FuturesUnordered<_> = self.decode.iter().map(|node| node.ready()).collect();
         while let Some(outcome) = waits.next().await {
             // Each of them may settle what the model is, and so which of the others serve it.
-            if let Some(best) = self.best_ready(failed) {
+            if let Some(best) = self.best_ready(failed, sight) {
                 return Ok(best);
             }
             if let Err(error) = outcome {
@@ -257,16 +273,10 @@ impl ServedModel {
         Err(last)
     }
 
-    /// Decode nodes that a request with these images should not go to: those that have `failed`, and those without a
-    /// projector.
-    pub fn unfit_for(&self, images: &[Image], failed: &[usize]) -> Vec<usize> {
-        let is_blind = |node: &Node| node.info().is_some_and(|info| info.projector.is_none());
-        let blind = (0..self.decode.len()).filter(|&i| !images.is_empty() && is_blind(&self.decode[i]));
-        blind.chain(failed.iter().copied()).collect()
-    }
-
-    fn best_ready(&self, failed: &[usize]) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
-        let ready = self.decode.iter().enumerate().filter_map(|(i, node)| Some((i, node, self.ready_decode(node)?)));
+    fn best_ready(&self, failed: &[usize], sight: Sight<'_>) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
+        let sight = if self.n_seeing(sight) == 0 { Sight::Unneeded } else { sight };
+        let nodes = self.decode.iter().enumerate();
+        let ready = nodes.filter_map(|(i, node)| Some((i, node, self.ready_seeing(node, sight)?)));
         let best =
             ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(Task::Decode), info.n_ctx));
         best.map(|(_, node, info)| (node, info))

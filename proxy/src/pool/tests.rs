@@ -86,7 +86,7 @@ async fn discovered() {
 async fn serving(app: &App, name: &str) -> Result<String, &'static str> {
     let account = Account::new("anyone", KeyLimits::default());
     let model = app.pool.find_for(Some(name), &account).map_err(|error| error.kind())?;
-    let ready = model.ready_as(name, &[]).await.map_err(|error| error.kind())?;
+    let ready = model.ready_as(name, &[], Sight::Unneeded).await.map_err(|error| error.kind())?;
     Ok(ready.0.name.clone())
 }
 
@@ -151,7 +151,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 0));
         assert_eq!(app.pool.models().len(), 1);
         // Streams that began on the old weights do not go on on the new ones.
-        assert!(old[0].any_ready().await.is_err());
+        assert!(old[0].any_ready_but(&[], Sight::Unneeded).await.is_err());
 
         runs(&second, "new", "m").await;
         discovered().await;

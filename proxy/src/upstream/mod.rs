@@ -10,6 +10,7 @@ mod events;
 mod member;
 mod pool;
 mod short;
+mod sight;
 mod start;
 
 pub use self::member::{Life, Member};

@@ -12,6 +12,7 @@ use baton_schemas::{EngineError, Token};
 
 use super::asking::{Question, first_answer, told};
 use super::member::Place;
+use super::sight::check_sight;
 use super::{Member, ServedByUpstreams};
 use crate::embed::Embedded;
 use crate::error::RequestError;
@@ -68,6 +69,7 @@ pub async fn detokenize(
 
 /// A chat's prompt, as text.
 pub async fn render(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &str) -> Result<String, RequestError> {
+    check_sight(&chat.conversation.images)?;
     let question = Asking { question: TokenQuestion::Render(chat), request_id };
     match first_answer(serving, &question).await?.2 {
         TokenAnswer::Text(prompt) => Ok(prompt),
@@ -77,6 +79,7 @@ pub async fn render(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: 
 
 /// Tokens of a chat's prompt.
 pub async fn count(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &str) -> Result<u32, RequestError> {
+    check_sight(&chat.conversation.images)?;
     let question = Asking { question: TokenQuestion::TokenizeChat(chat), request_id };
     match first_answer(serving, &question).await?.2 {
         TokenAnswer::Tokens(tokens) => Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),

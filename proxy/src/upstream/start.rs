@@ -12,6 +12,7 @@ use tracing::{Instrument, Span};
 
 use super::asking::{Question, first_answer};
 use super::member::Place;
+use super::sight::check_sight;
 use super::{Member, ServedByUpstreams};
 use crate::error::RequestError;
 
@@ -49,6 +50,7 @@ pub async fn start(
     request: &GenerateRequest,
     request_id: &str,
 ) -> Result<Started, RequestError> {
+    check_sight(request.images())?;
     let (member, reason, choices) = first_answer(serving, &Generating { request, request_id }).await?;
     let asked = choices.first().map_or_else(Instant::now, |choice: &TextChoice| choice.asked);
     Ok(Started { member, reason, asked, choices })

@@ -36,6 +36,9 @@ pub struct GenerateBody {
     pub system: Option<String>,
     /// The prompt as it is, without the chat template.
     pub raw: Option<bool>,
+    /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
+    #[schemars(length(max = 16))]
+    pub images: Option<Vec<ImageFile>>,
     /// What all generations have.
     #[serde(flatten)]
     pub common: Common,
@@ -64,9 +67,6 @@ pub struct Common {
     pub top_logprobs: Option<i64>,
     /// How to generate.
     pub options: Option<Options>,
-    /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
-    #[schemars(length(max = 16))]
-    pub images: Option<Vec<String>>,
 }
 
 /// How to generate. Options that only concern how Ollama loads a model are ignored.
@@ -161,8 +161,13 @@ pub struct OllamaMessage {
     pub tool_call_id: Option<String>,
     /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
     #[schemars(length(max = 16))]
-    pub images: Option<Vec<String>>,
+    pub images: Option<Vec<ImageFile>>,
 }
+
+/// An image's file in base64, as it is or as a data URI.
+#[derive(JsonSchema)]
+#[schemars(inline, extend("contentEncoding" = "base64"))]
+pub struct ImageFile(pub String);
 
 /// Who speaks.
 #[derive(JsonSchema)]

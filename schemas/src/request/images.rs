@@ -1,5 +1,7 @@
 //! A client's images, in whichever dialect: from base64 to bytes, within the limits.
 
+use std::borrow::Cow;
+
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -13,6 +15,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
+
+/// Of base64 in lines of 76 characters, as RFC 2045 has it.
+const LINE_BREAKS: [char; 2] = ['\r', '\n'];
 
 /// First bytes of the formats that engines decode; WebP has its name behind a length.
 const BEGINNINGS: [&[u8]; 5] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"RIFF"];
@@ -56,12 +61,14 @@ impl Images {
         if self.images.len() == MAX_IMAGES {
             return Err(InvalidRequest::at(field, format_args!("a request may have {MAX_IMAGES} images")));
         }
-        // Before anything is allocated for it.
+        // Programs that write base64 break its lines.
+        let data = if data.contains(LINE_BREAKS) { Cow::Owned(data.replace(LINE_BREAKS, "")) } else { data.into() };
+        // Before it is decoded.
         if data.len() / 4 * 3 > MAX_IMAGE_BYTES.saturating_sub(self.n_bytes) {
             let limit = MAX_IMAGE_BYTES >> 20;
             return Err(InvalidRequest::at(field, format_args!("a request's images may have {limit} MiB together")));
         }
-        let bytes = BASE64.decode(data).map_err(|_| InvalidRequest::at(&*field, "is not valid base64"))?;
+        let bytes = BASE64.decode(data.as_bytes()).map_err(|_| InvalidRequest::at(&*field, "is not valid base64"))?;
         let is_webp = || bytes.get(8..12) == Some(b"WEBP");
         let is_known = BEGINNINGS.iter().any(|first| bytes.starts_with(first));
         if !is_known || (bytes.starts_with(b"RIFF") && !is_webp()) {
@@ -106,12 +113,13 @@ mod tests {
         let mut images = Images::default();
         let mark = images.add_uri(&format!("data:image/png;base64,{PNG}"), "a".into()).unwrap();
         assert_eq!(images.add_base64(PNG.trim_end_matches('='), "b".into()).unwrap(), mark);
+        assert_eq!(images.add_base64("iVBORw\r\n0KGgo=\n", "c".into()).unwrap(), mark);
         let body = json!({"images": [PNG, format!("DATA:;Base64,{PNG}")], "none": null});
         let fields = Fields::root(body.as_object().unwrap());
         assert_eq!(images.add_list(fields, "images").unwrap(), format!("{mark}{mark}"));
         assert_eq!(images.add_list(fields, "none").unwrap(), "");
         let images = images.into_vec();
-        assert_eq!(images.iter().map(Image::field).collect::<Vec<_>>(), ["a", "b", "images[0]", "images[1]"]);
+        assert_eq!(images.iter().map(Image::field).collect::<Vec<_>>(), ["a", "b", "c", "images[0]", "images[1]"]);
         assert!(images.iter().all(|image| image.bytes() == b"\x89PNG\r\n\x1a\n"));
     }
 

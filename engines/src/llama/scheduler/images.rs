@@ -27,8 +27,15 @@ impl Scheduler<'_> {
                 self.seen(slot, &run);
                 tracing::debug!(slot, n_tokens = run.at.len(), took = ?began.elapsed(), "an image was seen");
             }
+            // Room was made for it, so a second time it is the projector that fails: others lose nothing to that.
+            Err(Unseen::NoCells) if self.running[slot].as_ref().is_some_and(|sequence| sequence.was_unseen) => {
+                self.refuse(slot, EngineError::internal("llama.cpp could not see an image"));
+            }
             Err(Unseen::NoCells) => {
                 self.restore(slot);
+                if let Some(sequence) = &mut self.running[slot] {
+                    sequence.was_unseen = true;
+                }
                 self.give_up_cells();
             }
             Err(Unseen::Failed(error)) => self.refuse(slot, error),
@@ -49,6 +56,7 @@ impl Scheduler<'_> {
     fn seen(&mut self, slot: usize, run: &ImageRun) {
         let Some(sequence) = &mut self.running[slot] else { return };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[run.at.clone()]);
+        sequence.was_unseen = false;
         if sequence.first_token.is_none() {
             sequence.n_computed += run.at.len() as u32;
         }

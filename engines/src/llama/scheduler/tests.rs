@@ -40,7 +40,8 @@ fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Deltas {
     let (deltas, receiver) = mpsc::channel(super::DELTA_WINDOW);
     let mut request = SequenceRequest { prompt, max_tokens: Some(24), ignore_eos: true, ..Default::default() };
     request.sampling.temperature = 0.0;
-    let job = Job { request, deltas, accepted: Instant::now(), export: None, matcher: None, images: Vec::new() };
+    let job =
+        Job { request, deltas, accepted: Instant::now(), export: None, matcher: None, images: Vec::new(), room: None };
     scheduler.shared.n_queued.fetch_add(1, super::Ordering::AcqRel);
     scheduler.take(Message::Job(Box::new(job)));
     receiver

@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::{DeltaStream, EmbedStream, Engine};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
-use baton_schemas::generate::{ChatPrompt, Conversation};
+use baton_schemas::generate::{ChatPrompt, Conversation, Input};
 use baton_schemas::node::{NodeLoad, TokenizeRequest};
-use baton_schemas::{SequenceRequest, Token};
+use baton_schemas::{GenerateRequest, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
 
@@ -246,4 +246,63 @@ async fn a_request_that_an_engine_fails_at_is_asked_of_one_more() {
     let failed = generate(&app, request("m"), &caller()).await.err();
     let expected = EngineError::internal("first");
     assert!(matches!(&failed, Some(RequestError::Engine(error)) if *error == expected), "{failed:?}");
+}
+
+/// A node with a projector.
+async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
+    let node = node(name, engine).await;
+    let info = NodeInfo { projector: Some("eyes".to_owned()), ..(*node.info().unwrap()).clone() };
+    node.health.answers(Arc::new(info));
+    node
+}
+
+/// A chat with an image.
+fn seen() -> ChatPrompt {
+    let images = vec![Image::new(&b"x"[..], "messages[0].content[0]")];
+    ChatPrompt { conversation: Conversation { images, ..chat().conversation }, ..ChatPrompt::default() }
+}
+
+fn about_an_image() -> GenerateRequest {
+    GenerateRequest { input: Input::Chat(seen().conversation), ..request("m") }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_images_ends_as_its_nodes_that_see_say_and_not_as_a_blind_one_would() {
+    for said in [
+        EngineError::QueueFull { limit: 1 },
+        EngineError::Unavailable { reason: "stopping".into() },
+        EngineError::lost("gone"),
+        EngineError::internal("broken"),
+    ] {
+        let refusing = async || seeing("a", Refusing(sim(), said.clone())).await;
+        let (app, model) = over(vec![refusing().await, node("blind", sim()).await]);
+        let began = Instant::now();
+        let refused = generate(&app, about_an_image(), &caller()).await.err();
+        assert!(matches!(&refused, Some(RequestError::Engine(error)) if *error == said), "{refused:?}");
+        // Only one that was lost is waited for, and nobody else was there to be asked.
+        let is_lost = said.is_lost_engine();
+        let was_patient = began.elapsed() >= START_DEADLINE;
+        assert_eq!((was_patient, model.fallbacks.view().is_empty()), (is_lost, !is_lost), "{said}");
+        // Another one that sees takes it.
+        let (app, _) = over(vec![refusing().await, node("blind", sim()).await, seeing("c", sim()).await]);
+        let reply = generate(&app, about_an_image(), &caller()).await.unwrap();
+        assert!(reply.route.contains("decode=c"), "{said}: {}", reply.route);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blind() {
+    let (seeing, blind) = (seeing("a", sim()).await, node("blind", sim()).await);
+    let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
+    let ask = async |app: &App| generate(app, about_an_image(), &caller()).await.err();
+    assert!(ask(&app).await.is_none());
+    seeing.health.fails(&crate::pool::Why::plainly("unreachable", "gone"), Duration::from_secs(1));
+    let refused = ask(&app).await;
+    assert!(matches!(refused, Some(RequestError::Unavailable { .. })), "{refused:?}");
+    let counted = app.count(Some("m"), seen(), &caller()).await;
+    assert!(matches!(counted, Err(RequestError::Unavailable { .. })), "{counted:?}");
+    let (app, _) = over(vec![blind]);
+    assert!(matches!(ask(&app).await, Some(RequestError::Blind { .. })));
+    let counted = app.count(Some("m"), seen(), &caller()).await;
+    assert!(matches!(counted, Err(RequestError::Blind { .. })), "{counted:?}");
 }

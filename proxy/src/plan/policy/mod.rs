@@ -62,7 +62,11 @@ fn why_direct(candidates: &[Candidate]) -> &'static str {
             _ => "least_time",
         };
     }
-    let reasons: Option<Vec<&'static str>> = handoffs.map(|c| c.barred).collect();
+    // What keeps one decode node from everything says nothing of the handoffs to another that may generate.
+    let (may_decode, others): (Vec<_>, Vec<_>) =
+        handoffs.partition(|c| open(candidates).any(|(_, direct)| direct.route.decode == c.route.decode));
+    let of_interest = if may_decode.is_empty() { others } else { may_decode };
+    let reasons: Option<Vec<&'static str>> = of_interest.iter().map(|c| c.barred).collect();
     let Some(reasons) = reasons else { return "not_worth_it" };
     // Nodes of another model are no reason while there are some of this one.
     let of_this_model = reasons.iter().find(|reason| **reason != "fingerprint_mismatch");
