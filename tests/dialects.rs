@@ -230,6 +230,38 @@ async fn an_image_for_a_model_without_eyes_is_refused_by_name_in_every_dialect()
     assert!(status == 400 && reply.contains("never fetches"), "{reply}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generation_goes_on_from_the_tokens_of_an_earlier_one() {
+    let server = Server::start(&[]);
+    let ask = async |prompt: &str, context: &Value, options: Value| {
+        let mut body = json!({ "model": model(), "prompt": prompt, "stream": false, "context": context });
+        body["options"] = json!({ "temperature": 0, "num_predict": 8 });
+        body["options"].as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
+        whole(&server, "/api/generate", &body).await
+    };
+    let count = |reply: &Value, what: &str| reply[what].as_u64().unwrap();
+    let n_context = |reply: &Value| reply["context"].as_array().unwrap().len() as u64;
+    let first = ask(ASK, &Value::Null, json!({})).await;
+    assert_eq!(n_context(&first), count(&first, "prompt_eval_count") + count(&first, "eval_count"), "{first}");
+    let second = ask("And in Rome?", &first["context"], json!({})).await;
+    let n_prompt = count(&second, "prompt_eval_count");
+    let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+    let n_cached = state["routes"][0]["n_cached"].as_u64().unwrap();
+    assert!(n_cached >= n_context(&first) - 1, "{n_cached} of {n_prompt}: {first}");
+    let alone = ask("And in Rome?", &Value::Null, json!({})).await;
+    assert_eq!(n_prompt, n_context(&first) + count(&alone, "prompt_eval_count"), "{second}");
+    // A context of the client's own size ends the reply, or refuses the prompt.
+    let cut = ask("And in Rome?", &first["context"], json!({ "num_ctx": n_prompt + 2 })).await;
+    assert_eq!((&cut["done_reason"], count(&cut, "eval_count")), (&json!("length"), 2), "{cut}");
+    let body = json!({ "model": model(), "prompt": "And in Rome?", "context": first["context"],
+        "options": { "num_ctx": n_prompt } });
+    let (status, refused) = post(&server, "/api/generate", &body).await;
+    assert!(status == 400 && refused.contains("context_length_exceeded"), "{refused}");
+    let (status, refused) =
+        post(&server, "/api/generate", &json!({ "model": model(), "prompt": "x", "context": [9_999_999] })).await;
+    assert!(status == 400 && refused.contains("context"), "{refused}");
+}
+
 /// Panics at a stream that is not whole.
 type Check = fn(&str);
 

@@ -176,18 +176,28 @@ async fn an_upstream_goes_on_with_the_trace() {
     let reply = call.header("traceparent", format!("00-{TRACE}-{CLIENT}-01")).send().await.unwrap();
     assert_eq!(reply.status(), 200);
 
-    let wanted = ["request", "upstream", "request", "decode"];
     let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     // From the client's span down: each is a child of the one before.
-    eventually("a chain of spans", || {
-        let spans = collector.spans();
-        assert!(spans.iter().all(|span| hex(&span.trace) == TRACE), "{spans:#?}");
-        let chain = wanted.iter().try_fold(CLIENT.to_owned(), |parent, name| {
-            let child = spans.iter().find(|span| span.name == *name && hex(&span.parent) == parent)?;
-            Some(hex(&child.id))
+    let chained = |wanted: &[&str]| {
+        eventually("a chain of spans", || {
+            let spans = collector.spans();
+            assert!(spans.iter().all(|span| hex(&span.trace) == TRACE), "{spans:#?}");
+            let chain = wanted.iter().try_fold(CLIENT.to_owned(), |parent, name| {
+                let child = spans.iter().find(|span| span.name == *name && hex(&span.parent) == parent)?;
+                Some(hex(&child.id))
+            });
+            chain.is_some().then_some(())
         });
-        chain.is_some().then_some(())
-    });
+    };
+    chained(&["request", "upstream", "request", "decode"]);
+
+    // So do vectors.
+    collector.bodies.lock().unwrap().clear();
+    let body = json!({ "model": "m", "input": "a secret text" });
+    let call = reqwest::Client::new().post(format!("{}/v1/embeddings", server.base)).json(&body);
+    let reply = call.header("traceparent", format!("00-{TRACE}-{CLIENT}-01")).send().await.unwrap();
+    assert_eq!(reply.status(), 200);
+    chained(&["request", "request"]);
     let bodies = collector.bodies.lock().unwrap().concat();
     assert!(!String::from_utf8_lossy(&bodies).contains("secret"));
 }

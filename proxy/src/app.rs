@@ -10,7 +10,9 @@ use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
-use baton_schemas::{EngineError, GenerateRequest, Token};
+use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::sampling_fields::SamplingFields;
+use baton_schemas::{GenerateRequest, Token};
 
 use crate::admission::{Account, Admission};
 use crate::embed::{self, Embedded};
@@ -52,19 +54,6 @@ impl App {
         self.pool.n_slots() + self.upstreams.load().n_places()
     }
 
-    /// The model of that name that nodes serve. Errors: there is none; of one that upstreams serve, that its engine is not
-    /// known here.
-    fn on_nodes(&self, model: Option<&str>, caller: &Caller) -> Result<Arc<ServedModel>, RequestError> {
-        let found = self.pool.find_for(model, &caller.account);
-        found.map_err(|error| {
-            self.unless_upstream(
-                model,
-                error,
-                "/props and /slots (ask the upstream itself: kind llama-server has them) of a model",
-            )
-        })
-    }
-
     /// What serves a model: nodes, upstreams, or both. Errors: nothing, or nothing that this account may use.
     pub fn who_serves(
         &self,
@@ -90,23 +79,32 @@ impl App {
         }
     }
 
-    /// The upstreams of a model that no node serves.
+    /// The upstreams of a model that no node serves. Without a name, of the first one that this account may use, where
+    /// upstreams serve all that there is.
     fn on_upstreams(&self, model: Option<&str>, caller: &Caller) -> Result<Option<ServedByUpstreams>, RequestError> {
-        let Some(name) = model else { return Ok(None) };
+        let Some(name) = model else {
+            return Ok(if self.pool.is_empty() { self.first_on_upstreams(&caller.account) } else { None });
+        };
         match self.who_serves(name, &caller.account)? {
             (None, serving) => Ok(serving),
             (Some(_), _) => Ok(None),
         }
     }
 
-    /// The same, in memory for as long as the second value lives. Waits for it, so it comes before the permit: that bounds
-    /// what is at work, and this has a bound of its own.
+    fn first_on_upstreams(&self, account: &Account) -> Option<ServedByUpstreams> {
+        let upstreams = self.upstreams.load_full();
+        let (name, _) = upstreams.models().into_iter().find(|(name, _)| account.may_use(std::iter::once(name)))?;
+        upstreams.serving(&name, true)
+    }
+
+    /// A model of nodes, in memory for as long as the second value lives. Waits for it, so it comes before the permit:
+    /// that bounds what is at work, and this has a bound of its own.
     async fn in_memory(
         &self,
         model: Option<&str>,
         caller: &Caller,
     ) -> Result<(Arc<ServedModel>, Option<Stay>), RequestError> {
-        let model = self.on_nodes(model, caller)?;
+        let model = self.pool.find_for(model, &caller.account)?;
         let stay = self.stay(&model, None).await?;
         Ok((model, stay))
     }
@@ -126,16 +124,6 @@ impl App {
             Some(format!("the model {:?} could not be loaded: {why}", model.name.get().map_or("", String::as_str)))
         };
         self.pool.models().iter().filter_map(failed).collect()
-    }
-
-    /// What is said of a model that was not found: if upstreams serve it, that they do not do this.
-    fn unless_upstream(&self, model: Option<&str>, error: RequestError, what: &str) -> RequestError {
-        match model {
-            Some(name) if self.upstreams.load().serving(name, true).is_some() => {
-                EngineError::Unsupported { feature: format!("{what} that an upstream serves") }.into()
-            }
-            _ => error,
-        }
     }
 }
 
@@ -229,7 +217,12 @@ impl Backend for App {
 
     async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
-        let (called, model) = (model, self.on_nodes(model, caller)?);
+        if let Some(serving) = self.on_upstreams(model, caller)? {
+            let (info, load) = upstream::info(&serving, &caller.request_id).await;
+            let (since, info, sampling) = (serving.since(), Arc::new(info), SamplingFields::default());
+            return Ok(ReadyModel { name: serving.name, since, info, load, sampling, is_sleeping: false });
+        }
+        let (called, model) = (model, self.pool.find_for(model, &caller.account)?);
         let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
         match (&model.resident, model.described()) {
             (Some(_), Some(info)) if !is_ready => Ok(ReadyModel {
@@ -244,12 +237,20 @@ impl Backend for App {
         }
     }
 
+    async fn told(&self, model: &str, caller: &Caller) -> Result<ToldModel, RequestError> {
+        let _permit = self.admission.admit_brief(&caller.account)?;
+        match self.on_upstreams(Some(model), caller)? {
+            Some(serving) => Ok(upstream::told(&serving, &caller.request_id).await),
+            None => Ok(ToldModel::default()),
+        }
+    }
+
     async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
         if let Some(serving) = self.on_upstreams(Some(model), caller)? {
             let _permit = self.admission.admit_brief(&caller.account)?;
             return upstream::load(&serving, keep_alive, &caller.request_id).await;
         }
-        let found = self.on_nodes(Some(model), caller)?;
+        let found = self.pool.find_for(Some(model), &caller.account)?;
         let _stay = self.stay(&found, keep_alive).await?;
         let _permit = self.admission.admit_brief(&caller.account)?;
         found.ready_as(model, &[], Sight::Unneeded).await.map(drop)
@@ -260,7 +261,7 @@ impl Backend for App {
         if let Some(serving) = self.on_upstreams(Some(model), caller)? {
             return upstream::unload(&serving, &caller.request_id).await;
         }
-        let found = self.on_nodes(Some(model), caller)?;
+        let found = self.pool.find_for(Some(model), &caller.account)?;
         match &found.resident {
             Some(resident) => self.residency.unload(resident),
             // It stays; but that there is such a model is to be true.

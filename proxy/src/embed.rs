@@ -11,6 +11,7 @@ use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, Token};
 use futures::StreamExt;
 use futures::future::try_join_all;
+use tracing::Instrument;
 
 use crate::app::App;
 use crate::error::RequestError;
@@ -37,8 +38,9 @@ pub struct Embedded {
 /// Turns a request's texts into vectors. Dropping the future cancels what is not computed yet, within one step of the
 /// engine.
 pub async fn embed(app: &App, request: &EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-    let mut watch = EmbedWatch::begin(&app.observer);
-    let outcome = run(app, request, caller, &mut watch).await;
+    let mut watch = EmbedWatch::begin(&app.observer, caller);
+    let span = watch.span().clone();
+    let outcome = run(app, request, caller, &mut watch).instrument(span).await;
     match &outcome {
         Ok(embedded) => watch.done(embedded),
         Err(error) => watch.failed(error),

@@ -167,6 +167,10 @@ async fn on_upstream(
     watch: &mut RequestWatch,
     reason: Option<&'static str>,
 ) -> Result<Accepted, RequestError> {
+    if !request.earlier_tokens().is_empty() {
+        let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
+        return Err(RequestError::InvalidField { field: "context", problem });
+    }
     let starting = upstream::start(serving, request, &caller.request_id).instrument(watch.span().clone());
     let started = starting.await?;
     let (n_prompt, reason) = (upstream::estimated_tokens(request), reason.unwrap_or(started.reason));
@@ -189,16 +193,22 @@ pub async fn explain(app: &App, request: &GenerateRequest, caller: &Caller) -> R
         Ok((prompt, projector(request, &info)))
     };
     let (prompt, projector) = ask_about(&model, Some(&request.model), request.images(), prompt).await?;
-    let explained = plan::explain(&model, &plan_request((&prompt, projector.as_deref()), request, caller, &[]));
+    let asked = Prompt { tokens: &prompt, projector: projector.as_deref(), max_tokens: request.max_tokens };
+    let explained = plan::explain(&model, &plan_request(asked, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))
 }
 
-/// What of a prompt matters to its plan: its tokens, and which projector sees its images.
-type Prompt<'a> = (&'a [Token], Option<&'a str>);
+/// What of a prompt matters to its plan.
+struct Prompt<'a> {
+    tokens: &'a [Token],
+    /// Which one sees its images, if it has any.
+    projector: Option<&'a str>,
+    /// New tokens after it at most.
+    max_tokens: Option<u32>,
+}
 
 fn plan_request<'a>(
-    (tokens, projector): Prompt<'a>,
-    request: &GenerateRequest,
+    Prompt { tokens, projector, max_tokens }: Prompt<'a>,
     caller: &Caller,
     failed: &'a [usize],
 ) -> PlanRequest<'a> {
@@ -206,7 +216,7 @@ fn plan_request<'a>(
         tokens,
         n_replayed: 0,
         scope: caller.cache_scope,
-        max_tokens: request.max_tokens,
+        max_tokens,
         policy: caller.policy,
         projector,
         exclude: failed,
@@ -230,7 +240,15 @@ struct Accepted {
 /// The choices of one request.
 enum Choices {
     /// From an engine: tokens.
-    Tokens(ReplyForm, Arc<ServedModel>, Vec<DeltaStream>),
+    Tokens {
+        form: Box<ReplyForm>,
+        model: Arc<ServedModel>,
+        /// New tokens in each at most.
+        max_tokens: Option<u32>,
+        /// The prompt, if its tokens and those of the reply are to be told.
+        context: Option<Vec<Token>>,
+        deltas: Vec<DeltaStream>,
+    },
     /// From an upstream: text.
     Text(Vec<TextChoice>),
 }
@@ -247,19 +265,22 @@ async fn start(
     check_biases(request, &info)?;
     let mut form = ReplyForm::of(request, &info)?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
-    let prompt = prompt_of(node, (&info, model.longest_context(&info)), request, &mut form);
+    let n_ctx = model.longest_context(&info);
+    let prompt = prompt_of(node, (&info, n_ctx), request, &mut form);
     let prompt = attempts.call(model, node, prompt).instrument(span).await?;
     // One plan for all choices: they share the prompt, which is computed once.
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
     let projector = projector(request, &info);
-    let seen = (&prompt[..], projector.as_deref());
-    let plan = span.in_scope(|| plan::plan(model, &plan_request(seen, request, caller, attempts.failed())))?;
+    let max_tokens = request.max_tokens_after(prompt.len() as u32, n_ctx);
+    let seen = Prompt { tokens: &prompt, projector: projector.as_deref(), max_tokens };
+    let plan = span.in_scope(|| plan::plan(model, &plan_request(seen, caller, attempts.failed())))?;
     watch.planned(&plan, prompt.len() as u32);
     let (mut choices, n_prompt, route) =
         (Vec::with_capacity(request.n as usize), prompt.len() as u32, plan.to_string());
     let constraint = form.constraint(request);
+    let context = request.context.is_some().then(|| prompt.clone());
     let images = projector.map(|projector| PromptImages { projector, images: request.images().to_vec() });
-    let base = SequenceRequest { constraint, images, ..sequence(request, prompt, caller) };
+    let base = SequenceRequest { constraint, images, max_tokens, ..sequence(request, prompt, caller) };
     let mut followed = None;
     for choice in 0..request.n {
         let mut sequence = base.clone();
@@ -273,7 +294,8 @@ async fn start(
         followed.get_or_insert_with(|| accepted.follow());
         choices.push(accepted.into_deltas());
     }
-    let choices = Choices::Tokens(form, Arc::clone(model), choices);
+    let choices =
+        Choices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, deltas: choices };
     Ok(Accepted { n_prompt, route, choices, plan: followed, stay: None, waited: Duration::ZERO })
 }
 
@@ -338,13 +360,13 @@ fn hold(permit: Permit, mut watch: RequestWatch, accepted: Accepted, request: &G
     let Accepted { n_prompt, choices, mut plan, stay, waited, .. } = accepted;
     let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut merged: SelectAll<_> = match choices {
-        Choices::Tokens(form, model, choices) => {
-            let limit = request.max_tokens;
-            let streams = (0..).zip(choices).map(|(i, deltas)| {
+        Choices::Tokens { form, model, max_tokens, context, deltas } => {
+            let streams = (0..).zip(deltas).map(|(i, deltas)| {
                 let model = Arc::clone(&model);
                 // A sequence that is left before its end does not know that its reply is complete.
-                let stopped = move |n_tokens| model.routes.learn_output(limit, n_tokens);
-                choice_events(i, deltas, (ChoiceReply::new(&form, &request.stop), stopped), clock()).boxed()
+                let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
+                let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
+                choice_events(i, deltas, (reply, stopped), clock()).boxed()
             });
             streams.collect()
         }
@@ -430,6 +452,9 @@ fn choice_events(
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
                         stopped(clock.n_tokens);
+                        if let Some(tokens) = reply.take_context() {
+                            yield Event::Context { choice, tokens };
+                        }
                         yield finished(choice, &reply, FinishReason::Stop, &clock, clock.timings());
                         break;
                     }
@@ -439,6 +464,9 @@ fn choice_events(
                     let reason = if rest.stopped { FinishReason::Stop } else { reason };
                     for part in rest.parts {
                         yield part.of(choice);
+                    }
+                    if let Some(tokens) = reply.take_context() {
+                        yield Event::Context { choice, tokens };
                     }
                     yield finished(choice, &reply, reason, &clock, timings);
                     break;
@@ -506,3 +534,6 @@ pub struct Generation {
 
 /// See [`Generation::events`].
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event, RequestError>> + Send>>;
+
+#[cfg(test)]
+mod tests;

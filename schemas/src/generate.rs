@@ -42,6 +42,11 @@ pub struct GenerateRequest {
     pub wants_thinking: bool,
     /// How long the model is to stay in memory afterwards, if the client says so.
     pub keep_alive: Option<KeepAlive>,
+    /// Tokens of prompt and reply together at most, where the client wants fewer than the model's context holds.
+    pub num_ctx: Option<u32>,
+    /// `Some`: the reply tells its [tokens](Self::earlier_tokens), with which a later request may go on. These are those
+    /// of an earlier reply, or none.
+    pub context: Option<Vec<Token>>,
 }
 
 impl GenerateRequest {
@@ -51,6 +56,23 @@ impl GenerateRequest {
             Input::Chat(conversation) => &conversation.images,
             Input::Text(_) | Input::Infill { .. } | Input::Tokens(_) => &[],
         }
+    }
+
+    /// Tokens that stand before the rendered conversation: prompt and reply of an earlier request.
+    pub fn earlier_tokens(&self) -> &[Token] {
+        self.context.as_deref().unwrap_or_default()
+    }
+
+    /// Tokens that prompt and reply may have on a model that holds `n_ctx`.
+    pub fn context_within(&self, n_ctx: u32) -> u32 {
+        self.num_ctx.map_or(n_ctx, |wanted| wanted.min(n_ctx))
+    }
+
+    /// New tokens at most after a prompt of so many, on a model that holds `n_ctx`. A context that is no smaller than the
+    /// model's is no limit: the engine ends there by itself.
+    pub fn max_tokens_after(&self, n_prompt: u32, n_ctx: u32) -> Option<u32> {
+        let left = self.num_ctx.filter(|wanted| *wanted < n_ctx).map(|wanted| wanted.saturating_sub(n_prompt));
+        self.max_tokens.into_iter().chain(left).min()
     }
 }
 

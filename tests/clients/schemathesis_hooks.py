@@ -73,8 +73,11 @@ def answerable(body):
     if body.get("top_logprobs"):
         body["logprobs"] = True
     # No infilling tokens, no other length of vectors, no eyes, no thinking; see docs/compatibility.md.
-    for field in ("suffix", "dimensions", "think"):
+    # And no smaller context than the model's, nor tokens before a prompt that has no place for them.
+    for field in ("suffix", "dimensions", "think", "context"):
         body.pop(field, None)
+    if isinstance(body.get("options"), dict):
+        body["options"].pop("num_ctx", None)
     if body.get("echo"):
         body.pop("logprobs", None)
     if isinstance(body.get("prompt"), list) and "n" in body:

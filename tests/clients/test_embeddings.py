@@ -1,4 +1,4 @@
-"""Vectors with the openai and ollama packages and LangChain: one text, many, tokens, and the same in every form."""
+"""Vectors with the openai and ollama packages: one text, many, tokens, and the same in every form."""
 
 import base64
 import struct
@@ -6,7 +6,6 @@ import struct
 import ollama
 import openai
 import pytest
-from langchain_ollama import OllamaEmbeddings
 
 from conftest import MODEL
 
@@ -75,10 +74,3 @@ def test_ollamas_routes(client, ollama_client):
     assert dot(reply.embeddings[0], expected) > 0.999
     assert list(ollama_client.embeddings(MODEL, TEXTS[0]).embedding) == pytest.approx(expected, abs=1e-6)
     assert ollama_client.embed(MODEL, "").embeddings == []
-
-
-def test_langchain(ollama_url):
-    embeddings = OllamaEmbeddings(model=MODEL, base_url=ollama_url)
-    documents = embeddings.embed_documents(TEXTS)
-    query = embeddings.embed_query("Where is the cat?")
-    assert len(documents) == 3 and dot(query, documents[0]) > dot(query, documents[2])

@@ -1,11 +1,11 @@
-"""The official ollama package and langchain-ollama, as their users use them, against the second listener."""
+"""The official ollama package, as its users use it, against the second listener."""
 
 import json
 import subprocess
 
 import ollama
 import pytest
-from langchain_ollama import ChatOllama
+from pydantic import BaseModel, ConfigDict, Field
 
 from conftest import MODEL
 
@@ -54,6 +54,21 @@ def test_stops_and_seeds(client):
     assert texts[0] == texts[1] != texts[2]
 
 
+class City(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(max_length=30)
+    is_large: bool
+
+
+def test_structured_output(client):
+    settings = {"format": City.model_json_schema(), "options": {"temperature": 0, "num_predict": 100}}
+    ask = [{"role": "user", "content": "Describe Paris."}]
+    whole = client.chat(MODEL, ask, **settings).message.content
+    City.model_validate_json(whole)
+    assert "".join(line.message.content for line in client.chat(MODEL, ask, **settings, stream=True)) == whole
+    City.model_validate_json(client.generate(MODEL, "Describe Paris.", **settings).response)
+
+
 def test_models(client):
     listed = client.list().models
     assert f"{MODEL}:latest" in [model.model for model in listed]
@@ -94,14 +109,6 @@ def test_mistakes_are_the_packages_own_errors(client, call, status, words):
     with pytest.raises(ollama.ResponseError) as raised:
         call(client)
     assert raised.value.status_code == status and words in raised.value.error
-
-
-def test_langchain(ollama_url):
-    model = ChatOllama(model=MODEL, base_url=ollama_url, temperature=0, num_predict=12)
-    whole = model.invoke("What is the capital of France?")
-    assert whole.content and whole.usage_metadata["output_tokens"] > 0
-    assert whole.response_metadata["done_reason"] in ("stop", "length")
-    assert "".join(chunk.content for chunk in model.stream("What is the capital of France?")) == whole.content
 
 
 def test_curl(endpoint, ollama_url):

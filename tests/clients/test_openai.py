@@ -4,6 +4,7 @@ import math
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from conftest import MODEL
 
@@ -55,6 +56,20 @@ def test_the_stream_helper_with_several_choices(client):
         final = stream.get_final_completion() if list(stream) else None
     assert [choice.index for choice in final.choices] == [0, 1, 2]
     assert all(choice.finish_reason for choice in final.choices)
+
+
+class City(BaseModel):
+    name: str = Field(max_length=30)
+    is_large: bool
+
+
+def test_structured_output_is_parsed_whole_and_streamed(client):
+    messages = [{"role": "user", "content": "Describe Paris."}]
+    ask = {**GREEDY, "messages": messages, "max_tokens": 100, "response_format": City}
+    whole = client.chat.completions.parse(**ask).choices[0].message.parsed
+    assert isinstance(whole, City)
+    with client.chat.completions.stream(**ask) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == whole
 
 
 def test_several_choices_and_seeds(client):

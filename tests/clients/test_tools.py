@@ -81,24 +81,28 @@ def test_bad_tools_are_the_sdks_own_errors(client, change):
         client.chat.completions.create(**{**CALL, **change})
 
 
-def test_ollama_takes_tools(ollama_url):
+def test_ollamas_tools_are_called_and_their_results_answered(ollama_url):
     import ollama
 
     client = ollama.Client(host=ollama_url, timeout=120)
-    options = {"temperature": 0, "num_predict": 60}
-    whole = client.chat(MODEL, ASK, tools=[WEATHER], options=options)
-    lines = list(client.chat(MODEL, ASK, tools=[WEATHER], options=options, stream=True))
-    said = "".join(line.message.content or "" for line in lines)
-    assert said == (whole.message.content or "") and lines[-1].done
+    parameters = {"type": "object", "properties": {"city": PARAMETERS["properties"]["city"]}, "required": ["city"]}
+    tools = [{"type": "function", "function": {**WEATHER["function"], "parameters": parameters}}]
+    settings = {"tools": tools, "options": {"temperature": 0, "num_predict": 60, "repeat_penalty": 1}}
 
-    def calls(messages):
-        return [(call.function.name, call.function.arguments) for m in messages for call in m.tool_calls or []]
+    def called(city):
+        return {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": city}}}]}
 
-    assert calls([line.message for line in lines]) == calls([whole.message])
-    history = [*ASK, {"role": "assistant", "tool_calls": [
-        {"function": {"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}}]},
-        {"role": "tool", "tool_name": "get_weather", "content": "Sunny, 21 degrees."}]
-    assert client.chat(MODEL, history, tools=[WEATHER], options=options).message.content is not None
+    # Ollama's API cannot force a tool, but this model repeats what it was shown.
+    shown = [message for city in ("Rome", "Madrid")
+             for message in ({"role": "user", "content": f"What is the weather in {city}?"}, called(city))]
+    whole = client.chat(MODEL, [*shown, *ASK], **settings)
+    [call] = whole.message.tool_calls
+    assert call.function.name == "get_weather" and call.function.arguments == {"city": "Paris"}
+    lines = list(client.chat(MODEL, [*shown, *ASK], **settings, stream=True))
+    assert [call.function for line in lines for call in line.message.tool_calls or []] == [call.function]
+    assert "".join(line.message.content or "" for line in lines) == (whole.message.content or "") and lines[-1].done
+    history = [*ASK, called("Paris"), {"role": "tool", "tool_name": "get_weather", "content": "Sunny, 21 degrees."}]
+    assert client.chat(MODEL, history, **settings).message.content
     assert "tools" in client.show(MODEL).capabilities
 
 

@@ -10,7 +10,9 @@ mod faults;
 mod images;
 mod mock;
 mod ollama;
+mod prefill_only;
 mod seeing;
+mod told;
 mod vllm;
 
 use std::path::PathBuf;

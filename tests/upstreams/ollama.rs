@@ -52,6 +52,36 @@ async fn another_kind_does_not_say_that_it_unloads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn log_probabilities_come_from_an_ollama_that_tells_them() {
+    let mock = Mock::start(|_, asked| {
+        let entry = json!({ "token": "Hi", "logprob": -0.5, "bytes": [72, 105] });
+        let mut told = entry.clone();
+        told["top_logprobs"] = json!([entry]);
+        // The second time it is one that is too old.
+        let logprobs = if asked.body["top_logprobs"] == 1 { json!([told]) } else { Value::Null };
+        let said = json!({ "role": "assistant", "content": "Hi" });
+        let end = json!({ "message": said, "logprobs": logprobs, "done": true, "done_reason": "stop" });
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\nconnection: close\r\n\r\n";
+        vec![Step::Send(format!("{head}{end}\n"))]
+    })
+    .await;
+    let wants = |n_top: u32| json!({ "logprobs": true, "top_logprobs": n_top });
+    let front = Front::start(&upstream("plain", "ollama", &mock.url, ""));
+    let refused = front.chat(wants(1)).await;
+    assert_eq!((refused.status, mock.n_asked()), (400, 0), "{refused:?}");
+
+    let fields = "fields = [\"temperature\", \"top_k\", \"top_p\", \"seed\", \"logprobs\"]";
+    let front = Front::start(&upstream("newer", "ollama", &mock.url, fields));
+    let answer = front.chat(wants(1)).await;
+    assert_eq!((answer.status, &mock.asked(0).body["logprobs"]), (200, &json!(true)), "{answer:?}");
+    let entry = answer.json()["choices"][0]["logprobs"]["content"][0].clone();
+    assert_eq!((&entry["token"], &entry["logprob"]), (&json!("Hi"), &json!(-0.5)), "{answer:?}");
+    assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(1), "{entry}");
+    let silent = front.chat(wants(2)).await;
+    assert_eq!(silent.status, 503, "{silent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_that_does_not_fit_is_told_as_such() {
     // Ollama's own words have no numbers.
     let mock =

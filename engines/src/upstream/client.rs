@@ -7,10 +7,11 @@ use baton_schemas::GenerateRequest;
 use baton_schemas::embed::EmbedRequest;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
+use baton_schemas::ollama::told::ToldModel;
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::stream::{Reading, deltas};
 use super::{
     Call, Kind, Protocol, TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamSettings, Wish,
-    memory, refusal, tokens, vectors, vllm,
+    about, memory, refusal, tokens, vectors, vllm,
 };
 use crate::remote::trouble;
 use crate::trace;
@@ -33,7 +34,7 @@ const MAX_WHOLE_BYTES: usize = 4 << 20;
 /// The largest reply with a batch of vectors, as numbers in text; or with tokens.
 const MAX_VECTORS_BYTES: usize = 64 << 20;
 
-/// How long a list of models may take.
+/// How long a list of models may take, or what is told of one.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long an error's body is waited for.
@@ -103,6 +104,19 @@ impl Upstream {
         Ok(self.protocol.model_names(&list))
     }
 
+    /// What it tells of a model. Nothing is asked of a kind that has no words for it.
+    pub async fn told(&self, model: &str, request_id: &str) -> Result<ToldModel, UpstreamError> {
+        let request = match self.settings.kind {
+            Kind::Ollama => self.client.post(format!("{}/api/show", self.base)).json(&json!({ "model": model })),
+            Kind::LlamaServer => self.client.get(format!("{}/props", self.root())).query(&[("model", model)]),
+            Kind::Vllm => self.client.get(format!("{}/{}", self.base, self.protocol.models_path())),
+            Kind::OpenAi => return Ok(ToldModel::default()),
+        };
+        let request = request.headers(self.headers.clone()).header("x-request-id", request_id).timeout(LIST_TIMEOUT);
+        let reply = self.whole(request, MAX_WHOLE_BYTES).await?;
+        Ok(about::read(self.settings.kind, model, &reply))
+    }
+
     /// Whether it could be asked for that. Sends nothing.
     pub fn check(&self, asked: &Asked<'_>) -> Result<(), UpstreamError> {
         self.call(asked).map(drop)
@@ -122,7 +136,7 @@ impl Upstream {
             is_sse: self.protocol.is_sse(),
             deadlines: self.settings.deadlines,
             first_due,
-            reader: self.protocol.reader(),
+            reader: self.protocol.reader(&call),
         };
         let deltas = deltas(response.bytes_stream(), reading);
         Ok(Reply { deltas: if self.settings.abort { held(deltas, hold) } else { to_its_end(deltas, hold) }, prefill })
@@ -193,12 +207,15 @@ impl Upstream {
         request_id: &str,
     ) -> Result<TokenAnswer, UpstreamError> {
         let (path, body) = tokens::call(self.settings.kind, model, question)?;
-        // Beside the version of OpenAI's dialect.
-        let root = self.base.strip_suffix("/v1").unwrap_or(&self.base);
-        let request = self.client.post(format!("{root}/{path}")).headers(self.headers.clone());
+        let request = self.client.post(format!("{}/{path}", self.root())).headers(self.headers.clone());
         let asked = self.whole(request.header("x-request-id", request_id).json(&body), MAX_VECTORS_BYTES);
         let reply = timeout(self.settings.deadlines.first, asked).await.map_err(|_| late())??;
         tokens::read(question, &reply)
+    }
+
+    /// Where routes lie beside the version of OpenAI's dialect.
+    fn root(&self) -> &str {
+        self.base.strip_suffix("/v1").unwrap_or(&self.base)
     }
 
     fn call(&self, asked: &Asked<'_>) -> Result<Call, UpstreamError> {

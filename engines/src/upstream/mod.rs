@@ -8,6 +8,7 @@
 //! This is one attempt at one server. Which server, how often, and what its failures mean for the next request is decided
 //! in the proxy. Redirects are not followed; every wait has a deadline, every line and reply a bound.
 
+mod about;
 mod client;
 mod fields;
 mod llama_server;
@@ -138,6 +139,14 @@ struct Wish<'a> {
     settings: &'a UpstreamSettings,
 }
 
+impl Wish<'_> {
+    /// New tokens at most. No server computes a prompt and nothing else: who wants no token asks for one, which is thrown
+    /// away where the reply is read. Some take 0 for no limit, and others refuse it.
+    fn max_tokens(&self) -> Option<u32> {
+        self.request.max_tokens.or(self.settings.default_max_tokens).map(|n| n.max(1))
+    }
+}
+
 /// The id of a call whose upstream has given it none. Random, so that a conversation's calls have different ones.
 fn new_id() -> String {
     format!("call_{:016x}", rand::random::<u64>())
@@ -165,8 +174,8 @@ trait Protocol: Send + Sync + Debug {
     /// The request in its words. Errors: it cannot be said.
     fn call(&self, wish: &Wish<'_>) -> Result<Call, UpstreamError>;
 
-    /// A reader of one reply.
-    fn reader(&self) -> Box<dyn ReplyReader>;
+    /// A reader of one reply to this.
+    fn reader(&self, call: &Call) -> Box<dyn ReplyReader>;
 }
 
 /// Reads one reply, event by event.

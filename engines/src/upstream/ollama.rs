@@ -8,7 +8,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, calls_of};
-use super::{Call, Protocol, ReplyReader, TextDelta, TextEnd, TextUsage, UpstreamError, Wish, memory, new_id, refusal};
+use super::openai::chunks::listed;
+use super::{
+    Call, Protocol, ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, Wish, memory, new_id, refusal,
+};
 
 /// What it takes. The first ones are options.
 pub(super) const FIELDS: [&str; 12] = [
@@ -24,6 +27,23 @@ pub(super) const FIELDS: [&str; 12] = [
     "tools",
     "response_format",
     "reasoning_effort",
+];
+
+/// What some version of it takes: one from before 0.12.11 ignores `logprobs` without a word.
+pub(super) const KNOWN_FIELDS: [&str; 13] = [
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repeat_penalty",
+    "repeat_last_n",
+    "seed",
+    "tools",
+    "response_format",
+    "reasoning_effort",
+    "logprobs",
 ];
 
 /// Calls in one reply: more are no reply.
@@ -50,14 +70,10 @@ impl Protocol for Ollama {
     fn call(&self, wish: &Wish<'_>) -> Result<Call, UpstreamError> {
         let (request, mut fields) = (wish.request, Fields::new(wish));
         fields.sampling()?;
-        if let Some(n) = request.max_tokens.or(wish.settings.default_max_tokens) {
-            // Ollama takes 0 for no limit.
-            if n == 0 {
-                return Err(fields.unsupported("max_tokens"));
-            }
+        if let Some(n) = wish.max_tokens() {
             fields.set("num_predict", n);
         }
-        if let Some(num_ctx) = wish.settings.num_ctx {
+        if let Some(num_ctx) = wish.settings.num_ctx.into_iter().chain(request.num_ctx).min() {
             fields.set("num_ctx", num_ctx);
         }
         if !wish.settings.abort && !request.stop.is_empty() {
@@ -66,12 +82,13 @@ impl Protocol for Ollama {
         if request.ignore_eos {
             return Err(fields.unsupported("ignore_eos"));
         }
-        if request.top_logprobs.is_some() {
-            return Err(fields.unsupported("logprobs"));
-        }
         let options = std::mem::take(&mut fields.body);
         fields.set("options", options);
         fields.set("model", wish.model);
+        if let Some(n_top) = request.top_logprobs {
+            fields.put("logprobs", true, true)?;
+            fields.set("top_logprobs", n_top);
+        }
         fields.set("stream", true);
         // It would cut the beginning off a prompt that does not fit, and later off what was said, without a word.
         fields.set("truncate", false);
@@ -106,8 +123,8 @@ impl Protocol for Ollama {
         Ok(Call { path, body: fields.body })
     }
 
-    fn reader(&self) -> Box<dyn ReplyReader> {
-        Box::<LineReader>::default()
+    fn reader(&self, call: &Call) -> Box<dyn ReplyReader> {
+        Box::new(LineReader { lacks_logprobs: call.body.contains_key("logprobs"), ..LineReader::default() })
     }
 }
 
@@ -184,6 +201,8 @@ struct Line {
     done_reason: Option<String>,
     prompt_eval_count: Option<u32>,
     eval_count: Option<u32>,
+    /// Of this line's tokens, whatever they are part of.
+    logprobs: Option<Vec<Value>>,
     error: Option<Value>,
 }
 
@@ -211,6 +230,10 @@ struct Function {
 struct LineReader {
     end: Option<TextEnd>,
     n_calls: u32,
+    /// Log-probabilities were asked for, and none have come yet.
+    lacks_logprobs: bool,
+    /// Tokens whose text has not come yet.
+    held: Vec<TextToken>,
 }
 
 impl ReplyReader for LineReader {
@@ -221,10 +244,20 @@ impl ReplyReader for LineReader {
         }
         let said = line.message.unwrap_or_default();
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
-        out.extend(filled(said.thinking.or(line.thinking)).map(TextDelta::Reasoning));
-        let text = filled(said.content.or(line.response));
-        out.extend(text.map(|text| TextDelta::Text { text, tokens: Vec::new() }));
-        for call in said.tool_calls.unwrap_or_default() {
+        let (reasoning, calls) = (filled(said.thinking.or(line.thinking)), said.tool_calls.unwrap_or_default());
+        self.hold(&line.logprobs.unwrap_or_default());
+        if let Some(text) = filled(said.content.or(line.response)) {
+            if self.lacks_logprobs {
+                return Err(UpstreamError::malformed("text without the log-probabilities that were asked for"));
+            }
+            out.extend(reasoning.map(TextDelta::Reasoning));
+            out.push(TextDelta::Text { text, tokens: std::mem::take(&mut self.held) });
+        } else if reasoning.is_some() || !calls.is_empty() {
+            // They were tokens of these, which are told without.
+            self.held.clear();
+            out.extend(reasoning.map(TextDelta::Reasoning));
+        }
+        for call in calls {
             self.call(call, out)?;
         }
         if line.done {
@@ -245,6 +278,13 @@ impl ReplyReader for LineReader {
 }
 
 impl LineReader {
+    /// Keeps a line's tokens for the text that they are part of: it may come later, when it is clear that it is text.
+    fn hold(&mut self, logprobs: &[Value]) {
+        let tokens = listed(logprobs);
+        self.lacks_logprobs &= tokens.is_empty();
+        self.held.extend(tokens);
+    }
+
     /// Ollama tells of whole calls.
     fn call(&mut self, call: WholeCall, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let index = self.n_calls;

@@ -1,7 +1,7 @@
 //! Any server that speaks OpenAI's dialect: LM Studio, mlx_lm.server, a second Baton, a hosted API. llama-server and
 //! vLLM speak it too, with more fields.
 
-mod chunks;
+pub(super) mod chunks;
 
 use std::collections::VecDeque;
 
@@ -93,7 +93,7 @@ impl Protocol for OpenAi {
             }
         };
         fields.sampling()?;
-        if let Some(n) = wish.request.max_tokens.or(wish.settings.default_max_tokens) {
+        if let Some(n) = wish.max_tokens() {
             let newer = fields.takes("max_completion_tokens") && path == "chat/completions";
             fields.set(if newer { "max_completion_tokens" } else { "max_tokens" }, n);
         }
@@ -109,7 +109,7 @@ impl Protocol for OpenAi {
         Ok(Call { path, body: fields.body })
     }
 
-    fn reader(&self) -> Box<dyn ReplyReader> {
+    fn reader(&self, _: &Call) -> Box<dyn ReplyReader> {
         Box::<ChunkReader>::default()
     }
 }

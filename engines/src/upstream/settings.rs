@@ -46,7 +46,7 @@ impl Kind {
     /// Fields that could be sent to it.
     pub fn known_fields(self) -> &'static [&'static str] {
         match self {
-            Kind::Ollama => &ollama::FIELDS,
+            Kind::Ollama => &ollama::KNOWN_FIELDS,
             Kind::OpenAi | Kind::LlamaServer | Kind::Vllm => &openai::KNOWN_FIELDS,
         }
     }

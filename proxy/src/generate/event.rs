@@ -1,9 +1,9 @@
 //! What happens in a reply, step by step, in no dialect.
 
-use baton_schemas::FinishReason;
 use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::{Logprobs, Timings};
 use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::{FinishReason, Token};
 
 /// A step of a reply, free of any dialect.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +61,13 @@ pub enum Event {
         /// What is new of which call.
         call: ToolCallDelta,
     },
+    /// The tokens of a prompt and of what came of it, if they were asked for. Comes before the choice's end.
+    Context {
+        /// Which choice, from 0.
+        choice: u32,
+        /// All that were generated, those of a stop string included. The token that ends a turn is none of them.
+        tokens: Vec<Token>,
+    },
     /// A choice is complete. Always its last event.
     Finished {
         /// Which choice, from 0.
@@ -82,7 +89,11 @@ impl Event {
     /// Whether it is a part of the reply, or its end.
     pub fn is_result(&self) -> bool {
         match self {
-            Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. } => false,
+            Event::Started { .. }
+            | Event::Handoff { .. }
+            | Event::Rerouted { .. }
+            | Event::Usage { .. }
+            | Event::Context { .. } => false,
             Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. } | Event::Finished { .. } => true,
         }
     }

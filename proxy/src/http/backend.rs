@@ -9,6 +9,7 @@ use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::ollama::told::ToldModel;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::{GenerateRequest, Token};
 
@@ -64,6 +65,11 @@ pub trait Backend: Send + Sync + 'static {
     /// The same without loading anything: what is known of a model that is not there.
     async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
         self.ready(model, caller).await
+    }
+
+    /// What is told of a model that upstreams alone serve.
+    async fn told(&self, _model: &str, _caller: &Caller) -> Result<ToldModel, RequestError> {
+        Ok(ToldModel::default())
     }
 
     /// Answers once the model is there; it stays for `keep_alive` at least, if that says so.

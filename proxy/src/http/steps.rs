@@ -99,6 +99,7 @@ fn renumber(mut step: Step, first: u32) -> Step {
             Event::Started { choice, .. }
             | Event::Handoff { choice, .. }
             | Event::Usage { choice, .. }
+            | Event::Context { choice, .. }
             | Event::Text { choice, .. }
             | Event::Reasoning { choice, .. }
             | Event::ToolCall { choice, .. }

@@ -1,5 +1,6 @@
 //! Adds up what a reply reports at its end.
 
+use baton_schemas::Token;
 use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::Timings;
 
@@ -23,6 +24,8 @@ pub(super) struct Tally {
     pub(super) route: String,
     /// What came of having a prompt computed elsewhere.
     pub(super) handoff: Option<HandoffTimings>,
+    /// The tokens of prompt and reply, if they were asked for.
+    pub(super) context: Vec<Token>,
     choices_per_prompt: u32,
 }
 
@@ -32,8 +35,8 @@ impl Tally {
         let (n_prompt, n_cached, n_completion, n_reasoning) = (0, 0, 0, 0);
         let choices_per_prompt = choices_per_prompt.max(1);
         let timings = Timings::default();
-        let route = String::new();
-        Tally { n_prompt, n_cached, n_completion, n_reasoning, timings, route, handoff: None, choices_per_prompt }
+        let (route, handoff, context) = (String::new(), None, Vec::new());
+        Tally { n_prompt, n_cached, n_completion, n_reasoning, timings, route, handoff, context, choices_per_prompt }
     }
 
     /// Takes a step into account.
@@ -54,6 +57,7 @@ impl Tally {
             }
             // Choices share the prompt, so only one of them has it fetched.
             Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
+            Step::Event(Event::Context { tokens, .. }) => self.context.clone_from(tokens),
             Step::Event(
                 Event::Started { .. }
                 | Event::Rerouted { .. }

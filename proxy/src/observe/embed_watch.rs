@@ -3,14 +3,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use baton_engines::trace::{self, TARGET};
+use tracing::Span;
+use tracing::field::Empty;
+
 use super::{Observer, Outcome};
 use crate::embed::Embedded;
 use crate::error::RequestError;
+use crate::generate::Caller;
 use crate::metrics::EmbedSummary;
 
 /// Lives as long as the request. Dropped before it is told how that ended, the client has left.
 pub struct EmbedWatch {
     observer: Arc<Observer>,
+    span: Span,
     arrived: Instant,
     model: String,
     outcome: Outcome,
@@ -21,9 +27,21 @@ pub struct EmbedWatch {
 
 impl EmbedWatch {
     /// A request has arrived.
-    pub fn begin(observer: &Arc<Observer>) -> EmbedWatch {
+    pub fn begin(observer: &Arc<Observer>, caller: &Caller) -> EmbedWatch {
+        let span = tracing::info_span!(
+            target: TARGET,
+            parent: None,
+            "request",
+            otel.kind = "server",
+            request_id = caller.request_id.as_str(),
+            model = Empty,
+            n_prompt = Empty,
+            error = Empty,
+        );
+        trace::continue_from(&span, caller.trace.clone());
         EmbedWatch {
             observer: Arc::clone(observer),
+            span,
             arrived: Instant::now(),
             model: super::UNKNOWN_MODEL.to_owned(),
             outcome: Outcome::Cancelled,
@@ -33,20 +51,28 @@ impl EmbedWatch {
         }
     }
 
+    /// The request's part of its trace, of which what it asks nodes and upstreams for is a part.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
+
     /// It is for this model, by its public name.
     pub fn is_for(&mut self, model: &str) {
+        self.span.record("model", model);
         model.clone_into(&mut self.model);
     }
 
     /// Its vectors are complete.
     pub fn done(&mut self, embedded: &Embedded) {
         self.outcome = Outcome::Done;
+        self.span.record("n_prompt", embedded.n_tokens);
         (self.n_vectors, self.n_tokens) = (embedded.vectors.len() as u64, embedded.n_tokens.into());
     }
 
     /// It ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
         (self.outcome, self.error) = (Outcome::Failed, Some(error.kind()));
+        self.span.record("error", error.kind());
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) fn request(model: &str) -> GenerateRequest {
         tools: ToolUse::default(),
         wants_thinking: false,
         keep_alive: None,
+        num_ctx: None,
+        context: None,
     }
 }
 

@@ -172,7 +172,7 @@ impl RequestWatch {
                 }
             }
             Event::Handoff { timings, .. } => self.handoff = Some(*timings),
-            Event::Rerouted { .. } => {}
+            Event::Rerouted { .. } | Event::Context { .. } => {}
             Event::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
                 if let Some(planned) = &mut self.planned {

@@ -79,6 +79,11 @@ impl Pool {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether nothing is served here, and no node is there that may turn out to run something.
+    pub fn is_empty(&self) -> bool {
+        self.models().is_empty() && self.undeclared().decode.is_empty()
+    }
+
     /// Slots of the decode nodes that are ready, whichever model they serve, and of models that can be loaded.
     pub fn n_slots(&self) -> usize {
         let of_model = |model: &Arc<ServedModel>| -> usize {

@@ -1,7 +1,7 @@
 //! One choice's reply: tokens in; out come text, reasoning and calls of tools.
 
-use baton_schemas::FinishReason;
 use baton_schemas::sequence::TokenDelta;
+use baton_schemas::{FinishReason, Token};
 
 use super::text::{ChoiceText, Step};
 use crate::generate::{Event, TokenLogprobs};
@@ -40,6 +40,8 @@ pub struct ChoiceReply {
     /// Finds the stop strings, if there is one.
     reader: Option<ReplyReader>,
     n_reasoning: u32,
+    /// Prompt and reply, if its tokens are to be told.
+    context: Option<Vec<Token>>,
 }
 
 impl ChoiceReply {
@@ -47,11 +49,25 @@ impl ChoiceReply {
     pub fn new(form: &ReplyForm, stops: &[String]) -> Self {
         let reader = form.reader(stops);
         let stops = if reader.is_some() { Vec::new() } else { stops.to_vec() };
-        ChoiceReply { text: ChoiceText::new(stops).with_markers(form.markers()), reader, n_reasoning: 0 }
+        let text = ChoiceText::new(stops).with_markers(form.markers());
+        ChoiceReply { text, reader, n_reasoning: 0, context: None }
+    }
+
+    /// The same, which collects its tokens behind those of its prompt, where there are some to begin with.
+    pub fn after(self, context: Option<Vec<Token>>) -> Self {
+        ChoiceReply { context, ..self }
+    }
+
+    /// Prompt and reply, once.
+    pub fn take_context(&mut self) -> Option<Vec<Token>> {
+        self.context.take()
     }
 
     /// Takes the next token.
     pub fn feed(&mut self, token: TokenDelta) -> ReplyStep {
+        if let Some(context) = &mut self.context {
+            context.push(token.id);
+        }
         let step = self.text.feed(token);
         let Some(reader) = &mut self.reader else { return plain(step) };
         let was_thinking = reader.is_thinking();

@@ -117,6 +117,8 @@ struct Reader {
     stop: StopScanner,
     stops: Vec<String>,
     one_call: bool,
+    /// Only the prompt was to be computed (`max_tokens: 0`).
+    wants_nothing: bool,
     has_called: bool,
     n_reasoning: u32,
     /// Bytes of all that came, and of the reasoning in it.
@@ -131,6 +133,7 @@ impl Reader {
             stop: StopScanner::new(request.stop.clone()),
             stops: request.stop.clone(),
             one_call: !request.tools.parallel,
+            wants_nothing: request.max_tokens == Some(0),
             has_called: false,
             n_reasoning: 0,
             n_bytes: 0,
@@ -151,6 +154,9 @@ impl Reader {
 
     /// What a delta becomes, and the end if it is one.
     fn read(&mut self, delta: TextDelta, clock: &mut Clock) -> (Vec<Event>, Option<End>) {
+        if self.wants_nothing {
+            return (Vec::new(), end_of_prompt(delta));
+        }
         let choice = self.choice;
         let mut events = Vec::new();
         let mut end = None;
@@ -208,6 +214,13 @@ impl Reader {
     }
 }
 
+/// The end of a reply of which only the prompt was wanted. The upstream was asked for a token: what came of it is nobody's.
+fn end_of_prompt(delta: TextDelta) -> Option<End> {
+    let TextDelta::Finished(TextEnd { usage, .. }) = delta else { return None };
+    let usage = TextUsage { n_completion: Some(0), n_reasoning: Some(0), ..usage };
+    Some(End { reason: FinishReason::Length, usage })
+}
+
 fn text_event(choice: u32, text: String) -> Option<Event> {
     (!text.is_empty()).then_some(Event::Text { choice, text, tokens: Vec::new() })
 }
@@ -249,6 +262,28 @@ mod tests {
         let tool = Tool { name, description, parameters: Tool::no_parameters(), strict: Strictness::Loose };
         let told = GenerateRequest { tools: ToolUse { tools: vec![tool], ..ToolUse::default() }, ..bare };
         assert!(estimated_tokens(&told) > n_bare + 100);
+    }
+
+    #[test]
+    fn of_a_reply_to_no_token_nothing_is_told_but_its_prompt() {
+        let nothing = GenerateRequest { max_tokens: Some(0), ..chat(json!([{ "role": "user", "content": "x" }])) };
+        let mut reader = Reader::new(0, &nothing);
+        let mut clock = Clock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+        for delta in [
+            TextDelta::Reasoning("hm".into()),
+            TextDelta::Text { text: "Hi".into(), tokens: Vec::new() },
+            TextDelta::Call(ToolCallDelta::Begin { index: 0, id: "c".into(), name: "f".into() }),
+            TextDelta::Call(ToolCallDelta::End { index: 0 }),
+        ] {
+            let (events, end) = reader.read(delta, &mut clock);
+            assert!(events.is_empty() && end.is_none());
+        }
+        let usage = TextUsage { n_prompt: Some(7), n_completion: Some(1), ..TextUsage::default() };
+        let finished = TextDelta::Finished(TextEnd { reason: FinishReason::Stop, usage });
+        let (events, end) = reader.read(finished, &mut clock);
+        let end = end.unwrap();
+        assert!(events.is_empty() && clock.n_tokens == 0);
+        assert_eq!((end.reason, end.usage.n_prompt, end.usage.n_completion), (FinishReason::Length, Some(7), Some(0)));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! ([`generate`](crate::generate)). Until the first piece of a reply has come, another upstream is tried; after that a
 //! failure ends the stream with an error, because no other server could go on where this one stopped.
 
+mod about;
 mod asking;
 mod events;
 mod member;
@@ -13,6 +14,7 @@ mod short;
 mod sight;
 mod start;
 
+pub use self::about::{info, told};
 pub use self::member::{Life, Member};
 pub use self::pool::{ServedByUpstreams, UpstreamPool};
 pub use self::short::{count, detokenize, embed, load, render, tokenize, unload};

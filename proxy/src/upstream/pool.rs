@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::SystemTime;
 
 use baton_engines::transport::Transport;
 use baton_engines::upstream::{Upstream, UpstreamSettings};
@@ -100,6 +101,11 @@ impl UpstreamPool {
 }
 
 impl ServedByUpstreams {
+    /// When the first of them was put into service.
+    pub fn since(&self) -> SystemTime {
+        self.members.first().map_or(SystemTime::UNIX_EPOCH, |(member, _)| member.since)
+    }
+
     /// Whether one of them could answer now, as far as is known.
     pub fn can_answer(&self) -> bool {
         self.members.iter().any(|(member, _)| member.can_answer())

@@ -57,6 +57,8 @@ impl MessagesRequest {
             // Claude's clients ask every model to think, whatever it is.
             wants_thinking: false,
             keep_alive: None,
+            num_ctx: None,
+            context: None,
         };
         let shows_thinking = matches!(thinking(root)?, Some(Thinking::Enabled | Thinking::Adaptive));
         Ok(MessagesRequest { generate, stream: root.boolean("stream")?.unwrap_or(false), shows_thinking })

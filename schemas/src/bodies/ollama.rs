@@ -7,6 +7,7 @@ use super::shared::{NonEmpty, Sampling, Stop};
 use super::tools::ChatTools;
 use crate::embed::MAX_INPUTS;
 use crate::keep_alive::MAX_CHARS;
+use crate::ollama::generate_request::{MAX_CONTEXT, MAX_TOKEN};
 use crate::openai::TOP_LOGPROBS;
 
 /// A chat to be continued. Without messages the model is loaded, or with a `keep_alive` of 0 unloaded.
@@ -39,10 +40,18 @@ pub struct GenerateBody {
     /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
     #[schemars(length(max = 16))]
     pub images: Option<Vec<ImageFile>>,
+    /// The tokens that an earlier reply ended with, to go on from there. Not together with `raw`, `suffix` or `images`.
+    #[schemars(length(max = MAX_CONTEXT))]
+    pub context: Option<Vec<ContextToken>>,
     /// What all generations have.
     #[serde(flatten)]
     pub common: Common,
 }
+
+/// A token's number in the model's vocabulary. One that is not in it is a 400.
+#[derive(JsonSchema)]
+#[schemars(inline, extend("maximum" = MAX_TOKEN))]
+pub struct ContextToken(pub u32);
 
 /// What `/api/chat` and `/api/generate` have in common.
 #[derive(JsonSchema)]
@@ -79,7 +88,8 @@ pub struct Options {
     /// Tokens of a reply at most. 0 and less: until the context ends.
     #[schemars(range(min = i32::MIN, max = u32::MAX))]
     pub num_predict: Option<i64>,
-    /// Has no effect: the context's size is fixed when the model is loaded.
+    /// Tokens of prompt and reply together at most: a longer prompt is a 400, and a reply ends there with `length`. 0, and
+    /// more than the model's context, is no limit.
     #[schemars(range(min = 0, max = u32::MAX))]
     pub num_ctx: Option<i64>,
     /// Where a reply ends.

@@ -37,7 +37,7 @@ impl LoadOnly {
 
 /// The request that a dialect's body becomes, with `input` as what to continue.
 pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Result<GenerateRequest, InvalidRequest> {
-    let Options { max_tokens, stop, sampling, chosen } = options::parse(root, drawn_seed)?;
+    let Options { max_tokens, num_ctx, stop, sampling, chosen } = options::parse(root, drawn_seed)?;
     let top_logprobs = root.integer("top_logprobs", TOP_LOGPROBS)?.unwrap_or(0);
     let wants_logprobs = root.boolean("logprobs")?.unwrap_or(false);
     Ok(GenerateRequest {
@@ -54,6 +54,8 @@ pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Resul
         tools: tools::parse_definitions(root)?,
         wants_thinking: wants_thinking(root)?,
         keep_alive: keep_alive(root)?,
+        num_ctx,
+        context: None,
     })
 }
 

@@ -4,7 +4,14 @@ use super::common::{self, LoadOnly};
 use crate::generate::{Conversation, GenerateRequest as Generate, Input, Message};
 use crate::request::fields::Fields;
 use crate::request::images::Images;
-use crate::request::{InvalidRequest, json};
+use crate::request::{InvalidRequest, json, tokens};
+use crate::sequence::Token;
+
+/// Tokens of an earlier reply at most: more than any model's context holds.
+pub(crate) const MAX_CONTEXT: usize = 1 << 20;
+
+/// The greatest id that a token may have. From here on they are places of images.
+pub(crate) const MAX_TOKEN: Token = (1 << 31) - 1;
 
 /// A generation as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,7 +51,8 @@ impl GenerateRequest {
                 Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images })
             }
         };
-        let generate = common::generate(root, input, drawn_seed)?;
+        let context = context(root, &input)?;
+        let generate = Generate { context, ..common::generate(root, input, drawn_seed)? };
         Ok(GenerateRequest { generate, load_only, stream: common::stream(root)? })
     }
 }
@@ -62,11 +70,26 @@ fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
     if root.string("template")?.is_some_and(|template| !template.is_empty()) {
         return Err(InvalidRequest::at("template", "a chat template is never taken from a client; use \"raw\""));
     }
-    // No reply carries one, since nothing is stored: a client's own can only be made up.
-    if root.array("context")?.is_some_and(|context| !context.is_empty()) {
-        return Err(InvalidRequest::at("context", "is not taken; send the history to /api/chat"));
-    }
     Ok(())
+}
+
+/// `context`: the tokens that an earlier reply ended with. `None` where the reply is to tell none: what stands in one of
+/// the prompts that are no conversation, or is an image, cannot be gone on with.
+fn context(root: Fields<'_>, input: &Input) -> Result<Option<Vec<Token>>, InvalidRequest> {
+    let items = root.array("context")?.unwrap_or_default();
+    if items.len() > MAX_CONTEXT {
+        let problem = format!("has {} tokens, but may have at most {MAX_CONTEXT}", items.len());
+        return Err(InvalidRequest::at("context", problem));
+    }
+    let tokens = tokens::parse(items, "context")?;
+    if tokens.iter().any(|token| *token > MAX_TOKEN) {
+        return Err(InvalidRequest::at("context", "has an item that is not a token's id"));
+    }
+    match input {
+        Input::Chat(conversation) if conversation.images.is_empty() => Ok(Some(tokens)),
+        _ if tokens.is_empty() => Ok(None),
+        _ => Err(InvalidRequest::at("context", "cannot go with \"raw\", \"suffix\" or \"images\"")),
+    }
 }
 
 #[cfg(test)]
@@ -104,6 +127,17 @@ mod tests {
     }
 
     #[test]
+    fn a_context_goes_before_a_conversation_and_comes_back_of_one() {
+        let context = |extra: Value| parsed(extra).unwrap().generate.context;
+        assert_eq!(context(json!({})), Some(vec![]));
+        assert_eq!(context(json!({"context": null})), Some(vec![]));
+        assert_eq!(context(json!({"context": [0, 5, MAX_TOKEN]})), Some(vec![0, 5, MAX_TOKEN]));
+        assert_eq!(context(json!({"raw": true, "context": []})), None);
+        assert_eq!(context(json!({"suffix": "there"})), None);
+        assert_eq!(context(json!({"images": ["iVBORw0KGgo="]})), None);
+    }
+
+    #[test]
     fn without_a_prompt_the_model_is_loaded_or_unloaded() {
         let load = |extra: Value| parsed(extra).unwrap().load_only;
         assert_eq!(load(json!({})), None);
@@ -120,7 +154,14 @@ mod tests {
         };
         refused(json!({"think": 3}), "think", "must be true, false");
         refused(json!({"template": "{{ .Prompt }}"}), "template", "never taken from a client");
-        refused(json!({"context": [1, 2]}), "context", "/api/chat");
+        for item in [json!(-1), json!("1"), json!(0.5), json!(1_u64 << 31), json!(1_u64 << 40)] {
+            refused(json!({"context": [1, item]}), "context", "not a token's id");
+        }
+        refused(json!({"context": vec![1; MAX_CONTEXT + 1]}), "context", "at most 1048576");
+        refused(json!({"context": [1], "raw": true}), "context", "raw");
+        refused(json!({"context": [1], "suffix": "there"}), "context", "suffix");
+        refused(json!({"context": [1], "images": ["iVBORw0KGgo="]}), "context", "images");
+        refused(json!({"context": 1}), "context", "an array");
         refused(json!({"prompt": ["hi"]}), "prompt", "string");
         refused(json!({"raw": 1}), "raw", "true or false");
         refused(json!({"images": ["aGk="]}), "images[0]", "PNG, JPEG");

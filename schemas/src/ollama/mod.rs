@@ -10,6 +10,7 @@ pub mod generate_request;
 pub mod model;
 pub mod model_request;
 pub mod reply;
+pub mod told;
 
 mod common;
 mod format;

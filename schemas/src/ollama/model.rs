@@ -55,7 +55,7 @@ pub struct Running {
 pub struct Details {
     /// Always empty.
     pub parent_model: &'static str,
-    /// Always `gguf`.
+    /// `gguf`; empty where it is not known.
     pub format: &'static str,
     /// llama.cpp's architecture name.
     pub family: String,
@@ -137,19 +137,6 @@ impl Details {
 }
 
 impl Show {
-    /// Of a model that another server runs, of which nothing more is known than that it chats. Whether it calls tools is
-    /// found out when it is asked.
-    pub fn of_upstream(modified_at: String) -> Self {
-        Show {
-            modelfile: "# This model is served by another server.".to_owned(),
-            template: String::new(),
-            details: Details::default(),
-            model_info: Map::new(),
-            capabilities: vec!["completion", "tools"],
-            modified_at,
-        }
-    }
-
     /// All that is known of a model.
     pub fn new(modified_at: String, info: &NodeInfo) -> Self {
         let architecture = &info.architecture;

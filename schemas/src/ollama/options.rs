@@ -10,6 +10,7 @@ use crate::sampling_fields::SamplingFields;
 /// `options`, as far as they have an effect.
 pub(super) struct Options {
     pub(super) max_tokens: Option<u32>,
+    pub(super) num_ctx: Option<u32>,
     pub(super) stop: Vec<String>,
     pub(super) sampling: Sampling,
     pub(super) chosen: SamplingFields,
@@ -26,19 +27,21 @@ pub fn defaults(seed: u64) -> Sampling {
 
 /// Reads `options`. `drawn_seed` is used where the client sent none.
 ///
-/// `num_ctx` is checked and has no effect: the context's size is fixed when a model is loaded, and a prompt that does
-/// not fit is refused, where Ollama would cut its beginning off without a word. Options that only concern how Ollama
+/// `num_ctx` limits prompt and reply within the model's context, whose size is fixed when it is loaded. A prompt that
+/// does not fit is refused, where Ollama would cut its beginning off without a word. Options that only concern how Ollama
 /// loads a model (`num_gpu`, `num_thread`, …) are ignored.
 pub(super) fn parse(root: Fields<'_>, drawn_seed: u64) -> Result<Options, InvalidRequest> {
     let empty = Value::Object(serde_json::Map::new());
     let options = Fields::at(root.get("options").unwrap_or(&empty), "options")?;
     off::refuse(options, &GONE)?;
-    options.integer("num_ctx", 0..=i64::from(u32::MAX))?;
+    // 0 says nothing.
+    let num_ctx = options.integer("num_ctx", 0..=i64::from(u32::MAX))?;
     // 0 and negative numbers all mean 'until the context ends'.
     let num_predict = options.integer("num_predict", i64::from(i32::MIN)..=i64::from(u32::MAX))?;
     let (sampling, chosen) = sampling::parse(options, defaults(drawn_seed))?;
     Ok(Options {
         max_tokens: num_predict.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
+        num_ctx: num_ctx.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
         stop: stop::parse(options)?,
         sampling,
         chosen,
@@ -57,10 +60,11 @@ mod tests {
 
     fn check(options: Value, change: impl FnOnce(&mut Options)) {
         let chosen = SamplingFields::default();
-        let mut expected = Options { max_tokens: None, stop: vec![], sampling: defaults(99), chosen };
+        let mut expected = Options { max_tokens: None, num_ctx: None, stop: vec![], sampling: defaults(99), chosen };
         change(&mut expected);
         let got = parsed(options.clone()).unwrap();
         assert_eq!((got.max_tokens, got.stop), (expected.max_tokens, expected.stop), "{options}");
+        assert_eq!(got.num_ctx, expected.num_ctx, "{options}");
         assert_eq!(got.sampling, expected.sampling, "{options}");
     }
 
@@ -71,7 +75,8 @@ mod tests {
     #[test]
     fn options_reach_the_request() {
         check(json!(null), |_| {});
-        check(json!({"num_ctx": 8192, "num_gpu": 99, "made_up": "x"}), |_| {});
+        check(json!({"num_ctx": 8192, "num_gpu": 99, "made_up": "x"}), |o| o.num_ctx = Some(8192));
+        check(json!({"num_ctx": 0}), |_| {});
         check(json!({"num_predict": 7}), |o| o.max_tokens = Some(7));
         check(json!({"num_predict": -1}), |_| {});
         check(json!({"num_predict": -2}), |_| {});

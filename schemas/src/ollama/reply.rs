@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::common::LoadOnly;
 use crate::openai::logprobs::TokenLogprob;
-use crate::sequence::{FinishReason, Timings};
+use crate::sequence::{FinishReason, Timings, Token};
 
 /// One line, or a whole reply.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
@@ -99,6 +99,10 @@ pub struct End {
     /// `stop`, `length`, `load` or `unload`.
     #[schemars(extend("enum" = ["stop", "length", "load", "unload"]))]
     pub done_reason: &'static str,
+    /// The tokens of prompt and reply, with which `/api/generate` goes on where they are sent back. Of one of our own
+    /// models, and neither with `raw`, `suffix` nor images.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub context: Vec<Token>,
     /// Absent where nothing was generated.
     #[serde(flatten)]
     pub metrics: Option<Metrics>,
@@ -112,12 +116,12 @@ impl End {
             FinishReason::Stop | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
         };
-        End { done_reason, metrics: Some(metrics) }
+        End { done_reason, context: Vec::new(), metrics: Some(metrics) }
     }
 
     /// The answer to a request without anything to answer.
     pub fn loaded(wish: LoadOnly) -> Self {
-        End { done_reason: wish.done_reason(), metrics: None }
+        End { done_reason: wish.done_reason(), context: Vec::new(), metrics: None }
     }
 }
 

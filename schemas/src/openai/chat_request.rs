@@ -56,6 +56,8 @@ impl ChatRequest {
                 tools: functions.map_or_else(|| tools::parse(root), Ok)?,
                 wants_thinking: false,
                 keep_alive: None,
+                num_ctx: None,
+                context: None,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             include_usage: include_usage(root)?,

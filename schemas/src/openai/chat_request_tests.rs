@@ -34,6 +34,8 @@ fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
             tools: ToolUse::default(),
             wants_thinking: false,
             keep_alive: None,
+            num_ctx: None,
+            context: None,
         },
         stream: false,
         include_usage: false,

@@ -61,6 +61,8 @@ impl CompletionRequest {
             tools: ToolUse::default(),
             wants_thinking: false,
             keep_alive: None,
+            num_ctx: None,
+            context: None,
         };
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),

@@ -23,17 +23,26 @@ test("generate says what chat says", async () => {
   assert.equal(lines.map((line) => line.response).join(""), said);
 });
 
-// Ollama's API cannot force a tool: whether one is called is the model's choice, and both forms have to agree on it.
-test("tools are taken, whole and streamed, and their results", async () => {
-  const ask = { ...GREEDY, tools: [WEATHER], options: { temperature: 0, num_predict: 60 } };
-  const whole = await client.chat(ask);
-  const lines = await all(await client.chat({ ...ask, stream: true }));
+// Ollama's API cannot force a tool, but this model repeats what it was shown.
+test("tools are called, whole and streamed, and their results answered", async () => {
+  const question = (city) => ({ role: "user", content: `What is the weather in ${city}?` });
+  const called = (city) => {
+    return { role: "assistant", content: "", tool_calls: [{ function: { name: "get_weather", arguments: { city } } }] };
+  };
+  const shown = ["Rome", "Madrid"].flatMap((city) => [question(city), called(city)]);
+  const options = { temperature: 0, num_predict: 60, repeat_penalty: 1 };
+  const parameters = { type: "object", properties: { city: PARAMETERS.properties.city }, required: ["city"] };
+  const tools = [{ ...WEATHER, function: { ...WEATHER.function, parameters } }];
+  const ask = { ...GREEDY, messages: [...shown, question("Paris")], tools, options };
   const calls = (messages) => messages.flatMap((message) => message.tool_calls ?? []).map((call) => call.function);
-  assert.deepEqual(calls(lines.map((line) => line.message)), calls([whole.message]));
-  const call = { function: { name: "get_weather", arguments: { city: "Paris", unit: "celsius" } } };
+  const whole = calls([(await client.chat(ask)).message]);
+  assert.deepEqual(whole.map((call) => call.name), ["get_weather"]);
+  assert.deepEqual(whole[0].arguments, { city: "Paris" });
+  const lines = await all(await client.chat({ ...ask, stream: true }));
+  assert.deepEqual(calls(lines.map((line) => line.message)), whole);
   const result = { role: "tool", tool_name: "get_weather", content: "Sunny, 21 degrees." };
-  const messages = [...ASK, { role: "assistant", content: "", tool_calls: [call] }, result];
-  assert.equal(typeof (await client.chat({ ...ask, messages })).message.content, "string");
+  const messages = [question("Paris"), called("Paris"), result];
+  assert.ok((await client.chat({ ...ask, messages })).message.content);
 });
 
 test("structured output", async () => {

@@ -1,9 +1,13 @@
 """litellm, by its OpenAI provider and by its Ollama one."""
 
 import json
+import os
 
-import litellm
 import pytest
+
+# Its table of prices lies in the package as well; it need not be fetched.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+import litellm
 from litellm import completion, embedding
 from pydantic import BaseModel
 
@@ -20,16 +24,20 @@ class City(BaseModel):
     is_large: bool
 
 
-@pytest.fixture(params=["openai", "ollama_chat"])
-def to(request, base_url, ollama_url):
-    """Where to and as what: what every call has in common."""
-    base = {"openai": base_url, "ollama_chat": ollama_url}[request.param]
-    return {"model": f"{request.param}/{MODEL}", "api_base": base, "api_key": "none", "timeout": 120, "max_retries": 0}
-
-
 @pytest.fixture
 def openai(base_url):
     return {"model": f"openai/{MODEL}", "api_base": base_url, "api_key": "none", "timeout": 120, "max_retries": 0}
+
+
+@pytest.fixture
+def ollama(ollama_url):
+    return {"model": f"ollama_chat/{MODEL}", "api_base": ollama_url, "timeout": 120, "max_retries": 0}
+
+
+@pytest.fixture(params=["openai", "ollama"])
+def to(request, openai, ollama):
+    """Where to and as what: what every call has in common."""
+    return {"openai": openai, "ollama": ollama}[request.param]
 
 
 def test_a_stream_says_what_the_whole_reply_says(to):
@@ -50,6 +58,27 @@ def test_a_forced_tool(openai):
     chunks = list(completion(**settings, stream=True))
     [streamed] = litellm.stream_chunk_builder(chunks).choices[0].message.tool_calls
     assert (streamed.function.name, streamed.function.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_ollamas_tools_are_called_and_their_results_answered(ollama):
+    ask = lambda city: {"role": "user", "content": f"What is the weather in {city}?"}
+
+    def called(city):
+        call = {"id": city, "type": "function"}
+        call["function"] = {"name": "get_weather", "arguments": json.dumps({"city": city})}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    # Ollama's API cannot force a tool, but this model repeats what it was shown.
+    messages = [ask("Rome"), called("Rome"), ask("Madrid"), called("Madrid"), ask("Paris")]
+    settings = {**ollama, "tools": [WEATHER], "temperature": 0, "max_tokens": 60, "repeat_penalty": 1}
+    whole = completion(**settings, messages=messages).choices[0]
+    chunks = list(completion(**settings, messages=messages, stream=True))
+    for choice in (whole, litellm.stream_chunk_builder(chunks).choices[0]):
+        [call] = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls" and call.function.name == "get_weather"
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
+    result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "Sunny, 21 degrees."}
+    assert completion(**settings, messages=[ask("Paris"), whole.message, result]).choices[0].message.content
 
 
 def test_structured_output(to):
@@ -79,3 +108,19 @@ def test_vectors(openai, ollama_url):
 def test_mistakes_are_its_own_errors(openai, change, error, stream):
     with pytest.raises(error):
         completion(**{**openai, "messages": ASK, **change}, stream=stream)
+
+
+# It does not tell a prompt that is too long from other mistakes here, so the words have to.
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"model": "ollama_chat/nope"}, litellm.NotFoundError, "model 'nope' not found"),
+        ({"temperature": 7}, litellm.BadRequestError, "options.temperature"),
+        ({"messages": [{"role": "user", "content": "word " * 20000}]}, litellm.BadRequestError, "context length"),
+    ],
+)
+def test_ollamas_mistakes_are_its_own_errors(ollama, change, error, words, stream):
+    with pytest.raises(error) as raised:
+        completion(**{**ollama, "messages": ASK, **change}, stream=stream)
+    assert words in str(raised.value)

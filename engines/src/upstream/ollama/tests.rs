@@ -35,7 +35,11 @@ fn a_chat_has_its_options_and_its_context() {
     );
     assert_eq!(body["messages"][0], json!({ "role": "user", "content": "hi" }));
     assert_eq!((&body["truncate"], &body["shift"]), (&json!(false), &json!(false)), "nothing is cut in silence");
+    let within = |num_ctx| call(|request| request.num_ctx = Some(num_ctx)).unwrap()["options"]["num_ctx"].clone();
+    assert_eq!((within(4096), within(16_384)), (json!(4096), json!(8192)), "the smaller one");
     assert_eq!(body.get("keep_alive"), None);
+    let none = call(|request| request.max_tokens = Some(0)).unwrap();
+    assert_eq!(none["options"]["num_predict"], 1, "0 is no limit to it");
     let kept = call(|request| request.keep_alive = Some(KeepAlive::Forever)).unwrap();
     assert_eq!(kept["keep_alive"], -1);
 }
@@ -46,7 +50,6 @@ fn what_ollama_cannot_do_is_refused() {
         Err(UpstreamError::Unsupported { field: named, kind: "ollama" }) => assert_eq!(named, field),
         other => panic!("{field}: {other:?}"),
     };
-    refused(|r| r.max_tokens = Some(0), "max_tokens");
     refused(|r| r.top_logprobs = Some(2), "logprobs");
     refused(|r| r.sampling.logit_bias = vec![(1, 1.0)], "logit_bias");
     refused(|r| r.ignore_eos = true, "ignore_eos");
@@ -70,6 +73,41 @@ fn lines_are_read() {
     assert_eq!(deltas[3], TextDelta::Call(ToolCallDelta::Arguments { index: 0, fragment: r#"{"a":1}"#.into() }));
     let end = end.unwrap();
     assert_eq!((end.reason, end.usage.n_prompt, end.usage.n_completion), (FinishReason::ToolCalls, Some(7), Some(3)));
+}
+
+#[test]
+fn log_probabilities_are_asked_for_where_the_configuration_says_that_they_are_told() {
+    let (mut settings, mut request) = (settings(Kind::Ollama), request());
+    settings.fields.insert("logprobs".to_owned());
+    request.top_logprobs = Some(2);
+    let call = Ollama.call(&Wish { request: &request, choice: 0, model: "m", settings: &settings }).unwrap();
+    assert_eq!((&call.body["logprobs"], &call.body["top_logprobs"]), (&json!(true), &json!(2)));
+    assert!(call.body["options"].get("logprobs").is_none());
+
+    let read = |lines: &[Value]| {
+        let (mut reader, mut out) = (Ollama.reader(&call), Vec::new());
+        lines.iter().try_for_each(|line| reader.read(line.to_string().as_bytes(), &mut out)).map(|()| out)
+    };
+    let entry = |token: &str, logprob: f64| json!({ "token": token, "logprob": logprob, "bytes": token.as_bytes() });
+    let mut first = entry("H", -0.25);
+    first["top_logprobs"] = json!([entry("H", -0.25), entry("J", -2.0)]);
+    let deltas = read(&[
+        json!({ "message": { "content": "", "thinking": "hm" }, "logprobs": [entry("hm", -1.0)] }),
+        // What is held until it is clear that it is text.
+        json!({ "message": { "content": "" }, "logprobs": [first] }),
+        json!({ "message": { "content": "Hi" }, "logprobs": [entry("i", -0.5)] }),
+    ])
+    .unwrap();
+    assert_eq!(deltas[0], TextDelta::Reasoning("hm".into()));
+    let TextDelta::Text { text, tokens } = &deltas[1] else { panic!("{deltas:?}") };
+    let spelled: Vec<&[u8]> = tokens.iter().map(|token| token.bytes.as_slice()).collect();
+    assert_eq!((text.as_str(), spelled), ("Hi", vec![&b"H"[..], &b"i"[..]]));
+    assert_eq!((tokens[0].logprobs.chosen, tokens[0].logprobs.top.len()), (-0.25, 2));
+    assert_eq!(tokens[0].logprobs.top[1].logprob, -2.0);
+
+    // An older one says nothing of them, and this is not to look like an answer.
+    let silent = read(&[json!({ "message": { "content": "Hi" } })]);
+    assert!(matches!(silent, Err(UpstreamError::Failed { reason: "malformed", .. })), "{silent:?}");
 }
 
 #[test]

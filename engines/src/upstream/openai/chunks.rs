@@ -176,13 +176,7 @@ impl ChunkReader {
 /// Log-probabilities in either of the dialect's forms: a chat's list of objects, or a completion's parallel lists.
 fn tokens(logprobs: &Value) -> Vec<TextToken> {
     if let Some(content) = logprobs.get("content").and_then(Value::as_array) {
-        let token = |entry: &Value| {
-            let top = entry.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
-            let top =
-                top.filter_map(|entry| Some(Alternative { id: 0, bytes: bytes(entry)?, logprob: chance(entry)? }));
-            Some(TextToken { bytes: bytes(entry)?, logprobs: Logprobs { chosen: chance(entry)?, top: top.collect() } })
-        };
-        return content.iter().filter_map(token).collect();
+        return listed(content);
     }
     let list = |name: &str| logprobs.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let (texts, chances, tops) = (list("tokens"), list("token_logprobs"), list("top_logprobs"));
@@ -195,6 +189,16 @@ fn tokens(logprobs: &Value) -> Vec<TextToken> {
         Some(TextToken { bytes: text.as_str()?.as_bytes().to_vec(), logprobs: Logprobs { chosen, top: top.collect() } })
     };
     texts.iter().enumerate().filter_map(token).collect()
+}
+
+/// A list of objects, each of a token. Ollama has the same.
+pub(in crate::upstream) fn listed(entries: &[Value]) -> Vec<TextToken> {
+    let token = |entry: &Value| {
+        let top = entry.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();
+        let top = top.filter_map(|entry| Some(Alternative { id: 0, bytes: bytes(entry)?, logprob: chance(entry)? }));
+        Some(TextToken { bytes: bytes(entry)?, logprobs: Logprobs { chosen: chance(entry)?, top: top.collect() } })
+    };
+    entries.iter().filter_map(token).collect()
 }
 
 fn bytes(entry: &Value) -> Option<Vec<u8>> {

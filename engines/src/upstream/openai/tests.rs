@@ -45,6 +45,8 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
         tools: ToolUse::default(),
         wants_thinking: false,
         keep_alive: None,
+        num_ctx: None,
+        context: None,
     }
 }
 
@@ -66,6 +68,8 @@ fn a_plain_chat_says_what_openai_takes_and_no_more() {
     assert_eq!((path, &body["model"], &body["stream"]), ("chat/completions", &json!("theirs"), &json!(true)));
     assert_eq!(body["messages"], json!([{ "role": "user", "content": "hi" }]));
     assert_eq!(body["temperature"], 0.8);
+    let none = call(Kind::Vllm, |request| request.max_tokens = Some(0)).unwrap().1;
+    assert_eq!(none["max_tokens"], 1, "it refuses 0");
     for absent in ["top_k", "min_p", "repeat_penalty", "max_tokens", "stop", "tools", "tool_choice"] {
         assert_eq!(body.get(absent), None, "{absent}");
     }

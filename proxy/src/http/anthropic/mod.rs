@@ -132,6 +132,7 @@ async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
                 | Event::Handoff { .. }
                 | Event::Rerouted { .. }
                 | Event::Usage { .. }
+                | Event::Context { .. }
                 | Event::Reasoning { .. },
             ) => {}
         }

@@ -55,6 +55,7 @@ impl StreamWriter for MessageWriter {
                 Event::Handoff { .. }
                 | Event::Rerouted { .. }
                 | Event::Usage { .. }
+                | Event::Context { .. }
                 | Event::Text { .. }
                 | Event::Reasoning { .. },
             ) => String::new(),

@@ -125,7 +125,11 @@ async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestE
             }
             Step::Accepted { .. }
             | Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                Event::Started { .. }
+                | Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Context { .. },
             ) => {}
         }
     }

@@ -8,6 +8,7 @@ use baton_schemas::ollama::model::{Model, ModelList, NEVER, Show};
 use baton_schemas::ollama::{ModelRequest, Version};
 
 use super::failure::OllamaFailure;
+use crate::error::RequestError;
 use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
@@ -39,12 +40,13 @@ pub(super) async fn show(
     body: Result<JsonBody, Failure>,
 ) -> Result<Json<Show>, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
+    let failed = |error: RequestError| OllamaFailure::of_request(&error, &caller.request_id);
     let models = state.models_for(&caller);
     if let Some(model) = models.iter().find(|model| model.is_upstream && model.is_called(&request.model)) {
-        return Ok(Json(Show::of_upstream(rfc3339(model.since))));
+        let told = state.backend.told(&request.model, &caller).await.map_err(failed)?;
+        return Ok(Json(Show::of_upstream(rfc3339(model.since), told)));
     }
-    let model = state.backend.describe(Some(&request.model), &caller).await;
-    let model = model.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
+    let model = state.backend.describe(Some(&request.model), &caller).await.map_err(failed)?;
     Ok(Json(Show::new(rfc3339(model.since), &model.info)))
 }
 

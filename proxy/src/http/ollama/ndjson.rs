@@ -47,7 +47,11 @@ impl StreamWriter for LineWriter {
             }
             Step::Accepted { .. }
             | Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                Event::Started { .. }
+                | Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Context { .. },
             ) => String::new(),
         }
     }

@@ -87,7 +87,8 @@ impl ReplyShape {
     /// How a generation ended.
     pub(super) fn end(&self, reason: FinishReason, tally: &Tally) -> End {
         let total_ms = self.since.elapsed().as_secs_f64() * 1e3;
-        End::generated(reason, Metrics::new(total_ms, tally.n_prompt, tally.n_completion, &tally.timings))
+        let metrics = Metrics::new(total_ms, tally.n_prompt, tally.n_completion, &tally.timings);
+        End { context: tally.context.clone(), ..End::generated(reason, metrics) }
     }
 }
 

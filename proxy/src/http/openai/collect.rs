@@ -25,7 +25,11 @@ pub(super) async fn collect<C: Choices>(
         match step {
             Step::Accepted { .. }
             | Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                Event::Started { .. }
+                | Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Context { .. },
             ) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);

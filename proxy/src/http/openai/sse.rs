@@ -65,7 +65,11 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
         match step {
             Step::Accepted { .. }
             | Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                Event::Started { .. }
+                | Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Context { .. },
             ) => {}
             Step::Event(Event::Text { choice, text, tokens }) => {
                 self.write_openings(&mut out);

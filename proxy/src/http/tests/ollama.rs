@@ -49,6 +49,26 @@ async fn a_whole_reply_is_one_line() {
 }
 
 #[tokio::test]
+async fn a_generation_ends_with_its_tokens_and_takes_them_back() {
+    let context = Event::Context { choice: 0, tokens: vec![7, 8, 9] };
+    let server = start(emits([started(0), text(0, "Hello"), context, finished(0)])).await;
+    let prompt = json!({"model": "m", "prompt": "hi", "context": [7, 8], "options": {"num_ctx": 4096}});
+    let lines = server.post_to("/api/generate", prompt.clone()).await.lines();
+    assert_eq!(lines.last().unwrap()["context"], json!([7, 8, 9]));
+    assert!(lines[..lines.len() - 1].iter().all(|line| line.get("context").is_none()), "{lines:?}");
+    let whole = server.post_to("/api/generate", with(prompt.clone(), json!({"stream": false}))).await.json();
+    assert_eq!((&whole["context"], &whole["response"]), (&json!([7, 8, 9]), &json!("Hello")));
+    server.post_to("/api/generate", with(prompt.clone(), json!({"raw": true, "context": []}))).await;
+    server.post_to("/api/chat", user()).await;
+    let asked: Vec<_> =
+        server.fake.requests.lock().unwrap().iter().map(|(r, _)| (r.context.clone(), r.num_ctx)).collect();
+    let goes_on = (Some(vec![7, 8]), Some(4096));
+    assert_eq!(asked, [goes_on.clone(), goes_on, (None, Some(4096)), (None, None)]);
+    let refused = server.post_to("/api/generate", with(prompt, json!({"raw": true}))).await.failed_as_ollama(400);
+    assert!(refused.contains("context"), "{refused}");
+}
+
+#[tokio::test]
 async fn calls_are_whole_and_thoughts_apart() {
     let server = start(calling()).await;
     let call = json!([{"id": "call_1", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}}]);

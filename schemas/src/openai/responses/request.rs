@@ -90,6 +90,8 @@ impl ResponsesRequest {
                 tools: tool_use,
                 wants_thinking: false,
                 keep_alive: None,
+                num_ctx: None,
+                context: None,
             },
             stream: root.boolean("stream")?.unwrap_or(false),
             echo,

@@ -66,7 +66,11 @@ async fn whole(mut steps: Steps, mut head: Head) -> Result<Response, RequestErro
         match step {
             Step::Accepted { sampling, .. } => head.echo.samples_with(&sampling),
             Step::Event(
-                Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                Event::Started { .. }
+                | Event::Handoff { .. }
+                | Event::Rerouted { .. }
+                | Event::Usage { .. }
+                | Event::Context { .. },
             ) => {}
             Step::Event(Event::Text { text, tokens, .. }) => output.text(&text, &logprobs(&tokens)),
             Step::Event(Event::Reasoning { text, .. }) => output.reasoning(&text),

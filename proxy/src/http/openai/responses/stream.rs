@@ -44,7 +44,11 @@ impl StreamWriter for ResponseWriter {
             + &match step {
                 Step::Accepted { .. }
                 | Step::Event(
-                    Event::Started { .. } | Event::Handoff { .. } | Event::Rerouted { .. } | Event::Usage { .. },
+                    Event::Started { .. }
+                    | Event::Handoff { .. }
+                    | Event::Rerouted { .. }
+                    | Event::Usage { .. }
+                    | Event::Context { .. },
                 ) => String::new(),
                 Step::Event(Event::Text { text, tokens, .. }) => self.events.text(text, &logprobs(tokens)),
                 Step::Event(Event::Reasoning { text, .. }) => self.events.reasoning(text),

@@ -1,0 +1,99 @@
+//! A context of the client's own size, and one that goes on, on the simulator.
+
+use baton_schemas::generate::{Conversation, Input, Message};
+
+use super::*;
+use crate::observe::tests::{app, caller, request};
+
+/// Longer than any reply here.
+const LONG: u32 = 1_000_000;
+
+/// A chat of one message, of whose reply all tokens are told.
+fn chat(text: &str, context: &[Token]) -> GenerateRequest {
+    let message = Message { role: "user".into(), content: text.into(), ..Message::default() };
+    let conversation = Conversation { messages: vec![message], ..Conversation::default() };
+    GenerateRequest { input: Input::Chat(conversation), context: Some(context.to_vec()), ..request("m") }
+}
+
+/// How a reply went.
+#[derive(Debug, Default, PartialEq)]
+struct Outcome {
+    n_prompt: u32,
+    n_cached: u32,
+    n_completion: u32,
+    is_cut: bool,
+    context: Option<Vec<Token>>,
+}
+
+async fn ask(app: &App, request: GenerateRequest) -> Result<Outcome, RequestError> {
+    let mut reply = generate(app, request, &caller()).await?;
+    let mut outcome = Outcome { n_prompt: reply.n_prompt, ..Outcome::default() };
+    while let Some(event) = reply.events.next().await {
+        match event? {
+            Event::Started { n_cached, .. } => outcome.n_cached = n_cached,
+            Event::Context { tokens, .. } => outcome.context = Some(tokens),
+            Event::Finished { reason, n_completion, .. } => {
+                (outcome.is_cut, outcome.n_completion) = (reason == FinishReason::Length, n_completion);
+            }
+            _ => {}
+        }
+    }
+    Ok(outcome)
+}
+
+#[tokio::test]
+async fn prompt_and_reply_stay_within_the_clients_context() {
+    let app = app().await;
+    let within = |num_ctx, max_tokens| GenerateRequest { num_ctx, max_tokens, ..request("m") };
+    let plain = ask(&app, within(None, Some(8))).await.unwrap();
+    let n_prompt = plain.n_prompt;
+    for (num_ctx, max_tokens, n_expected) in [
+        (n_prompt + 3, None, 3),
+        (n_prompt + 3, Some(8), 3),
+        (n_prompt + 3, Some(2), 2),
+        (n_prompt + 9, Some(8), 8),
+        (LONG, Some(8), 8),
+    ] {
+        let outcome = ask(&app, within(Some(num_ctx), max_tokens)).await.unwrap();
+        assert_eq!((outcome.n_completion, outcome.is_cut), (n_expected, true), "{num_ctx} {max_tokens:?}");
+        assert_eq!(outcome.context, None, "nobody asked for it");
+    }
+    for num_ctx in [n_prompt, n_prompt - 1] {
+        let refused = ask(&app, within(Some(num_ctx), None)).await.unwrap_err();
+        let RequestError::Engine(EngineError::ContextOverflow { n_prompt: n, n_ctx }) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!((n, n_ctx), (n_prompt, num_ctx));
+    }
+}
+
+#[test]
+fn a_context_that_is_no_smaller_than_the_models_is_no_limit() {
+    let limit = |num_ctx, max_tokens| GenerateRequest { num_ctx, max_tokens, ..request("m") }.max_tokens_after(10, 64);
+    assert_eq!(limit(None, None), None);
+    assert_eq!(limit(Some(64), None), None);
+    assert_eq!(limit(Some(63), None), Some(53));
+    assert_eq!(limit(Some(63), Some(0)), Some(0));
+    assert_eq!(limit(Some(9), None), Some(0));
+}
+
+#[tokio::test]
+async fn a_reply_is_gone_on_with_from_its_tokens() {
+    let app = app().await;
+    let first = ask(&app, chat("hi", &[])).await.unwrap();
+    let earlier = first.context.unwrap();
+    assert_eq!(earlier.len() as u32, first.n_prompt + first.n_completion);
+    let alone = ask(&app, chat("and?", &[])).await.unwrap();
+    let second = ask(&app, chat("and?", &earlier)).await.unwrap();
+    assert_eq!(second.n_prompt, earlier.len() as u32 + alone.n_prompt);
+    assert!(second.n_cached >= earlier.len() as u32 - 1, "{second:?}");
+    let context = second.context.unwrap();
+    assert!(context.starts_with(&earlier));
+    assert_eq!(context.len() as u32, second.n_prompt + second.n_completion);
+}
+
+#[tokio::test]
+async fn tokens_that_the_model_does_not_have_are_refused() {
+    let refused = ask(&app().await, chat("hi", &[1, 5_000])).await.unwrap_err();
+    assert!(matches!(&refused, RequestError::InvalidField { field: "context", .. }), "{refused:?}");
+}
