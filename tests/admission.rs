@@ -11,7 +11,7 @@ use harness::{BATON, Server, eventually_async};
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
 
-/// A generation of 40 tokens takes two seconds.
+/// A generation of 600 tokens takes half a minute.
 const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "20"];
 
 /// An endpoint with these lines at the front of its file and keys with these limits; the keys; and the file, which it
@@ -72,7 +72,7 @@ async fn refusal(reply: Response) -> (u16, Value, reqwest::header::HeaderMap) {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_those_who_wait_the_key_with_the_higher_priority_is_next() {
     let (server, [low, high], _file) = with_keys("max_requests = 1", ["operator = true", "priority = 9"]);
-    let running = begun(ask(&server, &low, 40)).await;
+    let running = begun(ask(&server, &low, 600)).await;
     let (tell, mut order) = tokio::sync::mpsc::unbounded_channel();
     for (at, key) in [&low, &low, &high].into_iter().enumerate() {
         let (request, tell) = (ask(&server, key, 1), tell.clone());
@@ -82,7 +82,7 @@ async fn of_those_who_wait_the_key_with_the_higher_priority_is_next() {
         });
         eventually_async("it waits", || async { n_waiting(&server, &low).await == at + 1 }).await;
     }
-    assert!(running.await.ends_with("data: [DONE]\n\n"));
+    drop(running);
     let mut came = Vec::new();
     for _ in 0..3 {
         let (at, text) = order.recv().await.unwrap();

@@ -91,7 +91,9 @@ async fn accept(
     let accepted = match (model, upstreams) {
         (Some(model), None) => on_nodes(&model, request, caller, loaded, (watch, attempts)).await?,
         (Some(model), Some(serving)) => {
-            match on_nodes(&model, request, caller, loaded, (watch, attempts.with_deputy())).await {
+            // Tokens mean nothing to an upstream, so for them an engine is waited for.
+            let attempts = if request.earlier_tokens().is_empty() { attempts.with_deputy() } else { attempts };
+            match on_nodes(&model, request, caller, loaded, (watch, attempts)).await {
                 Err(error) if may_go_upstream(&error) => {
                     model.fallbacks.count("upstream");
                     tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");

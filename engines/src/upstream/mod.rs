@@ -91,7 +91,7 @@ pub struct TextUsage {
 /// Why an upstream does not answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum UpstreamError {
-    /// This kind of upstream, as it is configured, cannot do that. Nothing was sent.
+    /// This kind of upstream, as it is configured, cannot do that. Nothing was sent, or the reply showed it.
     #[error("an upstream of kind {kind} does not take {field}")]
     Unsupported {
         /// The field at fault, as OpenAI's dialect calls it.

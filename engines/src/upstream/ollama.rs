@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, calls_of};
 use super::openai::chunks::listed;
 use super::{
-    Call, Protocol, ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, Wish, memory, new_id, refusal,
+    Call, Kind, Protocol, ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, Wish, memory, new_id,
+    refusal,
 };
 
 /// What it takes. The first ones are options.
@@ -73,7 +74,8 @@ impl Protocol for Ollama {
         if let Some(n) = wish.max_tokens() {
             fields.set("num_predict", n);
         }
-        if let Some(num_ctx) = wish.settings.num_ctx.into_iter().chain(request.num_ctx).min() {
+        // Another size has Ollama load the model anew, under everybody else: where there is one of its own, it stays.
+        if let Some(num_ctx) = wish.settings.num_ctx.or(request.num_ctx) {
             fields.set("num_ctx", num_ctx);
         }
         if !wish.settings.abort && !request.stop.is_empty() {
@@ -248,10 +250,12 @@ impl ReplyReader for LineReader {
         self.hold(&line.logprobs.unwrap_or_default());
         if let Some(text) = filled(said.content.or(line.response)) {
             if self.lacks_logprobs {
-                return Err(UpstreamError::malformed("text without the log-probabilities that were asked for"));
+                // An older Ollama, or a model that tells none.
+                return Err(UpstreamError::Unsupported { field: "logprobs", kind: Kind::Ollama.as_str() });
             }
             out.extend(reasoning.map(TextDelta::Reasoning));
-            out.push(TextDelta::Text { text, tokens: std::mem::take(&mut self.held) });
+            let tokens = self.spelled(&text);
+            out.push(TextDelta::Text { text, tokens });
         } else if reasoning.is_some() || !calls.is_empty() {
             // They were tokens of these, which are told without.
             self.held.clear();
@@ -283,6 +287,21 @@ impl LineReader {
         let tokens = listed(logprobs);
         self.lacks_logprobs &= tokens.is_empty();
         self.held.extend(tokens);
+    }
+
+    /// The held tokens of this text: those behind what it does not show, as the marks around what was thought.
+    fn spelled(&mut self, text: &str) -> Vec<TextToken> {
+        let (mut n_bytes, mut spelled) = (0, None);
+        for (at, token) in self.held.iter().enumerate().rev() {
+            n_bytes += token.bytes.len();
+            let Some(rest) = text.len().checked_sub(n_bytes) else { break };
+            let tail = self.held[at..].iter().flat_map(|token| &token.bytes);
+            if tail.eq(&text.as_bytes()[rest..]) {
+                spelled = Some(at);
+            }
+        }
+        let mut held = std::mem::take(&mut self.held);
+        held.split_off(spelled.unwrap_or(0))
     }
 
     /// Ollama tells of whole calls.

@@ -39,8 +39,9 @@ pub async fn info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, N
         kv: None,
         facts: ModelFacts { n_params: told.n_params.unwrap_or(0), ..ModelFacts::default() },
     };
-    // What waits for a place has claimed one, too.
-    let active_slots = sum(|member| member.n_claimed().min(n_places(member)));
+    // What waits for a place has claimed one, too, and nobody gets one of an upstream that is gone.
+    let active_slots =
+        sum(|member| if member.can_answer() { member.n_claimed().min(n_places(member)) } else { n_places(member) });
     (info, NodeLoad { active_slots, ..NodeLoad::default() })
 }
 
@@ -49,7 +50,7 @@ fn n_places(member: &Member) -> usize {
 }
 
 async fn told_by(member: &Member, model: &str, request_id: &str) -> ToldModel {
-    let told = match member.can_answer() {
+    let told = match member.can_answer() && !member.is_silent() {
         true => member.client.told(model, request_id).await.unwrap_or_else(|error| {
             tracing::debug!(request_id, upstream = member.name(), %error, "an upstream does not tell of its model");
             ToldModel::default()

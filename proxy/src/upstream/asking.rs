@@ -94,6 +94,7 @@ pub(super) async fn first_answer<Q: Question>(
         };
         match &failure {
             UpstreamError::Unsupported { .. } => {
+                member.breaker.succeeded();
                 unfit = Some(failure);
                 continue;
             }

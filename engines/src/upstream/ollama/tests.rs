@@ -36,7 +36,7 @@ fn a_chat_has_its_options_and_its_context() {
     assert_eq!(body["messages"][0], json!({ "role": "user", "content": "hi" }));
     assert_eq!((&body["truncate"], &body["shift"]), (&json!(false), &json!(false)), "nothing is cut in silence");
     let within = |num_ctx| call(|request| request.num_ctx = Some(num_ctx)).unwrap()["options"]["num_ctx"].clone();
-    assert_eq!((within(4096), within(16_384)), (json!(4096), json!(8192)), "the smaller one");
+    assert_eq!((within(4096), within(16_384)), (json!(8192), json!(8192)), "another size would load the model anew");
     assert_eq!(body.get("keep_alive"), None);
     let none = call(|request| request.max_tokens = Some(0)).unwrap();
     assert_eq!(none["options"]["num_predict"], 1, "0 is no limit to it");
@@ -105,9 +105,19 @@ fn log_probabilities_are_asked_for_where_the_configuration_says_that_they_are_to
     assert_eq!((tokens[0].logprobs.chosen, tokens[0].logprobs.top.len()), (-0.25, 2));
     assert_eq!(tokens[0].logprobs.top[1].logprob, -2.0);
 
+    // Marks around what was thought are in no text.
+    let deltas = read(&[
+        json!({ "message": { "content": "", "thinking": "hm" }, "logprobs": [entry("hm", -1.0)] }),
+        json!({ "message": { "content": "" }, "logprobs": [entry("</think>", -0.1)] }),
+        json!({ "message": { "content": "Hi" }, "logprobs": [entry("H", -0.25), entry("i", -0.5)] }),
+    ])
+    .unwrap();
+    let TextDelta::Text { tokens, .. } = &deltas[1] else { panic!("{deltas:?}") };
+    assert_eq!(tokens.iter().map(|token| token.logprobs.chosen).collect::<Vec<_>>(), [-0.25, -0.5]);
+
     // An older one says nothing of them, and this is not to look like an answer.
     let silent = read(&[json!({ "message": { "content": "Hi" } })]);
-    assert!(matches!(silent, Err(UpstreamError::Failed { reason: "malformed", .. })), "{silent:?}");
+    assert!(matches!(silent, Err(UpstreamError::Unsupported { field: "logprobs", .. })), "{silent:?}");
 }
 
 #[test]
