@@ -114,7 +114,9 @@ def known(items):
 
 def schemas(body):
     """Schemas without keywords that cannot be kept."""
-    for path in (("response_format", "json_schema"), ("text", "format"), ("output_config", "format"), ("output_format",)):
+    places = (("response_format",), ("response_format", "json_schema"), ("text", "format"), ("output_config", "format"),
+              ("output_format",))
+    for path in places:
         place = body
         for name in path:
             place = place.get(name) if isinstance(place, dict) else None

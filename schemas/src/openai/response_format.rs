@@ -12,7 +12,11 @@ const FIELD: &str = "response_format";
 pub(super) fn parse(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
     let Some(format) = root.get(FIELD) else { return Ok(None) };
     match Fields::at(format, FIELD)?.string("type")? {
-        None | Some("text") => Ok(None),
+        // One beside it has no effect, and is still to be a schema.
+        None | Some("text") => match schema_of(format).filter(|schema| !schema.is_object()) {
+            Some(_) => Err(InvalidRequest::at(FIELD, "schema must be an object")),
+            None => Ok(None),
+        },
         // llama-server takes a schema here too, and nobody sends one that is not to be kept.
         Some("json_object") => match schema_of(format) {
             Some(schema) => held_to(schema).map(Some),
@@ -66,6 +70,7 @@ mod tests {
             json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "n" } } }),
             json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": 3 } } }),
             json!({ "response_format": { "type": "json_object", "schema": "object" } }),
+            json!({ "response_format": { "type": "text", "schema": [null, null] } }),
             json!({ "response_format": { "type": "xml" } }),
             json!({ "response_format": 5 }),
         ] {
