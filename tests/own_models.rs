@@ -279,13 +279,47 @@ async fn the_end_of_one_models_process_is_nothing_to_another() {
 }
 
 #[test]
+fn files_that_cannot_be_used_are_told_of_beside_every_other_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    let no_model = folder.path().join("notes.gguf");
+    std::fs::write(&no_model, "these are notes").unwrap();
+    let text = format!(
+        "max_requests = 0\n[model]\nsource = \"/nowhere.gguf\"\n[model.engine]\nmmproj = {no_model:?}\n\
+         [[models]]\nsource = {no_model:?}\n[[models]]\nsource = {:?}\n[models.engine]\n\
+         chat_template_file = \"/nowhere.jinja\"\n[[models]]\nsource = {:?}\n",
+        model(),
+        model()
+    );
+    let config = Config::of(&text);
+    for command in [&["check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--config"]] {
+        let output = Command::new(BATON).args(command).arg(config.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let expected = [
+            "line 1: max_requests must be between",
+            "line 3: model.source cannot be used: there is no model file at /nowhere.gguf",
+            "line 5: model.engine.mmproj cannot be used: ",
+            "line 7: models[0].source cannot be used: ",
+            "line 11: models[1].engine.chat_template_file cannot be used: /nowhere.jinja",
+            "line 13: models[2].source is called ",
+            "has 6 mistakes",
+        ];
+        assert_eq!(said.lines().count(), expected.len(), "{said}");
+        for (line, expected) in said.lines().zip(expected) {
+            assert!(line.contains(expected), "{said}");
+        }
+        assert!(!output.status.success());
+    }
+}
+
+#[test]
 fn what_can_never_fit_is_refused_before_anything_starts() {
     let text = entry("smol", &model(), "") + "[loading]\nmemory_budget = \"300MiB\"\n";
     let config = Config::of(&text);
     for command in [&["check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--config"]] {
         let output = Command::new(BATON).args(command).arg(config.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains("can never be loaded"), "{said}");
+        assert!(!output.status.success() && said.contains("line 3: models[0].source is refused"), "{said}");
+        assert!(said.contains("can never be loaded"), "{said}");
     }
     config.write(&text.replace("300MiB", "1GiB"));
     assert!(Command::new(BATON).arg("check-config").arg(config.path()).output().unwrap().status.success());

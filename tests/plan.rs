@@ -31,7 +31,7 @@ async fn plan(server: &Server, policy: &str, n_words: usize) -> Value {
 
 fn cli(server: &Server, args: &[&str], input: &str) -> Output {
     let mut command = Command::new(BATON);
-    command.args(["plan", "--url", &server.base]).args(args).env("BATON_API_KEY", "k");
+    command.args(["plan", "-", &server.base]).args(args).env("BATON_API_KEY", "k");
     let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     process.wait_with_output().unwrap()
@@ -96,4 +96,18 @@ async fn a_dry_run_is_refused_like_the_request() {
     let failed = cli(&server, &[], "{}");
     let message = String::from_utf8(failed.stderr).unwrap();
     assert!(!failed.status.success() && message.contains("400") && message.lines().count() == 1, "{message}");
+}
+
+#[test]
+fn what_cannot_be_asked_is_said_in_a_line() {
+    let check = |endpoint: &str, expected: &str| {
+        let output = Command::new(BATON).args(["plan", "/dev/null", endpoint]).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.contains(expected), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    };
+    check("127.0.0.1:1", "no endpoint answers at 127.0.0.1:1: ");
+    check("here and there", "not \"here and there\"");
+    let server = Server::with(&["--engine", "sim", "--api-key", "k"]);
+    check(&server.base, "needs a key: give one with --api-key or BATON_API_KEY");
 }

@@ -12,7 +12,7 @@ use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::ollama::told::ToldModel;
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::{GenerateRequest, Token};
+use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::admission::{Account, Admission};
 use crate::embed::{self, Embedded};
@@ -138,6 +138,11 @@ impl Backend for App {
     }
 
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
+        if self.on_upstreams(Some(&request.model), caller)?.is_some() {
+            let feature =
+                "plans of a model that only upstreams serve: the one with the fewest replies gets the request";
+            return Err(EngineError::Unsupported { feature: feature.to_owned() }.into());
+        }
         generate::explain(self, &request, caller).await
     }
 

@@ -179,7 +179,13 @@ impl EngineArgs {
         numbers.chain(distance).chain(rates).collect()
     }
 
-    /// The same options as arguments for a child.
+    /// The options that are set, by their keys in the configuration file.
+    pub fn keys(&self) -> Vec<String> {
+        let flags = self.to_args().into_iter().step_by(2);
+        flags.map(|flag| flag.to_string_lossy().trim_start_matches('-').replace('-', "_")).collect()
+    }
+
+    /// The same options as arguments for a child, each a flag and its value.
     pub fn to_args(&self) -> Vec<OsString> {
         let number = |n: Option<u32>| n.map(|n| n.to_string().into());
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());

@@ -49,7 +49,7 @@ pub enum EngineError {
         message: String,
     },
     /// The engine does not do this at all (embeddings on a chat model, say). Client-safe.
-    #[error("this engine does not support {feature}")]
+    #[error("not supported here: {feature}")]
     Unsupported {
         /// The feature asked for.
         feature: String,

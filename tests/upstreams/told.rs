@@ -105,3 +105,22 @@ async fn where_no_model_is_named_the_first_one_is_meant() {
         assert_eq!((answer.status, answer.retry_after.as_deref()), (501, None), "{path}: {answer:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_upstreams_serve_is_not_planned_and_its_tokens_may_not_be_known() {
+    let mock = Mock::start(|_, _| whole(200, "", &json!({ "data": [] }))).await;
+    let front = Front::start(&upstream("one", "openai", &mock.url, ""));
+    let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
+    for (path, body, expected) in [
+        ("/baton/plan", body.clone(), "plans of a model that only upstreams serve"),
+        ("/tokenize", json!({ "model": "m", "content": "hi" }), "an upstream of kind openai serves this model"),
+        ("/apply-template", body, "an upstream of kind openai serves this model"),
+    ] {
+        let call = reqwest::Client::new().post(format!("{}{path}", front.server.base)).json(&body);
+        let reply = call.send().await.unwrap();
+        assert_eq!(reply.status(), 501, "{path}");
+        let error: Value = reply.json().await.unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("not supported here: ") && message.contains(expected), "{path}: {error}");
+    }
+}

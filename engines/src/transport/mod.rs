@@ -27,7 +27,8 @@ pub enum AddressError {
     /// Plain HTTP to another machine.
     #[error(
         "{0} is plain HTTP to another machine: keys and prompts could be read on the way. \
-         Use https:// (a node takes --tls-cert and --tls-key), or allow it with --allow-plain-http"
+         Use https:// (a node takes --tls-cert and --tls-key), or allow it: --allow-plain-http, or in a configuration \
+         file allow_plain_http = true"
     )]
     Plain(String),
     /// Not a URL of a node.

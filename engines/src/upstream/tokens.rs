@@ -56,15 +56,15 @@ pub(super) fn call(
         }
         (Kind::Vllm, TokenQuestion::TokenizeChat(chat)) => ("tokenize", chat_of(model, chat)),
         (Kind::Vllm, TokenQuestion::Render(_)) => {
-            let feature =
-                "a chat's prompt as text, of a model that an upstream of kind vllm serves (kind llama-server \
-                           has it)"
-                    .to_owned();
+            let feature = "a chat's prompt as text, since an upstream of kind vllm serves this model, whose API has \
+                           no route for it (llama-server's has)";
+            let feature = feature.to_owned();
             return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
         }
         (Kind::Ollama | Kind::OpenAi, _) => {
             let feature = format!(
-                "tokens of a model that an upstream of kind {} serves (kinds llama-server and vllm have them)",
+                "tokens, since an upstream of kind {} serves this model, whose API has no route for them \
+                 (llama-server's and vLLM's have)",
                 kind.as_str()
             );
             return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));

@@ -8,11 +8,14 @@ mod bench;
 mod capture;
 mod check_config;
 mod completions;
+mod config_file;
 #[cfg(feature = "llama")]
 mod demo;
 #[cfg(feature = "llama")]
 mod doctor;
+mod endpoint;
 mod key;
+mod machine;
 mod node;
 #[cfg(feature = "llama")]
 mod node_process;

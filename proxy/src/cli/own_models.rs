@@ -11,7 +11,7 @@ use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
 use super::{Failure, backend, pull};
-use crate::config::{OwnModelConfig, ServeConfig};
+use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
 use crate::engine_args::{EngineArgs, EngineKind};
 use crate::models::{self, Located, cache};
 use crate::pool::{Node, ServedModel, names};
@@ -44,29 +44,24 @@ pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, Failure> {
     Ok(found.into_iter().filter(|(_, path)| path.is_none()).map(|(source, _)| source.clone()).collect())
 }
 
-/// Refuses models that can never fit into the budget, as far as their files are here.
-pub(super) fn check(config: &ServeConfig) -> Result<(), Failure> {
-    let limits = limits(config)?;
-    for model in &config.models {
-        if let (EngineKind::Llama, Some(path)) = (model.engine.engine.unwrap_or_default(), found(&model.source)?) {
-            sized(&model.source, &model.engine, &path, &limits)?;
-        }
-    }
-    Ok(())
-}
-
-/// What holds for all of them together.
-pub(super) fn limits(config: &ServeConfig) -> Result<Limits, Failure> {
-    let loading = &config.loading;
+/// What holds for all of them together, beside a model that is always there: its source, and how it runs.
+pub(super) fn limits(loading: &LoadingConfig, beside: Option<(&str, &EngineArgs)>) -> Result<Limits, Failure> {
     let memory_budget = loading.budget();
     let mut limits =
         Limits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
-    let is_llama = config.engine.engine.unwrap_or_default() == EngineKind::Llama;
-    let has_both = config.has_own_engine && is_llama && !config.models.is_empty();
-    if has_both && let Some(path) = found(&config.source)? {
-        limits.reserved = sized(&config.source, &config.engine, &path, &limits)?.0.memory_bytes;
+    let beside = beside.filter(|(_, engine)| engine.engine.unwrap_or_default() == EngineKind::Llama);
+    if let Some((source, engine)) = beside
+        && let Some(path) = found(source)?
+    {
+        limits.reserved = sized(source, engine, &path, &limits)?.0.memory_bytes;
     }
     Ok(limits)
+}
+
+/// The same of a configuration as a whole.
+pub(super) fn limits_of(config: &ServeConfig) -> Result<Limits, Failure> {
+    let has_both = config.has_own_engine && !config.models.is_empty();
+    limits(&config.loading, has_both.then_some((config.source.as_str(), &config.engine)))
 }
 
 /// The file of a model, if it is on this machine.
@@ -79,7 +74,12 @@ fn found(source: &str) -> Result<Option<PathBuf>, Failure> {
 }
 
 /// What a model takes, and what its file says of it.
-fn sized(source: &str, engine: &EngineArgs, path: &Path, limits: &Limits) -> Result<(Sizes, NodeInfo), Failure> {
+pub(super) fn sized(
+    source: &str,
+    engine: &EngineArgs,
+    path: &Path,
+    limits: &Limits,
+) -> Result<(Sizes, NodeInfo), Failure> {
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
     let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
@@ -101,7 +101,7 @@ fn sized(source: &str, engine: &EngineArgs, path: &Path, limits: &Limits) -> Res
 /// What the configuration asks for. Models are fetched if need be, and none is loaded yet. Those that are in `before` and
 /// run as they did are taken over with their processes; no other may be called as one of `taken` is.
 pub(super) async fn start(config: &ServeConfig, before: &[Own], taken: &[String]) -> Result<Vec<Own>, Failure> {
-    let limits = limits(config)?;
+    let limits = limits_of(config)?;
     let mut taken = taken.to_vec();
     let mut own = Vec::with_capacity(config.models.len());
     for model in &config.models {

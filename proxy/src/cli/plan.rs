@@ -1,12 +1,13 @@
 //! `baton plan`: what a running endpoint would do with a request, as a table.
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use reqwest::header::CONTENT_TYPE;
 
+use super::endpoint::EndpointArgs;
 use super::{Failure, terminal};
 use crate::plan::cost::Prediction;
 use crate::plan::explanation::{Explanation, RouteExplanation};
@@ -20,14 +21,11 @@ const MAX_BODY_BYTES: u64 = 64 << 20;
 /// Options of `baton plan`.
 #[derive(Args)]
 pub(super) struct PlanArgs {
-    /// A chat request in JSON, as for /v1/chat/completions [default: standard input]
-    file: Option<PathBuf>,
-    /// The endpoint
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    url: String,
-    /// The endpoint's key, if it wants one
-    #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    /// A chat request in JSON, as for /v1/chat/completions; - is standard input
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
     /// Plan by this policy instead of the configured one
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
@@ -38,35 +36,44 @@ pub(super) struct PlanArgs {
 
 /// Asks and prints.
 pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
-    let body = read(args.file.as_deref())?;
-    let url = format!("{}/baton/plan", args.url.trim_end_matches('/'));
-    let client = reqwest::Client::builder().timeout(TIMEOUT).build()?;
-    let mut call = client.post(&url).header(CONTENT_TYPE, "application/json").body(body);
-    if let Some(key) = args.api_key {
-        call = call.bearer_auth(key);
-    }
-    if let Some(policy) = args.policy {
-        call = call.header("x-baton-policy", policy);
-    }
-    let reply = call.send().await?;
-    let (status, text) = (reply.status(), reply.text().await?);
+    let body = read(&args.file)?;
+    let call = |client: &reqwest::Client, base: &str| {
+        let call = client.post(format!("{base}/baton/plan")).header(CONTENT_TYPE, "application/json").body(body);
+        match args.policy {
+            Some(policy) => call.header("x-baton-policy", policy),
+            None => call,
+        }
+    };
+    let reply = args.endpoint.ask(TIMEOUT, call).await?;
+    let status = reply.status();
+    let text = reply.text().await.map_err(|error| args.endpoint.unreachable(&error))?;
+    let base = args.endpoint.base()?;
     if !status.is_success() {
         let envelope: Option<serde_json::Value> = serde_json::from_str(&text).ok();
-        let message = envelope.as_ref().and_then(|e| e["error"]["message"].as_str()).unwrap_or("no explanation");
-        return Err(Failure(format!("{url} answered {status}: {message}")));
+        let message = envelope.as_ref().and_then(|envelope| envelope["error"]["message"].as_str());
+        return Err(Failure(match message {
+            Some(message) => format!("{base} answered {}: {message}", status.as_u16()),
+            None => format!("{base} is not a Baton endpoint: it answered {}", status.as_u16()),
+        }));
     }
-    let text = if args.json { text } else { table(&serde_json::from_str(&text)?) };
+    let text = if args.json {
+        text
+    } else {
+        {
+            let plan = serde_json::from_str(&text);
+            table(&plan.map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))?)
+        }
+    };
     Ok(terminal::print_line(text.trim_end())?)
 }
 
-fn read(file: Option<&std::path::Path>) -> Result<Vec<u8>, Failure> {
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
     let mut body = Vec::new();
-    let source: Box<dyn Read> = match file {
-        Some(path) => {
-            let open = std::fs::File::open(path);
-            Box::new(open.map_err(|error| Failure(format!("cannot read {}: {error}", path.display())))?)
-        }
-        None => Box::new(std::io::stdin()),
+    let source: Box<dyn Read> = if file.as_os_str() == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        let open = std::fs::File::open(file);
+        Box::new(open.map_err(|error| Failure(format!("cannot read {}: {error}", file.display())))?)
     };
     source.take(MAX_BODY_BYTES + 1).read_to_end(&mut body)?;
     if body.len() as u64 > MAX_BODY_BYTES {

@@ -106,10 +106,9 @@ impl Reload {
         let nodes = takes_nodes.then(|| backend::nodes(&new, &transport, &self.known_nodes)).transpose()?;
         let called = backend::names_of(&new)?;
         let taken = called.0.iter().chain(&called.1).cloned().collect::<Vec<_>>();
-        own_models::check(&new)?;
         let missing = own_models::missing(&new)?;
         let own = match missing.is_empty() {
-            true => Some((own_models::start(&new, &self.own, &taken).await?, own_models::limits(&new)?)),
+            true => Some((own_models::start(&new, &self.own, &taken).await?, own_models::limits_of(&new)?)),
             false => None,
         };
         // What cannot.
@@ -139,7 +138,7 @@ impl Reload {
             Ok(()) => own_models::start(new, &self.own, &self.taken).await,
             Err(error) => Err(error),
         };
-        match started.and_then(|own| Ok((own, own_models::limits(new)?))) {
+        match started.and_then(|own| Ok((own, own_models::limits_of(new)?))) {
             Ok((own, limits)) => {
                 self.take_own(own, limits);
                 tracing::info!("the models of [[models]] were reloaded");

@@ -1,5 +1,6 @@
 //! `baton serve`: the endpoint, with an engine of its own in a child process, in front of nodes, or both.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -13,10 +14,10 @@ use tokio::net::TcpListener;
 
 use super::banner::Banner;
 use super::reload::Reload;
-use super::{Failure, backend, own_models, service_manager, signals, terminal};
+use super::{Failure, backend, config_file, machine, own_models, service_manager, signals, terminal};
 use crate::admission::Admission;
 use crate::app::App;
-use crate::config::{RawConfig, ServeConfig};
+use crate::config::{ConfigError, ConfigFile, ServeConfig};
 use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
@@ -75,38 +76,59 @@ pub(super) struct ServeArgs {
 impl ServeArgs {
     /// The collector of traces that the file names. Its mistakes are told when it is read in earnest.
     pub(super) fn collector(&self) -> Option<String> {
-        RawConfig::read(self.config.as_deref()?).ok()?.tracing.otlp_endpoint
+        self.config.as_ref()?;
+        let (file, by_flags) = self.clone().read().ok()?;
+        file.check(&by_flags, Vec::new()).ok()?.otlp_endpoint
     }
 
-    /// The checked configuration: flags over the file over the defaults.
-    pub(super) fn into_config(self) -> Result<ServeConfig, Failure> {
-        let mut raw = self.config.as_deref().map_or_else(|| Ok(RawConfig::default()), RawConfig::read)?;
-        raw.listen = self.listen.or(raw.listen);
-        raw.ollama_listen = self.ollama_listen.or(raw.ollama_listen);
-        raw.model.source = self.model.or(raw.model.source);
-        raw.model.name = self.name.or(raw.model.name);
-        if !self.api_keys.is_empty() {
-            raw.api_keys = self.api_keys;
+    /// The checked configuration: flags over the file over the defaults. Errors: every mistake in either.
+    pub(super) fn into_config(self) -> Result<ServeConfig, ConfigError> {
+        let (file, by_flags) = self.read()?;
+        let more = machine::problems(&file.raw);
+        file.check(&by_flags, more)
+    }
+
+    /// The file with the flags over it, and the keys that these set.
+    fn read(self) -> Result<(ConfigFile, BTreeSet<String>), ConfigError> {
+        let mut file = self.config.as_deref().map_or_else(|| Ok(ConfigFile::default()), ConfigFile::read)?;
+        let raw = &mut file.raw;
+        let mut by_flags = BTreeSet::new();
+        let mut set = |key: &str, is_given: bool| {
+            if is_given {
+                by_flags.insert(key.to_owned());
+            }
+            is_given
+        };
+        for (key, flag, value) in [
+            ("listen", self.listen, &mut raw.listen),
+            ("ollama_listen", self.ollama_listen, &mut raw.ollama_listen),
+            ("model.source", self.model, &mut raw.model.source),
+            ("model.name", self.name, &mut raw.model.name),
+            ("model.policy", self.policy, &mut raw.model.policy),
+        ] {
+            if set(key, flag.is_some()) {
+                *value = flag;
+            }
         }
-        if !self.prefill.is_empty() {
-            raw.model.prefill = self.prefill;
+        for (key, flag, value) in [
+            ("api_keys", self.api_keys, &mut raw.api_keys),
+            ("model.prefill", self.prefill, &mut raw.model.prefill),
+            ("model.decode", self.decode, &mut raw.model.decode),
+        ] {
+            if set(key, !flag.is_empty()) {
+                *value = flag;
+            }
         }
-        if !self.decode.is_empty() {
-            raw.model.decode = self.decode;
+        if set("tls_ca", self.transport.tls_ca.is_some()) {
+            raw.tls_ca = self.transport.tls_ca;
         }
-        raw.model.calibrate = self.no_calibration.then_some(false).or(raw.model.calibrate);
-        raw.model.policy = self.policy.or(raw.model.policy);
-        raw.tls_ca = self.transport.tls_ca.or(raw.tls_ca);
         raw.allow_plain_http |= self.transport.allow_plain_http;
-        raw.model.engine = self.engine.over(raw.model.engine);
-        if let Some(flag) = raw.model.engine.to_args().first().filter(|_| !raw.has_own_engine()) {
-            return Err(Failure(format!(
-                "{} is for an engine here, and there is none: nodes run the models they were started with. Name a model \
-                 with --model to generate here, too",
-                flag.display()
-            )));
+        raw.model.calibrate = self.no_calibration.then_some(false).or(raw.model.calibrate);
+        for key in self.engine.keys() {
+            set(&format!("model.engine.{key}"), true);
         }
-        Ok(raw.check()?)
+        raw.model.engine = self.engine.over(std::mem::take(&mut raw.model.engine));
+        Ok((file, by_flags))
     }
 }
 
@@ -128,7 +150,7 @@ const NODE_ANSWER: Duration = Duration::from_secs(2);
 pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
     http::open_files::raise_limit();
     refuse_an_empty_variable()?;
-    let config = args.clone().into_config()?;
+    let config = args.clone().into_config().map_err(config_file::told)?;
     // The ports first: the commonest mistake is told at once, and not after a model was loaded.
     let mut listeners = vec![bind(&config.listen, "--listen").await?];
     if let Some(address) = &config.ollama_listen {
@@ -147,7 +169,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
         pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
     let own = own_models::start(&config, &[], &taken).await?;
     let residents = own.iter().map(|own| Arc::clone(&own.resident)).collect();
-    let residency = Residency::new(own_models::limits(&config)?, residents);
+    let residency = Residency::new(own_models::limits_of(&config)?, residents);
     pool.replace_residents(own.iter().map(|own| Arc::clone(&own.served)).collect());
     let observer = Arc::new(Observer::default());
     let upstreams = UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(Failure)?;

@@ -5,28 +5,22 @@
 
 use std::ops::Range;
 
-use baton_schemas::sampling_fields::SamplingFields;
 use serde::Deserialize;
-use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::RawKey;
-use super::own_models::{RawLoading, RawOwnModel};
-use super::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
-use super::upstream::RawUpstream;
-use crate::engine_args::EngineArgs;
+use super::hint;
+use super::raw::RawConfig;
 
 /// Mistakes that are reported. A file with more of them is no configuration.
 const MAX_MISTAKES: usize = 100;
-
-/// Names at least this alike (Jaro–Winkler) are probably misspellings of each other.
-const ALIKE: f64 = 0.8;
 
 /// A mistake, and the byte where it is.
 pub(super) struct Mistake {
     pub(super) at: Option<usize>,
     pub(super) message: String,
+    /// Whether it is a value that is not what its key takes, and that was left out for that.
+    pub(super) is_of_type: bool,
 }
 
 /// Reads what can be read, and says what cannot.
@@ -43,11 +37,14 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
             Err(error) => error,
         };
         let removed = error.span().and_then(|span| remove(root.get_mut(), &span, &mut Vec::new()));
-        let message = removed.as_ref().map_or_else(
-            || error.message().to_owned(),
-            |path| unknown_key(path).unwrap_or_else(|| format!("{}: {}", path.join("."), told(path, error.message()))),
-        );
-        mistakes.push(Mistake { at: error.span().map(|span| span.start), message });
+        let unknown = removed.as_ref().and_then(|removed| hint::unknown_key(&removed.path, removed.is_table));
+        let is_of_type = unknown.is_none();
+        let of_type = || match &removed {
+            Some(Removed { path, .. }) => format!("{}: {}", path.join("."), told(path, error.message())),
+            None => error.message().to_owned(),
+        };
+        let message = unknown.unwrap_or_else(of_type);
+        mistakes.push(Mistake { at: error.span().map(|span| span.start), message, is_of_type });
         if removed.is_none() {
             break;
         }
@@ -66,11 +63,17 @@ fn told(path: &[String], message: &str) -> String {
 }
 
 fn mistake(error: &toml::de::Error) -> Mistake {
-    Mistake { at: error.span().map(|span| span.start), message: error.message().to_owned() }
+    Mistake { at: error.span().map(|span| span.start), message: error.message().to_owned(), is_of_type: false }
 }
 
-/// Removes the key that is, or whose value is, at these bytes. Returns its path.
-fn remove(table: &mut DeTable<'_>, at: &Range<usize>, path: &mut Vec<String>) -> Option<Vec<String>> {
+/// What was taken out of the document.
+struct Removed {
+    path: Vec<String>,
+    is_table: bool,
+}
+
+/// Removes the key that is, or whose value is, at these bytes.
+fn remove(table: &mut DeTable<'_>, at: &Range<usize>, path: &mut Vec<String>) -> Option<Removed> {
     let is_at = |span: Range<usize>| span.contains(&at.start);
     let mut found = None;
     for (key, value) in table.iter_mut() {
@@ -88,46 +91,26 @@ fn remove(table: &mut DeTable<'_>, at: &Range<usize>, path: &mut Vec<String>) ->
         }
     }
     let (key, path) = found?;
-    table.remove(key.as_str())?;
-    Some(path)
+    let value = table.remove(key.as_str())?;
+    Some(Removed { path, is_table: is_table(value.get_ref()) })
+}
+
+/// Whether it is a table, or several of the same name.
+fn is_table(value: &DeValue<'_>) -> bool {
+    match value {
+        DeValue::Table(_) => true,
+        DeValue::Array(values) => values.iter().next().is_some_and(|first| is_table(first.get_ref())),
+        _ => false,
+    }
 }
 
 /// The same in a value's own tables.
-fn remove_inside(value: &mut Spanned<DeValue<'_>>, at: &Range<usize>, path: &mut Vec<String>) -> Option<Vec<String>> {
+fn remove_inside(value: &mut Spanned<DeValue<'_>>, at: &Range<usize>, path: &mut Vec<String>) -> Option<Removed> {
     match value.get_mut() {
         DeValue::Table(table) => remove(table, at, path),
         DeValue::Array(values) => values.iter_mut().find_map(|value| remove_inside(value, at, path)),
         _ => None,
     }
-}
-
-/// What to say of a key if there is none of this name in its table.
-fn unknown_key(path: &[String]) -> Option<String> {
-    let (name, tables) = path.split_last()?;
-    let tables: Vec<&str> = tables.iter().map(String::as_str).collect();
-    let known = match tables[..] {
-        [] => fields_of::<RawConfig>(),
-        ["model"] => fields_of::<RawModel>(),
-        ["model" | "models", "engine"] => fields_of::<EngineArgs>(),
-        ["model" | "models", "sampling"] => fields_of::<SamplingFields>(),
-        ["models"] => fields_of::<RawOwnModel>(),
-        ["loading"] => fields_of::<RawLoading>(),
-        ["deadlines"] => fields_of::<RawDeadlines>(),
-        ["tracing"] => fields_of::<RawTracing>(),
-        ["keys"] => fields_of::<RawKey>(),
-        ["upstream"] => fields_of::<RawUpstream>(),
-        _ => return None,
-    };
-    if known.contains(&name.as_str()) {
-        return None;
-    }
-    let likeness = |field: &&&str| strsim::jaro_winkler(name, field);
-    let nearest =
-        known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|near| likeness(near) >= ALIKE);
-    Some(match nearest {
-        Some(near) => format!("unknown key {name:?}; did you mean {near:?}?"),
-        None => format!("unknown key {name:?}; there are {}", known.join(", ")),
-    })
 }
 
 /// The byte at which the value of a key begins.
@@ -150,38 +133,4 @@ pub(super) fn position(text: &str, key: &str) -> Option<usize> {
         }
     }
     at
-}
-
-/// The names of a struct's fields, as serde knows them.
-fn fields_of<T: for<'de> Deserialize<'de>>() -> &'static [&'static str] {
-    let mut fields: &'static [&'static str] = &[];
-    // Ends with the error below: all it is for are the fields.
-    let _ = T::deserialize(Fields(&mut fields));
-    fields
-}
-
-/// Asked for a struct, it notes the fields and gives up.
-struct Fields<'a>(&'a mut &'static [&'static str]);
-
-impl<'de> Deserializer<'de> for Fields<'_> {
-    type Error = de::value::Error;
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Self::Error> {
-        *self.0 = fields;
-        self.deserialize_any(visitor)
-    }
-
-    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Self::Error> {
-        Err(de::Error::custom("no value"))
-    }
-
-    serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
-    }
 }

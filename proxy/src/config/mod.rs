@@ -1,22 +1,25 @@
 //! The configuration: one file, flags over it, one check, then values that cannot be wrong.
 //!
-//! Flags win over the file, the file over the defaults. Nothing reads the environment after start-up.
+//! Flags win over the file, the file over the defaults. Every mistake is told at once, wherever it is. Nothing reads the environment after start-up.
 
 mod diagnose;
+mod file;
+mod hint;
 mod keys;
 mod own_models;
 mod problems;
 mod raw;
 mod upstream;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_engines::upstream::UpstreamSettings;
 use baton_schemas::sampling_fields::SamplingFields;
 
+pub use self::file::ConfigFile;
 pub use self::keys::{RawKey, hash_text};
-pub use self::own_models::{LoadingConfig, OwnModelConfig};
-pub use self::problems::node_url;
+pub use self::own_models::{LoadingConfig, OwnModelConfig, RawOwnModel};
+pub use self::problems::{Problem, node_url};
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::upstream::RawUpstream;
 use crate::admission::Bounds;
@@ -36,7 +39,7 @@ pub const OLLAMA_LISTEN: &str = "127.0.0.1:11434";
 /// The embedded default: small enough for any machine, with a licence that lets anyone use it.
 pub const DEFAULT_MODEL: &str = "smollm2";
 
-/// A file that is not a usable configuration. The message names the file, the line and the key.
+/// What is not a usable configuration. The message names the file, the line and the key.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -47,20 +50,33 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
-    /// The file is not TOML, or has an unknown key, or a value of the wrong type or out of range.
-    #[error("{}: {}", path.display(), mistakes.join("; "))]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// All of them, each with the line and, for a value, the key.
-        mistakes: Vec<String>,
-    },
-    /// A flag's value is out of range.
+    /// What the file and the flags say is wrong.
+    #[error("{}", .0.lines().join("; "))]
+    Mistakes(Mistakes),
+    /// What was right when it was checked, and was not a moment later.
     #[error("{0}")]
-    Flag(String),
-    /// Values that are fine each by itself, and not together or not on this machine.
-    #[error("{0}")]
-    Together(String),
+    Later(String),
+}
+
+/// Everything that is wrong.
+#[derive(Debug)]
+pub struct Mistakes {
+    /// The file.
+    pub path: Option<PathBuf>,
+    /// Each with its line: it is not TOML, or has an unknown key, or a value of the wrong type or out of range, or one that
+    /// cannot be used on this machine.
+    pub in_file: Vec<String>,
+    /// Each with its flag: a value is out of range, or cannot be used on this machine.
+    pub flags: Vec<String>,
+}
+
+impl Mistakes {
+    /// One line for each, `FILE: line N: …`.
+    pub fn lines(&self) -> Vec<String> {
+        let file = self.path.as_deref().unwrap_or(Path::new("")).display();
+        let in_file = self.in_file.iter().map(|mistake| format!("{file}: {mistake}"));
+        in_file.chain(self.flags.iter().cloned()).collect()
+    }
 }
 
 /// A checked configuration of `baton serve`.

@@ -212,7 +212,7 @@ pub(super) fn checked(models: Vec<RawOwnModel>) -> Vec<OwnModelConfig> {
 
 impl RawLoading {
     /// With defaults for what is not written.
-    pub(super) fn typed(&self) -> LoadingConfig {
+    pub fn typed(&self) -> LoadingConfig {
         LoadingConfig {
             memory_budget: self.memory_budget.as_ref().and_then(RawBytes::typed),
             max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),

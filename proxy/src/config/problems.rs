@@ -1,20 +1,21 @@
 //! Values of a configuration that are out of range, all of them at once.
 
+use baton_engines::transport::Transport;
+
 use super::raw::RawConfig;
-use super::{ConfigError, DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
+use super::{DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
 use crate::engine_args::flag;
 use crate::http::{host, origin};
 use crate::plan::policy::{self, POLICIES};
-use crate::transport_args::TransportArgs;
 
-/// A value that is out of range.
-pub(super) struct Problem {
+/// A value that is out of range, or cannot be used here.
+pub struct Problem {
     /// Where it stands in the file, with dots.
-    pub(super) key: String,
+    pub key: String,
     /// What sets it on the command line.
-    pub(super) flag: String,
+    pub flag: String,
     /// Completes `KEY …` to a sentence.
-    pub(super) message: String,
+    pub message: String,
 }
 
 impl RawConfig {
@@ -25,6 +26,11 @@ impl RawConfig {
             listen.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
         };
         let mut found = Vec::new();
+        let transport = self.transport().transport().unwrap_or_else(|error| {
+            let (key, flag) = ("tls_ca".to_owned(), "--tls-ca".to_owned());
+            found.push(Problem { key, flag, message: format!("cannot be used: {error}") });
+            Transport::default()
+        });
         let mut problem = |key: &str, flag: &str, message: String| {
             found.push(Problem { key: key.to_owned(), flag: flag.to_owned(), message });
         };
@@ -90,11 +96,21 @@ impl RawConfig {
                 let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
                 problem(key, flag, message);
             }
+            for address in addresses.iter().filter(|address| is_node_address(address)) {
+                if let Err(error) = transport.check(&node_url(address)) {
+                    problem(key, flag, format!("is refused: {error}"));
+                }
+            }
             let mut urls: Vec<String> = addresses.iter().map(|address| node_url(address)).collect();
             urls.sort();
             if let Some(twice) = urls.windows(2).find(|pair| pair[0] == pair[1]) {
                 problem(key, flag, format!("names {} twice", twice[0]));
             }
+        }
+        if let Some(key) = self.model.engine.keys().first().filter(|_| !self.has_own_engine()) {
+            let message = "is for an engine here, and there is none: nodes run the models they were started with. Name a \
+                           model here to generate here, too (--model, or source in [model])";
+            problem(&format!("model.engine.{key}"), &flag(key), message.into());
         }
         for (key, message) in self.model.engine.problems() {
             problem(&format!("model.engine.{key}"), &flag(key), message);
@@ -109,22 +125,11 @@ impl RawConfig {
             found.push(Problem { key: "tracing.otlp_endpoint".into(), flag: "tracing.otlp_endpoint".into(), message });
         }
         found.extend(keys::problems(&self.keys));
-        found.extend(upstream::problems(&self.upstream));
+        found.extend(upstream::problems(&self.upstream, &transport));
         let taken: Vec<&String> = self.model.name.iter().chain(&self.model.aliases).collect();
         found.extend(own_models::problems(&self.models, &self.loading, &taken));
         found
     }
-}
-
-/// Whether nodes may be reached the way that is configured: the certificates are there, and no key goes readable over a
-/// network without leave.
-pub(super) fn check_paths<'a>(
-    transport: &TransportArgs,
-    urls: impl IntoIterator<Item = &'a String>,
-) -> Result<(), ConfigError> {
-    let transport = transport.transport().map_err(|error| ConfigError::Together(error.to_string()))?;
-    let refused = urls.into_iter().find_map(|url| transport.check(url).err());
-    refused.map_or(Ok(()), |error| Err(ConfigError::Together(error.to_string())))
 }
 
 /// Each admitted request costs some kilobytes: more than these are a mistyped number.

@@ -1,9 +1,9 @@
-//! The file as it is written: read, and turned into what is checked.
+//! The file as it is written, and turned into what is checked.
 //!
 //! A new key is a field here, its range in [`problems`](super::problems), and a value of [`ServeConfig`]. A new table also
-//! has its fields named in [`diagnose`].
+//! has its fields named in [`hint`](super::hint).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_schemas::sampling_fields::SamplingFields;
@@ -11,9 +11,9 @@ use serde::Deserialize;
 
 use super::keys::{self, RawKey};
 use super::own_models::{self, RawLoading, RawOwnModel};
-use super::problems::{Problem, check_paths, node_url};
+use super::problems::node_url;
 use super::upstream::{self, RawUpstream};
-use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig, diagnose};
+use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig};
 use crate::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 use crate::engine_args::EngineArgs;
 use crate::plan::deadlines::Deadlines;
@@ -136,38 +136,18 @@ impl RawConfig {
         self.model.names_an_engine() || others == 0
     }
 
-    /// Reads a file.
-    pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
-        let (raw, mut mistakes) = diagnose::parse(&text);
-        mistakes.extend(raw.problems().into_iter().map(|Problem { key, message, .. }| diagnose::Mistake {
-            at: diagnose::position(&text, &key),
-            message: format!("{key} {message}"),
-        }));
-        if mistakes.is_empty() {
-            return Ok(raw);
-        }
-        mistakes.sort_by_key(|mistake| mistake.at);
-        let mistakes = mistakes.iter().map(|diagnose::Mistake { at, message }| {
-            let line = at.map(|at| 1 + text.bytes().take(at).filter(|&byte| byte == b'\n').count());
-            line.map_or_else(|| message.clone(), |line| format!("line {line}: {message}"))
-        });
-        Err(ConfigError::Invalid { path: path.to_owned(), mistakes: mistakes.collect() })
+    /// How nodes and upstreams are reached.
+    pub(super) fn transport(&self) -> TransportArgs {
+        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http: self.allow_plain_http }
     }
 
-    /// Checks every value, after flags were laid over those of a file. A file's own were checked when it was read, so
-    /// what is wrong here came with a flag.
-    pub fn check(self) -> Result<ServeConfig, ConfigError> {
-        if let Some(Problem { flag, message, .. }) = self.problems().into_iter().next() {
-            return Err(ConfigError::Flag(format!("{flag} {message}")));
-        }
+    /// The checked values. Errors: a key of an upstream can no longer be read.
+    pub(super) fn typed(self) -> Result<ServeConfig, ConfigError> {
         let has_own_engine = self.has_own_engine();
         let urls = |addresses: &[String]| addresses.iter().map(|address| node_url(address)).collect::<Vec<_>>();
         let (prefill, decode) = (urls(&self.model.prefill), urls(&self.model.decode));
-        let transport = TransportArgs { tls_ca: self.tls_ca, allow_plain_http: self.allow_plain_http };
-        check_paths(&transport, prefill.iter().chain(&decode))?;
-        let upstreams = upstream::checked(&self.upstream, &transport)?;
+        let transport = self.transport();
+        let upstreams = upstream::checked(&self.upstream)?;
         Ok(ServeConfig {
             listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
             ollama_listen: self.ollama_listen,

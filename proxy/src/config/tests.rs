@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +9,20 @@ use super::*;
 fn read(text: &str) -> Result<ServeConfig, String> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();
-    RawConfig::read(file.path()).and_then(RawConfig::check).map_err(|e| e.to_string())
+    check_file(file.path()).map_err(|e| e.to_string())
+}
+
+fn check_file(path: &Path) -> Result<ServeConfig, ConfigError> {
+    ConfigFile::read(path)?.check(&BTreeSet::new(), Vec::new())
+}
+
+/// Every mistake in the file, each with its line.
+fn mistakes(text: &str) -> Vec<String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    let Err(ConfigError::Mistakes(mistakes)) = check_file(file.path()) else { panic!("{text}") };
+    assert!(mistakes.flags.is_empty(), "{mistakes:?}");
+    mistakes.in_file
 }
 
 #[test]
@@ -50,9 +64,9 @@ fn mistakes_are_named_with_their_line_and_key() {
 #[test]
 fn a_wrong_flag_is_named_as_one() {
     let check = |change: fn(&mut RawConfig), flag: &str| {
-        let mut raw = RawConfig::default();
-        change(&mut raw);
-        let message = raw.check().unwrap_err().to_string();
+        let mut file = ConfigFile::default();
+        change(&mut file.raw);
+        let message = file.check(&BTreeSet::new(), Vec::new()).unwrap_err().to_string();
         assert!(message.starts_with(flag), "{message}");
     };
     check(|raw| raw.listen = Some("8080".into()), "--listen must be HOST:PORT");
@@ -70,7 +84,7 @@ fn every_example_is_valid() {
     let mut n_files = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        RawConfig::read(&path).and_then(RawConfig::check).unwrap_or_else(|e| panic!("{e}"));
+        check_file(&path).unwrap_or_else(|e| panic!("{e}"));
         n_files += 1;
     }
     assert!(n_files > 0);
@@ -80,9 +94,7 @@ fn every_example_is_valid() {
 fn a_key_in_the_wrong_place_is_not_repeated() {
     for text in ["api_keys = \"sk-secret\"", "keys = \"sk-secret\"", "[[keys]]\nname = \"a\"\nhash = [\"sk-secret\"]\n"]
     {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        let Err(ConfigError::Invalid { mistakes, .. }) = RawConfig::read(file.path()) else { panic!("{text}") };
+        let mistakes = mistakes(text);
         assert!(!mistakes.is_empty() && !format!("{mistakes:?}").contains("secret"), "{mistakes:?}");
     }
 }
@@ -91,9 +103,7 @@ fn a_key_in_the_wrong_place_is_not_repeated() {
 fn every_mistake_is_told_at_once_with_the_nearest_key() {
     let text = "listen_on = \"h:1\"\nmax_requests = \"many\"\nwhatever = 1\n\n[model]\nsauce = \"x\"\nname = \"\"\n\n\
                 [model.engine]\nslot = 1\nctx_size = 1\n\n[[keys]]\nname = \"a\"\nhash = \"secret\"\nmodel = []\n";
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), text).unwrap();
-    let Err(ConfigError::Invalid { mistakes, .. }) = RawConfig::read(file.path()) else { panic!() };
+    let mistakes = mistakes(text);
     let expected = [
         "line 1: unknown key \"listen_on\"; did you mean \"listen\"?",
         "line 2: max_requests: invalid type: string \"many\", expected usize",
@@ -109,6 +119,54 @@ fn every_mistake_is_told_at_once_with_the_nearest_key() {
     for (mistake, expected) in mistakes.iter().zip(expected) {
         assert!(mistake.starts_with(expected), "{mistakes:#?}");
     }
+}
+
+#[test]
+fn what_cannot_be_used_is_told_beside_what_is_wrong() {
+    let text = "tls_ca = \"/nowhere.pem\"\nmax_quued = 3\n[model]\nprefill = [\"spark.local:9000\", \"b.local:9\"]\n\
+                [[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://10.0.0.1:1\"\n\
+                key_env = \"BATON_NO_SUCH_VARIABLE\"\nmax_concurrent = \"x\"\n[engine]\nslots = 2\n";
+    let expected = [
+        "line 1: tls_ca cannot be used: TLS: cannot read /nowhere.pem",
+        "line 2: unknown key \"max_quued\"; did you mean \"max_queued\" of [model.engine]",
+        "line 4: model.prefill is refused: http://spark.local:9000 is plain HTTP to another machine",
+        "line 4: model.prefill is refused: http://b.local:9 is plain HTTP",
+        "line 8: upstream[0].url is refused: http://10.0.0.1:1 is plain HTTP",
+        "line 9: upstream[0].key_env names the variable BATON_NO_SUCH_VARIABLE, which is not set",
+        "line 10: upstream.max_concurrent: invalid type",
+        "line 11: unknown table \"engine\" here; did you mean [model.engine]",
+    ];
+    let mistakes = mistakes(text);
+    assert_eq!(mistakes.len(), expected.len(), "{mistakes:#?}");
+    for (mistake, expected) in mistakes.iter().zip(expected) {
+        assert!(mistake.starts_with(expected), "{mistakes:#?}");
+    }
+    assert!(mistakes[2].contains("allow_plain_http = true"), "{mistakes:#?}");
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_one_mistake() {
+    let mistakes = mistakes("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = 3\n");
+    assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
+    assert!(mistakes[0].starts_with("line 4: upstream.url: invalid type"), "{mistakes:#?}");
+}
+
+#[test]
+fn a_flag_is_checked_in_place_of_what_the_file_says() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "listen = \"8080\"\nmax_requests = 0\n").unwrap();
+    let check = |listen: &str| {
+        let mut file = ConfigFile::read(file.path()).unwrap();
+        file.raw.listen = Some(listen.to_owned());
+        let Err(ConfigError::Mistakes(mistakes)) = file.check(&["listen".to_owned()].into(), Vec::new()) else {
+            panic!()
+        };
+        assert!(mistakes.in_file[0].starts_with("line 2: max_requests"), "{mistakes:?}");
+        assert_eq!(mistakes.in_file.len(), 1, "{mistakes:?}");
+        mistakes.flags
+    };
+    assert_eq!(check("127.0.0.1:1"), Vec::<String>::new());
+    assert!(check("9090")[0].starts_with("--listen must be HOST:PORT"));
 }
 
 #[test]
@@ -145,7 +203,7 @@ fn a_key_goes_readable_over_a_network_only_with_leave() {
 fn an_engine_is_started_here_unless_nodes_generate_instead() {
     let example = |name: &str| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs").join(name);
-        RawConfig::read(&path).and_then(RawConfig::check).unwrap()
+        check_file(&path).unwrap()
     };
     let thin = example("two-sparks-two-macs.toml");
     assert!(!thin.has_own_engine, "it runs on any machine");
@@ -203,9 +261,12 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
     check("models = { m = \"a\", \"M:latest\" = \"b\" }", "upstream[0].models has a name twice");
     check("key = \"secret\"\nkey_env = \"X\"", "upstream[0].key may be given once");
     check("key = [\"secret\"]", "line 5: upstream.key");
-    check("key = \"secret secret\"", "upstream a: the key is empty, or has characters");
-    check("key_env = \"BATON_NO_SUCH_VARIABLE\"", "BATON_NO_SUCH_VARIABLE of key_env is not set");
-    check("key_file = \"/nowhere.key\"", "/nowhere.key");
+    check("key = \"secret secret\"", "line 5: upstream[0].key holds a key that is empty, or has characters");
+    check(
+        "key_env = \"BATON_NO_SUCH_VARIABLE\"",
+        "line 5: upstream[0].key_env names the variable BATON_NO_SUCH_VARIABLE",
+    );
+    check("key_file = \"/nowhere.key\"", "line 5: upstream[0].key_file cannot be read: /nowhere.key");
     let message = read("[[upstream]]\nname = \"a b\"\nkind = \"opanai\"\nurl = \"http://u:secret@h/\"\n").unwrap_err();
     for expected in
         ["line 2: upstream[0].name", "line 3: upstream[0].kind must be one of ollama,", "line 4: upstream[0].url"]
@@ -222,7 +283,7 @@ fn own_models_are_read_with_their_defaults_and_checked_together() {
     let keep_alive: Vec<KeepAlive> = config.models.iter().map(|model| model.keep_alive).collect();
     assert_eq!(keep_alive, [KeepAlive::For(Duration::from_secs(300)), KeepAlive::Forever]);
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/several-models.toml");
-    let example = RawConfig::read(&example).and_then(RawConfig::check).unwrap();
+    let example = check_file(&example).unwrap();
     assert_eq!((example.models.len(), example.loading.budget()), (2, 24 << 30));
     assert_eq!((example.models[0].engine.slots, example.models[0].sampling.temperature), (Some(2), Some(0.2)));
     let beside = read("[model]\nsource = \"m\"\n[[models]]\nsource = \"a\"\n").unwrap();

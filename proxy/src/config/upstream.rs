@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_engines::transport::Transport;
 use baton_engines::upstream::{Deadlines, KINDS, Kind, UpstreamSettings};
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::problems::{Problem, check_paths, node_url};
+use super::problems::{Problem, node_url};
 use crate::pool::names;
-use crate::transport_args::TransportArgs;
 
 /// Replies that an upstream generates at once, unless it says otherwise.
 const DEFAULT_MAX_CONCURRENT: usize = 8;
@@ -82,8 +82,8 @@ impl RawUpstream {
     }
 }
 
-/// What is wrong with the upstreams.
-pub(super) fn problems(upstreams: &[RawUpstream]) -> Vec<Problem> {
+/// What is wrong with the upstreams, reached over `transport`.
+pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<Problem> {
     let mut found = Vec::new();
     for (i, upstream) in upstreams.iter().enumerate() {
         let mut problem = |field: &str, message: String| {
@@ -110,6 +110,10 @@ pub(super) fn problems(upstreams: &[RawUpstream]) -> Vec<Problem> {
             if urls.iter().any(|url| !is_url(url)) {
                 // Not repeated: a password may be in it.
                 problem(field, "must be a URL like http://127.0.0.1:11434, without a user or a query".into());
+                continue;
+            }
+            for error in urls.iter().filter_map(|url| transport.check(&node_url(url)).err()) {
+                problem(field, format!("is refused: {error}"));
             }
         }
         if !upstream.prefill.is_empty() && upstream.kind() != Some(Kind::Vllm) {
@@ -122,6 +126,8 @@ pub(super) fn problems(upstreams: &[RawUpstream]) -> Vec<Problem> {
             > 1
         {
             problem("key", "may be given once: as key, key_env or key_file".into());
+        } else if let Err((field, message)) = key(upstream) {
+            problem(field, message);
         }
         for (name, value) in &upstream.headers {
             let is_header = http::HeaderName::try_from(name).is_ok() && http::HeaderValue::try_from(value).is_ok();
@@ -186,14 +192,8 @@ fn is_url(text: &str) -> bool {
     })
 }
 
-/// The upstreams, checked. Errors: a key that cannot be read, or one that would travel readable without leave.
-pub(super) fn checked(
-    upstreams: &[RawUpstream],
-    transport: &TransportArgs,
-) -> Result<Vec<UpstreamSettings>, ConfigError> {
-    let urls: Vec<String> =
-        upstreams.iter().flat_map(|u| std::iter::once(&u.url).chain(&u.prefill)).map(|url| node_url(url)).collect();
-    check_paths(transport, &urls)?;
+/// The upstreams, checked. Errors: a key that cannot be read.
+pub(super) fn checked(upstreams: &[RawUpstream]) -> Result<Vec<UpstreamSettings>, ConfigError> {
     upstreams.iter().map(settings).collect()
 }
 
@@ -208,7 +208,8 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
         name: raw.name.clone(),
         kind,
         url: node_url(&raw.url),
-        key: key(raw)?,
+        key: key(raw)
+            .map_err(|(field, what)| ConfigError::Later(format!("{field} of upstream {} {what}", raw.name)))?,
         headers: raw.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         models: raw.models.iter().map(|(ours, theirs)| (ours.clone(), theirs.clone())).collect(),
         fields,
@@ -225,23 +226,23 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
     })
 }
 
-/// The key, from wherever it is. What is wrong is told without it.
-fn key(raw: &RawUpstream) -> Result<Option<String>, ConfigError> {
-    let wrong = |what: String| ConfigError::Together(format!("upstream {}: {what}", raw.name));
-    let key = match (&raw.key, &raw.key_env, &raw.key_file) {
-        (Some(key), ..) => key.clone(),
+/// The key, from wherever it is. Errors: which of the upstream's fields is at fault, and what is wrong, without the key.
+fn key(raw: &RawUpstream) -> Result<Option<String>, (&'static str, String)> {
+    let (field, key) = match (&raw.key, &raw.key_env, &raw.key_file) {
+        (Some(key), ..) => ("key", key.clone()),
         (None, Some(variable), _) => {
-            std::env::var(variable).map_err(|_| wrong(format!("the variable {variable} of key_env is not set")))?
+            let key = std::env::var(variable);
+            ("key_env", key.map_err(|_| ("key_env", format!("names the variable {variable}, which is not set")))?)
         }
         (None, None, Some(path)) => {
-            let text = std::fs::read_to_string(path);
-            text.map_err(|error| wrong(format!("cannot read key_file {}: {error}", path.display())))?
+            let unreadable = |error| ("key_file", format!("cannot be read: {}: {error}", path.display()));
+            ("key_file", std::fs::read_to_string(path).map_err(unreadable)?)
         }
         (None, None, None) => return Ok(None),
     };
     let key = key.trim();
     if key.is_empty() || !key.chars().all(|c| c.is_ascii_graphic()) {
-        return Err(wrong("the key is empty, or has characters that no key has".to_owned()));
+        return Err((field, "holds a key that is empty, or has characters that no key has".to_owned()));
     }
     Ok(Some(key.to_owned()))
 }

@@ -291,7 +291,8 @@ impl Health {
             Life::Starting if reason == LEAVES => tracing::debug!(from, to, reason, "{who} lets its model go"),
             Life::Starting => tracing::info!(from, to, reason, "{who} is loading its model"),
             Life::Draining => tracing::warn!(from, to, reason, "{who} was told to stop, and finishes what it runs"),
-            Life::Suspect if transition.from == Life::Down => {
+            // It answers; a task's breaker is open still.
+            Life::Suspect if matches!(transition.from, Life::Down | Life::Starting) => {
                 tracing::warn!(from, to, reason, "{who} answers again; a request will try it");
             }
             Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),

@@ -8,18 +8,14 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Failure;
-use crate::config::DEFAULT_LISTEN;
+use super::endpoint::EndpointArgs;
 use crate::state::EndpointState;
 
 /// Options of `baton status`.
 #[derive(Args)]
 pub(super) struct StatusArgs {
-    /// Address of the endpoint
-    #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
-    endpoint: String,
-    /// An operator's key, if the endpoint needs one
-    #[arg(long = "api-key", value_name = "KEY", env = super::serve::API_KEY_VARIABLE, hide_env_values = true)]
-    api_key: Option<String>,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
     /// Print the state as JSON
     #[arg(long)]
     json: bool,
@@ -42,10 +38,9 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Prints the state, once or again and again. Fails if the endpoint cannot be reached or refuses.
 pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
-    let client = reqwest::Client::builder().timeout(DEADLINE).no_proxy().build()?;
     let paint_over = args.watch && !args.json && std::io::stdout().is_terminal();
     loop {
-        let state = fetch(&client, &args).await?;
+        let state = fetch(&args).await?;
         let text = if args.json { serde_json::to_string(&state)? + "\n" } else { table::render(&state) };
         let clear = if paint_over { CLEAR } else { "" };
         let mut out = std::io::stdout().lock();
@@ -58,36 +53,20 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     }
 }
 
-async fn fetch(client: &reqwest::Client, args: &StatusArgs) -> Result<EndpointState, Failure> {
-    let scheme = if args.endpoint.contains("://") { "" } else { "http://" };
-    let base = format!("{scheme}{}", args.endpoint.trim_end_matches('/'));
-    let mut request = client.get(format!("{base}/baton/state"));
-    if let Some(key) = &args.api_key {
-        request = request.bearer_auth(key);
-    }
-    let unreachable = |error: reqwest::Error| Failure(format!("no endpoint answers at {base}: {}", root_cause(&error)));
-    let mut response = request.send().await.map_err(unreachable)?;
+async fn fetch(args: &StatusArgs) -> Result<EndpointState, Failure> {
+    let (endpoint, base) = (&args.endpoint, args.endpoint.base()?);
+    let mut response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
     match response.status().as_u16() {
         200 => {}
-        401 => return Err(Failure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY"))),
         403 => return Err(Failure(format!("{base} shows its state to operators' keys alone"))),
         status => return Err(Failure(format!("{base} is not a Baton endpoint: it answered {status}"))),
     }
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
+    while let Some(chunk) = response.chunk().await.map_err(|error| endpoint.unreachable(&error))? {
         if body.len() + chunk.len() > MAX_STATE_BYTES {
             return Err(Failure(format!("{base} is not a Baton endpoint: its state is too long")));
         }
         body.extend_from_slice(&chunk);
     }
     serde_json::from_slice(&body).map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))
-}
-
-/// The innermost cause: what the system says, without the layers around it.
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }

@@ -1,0 +1,74 @@
+//! A running endpoint that a command asks: where it is, its key, and what it means when it does not answer.
+
+use std::time::Duration;
+
+use clap::Args;
+use reqwest::{RequestBuilder, Response, StatusCode};
+
+use super::Failure;
+use crate::config::DEFAULT_LISTEN;
+
+/// Which endpoint.
+#[derive(Args)]
+pub(super) struct EndpointArgs {
+    /// Address of the endpoint
+    #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
+    endpoint: String,
+    /// The endpoint's key, if it needs one; for its state an operator's
+    #[arg(long = "api-key", value_name = "KEY", env = super::serve::API_KEY_VARIABLE, hide_env_values = true)]
+    api_key: Option<String>,
+}
+
+impl EndpointArgs {
+    /// Its address as a URL. Errors: it is none.
+    pub(super) fn base(&self) -> Result<String, Failure> {
+        let scheme = if self.endpoint.contains("://") { "" } else { "http://" };
+        let base = format!("{scheme}{}", self.endpoint.trim_end_matches('/'));
+        let is_url =
+            reqwest::Url::parse(&base).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        match is_url {
+            true => Ok(base),
+            false => Err(Failure(format!(
+                "an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL, not {:?}",
+                self.endpoint
+            ))),
+        }
+    }
+
+    /// Sends what `prepare` makes of a client and the address. Errors: nothing answers there in time, or the key is
+    /// missing or wrong.
+    pub(super) async fn ask(
+        &self,
+        deadline: Duration,
+        prepare: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
+    ) -> Result<Response, Failure> {
+        let base = self.base()?;
+        let client = reqwest::Client::builder().timeout(deadline).no_proxy().build()?;
+        let mut request = prepare(&client, &base);
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        match (response.status(), &self.api_key) {
+            (StatusCode::UNAUTHORIZED, None) => {
+                Err(Failure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY")))
+            }
+            (StatusCode::UNAUTHORIZED, Some(_)) => Err(Failure(format!("{base} does not know this key"))),
+            _ => Ok(response),
+        }
+    }
+
+    /// Nothing answers there, or not to the end.
+    pub(super) fn unreachable(&self, error: &reqwest::Error) -> Failure {
+        Failure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
+    }
+}
+
+/// The innermost cause: what the system says, without the layers around it.
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

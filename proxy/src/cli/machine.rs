@@ -1,0 +1,161 @@
+//! What a configuration names on this machine: model files, projectors, templates, and the memory that they take. Looked
+//! at before anything starts, so that every mistake is told at once.
+
+use std::path::{Path, PathBuf};
+
+use baton_engines::gguf::Gguf;
+
+use super::own_models::{limits, sized};
+use super::{Failure, backend};
+use crate::config::{DEFAULT_MODEL, Problem, RawConfig};
+use crate::engine_args::{self, EngineArgs, EngineKind};
+use crate::models::{self, Located, cache};
+use crate::pool::names;
+use crate::residency::Limits;
+
+/// A model that an engine is started for on this machine.
+struct Named<'a> {
+    /// The table that it stands in.
+    table: String,
+    source: &'a str,
+    engine: &'a EngineArgs,
+    /// What it was called by hand.
+    name: Option<&'a String>,
+    aliases: &'a [String],
+    /// Its file, if that is here.
+    path: Option<PathBuf>,
+    problems: Vec<Problem>,
+}
+
+impl Named<'_> {
+    /// `key` is a key of its table.
+    fn problem(&mut self, key: &str, message: String) {
+        let (table, flag) = (&self.table, engine_args::flag(key.trim_start_matches("engine.")));
+        let flag = match (table.as_str(), key) {
+            ("model", "source") => "--model".to_owned(),
+            ("model", _) => flag,
+            _ => format!("{table}.{key}"),
+        };
+        self.problems.push(Problem { key: format!("{table}.{key}"), flag, message });
+    }
+
+    /// Everything it is called.
+    fn names(&self) -> Vec<String> {
+        let chosen = self.name.into_iter().chain(self.aliases).cloned();
+        chosen.chain(self.names_of_its_file()).collect()
+    }
+
+    /// What it is called because nobody said otherwise.
+    fn names_of_its_file(&self) -> Vec<String> {
+        let is_known = self.path.is_some() || models::catalogue::find(self.source).is_some();
+        if self.name.is_some() || !is_known || self.kind() == EngineKind::Sim {
+            return Vec::new();
+        }
+        let (name, aliases) = backend::names(self.source, self.path.as_deref().unwrap_or(Path::new("")));
+        std::iter::once(name).chain(aliases).collect()
+    }
+
+    fn kind(&self) -> EngineKind {
+        self.engine.engine.unwrap_or_default()
+    }
+
+    /// Finds its file, and opens what else it takes.
+    fn look(&mut self) {
+        if self.kind() == EngineKind::Sim {
+            return;
+        }
+        let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
+        match located {
+            Ok(Located::File(path)) => match Gguf::open(&path) {
+                Ok(_) => self.path = Some(path),
+                Err(error) => self.problem("source", format!("cannot be used: {error}")),
+            },
+            Ok(Located::NeedsPull(_)) => {}
+            Err(error) => self.problem("source", format!("cannot be used: {error}")),
+        }
+        if let Some(path) = &self.engine.chat_template_file
+            && let Err(error) = std::fs::read_to_string(path)
+        {
+            self.problem("engine.chat_template_file", format!("cannot be used: {}: {error}", path.display()));
+        }
+        if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
+            self.problem("engine.mmproj", format!("cannot be used: {error}"));
+        }
+    }
+
+    /// Whether it can ever be loaded. Says nothing of one that has other mistakes.
+    fn weigh(&mut self, limits: &Limits) {
+        let is_sound = self.problems.is_empty() && self.engine.problems().is_empty();
+        if let Some(path) = self.path.as_deref().filter(|_| is_sound)
+            && let Err(Failure(error)) = sized(self.source, self.engine, path, limits)
+        {
+            self.problem("source", format!("is refused: {error}"));
+        }
+    }
+}
+
+/// What cannot be used of what is named.
+pub(super) fn problems(raw: &RawConfig) -> Vec<Problem> {
+    let model = raw.has_own_engine().then(|| Named {
+        table: "model".to_owned(),
+        source: raw.model.source.as_deref().unwrap_or(DEFAULT_MODEL),
+        engine: &raw.model.engine,
+        name: raw.model.name.as_ref(),
+        aliases: &raw.model.aliases,
+        path: None,
+        problems: Vec::new(),
+    });
+    let models = raw.models.iter().enumerate().map(|(i, own)| Named {
+        table: format!("models[{i}]"),
+        source: &own.source,
+        engine: &own.engine,
+        name: own.name.as_ref(),
+        aliases: &own.aliases,
+        path: None,
+        problems: Vec::new(),
+    });
+    // One that names nothing is a mistake that is told of elsewhere.
+    let mut named: Vec<Named> =
+        model.into_iter().chain(models).filter(|named| !named.source.trim().is_empty()).collect();
+    named.iter_mut().for_each(Named::look);
+    let fits = weigh_together(raw, &mut named);
+    call(&mut named);
+    fits.into_iter().chain(named.into_iter().flat_map(|named| named.problems)).collect()
+}
+
+/// What models that come and go take beside one that stays.
+fn weigh_together(raw: &RawConfig, named: &mut [Named]) -> Option<Problem> {
+    let is_sound = |own: &&Named| own.problems.is_empty() && own.engine.problems().is_empty();
+    let beside = named.iter().filter(is_sound).find(|named| named.table == "model");
+    let beside = beside.filter(|_| !raw.models.is_empty()).map(|named| (named.source, named.engine));
+    match limits(&raw.loading.typed(), beside) {
+        Ok(limits) => {
+            named.iter_mut().filter(|named| named.table != "model").for_each(|named| named.weigh(&limits));
+            None
+        }
+        Err(Failure(error)) => Some(Problem {
+            key: "model.source".to_owned(),
+            flag: "--model".to_owned(),
+            message: format!("is refused: {error}"),
+        }),
+    }
+}
+
+/// Refuses models that are called like another by their files. Names that were chosen twice are told of elsewhere.
+fn call(named: &mut [Named]) {
+    let mut taken: Vec<String> = Vec::new();
+    let mut by_file: Vec<String> = Vec::new();
+    for one in named {
+        let (all, of_its_file) = (one.names(), one.names_of_its_file());
+        let is_in = |names: &[String], name: &String| names.iter().any(|other| names::are_same(other, name));
+        let twice = all.iter().find(|name| is_in(&by_file, name) || (is_in(&of_its_file, name) && is_in(&taken, name)));
+        if let Some(twice) = twice {
+            one.problem(
+                "source",
+                format!("is called {twice:?}, and so is another model: give one of them another 'name'"),
+            );
+        }
+        taken.extend(all);
+        by_file.extend(of_its_file);
+    }
+}
