@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make run` and `make test`.
-.PHONY: run demo test chaos check deny build thin vulkan setup fmt bench plan clients help
+.PHONY: run demo test chaos check deny build thin vulkan upstreams setup fmt bench plan clients help
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
@@ -30,6 +30,11 @@ thin: ## Build and try the binary without llama.cpp and without a C++ compiler
 
 vulkan: ## Hand KV between the processor and Vulkan, on Mesa's software driver if there is no GPU
 	scripts/check-vulkan.sh
+
+upstreams: build ## Run in front of llama-server and llama-cpp-python's server, which are built first (10 minutes)
+	@scripts/setup.sh test
+	target/release/baton pull smollm2
+	scripts/check-upstreams.sh
 
 setup: ## Install build tools that are missing (says what, before it does)
 	@scripts/setup.sh build

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::stream::{Reading, deltas};
 use super::{
     Call, Kind, Protocol, TextStream, TextVectors, TokenAnswer, TokenQuestion, UpstreamError, UpstreamSettings, Wish,
-    about, memory, refusal, tokens, vectors, vllm,
+    about, memory, refusal, request_id, tokens, vectors, vllm,
 };
 use crate::remote::trouble;
 use crate::trace;
@@ -112,7 +112,10 @@ impl Upstream {
             Kind::Vllm => self.client.get(format!("{}/{}", self.base, self.protocol.models_path())),
             Kind::OpenAi => return Ok(ToldModel::default()),
         };
-        let request = request.headers(self.headers.clone()).header("x-request-id", request_id).timeout(LIST_TIMEOUT);
+        let request = request
+            .headers(self.headers.clone())
+            .header("x-request-id", request_id::of(self.settings.kind, request_id).as_ref())
+            .timeout(LIST_TIMEOUT);
         let reply = self.whole(request, MAX_WHOLE_BYTES).await?;
         Ok(about::read(self.settings.kind, model, &reply))
     }
@@ -208,7 +211,10 @@ impl Upstream {
     ) -> Result<TokenAnswer, UpstreamError> {
         let (path, body) = tokens::call(self.settings.kind, model, question)?;
         let request = self.client.post(format!("{}/{path}", self.root())).headers(self.headers.clone());
-        let asked = self.whole(request.header("x-request-id", request_id).json(&body), MAX_VECTORS_BYTES);
+        let asked = self.whole(
+            request.header("x-request-id", request_id::of(self.settings.kind, request_id).as_ref()).json(&body),
+            MAX_VECTORS_BYTES,
+        );
         let reply = timeout(self.settings.deadlines.first, asked).await.map_err(|_| late())??;
         tokens::read(question, &reply)
     }
@@ -225,7 +231,8 @@ impl Upstream {
 
     fn post(&self, base: &str, call: &Call, request_id: &str) -> RequestBuilder {
         let request = self.client.post(format!("{base}/{}", call.path)).headers(self.headers.clone());
-        let request = request.header("x-request-id", request_id).json(&call.body);
+        let request =
+            request.header("x-request-id", request_id::of(self.settings.kind, request_id).as_ref()).json(&call.body);
         match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => request.header(trace::TRACEPARENT, parent),
             None => request,

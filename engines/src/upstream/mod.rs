@@ -16,6 +16,7 @@ mod memory;
 mod ollama;
 mod openai;
 mod refusal;
+mod request_id;
 mod settings;
 mod stream;
 mod tokens;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use self::chunks::ChunkReader;
 use super::fields::{Fields, calls_of};
-use super::{Call, Protocol, ReplyReader, UpstreamError, Wish};
+use super::{Call, Kind, Protocol, ReplyReader, UpstreamError, Wish};
 
 /// What OpenAI itself takes.
 pub(super) const FIELDS: [&str; 12] = [
@@ -130,7 +130,12 @@ fn prompt(fields: &mut Fields<'_>, prompt: Value) -> Result<&'static str, Upstre
 fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
     let request = fields.wish.request;
     let with_reasoning = fields.takes("reasoning_content");
-    fields.set("messages", messages(conversation, with_reasoning));
+    let mut messages = messages(conversation, with_reasoning);
+    if fields.wish.settings.kind == Kind::OpenAi {
+        // Servers with the dialect's older schema take no null (llama-cpp-python); OpenAI's own takes both.
+        messages.iter_mut().filter(|message| message["content"].is_null()).for_each(|m| m["content"] = "".into());
+    }
+    fields.set("messages", messages);
     if let Some(n_top) = request.top_logprobs {
         fields.put("logprobs", true, true)?;
         fields.set("top_logprobs", n_top);
@@ -211,7 +216,14 @@ fn tools(fields: &mut Fields<'_>) -> Result<(), UpstreamError> {
     if tools.offered().is_empty() {
         return Ok(());
     }
-    let definitions = tools.offered().iter().map(|tool| {
+    // llama-server knows no name here, and would leave it to the model whether to call anything (server-common.cpp of
+    // llama.cpp). Of one tool, any call is the one that was named.
+    let only = match &tools.choice {
+        ToolChoice::Named(name) if fields.wish.settings.kind == Kind::LlamaServer => Some(name),
+        _ => None,
+    };
+    let offered = tools.offered().iter().filter(|tool| only.is_none_or(|name| tool.name == *name));
+    let definitions = offered.map(|tool| {
         let mut definition = tool.definition();
         // Other servers refuse schemas that they cannot hold.
         if tool.strict == Strictness::Strict {
@@ -223,6 +235,7 @@ fn tools(fields: &mut Fields<'_>) -> Result<(), UpstreamError> {
     match &tools.choice {
         ToolChoice::Auto | ToolChoice::None => {}
         ToolChoice::Required => fields.set("tool_choice", "required"),
+        ToolChoice::Named(_) if only.is_some() => fields.set("tool_choice", "required"),
         ToolChoice::Named(name) => {
             fields.set("tool_choice", json!({ "type": "function", "function": { "name": name } }));
         }

@@ -27,7 +27,9 @@ pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> Upstre
         404 | 405 => UpstreamError::failed("model_missing", detail()),
         408 => UpstreamError::failed("server_error", detail()),
         429 | 503 => UpstreamError::Busy { retry_after: retry_after(headers) },
-        400..500 => UpstreamError::Refused(envelope.refusal()),
+        400..=499 => UpstreamError::Refused(envelope.refusal()),
+        // It does not do this for any request, and is well.
+        501 => UpstreamError::Refused(EngineError::Unsupported { feature: envelope.message }),
         // Some call it their own failure.
         _ if envelope.is_overflow => UpstreamError::Refused(envelope.refusal()),
         _ => UpstreamError::failed("server_error", detail()),
@@ -143,6 +145,9 @@ mod tests {
             let is_overflow = matches!(refused, UpstreamError::Refused(EngineError::ContextExceeded { .. }));
             assert!(is_overflow, "{body}: {refused:?}");
         }
+        let feature = "no vectors".to_owned();
+        let refused = of(501, r#"{"error":{"code":501,"message":"no vectors"}}"#);
+        assert_eq!(refused, UpstreamError::Refused(EngineError::Unsupported { feature }));
         let line = br#"{"error":"the input length exceeds the context length"}"#;
         assert!(matches!(in_stream(line), UpstreamError::Refused(EngineError::ContextExceeded { .. })));
     }

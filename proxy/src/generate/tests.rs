@@ -1,6 +1,8 @@
 //! A context of the client's own size, and one that goes on, on the simulator.
 
+use baton_schemas::FinishReason;
 use baton_schemas::generate::{Conversation, Input, Message};
+use futures::StreamExt;
 
 use super::*;
 use crate::observe::tests::{app, caller, request};

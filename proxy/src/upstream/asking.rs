@@ -113,7 +113,7 @@ pub(super) async fn first_answer<Q: Question>(
                 tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream lacks a model");
             }
             UpstreamError::Failed { reason, .. } => {
-                member.breaker.failed(reason);
+                member.failed(reason);
                 tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream failed");
             }
         }

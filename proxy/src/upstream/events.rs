@@ -41,7 +41,7 @@ pub(crate) fn text_events(
                             _ => UpstreamError::Failed { reason: "cut_short", detail: "the reply stopped".into() },
                         };
                         if let UpstreamError::Failed { reason, .. } = &error {
-                            member.breaker.failed(reason);
+                            member.failed(reason);
                         }
                         Err(broken(error))?
                     }

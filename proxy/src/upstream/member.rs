@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use baton_engines::upstream::{Upstream, UpstreamError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::pool::{Breaker, Fallbacks, names};
@@ -13,8 +13,15 @@ use crate::pool::{Breaker, Fallbacks, names};
 /// How often an upstream that answers is asked for its models.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
+/// How long one is not asked that generates replies: they show that it is there, and there are servers that break a reply
+/// off when they are asked for anything else.
+const BUSY_LIST_INTERVAL: Duration = Duration::from_secs(300);
+
 /// How often one that does not, or has failed: an open breaker lets a request through only after an answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The least time between two looks, however many requests fail.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
 /// When one that is busy, and does not say until when, is asked again.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
@@ -51,6 +58,7 @@ pub struct Member {
     pub since: SystemTime,
     room: Arc<Semaphore>,
     n_claimed: AtomicUsize,
+    has_failed: Arc<Notify>,
     known: Mutex<Known>,
 }
 
@@ -71,26 +79,38 @@ impl Member {
             since: SystemTime::now(),
             room,
             n_claimed: AtomicUsize::new(0),
+            has_failed: Arc::default(),
             known: Mutex::new(Known { life: Life::Unknown, listed: Vec::new(), busy_until: None }),
         });
-        let watched = Arc::downgrade(&member);
+        let (watched, has_failed) = (Arc::downgrade(&member), Arc::clone(&member.has_failed));
         tokio::spawn(async move {
             let is_well = |member: &Member| member.life() == Life::Answers && !member.breaker.view().is_open;
             while let Some(member) = watched.upgrade() {
                 member.look().await;
                 drop(member);
                 let looked = Instant::now();
+                tokio::time::sleep(PROBE_PAUSE).await;
                 loop {
-                    tokio::time::sleep(PROBE_INTERVAL).await;
-                    // One that has failed meanwhile is looked at soon.
-                    let may_wait = watched.upgrade().is_some_and(|member| is_well(&member));
-                    if !may_wait || looked.elapsed() >= LIST_INTERVAL {
+                    // One that has failed meanwhile is looked at at once, and each second until it answers.
+                    let failed = tokio::time::timeout(PROBE_INTERVAL, has_failed.notified()).await;
+                    if failed.is_ok() {
+                        break;
+                    }
+                    let Some(member) = watched.upgrade() else { return };
+                    let interval = if member.n_running() > 0 { BUSY_LIST_INTERVAL } else { LIST_INTERVAL };
+                    if !is_well(&member) || looked.elapsed() >= interval {
                         break;
                     }
                 }
             }
         });
         member
+    }
+
+    /// A request to it failed, for this reason in a word. Whether it still answers is looked at at once.
+    pub(super) fn failed(&self, reason: &'static str) {
+        self.breaker.failed(reason);
+        self.has_failed.notify_one();
     }
 
     /// Asks for its models. An answer of any kind shows that it is there: some servers have no list.

@@ -107,25 +107,44 @@ fn fields_have_the_names_of_each_server() {
     assert_eq!(body["chat_template_kwargs"]["enable_thinking"], false);
 }
 
+fn tool(name: &str, strict: Strictness) -> Tool {
+    Tool { name: name.into(), description: None, parameters: Tool::no_parameters(), strict }
+}
+
+/// A chat with an earlier call and its result, two tools, and a choice among them.
+fn with_tools(request: &mut GenerateRequest, choice: ToolChoice) {
+    let tools = vec![tool("f", Strictness::Strict), tool("g", Strictness::IfKnown)];
+    request.tools = ToolUse { tools, choice, parallel: false };
+    let Input::Chat(conversation) = &mut request.input else { panic!() };
+    let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
+    let assistant = Message { role: "assistant".into(), tool_calls: calls, ..Message::default() };
+    let result = Message { role: "tool".into(), content: "1".into(), ..Message::default() };
+    conversation.messages.extend([assistant, result]);
+}
+
 #[test]
 fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
-    let (_, body) = call(Kind::OpenAi, |request| {
-        let tool =
-            Tool { name: "f".into(), description: None, parameters: Tool::no_parameters(), strict: Strictness::Strict };
-        let other = Tool { name: "g".into(), strict: Strictness::IfKnown, ..tool.clone() };
-        request.tools = ToolUse { tools: vec![tool, other], choice: ToolChoice::Required, parallel: false };
-        let Input::Chat(conversation) = &mut request.input else { panic!() };
-        let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
-        let assistant = Message { role: "assistant".into(), tool_calls: calls, ..Message::default() };
-        let result = Message { role: "tool".into(), content: "1".into(), ..Message::default() };
-        conversation.messages.extend([assistant, result]);
-    })
-    .unwrap();
+    let (_, body) = call(Kind::OpenAi, |request| with_tools(request, ToolChoice::Required)).unwrap();
     assert_eq!((&body["tool_choice"], &body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
     assert_eq!(body["tools"][0]["function"]["strict"], true);
     assert_eq!(body["tools"][1]["function"].get("strict"), None, "other servers refuse what they cannot hold");
     let messages = &body["messages"];
-    assert_eq!(messages[1]["content"], Value::Null);
+    assert_eq!(messages[1]["content"], "", "some servers take no null");
     assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);
     assert_eq!(messages[1]["tool_calls"][0]["id"], messages[2]["tool_call_id"]);
+    let (_, body) = call(Kind::LlamaServer, |request| with_tools(request, ToolChoice::Required)).unwrap();
+    assert_eq!(body["messages"][1]["content"], Value::Null);
+}
+
+#[test]
+fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
+    let named = |kind| call(kind, |request| with_tools(request, ToolChoice::Named("g".into()))).unwrap().1;
+    for kind in [Kind::OpenAi, Kind::Vllm] {
+        let body = named(kind);
+        assert_eq!(body["tool_choice"], json!({ "type": "function", "function": { "name": "g" } }));
+        assert_eq!(body["tools"].as_array().unwrap().len(), 2);
+    }
+    let body = named(Kind::LlamaServer);
+    assert_eq!((&body["tool_choice"], body["tools"].as_array().unwrap().len()), (&json!("required"), 1));
+    assert_eq!(body["tools"][0]["function"]["name"], "g");
 }

@@ -1,0 +1,84 @@
+//! The options of a model that runs here, and their ranges.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use super::load::LoadError;
+use crate::limits::{self, DEFAULT_SLOTS};
+
+/// How a model is run.
+#[derive(Debug, Clone)]
+pub struct LlamaConfig {
+    /// The GGUF file.
+    pub model: PathBuf,
+    /// The model's name; by default the file's own.
+    pub name: Option<String>,
+    /// Sequences decoded together.
+    pub n_slots: u32,
+    /// Tokens one sequence may hold; by default what the model was trained on, up to 16,384.
+    pub n_ctx: Option<u32>,
+    /// Tokens the KV cache holds for all slots together.
+    pub n_cells: Option<u32>,
+    /// Tokens of one physical compute batch.
+    pub n_ubatch: u32,
+    /// Compute threads; by default one per core.
+    pub n_threads: Option<u32>,
+    /// Layers on the GPU; by default all.
+    pub n_gpu_layers: Option<u32>,
+    /// The one device that computes, by llama.cpp's name for it, or `cpu`; by default every GPU there is.
+    pub device: Option<String>,
+    /// Prompt tokens in a step beside running streams; by default what 100 ms allow at the measured rate.
+    pub prefill_budget: Option<u32>,
+    /// Sequences that may wait for a slot.
+    pub max_queued: u32,
+    /// The operator's chat template instead of the model's own.
+    pub chat_template: Option<String>,
+    /// The GGUF file of the model's projector (mmproj), with which it sees images.
+    pub projector: Option<PathBuf>,
+}
+
+impl LlamaConfig {
+    /// Defaults for a model file.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        LlamaConfig {
+            model: model.into(),
+            name: None,
+            n_slots: DEFAULT_SLOTS,
+            n_ctx: None,
+            n_cells: None,
+            n_ubatch: DEFAULT_UBATCH,
+            n_threads: None,
+            n_gpu_layers: None,
+            device: None,
+            prefill_budget: None,
+            max_queued: DEFAULT_MAX_QUEUED,
+            chat_template: None,
+            projector: None,
+        }
+    }
+
+    /// Compute threads.
+    pub(super) fn threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.n_threads.map_or_else(cores, |n| n as usize)
+    }
+
+    /// Errors: the option that is out of range.
+    pub(super) fn check(&self) -> Result<(), LoadError> {
+        let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
+            let (min, max) = (range.start(), range.end());
+            let wrong = || LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"));
+            range.contains(&value).then_some(()).ok_or_else(wrong)
+        };
+        within("--slots", self.n_slots, limits::SLOTS)?;
+        within("--ubatch", self.n_ubatch, limits::UBATCH)?;
+        within("--threads", self.n_threads.unwrap_or(1), limits::THREADS)?;
+        within("--prefill-budget", self.prefill_budget.unwrap_or(1), limits::UBATCH)?;
+        within("--max-queued", self.max_queued, limits::QUEUED)
+    }
+}
+
+/// llama.cpp's own default.
+const DEFAULT_UBATCH: u32 = 512;
+/// Longer queues answer after the client gave up.
+const DEFAULT_MAX_QUEUED: u32 = 256;
