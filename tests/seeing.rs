@@ -75,12 +75,40 @@ async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
     eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
     assert_eq!(status(&old).await, 200);
 
+    // The change alone is enough.
     std::fs::write(&path, new_lines).unwrap();
-    server.signal(Signal::HUP);
     eventually_async("the new key", || async { status(&new).await == 200 }).await;
     assert_eq!(status(&old).await, 401);
     let text = running.text().await.unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "a running stream was dropped: {text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flags_win_over_the_environment_and_that_over_the_file() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "listen = \"8080\"\napi_keys = [\"file\"]\n[model.engine]\nengine = \"sim\"\n")
+        .unwrap();
+    let path = file.path().to_str().unwrap();
+    let check = async |args: &[&str], variables: &[(&str, &str)], expected: [u16; 3]| {
+        // A wrong address in the file is no mistake under the flag's.
+        let server = Server::started(Stdio::inherit(), &[&["--config", path], args].concat(), variables);
+        for (key, expected) in ["flag", "environment", "file"].into_iter().zip(expected) {
+            assert_eq!(ask(&server, key, 1).send().await.unwrap().status(), expected, "{key} {args:?} {variables:?}");
+        }
+    };
+    check(&[], &[], [401, 401, 200]).await;
+    check(&[], &[("BATON_API_KEY", "environment")], [401, 200, 401]).await;
+    check(&["--api-key", "flag"], &[("BATON_API_KEY", "environment")], [200, 401, 401]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_is_told_while_the_endpoint_waits_for_its_last_streams() {
+    let server = Server::with(&SIM);
+    let running = ask(&server, "none", 150).send().await.unwrap();
+    server.signal(Signal::TERM);
+    let status = || String::from_utf8(baton(&["status", address(&server)]).stdout).unwrap();
+    eventually_async("the stop", || async { status().contains("1 of") && status().contains("told to stop") }).await;
+    assert!(running.text().await.unwrap().ends_with("data: [DONE]\n\n"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,9 @@ pub struct EndpointState {
     pub version: String,
     /// When this was, milliseconds since the Unix epoch.
     pub at_ms: u64,
+    /// Whether it was told to stop: what runs may end, and nothing more is let in.
+    #[serde(default)]
+    pub is_stopping: bool,
     /// The door.
     pub requests: RequestsState,
     /// In the order of the configuration.
@@ -188,7 +191,7 @@ pub struct UpstreamState {
     pub waiting: u32,
     /// Replies at once at most.
     pub limit: u32,
-    /// It has asked to be left alone for so long, milliseconds; 0 if not.
+    /// The longest time for which it has asked to be left alone with one of its models, milliseconds; 0 if it has not.
     pub busy_ms: u64,
     /// What keeps requests away from it.
     pub breaker: BreakerState,

@@ -107,6 +107,46 @@ async fn a_busy_upstream_is_left_alone_for_as_long_as_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn another_model_of_a_busy_upstream_still_answers() {
+    let mock = Mock::start(|_, asked| match asked.body["model"] == "theirs" {
+        true => whole(429, "retry-after: 3000\r\n", &json!({ "error": "busy" })),
+        false => says("well"),
+    })
+    .await;
+    let front = Front::start(&one(&mock.url, "models = { m = \"theirs\", n = \"other\" }"));
+    for _ in 0..2 {
+        let busy = front.chat(json!({})).await;
+        assert_eq!((busy.status, busy.retry_after.is_some()), (503, true), "{busy:?}");
+        let well = front.chat(json!({ "model": "n" })).await;
+        assert_eq!((well.status, well.content().as_str()), (200, "well"), "{well:?}");
+    }
+    assert_eq!(mock.n_asked(), 3, "the busy model is asked for once");
+    // Nobody is kept waiting for longer than 600 s.
+    let left = front.get("/baton/state").await["upstreams"][0]["busy_ms"].as_u64().unwrap();
+    assert!((550_000..=600_000).contains(&left), "{left}");
+    let text = async |path: &str| {
+        let url = format!("{}{path}", front.server.base);
+        reqwest::get(url).await.unwrap().text().await.unwrap()
+    };
+    let metrics = text("/metrics").await;
+    let gauge = metrics.lines().find_map(|line| line.strip_prefix("baton_upstream_busy_seconds{upstream=\"one\"} "));
+    assert!((550.0..=600.0).contains(&gauge.unwrap().parse::<f64>().unwrap()), "{gauge:?}");
+    eventually_async("a warning of one model", async || text("/health").await.contains("cannot be answered")).await;
+    assert_eq!(front.get("/health").await["status"], "ok", "the other model is answered for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_probabilities_that_do_not_come_are_an_error_and_no_empty_list() {
+    let mock = Mock::start(|_, _| says("well")).await;
+    let front = Front::start(&one(&mock.url, ""));
+    for stream in [false, true] {
+        let answer = front.chat(json!({ "logprobs": true, "stream": stream })).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("logprobs")), "{answer:?}");
+    }
+    assert_eq!(front.chat(json!({})).await.content(), "well", "that is no failure of the upstream");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_is_the_clients_and_is_not_asked_elsewhere() {
     let overflow = json!({ "error": { "message": "long", "n_prompt_tokens": 9, "n_ctx": 8 } });
     for (body, code) in

@@ -35,11 +35,15 @@ impl Front {
     }
 
     pub(crate) fn with(config: &str, args: &[&str]) -> Front {
+        Front::logging_to(Stdio::inherit(), config, args)
+    }
+
+    pub(crate) fn logging_to(log: impl Into<Stdio>, config: &str, args: &[&str]) -> Front {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("baton.toml");
         std::fs::write(&path, config).unwrap();
         let args = [&["--config", path.to_str().unwrap()], args].concat();
-        Front { server: Server::logging_to(Stdio::inherit(), &args), config: path, _folder: folder }
+        Front { server: Server::logging_to(log, &args), config: path, _folder: folder }
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {

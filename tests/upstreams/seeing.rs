@@ -67,7 +67,8 @@ async fn a_changed_file_changes_upstreams_and_drops_no_stream() {
         Mock::start(|_, _| vec![head(), text("begun "), Step::Wait(Duration::from_secs(2)), text("ended"), done()])
             .await;
     let other = Mock::start(|_, _| says("other")).await;
-    let front = Front::start(&upstream("slow", "openai", &slow.url, ""));
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let front = Front::logging_to(log.reopen().unwrap(), &upstream("slow", "openai", &slow.url, ""), &[]);
     let change = async {
         eventually_async("a running stream", async || slow.n_asked() == 1).await;
         std::fs::write(&front.config, upstream("other", "openai", &other.url, "")).unwrap();
@@ -80,6 +81,8 @@ async fn a_changed_file_changes_upstreams_and_drops_no_stream() {
         // What is wrong changes nothing.
         std::fs::write(&front.config, upstream("bad name", "opanai", &other.url, "")).unwrap();
         front.server.signal(Signal::HUP);
+        let logged = || std::fs::read_to_string(log.path()).unwrap();
+        eventually_async("the refusal", async || logged().contains("stays as it was")).await;
         assert_eq!(front.chat(json!({})).await.content(), "other");
     };
     let (answer, ()) = tokio::join!(front.chat(json!({ "stream": true })), change);

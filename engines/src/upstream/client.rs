@@ -250,7 +250,9 @@ impl Upstream {
             Ok(reply) if vllm::with_kv_of(call, &reply) => Ok(()),
             Ok(_) => Err("no_kv_transfer_params"),
             Err(error) => {
-                tracing::info!(upstream = self.settings.name, %error, "a prefill server failed");
+                tracing::info!(upstream = self.settings.name, reason = error.reason(), "a prefill server failed");
+                // Its words may quote the prompt.
+                tracing::debug!(upstream = self.settings.name, %error, "why it failed");
                 Err("prefill_failed")
             }
         })

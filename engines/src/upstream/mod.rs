@@ -120,6 +120,17 @@ pub enum UpstreamError {
 }
 
 impl UpstreamError {
+    /// Why, in one word of this program. The whole error may have the upstream's own words, which may quote prompts and
+    /// keys.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            UpstreamError::Unsupported { .. } => "unsupported",
+            UpstreamError::Refused(_) => "refused",
+            UpstreamError::Busy { .. } => "busy",
+            UpstreamError::Failed { reason, .. } => reason,
+        }
+    }
+
     fn failed(reason: &'static str, detail: impl ToString) -> Self {
         UpstreamError::Failed { reason, detail: detail.to_string() }
     }

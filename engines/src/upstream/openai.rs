@@ -109,8 +109,8 @@ impl Protocol for OpenAi {
         Ok(Call { path, body: fields.body })
     }
 
-    fn reader(&self, _: &Call) -> Box<dyn ReplyReader> {
-        Box::<ChunkReader>::default()
+    fn reader(&self, call: &Call) -> Box<dyn ReplyReader> {
+        Box::new(ChunkReader::new(call.body.contains_key("logprobs")))
     }
 }
 
@@ -118,12 +118,17 @@ impl Protocol for OpenAi {
 fn prompt(fields: &mut Fields<'_>, prompt: Value) -> Result<&'static str, UpstreamError> {
     fields.set("prompt", prompt);
     if let Some(n_top) = fields.wish.request.top_logprobs {
-        fields.put("logprobs", n_top, true)?;
+        fields.put("logprobs", alternatives(fields.wish, n_top), true)?;
     }
     if fields.wish.request.constraint.is_some() {
         return Err(fields.unsupported("response_format"));
     }
     Ok("completions")
+}
+
+/// Alternatives to ask for. llama-server takes none for no log-probabilities at all; those too many are left out later.
+fn alternatives(wish: &Wish<'_>, n_top: u32) -> u32 {
+    if wish.settings.kind == Kind::LlamaServer { n_top.max(1) } else { n_top }
 }
 
 /// The fields of a chat.
@@ -138,7 +143,7 @@ fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), Upst
     fields.set("messages", messages);
     if let Some(n_top) = request.top_logprobs {
         fields.put("logprobs", true, true)?;
-        fields.set("top_logprobs", n_top);
+        fields.set("top_logprobs", alternatives(fields.wish, n_top));
     }
     match &request.constraint {
         None => {}

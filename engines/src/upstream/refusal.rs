@@ -1,5 +1,6 @@
 //! What an upstream says instead of a reply: its status and its error envelope, in any of the forms there are.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::EngineError;
@@ -11,6 +12,9 @@ use super::UpstreamError;
 
 /// Characters of an upstream's words that are passed on.
 const MAX_MESSAGE_CHARS: usize = 1_000;
+
+/// Fields of which an upstream's complaint is passed on.
+const MAX_FIELDS: usize = 3;
 
 /// Longer than this nobody is kept waiting because of a header.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
@@ -47,7 +51,8 @@ pub(super) fn in_stream(event: &[u8]) -> UpstreamError {
     }
 }
 
-/// What is common to the forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`, `{"detail":…}`.
+/// What is common to the forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`, `{"detail":"…"}`,
+/// `{"detail":[{"loc":["body","n"],"msg":"…"}]}`.
 struct Envelope {
     message: String,
     code: Option<u64>,
@@ -62,7 +67,9 @@ impl Envelope {
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
         let error = json.get("error").filter(|error| !error.is_null()).unwrap_or(&json);
         let words = error.as_str().or_else(|| error.get("message")?.as_str()).or_else(|| error.get("detail")?.as_str());
-        let message = words.unwrap_or("the upstream gives no reason");
+        let of_fields = || error.get("detail").and_then(told_of_fields);
+        let message = words.map(str::to_owned).or_else(of_fields);
+        let message = without_places(message.as_deref().unwrap_or("the upstream gives no reason"));
         // Beside `error` where that is nothing but words.
         let field = |name: &str| error.get(name).or_else(|| json.get(name));
         let count = |name: &str| field(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
@@ -72,7 +79,7 @@ impl Envelope {
         Envelope {
             message: message.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE_CHARS).collect(),
             code: field("code").and_then(Value::as_u64),
-            is_overflow: is_named || counts.is_some() || says_overflow(message),
+            is_overflow: is_named || counts.is_some() || says_overflow(&message),
             counts,
         }
     }
@@ -84,6 +91,34 @@ impl Envelope {
             None => EngineError::invalid(self.message),
         }
     }
+}
+
+/// What servers built with FastAPI say of fields, a few of them: where each is, and what is wrong with it. What it was is
+/// left out: it may be the prompt.
+fn told_of_fields(detail: &Value) -> Option<String> {
+    let told = detail.as_array()?.iter().take(MAX_FIELDS).filter_map(|field| {
+        let place = field.get("loc").and_then(Value::as_array).into_iter().flatten().filter(|part| *part != "body");
+        let place = place.map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned));
+        Some(format!("{}: {}", place.collect::<Vec<_>>().join("."), field.get("msg")?.as_str()?))
+    });
+    Some(told.collect::<Vec<_>>().join("; ")).filter(|told| !told.is_empty())
+}
+
+/// An upstream's words without what tells where it is and what it is paid with: addresses, paths, keys. They go to clients.
+fn without_places(message: &str) -> String {
+    let ends = |c: char| c.is_whitespace() || "\"'`(){}<>,;=".contains(c);
+    let pieces = message.split_inclusive(ends).map(|piece| {
+        let word = piece.trim_end_matches(ends).trim_end_matches(['.', ':']);
+        if is_place(word) { format!("…{}", &piece[word.len()..]) } else { piece.to_owned() }
+    });
+    pieces.collect()
+}
+
+fn is_place(word: &str) -> bool {
+    let is_route = ["/v1/", "/api/"].iter().any(|route| word.starts_with(route));
+    let is_path = word.strip_prefix('/').is_some_and(|rest| rest.contains('/')) || word.contains(":\\");
+    let is_address = word.parse::<IpAddr>().is_ok() || word.parse::<SocketAddr>().is_ok() || word.contains("://");
+    (is_path && !is_route) || is_address || word.starts_with("sk-")
 }
 
 /// Whether these are the words for a prompt that does not fit. Ollama ("the input length exceeds the context length")
@@ -114,6 +149,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn of(status: u16, body: &str) -> UpstreamError {
@@ -150,6 +187,26 @@ mod tests {
         assert_eq!(refused, UpstreamError::Refused(EngineError::Unsupported { feature }));
         let line = br#"{"error":"the input length exceeds the context length"}"#;
         assert!(matches!(in_stream(line), UpstreamError::Refused(EngineError::ContextExceeded { .. })));
+    }
+
+    #[test]
+    fn words_come_without_places_keys_and_what_was_sent() {
+        let check = |message: &str, expected: &str| {
+            let body = json!({ "error": { "message": message } }).to_string();
+            assert_eq!(of(400, &body), UpstreamError::Refused(EngineError::invalid(expected)), "{message}");
+        };
+        check("no file /srv/models/x.gguf, at 10.1.2.3:8000.", "no file …, at ….");
+        check("see http://h/p or [::1]:80 (sk-secret)", "see … or … (…)");
+        check("cannot open 'C:\\models\\x'", "cannot open '…'");
+        check(
+            "'temperature' must be 0/1 and/or 0.5, as in /v1/models",
+            "'temperature' must be 0/1 and/or 0.5, as in /v1/models",
+        );
+        check("1. two: 3", "1. two: 3");
+        let field =
+            json!({ "detail": [{ "loc": ["body", "messages", 0], "msg": "Field required", "input": "secret" }] });
+        let told = UpstreamError::Refused(EngineError::invalid("messages.0: Field required"));
+        assert_eq!(of(422, &field.to_string()), told);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The id that an upstream knows a request by.
 
 use std::borrow::Cow;
-use std::fmt::Write;
 
 use super::Kind;
 
@@ -21,15 +20,7 @@ pub(super) fn of(kind: Kind, id: &str) -> Cow<'_, str> {
 fn uuid(id: &str) -> String {
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&blake3::hash(id.as_bytes()).as_bytes()[..16]);
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut text = String::with_capacity(36);
-    for (i, byte) in bytes.iter().enumerate() {
-        let hyphen = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{hyphen}{byte:02x}");
-    }
-    text
+    uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
 
 use super::{Failure, config_file, machine, terminal};
@@ -20,6 +21,11 @@ pub(super) struct CheckConfigArgs {
 pub(super) fn run(args: &CheckConfigArgs) -> Result<(), Failure> {
     let file = ConfigFile::read(&args.file)?;
     let more = machine::problems(&file.raw);
-    file.check(&BTreeSet::new(), more).map_err(config_file::told)?;
+    let config = file.check(&BTreeSet::new(), more).map_err(config_file::told)?;
+    let has_nodes = !config.decode.is_empty() || !config.prefill.is_empty();
+    // Where it is checked need not be where it is served.
+    if has_nodes && std::env::var_os(KEY_VARIABLE).is_none_or(|key| key.is_empty()) {
+        terminal::note(format_args!("{KEY_VARIABLE} is not set here: `baton serve` needs it for these nodes"));
+    }
     Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?)
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
 
 use super::Failure;
@@ -43,7 +44,8 @@ impl EndpointArgs {
         prepare: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
     ) -> Result<Response, Failure> {
         let base = self.base()?;
-        let client = reqwest::Client::builder().timeout(deadline).no_proxy().build()?;
+        // A redirect would take the key and the prompt to where nobody sent them.
+        let client = reqwest::Client::builder().timeout(deadline).no_proxy().redirect(Policy::none()).build()?;
         let mut request = prepare(&client, &base);
         if let Some(key) = &self.api_key {
             request = request.bearer_auth(key);
@@ -58,8 +60,20 @@ impl EndpointArgs {
         }
     }
 
+    /// The reply's body, of at most so many bytes. Errors: it is longer, or does not come in time.
+    pub(super) async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, Failure> {
+        let mut body = Vec::new();
+        while let Some(chunk) = reply.chunk().await.map_err(|error| self.unreachable(&error))? {
+            if body.len() + chunk.len() > most {
+                return Err(Failure(format!("{} is not a Baton endpoint: its reply is too long", self.base()?)));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
     /// Nothing answers there, or not to the end.
-    pub(super) fn unreachable(&self, error: &reqwest::Error) -> Failure {
+    fn unreachable(&self, error: &reqwest::Error) -> Failure {
         Failure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
     }
 }

@@ -1,17 +1,21 @@
-//! What a configuration names on this machine: model files, projectors, templates, and the memory that they take. Looked
-//! at before anything starts, so that every mistake is told at once.
+//! What a configuration names on this machine: model files, projectors, templates, and the memory that they take.
+//! Looked at before anything starts, so that every mistake is told at once.
 
 use std::path::{Path, PathBuf};
 
 use baton_engines::gguf::Gguf;
+use baton_engines::template::{ChatTemplate, SpecialTokens};
 
 use super::own_models::{limits, sized};
 use super::{Failure, backend};
-use crate::config::{DEFAULT_MODEL, Problem, RawConfig};
+use crate::config::{DEFAULT_MODEL, Problem, RawConfig, read_text};
 use crate::engine_args::{self, EngineArgs, EngineKind};
 use crate::models::{self, Located, cache};
 use crate::pool::names;
 use crate::residency::Limits;
+
+/// The longest template of a model that is known has some 20 kB.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
 /// A model that an engine is started for on this machine.
 struct Named<'a> {
@@ -48,8 +52,11 @@ impl Named<'_> {
     /// What it is called because nobody said otherwise.
     fn names_of_its_file(&self) -> Vec<String> {
         let is_known = self.path.is_some() || models::catalogue::find(self.source).is_some();
-        if self.name.is_some() || !is_known || self.kind() == EngineKind::Sim {
-            return Vec::new();
+        match self.kind() {
+            _ if self.name.is_some() => return Vec::new(),
+            EngineKind::Sim => return vec!["sim".to_owned()],
+            EngineKind::Llama if !is_known => return Vec::new(),
+            EngineKind::Llama => {}
         }
         let (name, aliases) = backend::names(self.source, self.path.as_deref().unwrap_or(Path::new("")));
         std::iter::once(name).chain(aliases).collect()
@@ -74,7 +81,7 @@ impl Named<'_> {
             Err(error) => self.problem("source", format!("cannot be used: {error}")),
         }
         if let Some(path) = &self.engine.chat_template_file
-            && let Err(error) = std::fs::read_to_string(path)
+            && let Err(error) = template(path)
         {
             self.problem("engine.chat_template_file", format!("cannot be used: {}: {error}", path.display()));
         }
@@ -92,6 +99,12 @@ impl Named<'_> {
             self.problem("source", format!("is refused: {error}"));
         }
     }
+}
+
+/// Whether it can be parsed. What a model's own tokens make of it is seen when the model is loaded.
+fn template(path: &Path) -> Result<(), String> {
+    let source = read_text(path, MAX_TEMPLATE_BYTES).map_err(|error| error.to_string())?;
+    ChatTemplate::compile(&source, SpecialTokens::default()).map(drop).map_err(|error| error.to_string())
 }
 
 /// What cannot be used of what is named.
@@ -114,12 +127,15 @@ pub(super) fn problems(raw: &RawConfig) -> Vec<Problem> {
         path: None,
         problems: Vec::new(),
     });
-    // One that names nothing is a mistake that is told of elsewhere.
-    let mut named: Vec<Named> =
-        model.into_iter().chain(models).filter(|named| !named.source.trim().is_empty()).collect();
+    // One that names nothing is a mistake that is told of elsewhere, if it needs a model.
+    let names_one = |named: &Named| named.kind() == EngineKind::Sim || !named.source.trim().is_empty();
+    let mut named: Vec<Named> = model.into_iter().chain(models).filter(names_one).collect();
     named.iter_mut().for_each(Named::look);
     let fits = weigh_together(raw, &mut named);
-    call(&mut named);
+    // Nodes' models are called so.
+    let of_nodes = if raw.has_own_engine() { None } else { Some(&raw.model) };
+    let of_nodes = of_nodes.into_iter().flat_map(|model| model.name.iter().chain(&model.aliases)).cloned();
+    call(&mut named, of_nodes.collect());
     fits.into_iter().chain(named.into_iter().flat_map(|named| named.problems)).collect()
 }
 
@@ -142,8 +158,7 @@ fn weigh_together(raw: &RawConfig, named: &mut [Named]) -> Option<Problem> {
 }
 
 /// Refuses models that are called like another by their files. Names that were chosen twice are told of elsewhere.
-fn call(named: &mut [Named]) {
-    let mut taken: Vec<String> = Vec::new();
+fn call(named: &mut [Named], mut taken: Vec<String>) {
     let mut by_file: Vec<String> = Vec::new();
     for one in named {
         let (all, of_its_file) = (one.names(), one.names_of_its_file());

@@ -163,13 +163,21 @@ fn run_command(command: Command) -> Result<(), Failure> {
     }
 }
 
-/// What is logged unless RUST_LOG says otherwise. llama.cpp reports its own progress as warnings at times; its errors come
-/// back as ours. That a changed configuration is in force is good to know, and
-/// which models come and go.
-const DEFAULT_LOG: &str = "warn,llama-cpp-2=error,baton_proxy::cli::reload=info,baton_proxy::residency=info";
+/// What is logged unless RUST_LOG says otherwise. That a changed configuration is in force is good to know, and which
+/// models come and go.
+const DEFAULT_LOG: &str = "warn,baton_proxy::cli::reload=info,baton_proxy::residency=info";
+
+/// And of llama.cpp unless RUST_LOG names it: it says a hundred lines for each model that it loads, some of its progress as
+/// warnings, and its errors come back as ours.
+const LLAMA_LOG: &str = "llama-cpp-2=error,llama_cpp_2=error";
 
 fn start_log(format: LogFormat, traces: Option<&Traces>) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(asked) if asked.contains("llama") => EnvFilter::try_new(asked),
+        Ok(asked) => EnvFilter::try_new(format!("{LLAMA_LOG},{asked}")),
+        Err(_) => EnvFilter::try_new(format!("{LLAMA_LOG},{DEFAULT_LOG}")),
+    };
+    let filter = filter.unwrap_or_else(|_| EnvFilter::new(format!("{LLAMA_LOG},{DEFAULT_LOG}")));
     // Spans of traces are for the collector.
     let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
     let stderr = std::io::stderr;

@@ -18,6 +18,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// A request's body at most; endpoints refuse larger ones by default.
 const MAX_BODY_BYTES: u64 = 64 << 20;
 
+/// A plan has a line for each pair of nodes.
+const MAX_PLAN_BYTES: usize = 16 << 20;
+
 /// Options of `baton plan`.
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -45,24 +48,21 @@ pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
         }
     };
     let reply = args.endpoint.ask(TIMEOUT, call).await?;
-    let status = reply.status();
-    let text = reply.text().await.map_err(|error| args.endpoint.unreachable(&error))?;
-    let base = args.endpoint.base()?;
-    if !status.is_success() {
-        let envelope: Option<serde_json::Value> = serde_json::from_str(&text).ok();
+    let status = reply.status().as_u16();
+    let (base, body) = (args.endpoint.base()?, args.endpoint.body(reply, MAX_PLAN_BYTES).await?);
+    if status != 200 {
+        let envelope: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
         let message = envelope.as_ref().and_then(|envelope| envelope["error"]["message"].as_str());
         return Err(Failure(match message {
-            Some(message) => format!("{base} answered {}: {message}", status.as_u16()),
-            None => format!("{base} is not a Baton endpoint: it answered {}", status.as_u16()),
+            Some(message) => format!("{base} answered {status}: {message}"),
+            None => format!("{base} is not a Baton endpoint: it answered {status}"),
         }));
     }
-    let text = if args.json {
-        text
-    } else {
-        {
-            let plan = serde_json::from_str(&text);
-            table(&plan.map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))?)
-        }
+    let plan: Result<Explanation, _> = serde_json::from_slice(&body);
+    let text = match plan {
+        Ok(_) if args.json => String::from_utf8_lossy(&body).into_owned(),
+        Ok(plan) => table(&plan),
+        Err(_) => return Err(Failure(format!("{base} is not a Baton endpoint of this version"))),
     };
     Ok(terminal::print_line(text.trim_end())?)
 }

@@ -87,7 +87,9 @@ impl Reload {
     /// Reads the file and takes it into force. Errors: a mistake in it; nothing has changed then. Returns the models that it
     /// has to wait for.
     async fn reload(&mut self) -> Result<Option<Fetching>, Failure> {
-        let mut new = self.args.clone().into_config()?;
+        let args = self.args.clone();
+        // Models' files are opened.
+        let mut new = tokio::task::spawn_blocking(move || args.into_config()).await??;
         // A file that was cut short is a valid one, and would open the endpoint to everybody.
         if self.config.needs_key() && !new.needs_key() {
             let problem = "it has no keys any more, and an endpoint that asks for none has to be started so";

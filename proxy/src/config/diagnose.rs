@@ -40,7 +40,7 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
         let unknown = removed.as_ref().and_then(|removed| hint::unknown_key(&removed.path, removed.is_table));
         let is_of_type = unknown.is_none();
         let of_type = || match &removed {
-            Some(Removed { path, .. }) => format!("{}: {}", path.join("."), told(path, error.message())),
+            Some(Removed { path, .. }) => format!("{} {}", path.join("."), told(path, error.message())),
             None => error.message().to_owned(),
         };
         let message = unknown.unwrap_or_else(of_type);
@@ -49,16 +49,49 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
             break;
         }
     }
+    if mistakes.len() >= MAX_MISTAKES {
+        let message = format!("and more: these are {MAX_MISTAKES} of them");
+        mistakes.push(Mistake { at: Some(text.len()), message, is_of_type: false });
+    }
     (RawConfig::default(), mistakes)
 }
 
-/// What serde says of a value, without the value where it may be a secret: this goes to logs.
+/// What serde says of a value, in the words of who wrote it, and without the value if it is a text, or may be a secret:
+/// this goes to logs.
 fn told(path: &[String], message: &str) -> String {
     let is_secret = path.iter().any(|key| key.contains("key") || key == "headers");
-    match message.rsplit_once(", expected ") {
-        Some((_, expected)) if is_secret => format!("is not what it has to be: {expected}"),
+    let of_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    match of_type.and_then(|of_type| of_type.rsplit_once(", expected ")) {
+        Some((found, expected)) => format!("must be {}, and is {}", wanted(expected), found_value(found, is_secret)),
         None if is_secret => "is not what it has to be".to_owned(),
-        _ => message.to_owned(),
+        None => message.to_owned(),
+    }
+}
+
+/// What serde calls a type, as people do.
+fn wanted(expected: &str) -> &str {
+    match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0",
+        "a nonzero u32" => "a whole number from 1",
+        "f32" | "f64" => "a number",
+        "a string" | "path string" => "a text",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "a table",
+        _ if expected.starts_with("struct ") => "a table",
+        _ => expected,
+    }
+}
+
+/// What serde found, as people would call it.
+fn found_value(found: &str, is_secret: bool) -> &str {
+    let value = found.split('`').nth(1);
+    match (found.split(' ').next(), value) {
+        (Some("string"), _) => "a text",
+        (Some("sequence"), _) => "a list",
+        (Some("map"), _) => "a table",
+        (_, Some(value)) if !is_secret => value,
+        _ => "another one",
     }
 }
 

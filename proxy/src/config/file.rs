@@ -2,6 +2,7 @@
 //! range, and what cannot be used on this machine. All of it is told at once, each with its line.
 
 use std::collections::BTreeSet;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::diagnose::{self, Mistake};
@@ -9,7 +10,11 @@ use super::problems::Problem;
 use super::raw::RawConfig;
 use super::{ConfigError, Mistakes, ServeConfig};
 
-/// A file that was read, or none, in which case every key has its default. Flags are laid over `raw` before it is checked.
+/// The largest configuration: some hundred thousand lines.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// A file that was read, or none, in which case every key has its default. Flags are laid over `raw` before it is
+/// checked.
 #[derive(Default)]
 pub struct ConfigFile {
     path: Option<PathBuf>,
@@ -22,9 +27,14 @@ pub struct ConfigFile {
 impl ConfigFile {
     /// Reads a file. What is wrong with it is told by [`check`](Self::check). Errors: it cannot be read.
     pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
-        let (raw, mistakes) = diagnose::parse(&text);
+        let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
+        // It is read more than once, and a pipe would be empty then: an endpoint without keys.
+        if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
+            return Err(unreadable(io::Error::other("it is no regular file")));
+        }
+        let text = read_text(path, MAX_BYTES).map_err(unreadable)?;
+        let (mut raw, mistakes) = diagnose::parse(&text);
+        raw.resolve(&folder_of(path).map_err(unreadable)?);
         Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes })
     }
 
@@ -38,9 +48,11 @@ impl ConfigFile {
             problems.into_iter().partition(|problem| is_file && !by_flags.contains(&problem.key));
         for Problem { key, message, .. } in in_file {
             let at = diagnose::position(&self.text, &key);
+            let message = format!("{key} {message}");
             // Of a value that could not be understood, that it is missing says nothing new.
-            if !self.mistakes.iter().any(|mistake| mistake.is_of_type && mistake.at == at) {
-                self.mistakes.push(Mistake { at, message: format!("{key} {message}"), is_of_type: false });
+            let is_known = |known: &Mistake| known.at == at && (known.is_of_type || known.message == message);
+            if !self.mistakes.iter().any(is_known) {
+                self.mistakes.push(Mistake { at, message, is_of_type: false });
             }
         }
         let flags: Vec<String> =
@@ -52,6 +64,22 @@ impl ConfigFile {
         let in_file = self.mistakes.iter().map(|mistake| with_its_line(&self.text, mistake)).collect();
         Err(ConfigError::Mistakes(Mistakes { path: self.path, in_file, flags }))
     }
+}
+
+/// Reads a text of at most so many bytes. Errors: the system's, and that it is longer.
+pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > most {
+        true => Err(io::Error::other(format!("it is larger than {most} bytes"))),
+        false => Ok(text),
+    }
+}
+
+/// Where relative paths in a file start, wherever the program does: a service starts in `/`.
+fn folder_of(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    Ok(path.parent().map_or_else(|| path.clone(), Path::to_owned))
 }
 
 fn with_its_line(text: &str, Mistake { at, message, .. }: &Mistake) -> String {

@@ -41,7 +41,10 @@ fn tables() -> [Table; 12] {
 }
 
 /// What other programs call what has another name here.
-const OTHERS_WORDS: [(&str, &str); 18] = [
+const OTHERS_WORDS: [(&str, &str); 21] = [
+    ("api_key", "key"),
+    ("api_key_env", "key_env"),
+    ("token", "key"),
     ("path", "source"),
     ("file", "source"),
     ("model", "source"),
@@ -196,6 +199,7 @@ mod tests {
         check("model.path", false, "unknown key \"path\"; did you mean \"source\"?");
         check("port", false, "unknown key \"port\"; did you mean \"listen\"?");
         check("model.engine.n_ctx", false, "unknown key \"n_ctx\"; did you mean \"ctx_size\"?");
+        check("upstream.api_key", false, "unknown key \"api_key\"; did you mean \"key\"?");
         check("upstream.type", false, "unknown key \"type\"; did you mean \"kind\"?");
     }
 

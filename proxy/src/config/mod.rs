@@ -1,6 +1,7 @@
 //! The configuration: one file, flags over it, one check, then values that cannot be wrong.
 //!
-//! Flags win over the file, the file over the defaults. Every mistake is told at once, wherever it is. Nothing reads the environment after start-up.
+//! Flags win over the file, the file over the defaults. Every mistake is told at once, wherever it is. Nothing reads the
+//! environment after start-up.
 
 mod diagnose;
 mod file;
@@ -17,6 +18,7 @@ use baton_engines::upstream::UpstreamSettings;
 use baton_schemas::sampling_fields::SamplingFields;
 
 pub use self::file::ConfigFile;
+pub(crate) use self::file::read_text;
 pub use self::keys::{RawKey, hash_text};
 pub use self::own_models::{LoadingConfig, OwnModelConfig, RawOwnModel};
 pub use self::problems::{Problem, node_url};

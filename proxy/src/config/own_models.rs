@@ -47,7 +47,7 @@ pub struct RawOwnModel {
 
 /// A duration as written.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a duration like \"5m\", or a number of seconds")]
 pub enum RawKeepAlive {
     /// Seconds.
     Seconds(f64),
@@ -78,7 +78,7 @@ pub struct RawLoading {
 
 /// A size as written.
 #[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "must be a number of bytes, or a size like \"24GiB\" or \"500MB\"")]
 pub enum RawBytes {
     /// Bytes.
     Number(u64),
@@ -216,7 +216,9 @@ impl RawLoading {
         LoadingConfig {
             memory_budget: self.memory_budget.as_ref().and_then(RawBytes::typed),
             max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
-            max_wait: Duration::from_secs_f64(self.max_wait_seconds.unwrap_or(DEFAULT_MAX_WAIT)),
+            // What is out of range is told of elsewhere.
+            max_wait: Duration::try_from_secs_f64(self.max_wait_seconds.unwrap_or(DEFAULT_MAX_WAIT))
+                .unwrap_or_default(),
         }
     }
 }

@@ -41,6 +41,11 @@ impl RawConfig {
             let message = format!("must be HOST:PORT, e.g. {OLLAMA_LISTEN}, not {listen:?}");
             problem("ollama_listen", "--ollama-listen", message);
         }
+        // Of port 0 the system makes two.
+        let is_fixed = |listen: &&String| !listen.ends_with(":0");
+        if self.listen.as_ref().filter(is_fixed).is_some_and(|listen| self.ollama_listen.as_ref() == Some(listen)) {
+            problem("ollama_listen", "--ollama-listen", "must not be the same as listen".into());
+        }
         if self.max_requests.is_some_and(|n| !(1..=MAX_MAX_REQUESTS).contains(&n)) {
             problem("max_requests", "max_requests", format!("must be between 1 and {MAX_MAX_REQUESTS}"));
         }
@@ -92,9 +97,11 @@ impl RawConfig {
         for (key, flag, addresses) in
             [("model.prefill", "--prefill", &self.model.prefill), ("model.decode", "--decode", &self.model.decode)]
         {
-            if let Some(address) = addresses.iter().find(|address| !is_node_address(address)) {
-                let message = format!("must be HOST:PORT or a URL like http://spark.local:9000, not {address:?}");
-                problem(key, flag, message);
+            for address in addresses.iter().filter(|address| !is_node_address(address)) {
+                // A password is not repeated.
+                let wrong = if address.contains('@') { String::new() } else { format!(", not {address:?}") };
+                let form = "must be HOST:PORT or a URL like http://spark.local:9000, without a user or a password";
+                problem(key, flag, format!("{form}{wrong}"));
             }
             for address in addresses.iter().filter(|address| is_node_address(address)) {
                 if let Err(error) = transport.check(&node_url(address)) {
@@ -107,10 +114,11 @@ impl RawConfig {
                 problem(key, flag, format!("names {} twice", twice[0]));
             }
         }
-        if let Some(key) = self.model.engine.keys().first().filter(|_| !self.has_own_engine()) {
+        let of_no_engine = if self.has_own_engine() { Vec::new() } else { self.model.engine.keys() };
+        for key in of_no_engine {
             let message = "is for an engine here, and there is none: nodes run the models they were started with. Name a \
                            model here to generate here, too (--model, or source in [model])";
-            problem(&format!("model.engine.{key}"), &flag(key), message.into());
+            problem(&format!("model.engine.{key}"), &flag(&key), message.into());
         }
         for (key, message) in self.model.engine.problems() {
             problem(&format!("model.engine.{key}"), &flag(key), message);
@@ -155,8 +163,13 @@ fn is_collector(endpoint: &str) -> bool {
 }
 
 fn is_node_address(address: &str) -> bool {
+    // Without a scheme it has a port: 80 is no node's.
+    let has_port = || address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let url = reqwest::Url::parse(&node_url(address));
-    url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host() && url.path() == "/")
+    url.is_ok_and(|url| {
+        let is_plain = url.username().is_empty() && url.password().is_none() && url.path() == "/";
+        matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
+    }) && (address.contains("://") || has_port())
 }
 
 /// A node's address as a URL: without a scheme it is plain HTTP.

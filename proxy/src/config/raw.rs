@@ -3,7 +3,7 @@
 //! A new key is a field here, its range in [`problems`](super::problems), and a value of [`ServeConfig`]. A new table also
 //! has its fields named in [`hint`](super::hint).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_schemas::sampling_fields::SamplingFields;
@@ -136,6 +136,23 @@ impl RawConfig {
         self.model.names_an_engine() || others == 0
     }
 
+    /// Takes relative paths from this folder.
+    pub(super) fn resolve(&mut self, folder: &Path) {
+        let engines = std::iter::once(&mut self.model.engine).chain(self.models.iter_mut().map(|own| &mut own.engine));
+        let of_engines = engines.flat_map(|engine| [&mut engine.chat_template_file, &mut engine.mmproj]);
+        let of_upstreams = self.upstream.iter_mut().map(|upstream| &mut upstream.key_file);
+        for path in of_engines.chain(of_upstreams).chain([&mut self.tls_ca]).flatten() {
+            *path = folder.join(&*path);
+        }
+        let sources = self.model.source.iter_mut().chain(self.models.iter_mut().map(|own| &mut own.source));
+        for source in sources.filter(|source| names_a_file(source)) {
+            // What is no text in the file system's encoding stays relative to where the program was started.
+            if let Some(path) = folder.join(&*source).to_str() {
+                *source = path.to_owned();
+            }
+        }
+    }
+
     /// How nodes and upstreams are reached.
     pub(super) fn transport(&self) -> TransportArgs {
         TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http: self.allow_plain_http }
@@ -179,4 +196,10 @@ impl RawConfig {
             otlp_endpoint: self.tracing.otlp_endpoint,
         })
     }
+}
+
+/// Whether a model's source is a path, and no name of the catalogue or a hub.
+fn names_a_file(source: &str) -> bool {
+    let is_gguf = Path::new(source).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    source.starts_with("./") || source.starts_with("../") || (is_gguf && !source.contains(':'))
 }

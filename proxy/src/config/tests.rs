@@ -43,12 +43,15 @@ fn mistakes_are_named_with_their_line_and_key() {
     check("listen = \"8080\"", 1, "listen");
     check("# é\nlisten = \"h:99999\"", 2, "listen");
     check("ollama_listen = \"11434\"", 1, "ollama_listen");
+    check("listen = \"127.0.0.1:1\"\nollama_listen = \"127.0.0.1:1\"", 2, "ollama_listen must not be the same");
+    assert!(read("listen = \"127.0.0.1:0\"\nollama_listen = \"127.0.0.1:0\"").is_ok(), "of port 0 there are two");
     check("\nmax_requests = 0", 2, "max_requests");
     check("\n\napi_keys = [\"\"]", 3, "api_keys");
     check("allowed_origins = [\"chat.example.com\"]", 1, "chat.example.com");
     check("allowed_hosts = [\n\"https://x\"]", 1, "allowed_hosts");
     check("[model]\nsource = \"\"", 2, "model.source");
-    check("[model]\nsource = 3", 2, "integer");
+    check("[model]\nsource = 3", 2, "model.source must be a text, and is 3");
+    check("calibrate = 1\n[loading]\nmemory_budget = -4", 3, "loading.memory_budget must be a number of bytes");
     check("[model]\n\nsauce = \"x\"", 3, "sauce");
     check("[model]\nname = \" \"", 2, "model.name");
     check("[model]\naliases = [\"\"]", 2, "model.aliases");
@@ -106,7 +109,7 @@ fn every_mistake_is_told_at_once_with_the_nearest_key() {
     let mistakes = mistakes(text);
     let expected = [
         "line 1: unknown key \"listen_on\"; did you mean \"listen\"?",
-        "line 2: max_requests: invalid type: string \"many\", expected usize",
+        "line 2: max_requests must be a whole number from 0, and is a text",
         "line 3: unknown key \"whatever\"; there are listen,",
         "line 6: unknown key \"sauce\"; did you mean \"source\"?",
         "line 7: model.name must not be empty",
@@ -133,7 +136,7 @@ fn what_cannot_be_used_is_told_beside_what_is_wrong() {
         "line 4: model.prefill is refused: http://b.local:9 is plain HTTP",
         "line 8: upstream[0].url is refused: http://10.0.0.1:1 is plain HTTP",
         "line 9: upstream[0].key_env names the variable BATON_NO_SUCH_VARIABLE, which is not set",
-        "line 10: upstream.max_concurrent: invalid type",
+        "line 10: upstream.max_concurrent must be a whole number from 0, and is a text",
         "line 11: unknown table \"engine\" here; did you mean [model.engine]",
     ];
     let mistakes = mistakes(text);
@@ -148,7 +151,7 @@ fn what_cannot_be_used_is_told_beside_what_is_wrong() {
 fn a_value_of_the_wrong_type_is_one_mistake() {
     let mistakes = mistakes("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = 3\n");
     assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
-    assert!(mistakes[0].starts_with("line 4: upstream.url: invalid type"), "{mistakes:#?}");
+    assert!(mistakes[0].starts_with("line 4: upstream.url must be a text, and is 3"), "{mistakes:#?}");
 }
 
 #[test]
@@ -167,6 +170,76 @@ fn a_flag_is_checked_in_place_of_what_the_file_says() {
     };
     assert_eq!(check("127.0.0.1:1"), Vec::<String>::new());
     assert!(check("9090")[0].starts_with("--listen must be HOST:PORT"));
+}
+
+#[test]
+fn passwords_and_keys_in_the_wrong_place_are_not_repeated() {
+    for (text, line) in [
+        ("[model]\nprefill = [\"http://u:s3cret@10.0.0.1:9000\"]\n", "line 2: model.prefill must be HOST:PORT"),
+        (
+            "[model]\nprefill = \"http://u:s3cret@10.0.0.1:9000\"\n",
+            "line 2: model.prefill must be a list, and is a text",
+        ),
+        (
+            "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\nkey_env = \"sk-s3cret\"\n",
+            "line 5: upstream[0].key_env must be a variable's name",
+        ),
+        (
+            "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\nkey = 53\n",
+            "line 5: upstream.key",
+        ),
+    ] {
+        let mistakes = mistakes(text);
+        assert!(mistakes[0].starts_with(line), "{mistakes:?}");
+        assert!(!format!("{mistakes:?}").contains("s3cret") && !format!("{mistakes:?}").contains("53"), "{mistakes:?}");
+    }
+}
+
+#[test]
+fn numbers_that_are_no_times_are_mistakes_like_others() {
+    for wrong in ["-1", "1e300", "nan"] {
+        let mistakes = mistakes(&format!("max_requests = 0\n[loading]\nmax_wait_seconds = {wrong}\n"));
+        assert!(mistakes[0].starts_with("line 1: max_requests") && mistakes[1].starts_with("line 3: "), "{mistakes:?}");
+        let raw: own_models::RawLoading = toml::from_str(&format!("max_wait_seconds = {wrong}")).unwrap();
+        assert_eq!(raw.typed().max_wait, Duration::ZERO, "it is asked for what fits before it is refused");
+    }
+}
+
+#[test]
+fn an_upstreams_key_comes_from_the_file_or_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.key"), "sk-1\n").unwrap();
+    std::fs::write(folder.path().join("huge.key"), vec![b'k'; 1 << 17]).unwrap();
+    let path = folder.path().join("baton.toml");
+    let key = |from: &str| {
+        let upstream = "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\n";
+        std::fs::write(&path, format!("{upstream}{from}\n")).unwrap();
+        check_file(&path).map(|config| config.upstreams[0].key.clone().unwrap()).map_err(|error| error.to_string())
+    };
+    assert_eq!(key("key_file = \"a.key\"").unwrap(), "sk-1", "beside the configuration");
+    assert_eq!(key("key_env = \"CARGO_PKG_NAME\"").unwrap(), "baton-proxy");
+    assert!(key("key_file = \"huge.key\"").unwrap_err().contains("larger than"));
+}
+
+#[test]
+fn relative_paths_start_where_the_file_lies() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("baton.toml");
+    let text = "[model]\nsource = \"m.gguf\"\n[model.engine]\nmmproj = \"p.gguf\"\n[[models]]\nsource = \"./n\"\n\
+                [[models]]\nsource = \"smollm2\"\n[[models]]\nsource = \"o/r:f.gguf\"\n[[models]]\nsource = \"/a.gguf\"\n";
+    std::fs::write(&path, text).unwrap();
+    let config = check_file(&path).unwrap();
+    assert_eq!(Path::new(&config.source), folder.path().join("m.gguf"));
+    assert_eq!(config.engine.mmproj, Some(folder.path().join("p.gguf")));
+    let sources: Vec<&str> = config.models.iter().map(|model| model.source.as_str()).collect();
+    assert_eq!(sources[1..], ["smollm2", "o/r:f.gguf", "/a.gguf"]);
+    assert_eq!(Path::new(sources[0]), folder.path().join("./n"));
+}
+
+#[test]
+fn what_can_be_read_only_once_is_no_configuration() {
+    let error = ConfigFile::read(Path::new("/dev/null")).err().unwrap().to_string();
+    assert!(error.contains("no regular file"), "{error}");
 }
 
 #[test]

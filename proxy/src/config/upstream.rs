@@ -9,6 +9,7 @@ use baton_engines::upstream::{Deadlines, KINDS, Kind, UpstreamSettings};
 use serde::Deserialize;
 
 use super::ConfigError;
+use super::file::read_text;
 use super::problems::{Problem, node_url};
 use crate::pool::names;
 
@@ -31,6 +32,9 @@ const DEFAULT_FIRST: f64 = 600.0;
 
 /// A token takes seconds at most.
 const DEFAULT_IDLE: f64 = 60.0;
+
+/// A key has some hundred characters.
+const MAX_KEY_FILE_BYTES: u64 = 64 << 10;
 
 /// Upstreams, and models of one.
 const MAX_UPSTREAMS: usize = 64;
@@ -231,12 +235,17 @@ fn key(raw: &RawUpstream) -> Result<Option<String>, (&'static str, String)> {
     let (field, key) = match (&raw.key, &raw.key_env, &raw.key_file) {
         (Some(key), ..) => ("key", key.clone()),
         (None, Some(variable), _) => {
+            // Somebody may have written the key itself there: it is not repeated.
+            let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+            if variable.is_empty() || !variable.chars().all(is_name) {
+                return Err(("key_env", "must be a variable's name in capitals, like OPENAI_API_KEY".to_owned()));
+            }
             let key = std::env::var(variable);
             ("key_env", key.map_err(|_| ("key_env", format!("names the variable {variable}, which is not set")))?)
         }
         (None, None, Some(path)) => {
             let unreadable = |error| ("key_file", format!("cannot be read: {}: {error}", path.display()));
-            ("key_file", std::fs::read_to_string(path).map_err(unreadable)?)
+            ("key_file", read_text(path, MAX_KEY_FILE_BYTES).map_err(unreadable)?)
         }
         (None, None, None) => return Ok(None),
     };

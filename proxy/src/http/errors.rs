@@ -58,7 +58,9 @@ impl Failure {
         {
             tracing::error!(request_id, status = failure.status.as_u16(), %error, "request failed");
         } else {
-            tracing::info!(request_id, status = failure.status.as_u16(), %error, "request refused");
+            // What is wrong with it may quote the prompt.
+            tracing::info!(request_id, status = failure.status.as_u16(), reason = error.kind(), "request refused");
+            tracing::debug!(request_id, %error, "why it was refused");
         }
         failure
     }

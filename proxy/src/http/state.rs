@@ -59,8 +59,9 @@ pub async fn show(
     uri: Uri,
 ) -> Result<Response, Failure> {
     let with_addresses = may_observe(&caller)?;
+    let stopping = stopping.map(|Extension(stopping)| stopping).unwrap_or_default();
     if !wants_stream(&uri, &headers) {
-        return Ok(Json(state.backend.state(with_addresses)).into_response());
+        return Ok(Json(now(&*state.backend, &stopping, with_addresses)).into_response());
     }
     let Ok(place) = Arc::clone(&state.watchers.0).try_acquire_owned() else {
         let message = format!("{MAX_WATCHERS} streams of states are open already.");
@@ -68,11 +69,10 @@ pub async fn show(
         let retry = Retry::After(INTERVAL);
         return Err(Failure { retry, ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) });
     };
-    let stopping = stopping.map(|Extension(stopping)| stopping).unwrap_or_default();
     let events = async_stream::stream! {
         let _place = place;
         loop {
-            yield Ok::<Bytes, Infallible>(event(&*state.backend, with_addresses));
+            yield Ok::<Bytes, Infallible>(event(&*state.backend, &stopping, with_addresses));
             // It would otherwise keep the server from stopping until the drain deadline.
             if stopping.0.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
                 break;
@@ -103,7 +103,11 @@ fn wants_stream(uri: &Uri, headers: &HeaderMap) -> bool {
     by_query || headers.get_all(header::ACCEPT).iter().any(is_events)
 }
 
-fn event(backend: &dyn Backend, with_addresses: bool) -> Bytes {
-    let json = serde_json::to_string(&backend.state(with_addresses)).unwrap_or_default();
+fn now(backend: &dyn Backend, stopping: &Stopping, with_addresses: bool) -> EndpointState {
+    EndpointState { is_stopping: stopping.0.is_cancelled(), ..backend.state(with_addresses) }
+}
+
+fn event(backend: &dyn Backend, stopping: &Stopping, with_addresses: bool) -> Bytes {
+    let json = serde_json::to_string(&now(backend, stopping, with_addresses)).unwrap_or_default();
     format!("data: {json}\n\n").into()
 }

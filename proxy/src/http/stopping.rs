@@ -20,7 +20,7 @@ use super::errors::Failure;
 use super::steps::{Stopping, is_stopping};
 
 /// What goes on being answered: whether this server is to be used, and what it does.
-const STILL_ANSWERED: [&str; 3] = ["/health", "/v1/health", "/metrics"];
+const STILL_ANSWERED: [&str; 4] = ["/health", "/v1/health", "/metrics", "/baton/state"];
 
 /// Refuses what comes after the stop began. Every reply from then on ends its connection.
 pub(super) async fn refuse(request: Request, next: Next) -> Response {

@@ -158,8 +158,11 @@ const RESIDENT_GAUGES: [ResidentGauge; 4] = [
 /// A gauge of every upstream.
 type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
 
-const UPSTREAM_GAUGES: [UpstreamGauge; 5] = [
+const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
     ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == Life::Ready))),
+    ("upstream_busy_seconds", "Longest time for which a model of the upstream is still left alone", |upstream| {
+        upstream.busy_ms as f64 / 1e3
+    }),
     ("upstream_running", "Replies that an upstream generates", |upstream| f64::from(upstream.running)),
     ("upstream_running_limit", "Replies that an upstream may generate at once", |upstream| f64::from(upstream.limit)),
     ("upstream_waiting", "Replies that wait for a place at an upstream", |upstream| f64::from(upstream.waiting)),

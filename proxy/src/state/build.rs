@@ -22,6 +22,8 @@ pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
     EndpointState {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         at_ms: unix_ms(SystemTime::now()),
+        // The server knows.
+        is_stopping: false,
         requests: RequestsState {
             admitted: app.admission.n_admitted() as u64,
             limit: app.admission.limit() as u64,
@@ -164,7 +166,7 @@ fn upstream(member: &Member, with_address: bool) -> UpstreamState {
         running: count(running),
         waiting: count(member.n_claimed().saturating_sub(running)),
         limit: count(settings.max_concurrent),
-        busy_ms: member.busy_for().map_or(0, |left| left.as_millis() as u64),
+        busy_ms: member.longest_busy().map_or(0, |left| left.as_millis() as u64),
         breaker: breaker(member.breaker.view()),
         fallbacks: fallbacks(&member.fallbacks),
     }

@@ -17,8 +17,8 @@ pub async fn told(serving: &ServedByUpstreams, request_id: &str) -> ToldModel {
 /// choices that they are given. What is not known is 0 or empty.
 pub async fn info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, NodeLoad) {
     let told = told(serving, request_id).await;
-    let sum = |of: fn(&Member) -> usize| {
-        let n: usize = serving.members.iter().map(|(member, _)| of(member)).sum();
+    let sum = |of: fn(&Member, &str) -> usize| {
+        let n: usize = serving.members.iter().map(|(member, model)| of(member, model)).sum();
         u32::try_from(n).unwrap_or(u32::MAX)
     };
     let info = NodeInfo {
@@ -28,7 +28,7 @@ pub async fn info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, N
         n_ctx: told.n_ctx.unwrap_or(0),
         n_ctx_train: told.n_ctx_train.unwrap_or(0),
         n_vocab: 0,
-        n_slots: sum(n_places),
+        n_slots: sum(|member, _| n_places(member)),
         memory: Memory::default(),
         has_chat_template: false,
         generates: true,
@@ -40,8 +40,10 @@ pub async fn info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, N
         facts: ModelFacts { n_params: told.n_params.unwrap_or(0), ..ModelFacts::default() },
     };
     // What waits for a place has claimed one, too, and nobody gets one of an upstream that is gone.
-    let active_slots =
-        sum(|member| if member.can_answer() { member.n_claimed().min(n_places(member)) } else { n_places(member) });
+    let active_slots = sum(|member, model| match member.can_answer_for(model) {
+        true => member.n_claimed().min(n_places(member)),
+        false => n_places(member),
+    });
     (info, NodeLoad { active_slots, ..NodeLoad::default() })
 }
 
@@ -50,7 +52,7 @@ fn n_places(member: &Member) -> usize {
 }
 
 async fn told_by(member: &Member, model: &str, request_id: &str) -> ToldModel {
-    let told = match member.can_answer() && !member.is_silent() {
+    let told = match member.can_answer_for(model) && !member.is_silent() {
         true => member.client.told(model, request_id).await.unwrap_or_else(|error| {
             tracing::debug!(request_id, upstream = member.name(), %error, "an upstream does not tell of its model");
             ToldModel::default()

@@ -92,8 +92,11 @@ pub(super) async fn first_answer<Q: Question>(
             }
             Err(error) => error,
         };
+        // An upstream's own words may quote prompts and keys: they are for who asks for them.
+        tracing::debug!(request_id, upstream = member.name(), error = %failure, "an upstream did not answer a request");
         match &failure {
-            UpstreamError::Unsupported { .. } => {
+            // Another one may have been started otherwise.
+            UpstreamError::Unsupported { .. } | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
                 member.breaker.succeeded();
                 unfit = Some(failure);
                 continue;
@@ -105,16 +108,16 @@ pub(super) async fn first_answer<Q: Question>(
             }
             UpstreamError::Busy { retry_after } => {
                 member.breaker.succeeded();
-                member.is_busy(*retry_after);
+                member.is_busy(model, *retry_after);
             }
             // It answers, and others of its models may be there.
             UpstreamError::Failed { reason: "model_missing", .. } => {
                 member.breaker.succeeded();
-                tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream lacks a model");
+                tracing::warn!(request_id, upstream = member.name(), model, "an upstream lacks a model");
             }
             UpstreamError::Failed { reason, .. } => {
                 member.failed(reason);
-                tracing::warn!(request_id, upstream = member.name(), error = %failure, "an upstream failed");
+                tracing::warn!(request_id, upstream = member.name(), reason, "an upstream failed");
             }
         }
         last = Some(failure);
@@ -128,8 +131,8 @@ fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'stat
     let n = serving.members.len();
     let load = |member: &Member| member.n_claimed() * 1_000 / member.client.settings().max_concurrent.max(1);
     let open = (0..n).map(|i| (i + serving.turn) % n).filter(|i| {
-        let (member, _) = &serving.members[*i];
-        !tried.contains(i) && member.busy_for().is_none()
+        let (member, model) = &serving.members[*i];
+        !tried.contains(i) && member.busy_for(model).is_none()
     });
     let best = open.min_by_key(|i| {
         let (member, _) = &serving.members[*i];
@@ -149,7 +152,7 @@ fn is_broken_connection(error: &UpstreamError) -> bool {
 }
 
 fn all_busy(serving: &ServedByUpstreams) -> RequestError {
-    let soonest = serving.members.iter().filter_map(|(member, _)| member.busy_for()).min();
+    let soonest = serving.members.iter().filter_map(|(member, model)| member.busy_for(model)).min();
     told(UpstreamError::Busy { retry_after: soonest })
 }
 
@@ -170,7 +173,8 @@ pub(super) fn told(error: UpstreamError) -> RequestError {
                 "unauthorized" => "the upstream that serves it refused this server",
                 "model_missing" => "the upstream that serves it does not have it",
                 "timed_out" => "the upstream that serves it did not answer in time",
-                _ => "the upstream that serves it does not answer",
+                "unreachable" => "the upstream that serves it does not answer",
+                _ => "the upstream that serves it answered with an error",
             };
             RequestError::Unavailable { reason: reason.to_owned(), retry_after: RETRY_AFTER }
         }
@@ -180,7 +184,40 @@ pub(super) fn told(error: UpstreamError) -> RequestError {
 /// A failure in the middle of a reply: nobody else can go on with it.
 pub(super) fn broken(error: UpstreamError) -> RequestError {
     match error {
-        UpstreamError::Failed { reason, detail } => EngineError::lost(format_args!("{reason}: {detail}")).into(),
+        // The detail, which may have the upstream's own words, is not for every log.
+        UpstreamError::Failed { reason, .. } => EngineError::lost(format_args!("an upstream failed: {reason}")).into(),
         error => told(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(reason: &'static str) -> UpstreamError {
+        UpstreamError::Failed { reason, detail: "secret words".into() }
+    }
+
+    #[test]
+    fn a_client_is_told_whether_the_upstream_answered_at_all() {
+        for (reason, expected) in [
+            ("unreachable", "does not answer"),
+            ("timed_out", "did not answer in time"),
+            ("server_error", "answered with an error"),
+            ("malformed", "answered with an error"),
+            ("redirected", "answered with an error"),
+            ("cut_short", "answered with an error"),
+            ("unauthorized", "refused this server"),
+            ("model_missing", "does not have it"),
+        ] {
+            let said = told(failed(reason)).to_string();
+            assert!(said.ends_with(expected) && !said.contains("secret"), "{reason}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_breaks_off_is_reported_without_the_upstreams_words() {
+        let RequestError::Engine(EngineError::Lost { detail }) = broken(failed("malformed")) else { panic!() };
+        assert!(detail.contains("malformed") && !detail.contains("secret"), "{detail}");
     }
 }

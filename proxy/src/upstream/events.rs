@@ -43,6 +43,7 @@ pub(crate) fn text_events(
                         if let UpstreamError::Failed { reason, .. } = &error {
                             member.failed(reason);
                         }
+                        tracing::debug!(upstream = member.name(), %error, "a reply of an upstream broke off");
                         Err(broken(error))?
                     }
                 },
@@ -117,6 +118,8 @@ struct Reader {
     stop: StopScanner,
     stops: Vec<String>,
     one_call: bool,
+    /// Alternatives that each token is told with.
+    n_top: usize,
     /// Only the prompt was to be computed (`max_tokens: 0`).
     wants_nothing: bool,
     has_called: bool,
@@ -133,6 +136,7 @@ impl Reader {
             stop: StopScanner::new(request.stop.clone()),
             stops: request.stop.clone(),
             one_call: !request.tools.parallel,
+            n_top: request.top_logprobs.unwrap_or(0) as usize,
             wants_nothing: request.max_tokens == Some(0),
             has_called: false,
             n_reasoning: 0,
@@ -167,7 +171,13 @@ impl Reader {
                     clock.token();
                 }
                 let scan = self.stop.feed(&text);
-                let tokens = if scan.stopped { Vec::new() } else { tokens.into_iter().map(token).collect() };
+                let tokens = if scan.stopped { Vec::new() } else { tokens };
+                let tokens = tokens.into_iter().map(|mut told| {
+                    // One more was asked for where none would have been understood as nothing at all.
+                    told.logprobs.top.truncate(self.n_top);
+                    token(told)
+                });
+                let tokens: Vec<_> = tokens.collect();
                 if !scan.text.is_empty() || !tokens.is_empty() {
                     events.push(Event::Text { choice, text: scan.text, tokens });
                 }

@@ -4,17 +4,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use baton_engines::upstream::{Upstream, UpstreamError};
+use baton_engines::upstream::{Kind, Upstream, UpstreamError};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::busy::Busy;
 use crate::pool::{Breaker, Fallbacks, names};
 
 /// How often an upstream that answers is asked for its models.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How long one is not asked that generates replies: they show that it is there, and there are servers that break a reply
-/// off when they are asked for anything else.
+/// How long one is not asked that does one thing at a time and generates a reply: there are servers that break it off when
+/// they are asked for anything else (llama-cpp-python). Nothing else would be sent to it meanwhile.
 const BUSY_LIST_INTERVAL: Duration = Duration::from_secs(300);
 
 /// How often one that does not, or has failed: an open breaker lets a request through only after an answer.
@@ -25,6 +26,9 @@ const PROBE_PAUSE: Duration = Duration::from_millis(100);
 
 /// When one that is busy, and does not say until when, is asked again.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Leaving a model alone for longer than this is told to the operator.
+const LONG_PAUSE: Duration = Duration::from_secs(5);
 
 /// Models of one upstream that are known: a hosted one has hundreds.
 const MAX_LISTED: usize = 2_000;
@@ -65,7 +69,7 @@ pub struct Member {
 struct Known {
     life: Life,
     listed: Vec<String>,
-    busy_until: Option<Instant>,
+    busy: Busy,
 }
 
 impl Member {
@@ -80,7 +84,7 @@ impl Member {
             room,
             n_claimed: AtomicUsize::new(0),
             has_failed: Arc::default(),
-            known: Mutex::new(Known { life: Life::Unknown, listed: Vec::new(), busy_until: None }),
+            known: Mutex::new(Known { life: Life::Unknown, listed: Vec::new(), busy: Busy::default() }),
         });
         let (watched, has_failed) = (Arc::downgrade(&member), Arc::clone(&member.has_failed));
         tokio::spawn(async move {
@@ -97,7 +101,10 @@ impl Member {
                         break;
                     }
                     let Some(member) = watched.upgrade() else { return };
-                    let interval = if member.n_running() > 0 { BUSY_LIST_INTERVAL } else { LIST_INTERVAL };
+                    let settings = member.client.settings();
+                    let does_one_thing = settings.kind == Kind::OpenAi && settings.max_concurrent == 1;
+                    let is_at_it = does_one_thing && member.n_running() > 0;
+                    let interval = if is_at_it { BUSY_LIST_INTERVAL } else { LIST_INTERVAL };
                     if !is_well(&member) || looked.elapsed() >= interval {
                         break;
                     }
@@ -128,8 +135,14 @@ impl Member {
         let life = reason.map_or(Life::Answers, |reason| Life::Silent { reason });
         if known.life != life {
             match &outcome {
-                Err(error) if reason.is_some() => {
+                // What the system says of a connection, and TLS, are nobody's words.
+                Err(error) if reason == Some("unreachable") => {
                     tracing::warn!(upstream = self.name(), %error, "the upstream does not answer");
+                }
+                Err(error) if reason.is_some() => {
+                    // An upstream's own words may quote keys.
+                    tracing::warn!(upstream = self.name(), reason = error.reason(), "the upstream does not answer");
+                    tracing::debug!(upstream = self.name(), %error, "what is known of that");
                 }
                 _ => tracing::info!(upstream = self.name(), "the upstream answers"),
             }
@@ -161,9 +174,28 @@ impl Member {
         matches!(self.life(), Life::Silent { .. })
     }
 
-    /// Whether it could answer now, as far as is known.
+    /// Whether it could answer now, as far as is known: for any of its models that has room.
     pub fn can_answer(&self) -> bool {
-        !matches!(self.life(), Life::Silent { reason: "unreachable" | "unauthorized" }) && self.busy_for().is_none()
+        !matches!(self.life(), Life::Silent { reason: "unreachable" | "unauthorized" })
+    }
+
+    /// Whether it could answer now for this model, by its own name.
+    pub fn can_answer_for(&self, model: &str) -> bool {
+        self.can_answer() && self.busy_for(model).is_none()
+    }
+
+    /// Our names for its models that it could not answer for now.
+    pub fn unanswered(&self) -> Vec<String> {
+        if !self.can_answer() {
+            return self.models();
+        }
+        let (named, known, now) = (&self.client.settings().models, self.lock(), Instant::now());
+        let is_busy = |model: &str| known.busy.left(model, now).is_some();
+        if named.is_empty() {
+            known.listed.iter().filter(|listed| is_busy(listed)).cloned().collect()
+        } else {
+            named.iter().filter(|(_, theirs)| is_busy(theirs)).map(|(ours, _)| ours.clone()).collect()
+        }
     }
 
     /// Whether its models are those that it lists, and it has listed none yet.
@@ -198,15 +230,25 @@ impl Member {
         self.client.settings().models.is_empty()
     }
 
-    /// How long it has asked to be left alone.
-    pub fn busy_for(&self) -> Option<Duration> {
-        let until = self.lock().busy_until?;
-        Some(until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+    /// How long it has asked to be left alone with this model, by its own name.
+    pub fn busy_for(&self, model: &str) -> Option<Duration> {
+        self.lock().busy.left(model, Instant::now())
     }
 
-    /// It has no room now.
-    pub(super) fn is_busy(&self, retry_after: Option<Duration>) {
-        self.lock().busy_until = Some(Instant::now() + retry_after.unwrap_or(BUSY_PAUSE));
+    /// The longest time for which it is to be left alone with one of its models.
+    pub fn longest_busy(&self) -> Option<Duration> {
+        self.lock().busy.longest(Instant::now())
+    }
+
+    /// It has no room for this model now, by its own name.
+    pub(super) fn is_busy(&self, model: &str, retry_after: Option<Duration>) {
+        let pause = retry_after.unwrap_or(BUSY_PAUSE);
+        let before = self.lock().busy.add(model, pause, Instant::now());
+        // Requests that were under way are told the same: one line is enough.
+        if pause > LONG_PAUSE && before.is_none_or(|left| left <= LONG_PAUSE) {
+            let seconds = pause.as_secs();
+            tracing::warn!(upstream = self.name(), model, seconds, "an upstream is busy: a model of it is left alone");
+        }
     }
 
     /// Choices that it works on, or is about to.

@@ -7,6 +7,7 @@
 
 mod about;
 mod asking;
+mod busy;
 mod events;
 mod member;
 mod pool;

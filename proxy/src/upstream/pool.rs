@@ -83,15 +83,17 @@ impl UpstreamPool {
 
     /// Whether one of them could answer for a model now, as far as is known.
     pub fn answers(&self) -> bool {
-        let answers = |member: &Member| member.can_answer() && member.life() != Life::Unknown;
-        self.members.iter().any(|member| answers(member) && !member.models().is_empty())
+        let has_one = |member: &Member| member.models().len() > member.unanswered().len();
+        self.members.iter().any(|member| member.life() != Life::Unknown && has_one(member))
     }
 
     /// A model that none of its upstreams could answer for, among those that `is_local` does not know.
     pub fn unanswered(&self, is_local: impl Fn(&str) -> bool) -> Option<String> {
-        let (well, others): (Vec<_>, Vec<_>) = self.members.iter().partition(|member| member.can_answer());
-        let names = others.iter().flat_map(|member| member.models());
-        names.into_iter().find(|name| !is_local(name) && !well.iter().any(|member| member.model(name, true).is_some()))
+        let can = |member: &Member, name: &str| {
+            member.can_answer() && member.model(name, true).is_some_and(|theirs| member.can_answer_for(&theirs))
+        };
+        let mut names = self.members.iter().flat_map(|member| member.unanswered());
+        names.find(|name| !is_local(name) && !self.members.iter().any(|member| can(member, name)))
     }
 
     /// Choices that all of them generate at once.
@@ -108,6 +110,6 @@ impl ServedByUpstreams {
 
     /// Whether one of them could answer now, as far as is known.
     pub fn can_answer(&self) -> bool {
-        self.members.iter().any(|(member, _)| member.can_answer())
+        self.members.iter().any(|(member, model)| member.can_answer_for(model))
     }
 }

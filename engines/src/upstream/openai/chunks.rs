@@ -6,7 +6,7 @@ use baton_schemas::tools::ToolCallDelta;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::upstream::{ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, new_id, refusal};
+use crate::upstream::{Kind, ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, new_id, refusal};
 
 /// Calls in one reply: more are no reply.
 const MAX_CALLS: u32 = 128;
@@ -78,6 +78,10 @@ pub(super) struct ChunkReader {
     /// The call that is being written: the upstream's number for it, and its id.
     open: Option<(Option<u32>, String)>,
     n_calls: u32,
+    /// Log-probabilities were asked for, and none have come yet.
+    lacks_logprobs: bool,
+    /// Text that came without them.
+    held: String,
 }
 
 impl ReplyReader for ChunkReader {
@@ -112,6 +116,11 @@ impl ReplyReader for ChunkReader {
 }
 
 impl ChunkReader {
+    /// A reader of one reply, to which log-probabilities may have been asked for.
+    pub(super) fn new(lacks_logprobs: bool) -> ChunkReader {
+        ChunkReader { lacks_logprobs, ..ChunkReader::default() }
+    }
+
     fn choice(&mut self, choice: Choice, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let delta = choice.delta.unwrap_or_default();
         let is_some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
@@ -119,11 +128,18 @@ impl ChunkReader {
             [delta.reasoning_content, delta.reasoning].into_iter().find(is_some).flatten().map(TextDelta::Reasoning),
         );
         let tokens = choice.logprobs.as_ref().map(tokens).unwrap_or_default();
+        self.lacks_logprobs &= tokens.is_empty();
         let text = delta.content.or(choice.text).unwrap_or_default();
-        if !text.is_empty() || !tokens.is_empty() {
+        if self.lacks_logprobs && !text.is_empty() {
+            // The first text may come before its token is whole: one that ends in the middle of a character.
+            self.check_held()?;
+            self.held = text;
+        } else if !text.is_empty() || !tokens.is_empty() {
+            let text = std::mem::take(&mut self.held) + &text;
             out.push(TextDelta::Text { text, tokens });
         }
         for call in delta.tool_calls.unwrap_or_default() {
+            self.check_held()?;
             self.call(call, out)?;
         }
         // Some servers write an empty one into every piece.
@@ -131,6 +147,7 @@ impl ChunkReader {
             if matches!(reason.as_str(), "abort" | "error") {
                 return Err(UpstreamError::failed("server_error", format_args!("the reply ended by {reason:?}")));
             }
+            self.check_held()?;
             self.reason = Some(match reason.as_str() {
                 "length" => FinishReason::Length,
                 "tool_calls" | "function_call" => FinishReason::ToolCalls,
@@ -163,6 +180,15 @@ impl ChunkReader {
             out.push(TextDelta::Call(ToolCallDelta::Arguments { index: self.n_calls, fragment }));
         }
         Ok(())
+    }
+
+    /// Errors: text came without the log-probabilities that were asked for, and what follows it has none either.
+    fn check_held(&self) -> Result<(), UpstreamError> {
+        match self.held.is_empty() {
+            true => Ok(()),
+            // The dialect's name: which kind of server speaks it here makes no difference.
+            false => Err(UpstreamError::Unsupported { field: "logprobs", kind: Kind::OpenAi.as_str() }),
+        }
     }
 
     fn close(&mut self, out: &mut Vec<TextDelta>) {

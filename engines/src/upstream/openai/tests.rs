@@ -6,7 +6,7 @@ use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::{Strictness, Tool, ToolUse};
 
 use super::*;
-use crate::upstream::{Deadlines, Kind, UpstreamSettings};
+use crate::upstream::{Deadlines, Kind, TextDelta, UpstreamSettings};
 
 /// An upstream of this kind with its default fields.
 pub(in crate::upstream) fn settings(kind: Kind) -> UpstreamSettings {
@@ -147,4 +147,50 @@ fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
     let body = named(Kind::LlamaServer);
     assert_eq!((&body["tool_choice"], body["tools"].as_array().unwrap().len()), (&json!("required"), 1));
     assert_eq!(body["tools"][0]["function"]["name"], "g");
+}
+
+/// The text of a reply of these chunks, and its tokens, where log-probabilities were asked for.
+fn read_with_logprobs(kind: Kind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
+    let (settings, request) = (settings(kind), GenerateRequest { top_logprobs: Some(0), input, ..request() });
+    let call = OpenAi.call(&Wish { request: &request, choice: 0, model: "theirs", settings: &settings })?;
+    let (mut reader, mut out) = (OpenAi.reader(&call), Vec::new());
+    for chunk in chunks {
+        reader.read(chunk.to_string().as_bytes(), &mut out)?;
+    }
+    let (mut said, mut n_tokens) = (String::new(), 0);
+    for delta in out {
+        if let TextDelta::Text { text, tokens } = delta {
+            said += &text;
+            n_tokens += tokens.len();
+        }
+    }
+    Ok((said, n_tokens))
+}
+
+#[test]
+fn text_without_the_log_probabilities_that_were_asked_for_is_refused() {
+    let chunk = |delta: Value, logprobs: Value| json!({ "choices": [{ "delta": delta, "logprobs": logprobs }] });
+    let bare = |text: &str| chunk(json!({ "content": text }), Value::Null);
+    let with = |text: &str| {
+        let token = json!({ "token": text, "logprob": -0.5, "bytes": null, "top_logprobs": [] });
+        chunk(json!({ "content": text }), json!({ "content": [token] }))
+    };
+    let end = || json!({ "choices": [{ "delta": {}, "finish_reason": "stop" }] });
+    let chat = || request().input;
+    for kind in [Kind::OpenAi, Kind::LlamaServer, Kind::Vllm] {
+        for silent in [&[bare("Hi"), bare("!")][..], &[bare("Hi"), end()]] {
+            let refused = read_with_logprobs(kind, chat(), silent);
+            assert!(matches!(refused, Err(UpstreamError::Unsupported { field: "logprobs", .. })), "{refused:?}");
+        }
+        let plain = [json!({ "choices": [{ "text": "Hi", "logprobs": null, "finish_reason": "length" }] })];
+        assert!(read_with_logprobs(kind, Input::Text("x".into()), &plain).is_err());
+        // The second piece has the token of both.
+        let late = [bare(" "), with("x"), bare("y"), end()];
+        assert_eq!(read_with_logprobs(kind, chat(), &late), Ok((" xy".into(), 1)));
+    }
+    let thought = chunk(json!({ "reasoning_content": "hm" }), Value::Null);
+    let call = json!({ "tool_calls": [{ "index": 0, "id": "a", "function": { "name": "f", "arguments": "{}" } }] });
+    let empty = bare("");
+    let wordless = [empty, thought, chunk(call, Value::Null), end()];
+    assert_eq!(read_with_logprobs(Kind::OpenAi, chat(), &wordless), Ok((String::new(), 0)), "there is no text");
 }

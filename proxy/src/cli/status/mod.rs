@@ -55,18 +55,12 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
 
 async fn fetch(args: &StatusArgs) -> Result<EndpointState, Failure> {
     let (endpoint, base) = (&args.endpoint, args.endpoint.base()?);
-    let mut response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
+    let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
     match response.status().as_u16() {
         200 => {}
         403 => return Err(Failure(format!("{base} shows its state to operators' keys alone"))),
         status => return Err(Failure(format!("{base} is not a Baton endpoint: it answered {status}"))),
     }
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| endpoint.unreachable(&error))? {
-        if body.len() + chunk.len() > MAX_STATE_BYTES {
-            return Err(Failure(format!("{base} is not a Baton endpoint: its state is too long")));
-        }
-        body.extend_from_slice(&chunk);
-    }
+    let body = endpoint.body(response, MAX_STATE_BYTES).await?;
     serde_json::from_slice(&body).map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))
 }

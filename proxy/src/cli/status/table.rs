@@ -15,8 +15,9 @@ const N_MODELS: usize = 3;
 /// The whole state, in lines that end with a newline.
 pub(super) fn render(state: &EndpointState) -> String {
     let requests = &state.requests;
+    let stops = if state.is_stopping { "; it was told to stop, and waits for these" } else { "" };
     let mut out = format!(
-        "baton {}: {} of {} requests running, {} waiting\n",
+        "baton {}: {} of {} requests running, {} waiting{stops}\n",
         state.version, requests.admitted, requests.limit, requests.waiting
     );
     for warning in &state.warnings {
@@ -108,6 +109,15 @@ fn life(life: Life, reason: Option<&str>) -> String {
     reason.map_or_else(|| life.as_str().to_owned(), |reason| format!("{}: {reason}", life.as_str()))
 }
 
+/// An upstream's life, and how long one of its models is left alone at most.
+fn busy(upstream: &UpstreamState) -> String {
+    let life = life(upstream.life, upstream.reason.as_deref());
+    match upstream.busy_ms {
+        0 => life,
+        ms => format!("{life}, busy {} s", ms.div_ceil(1_000)),
+    }
+}
+
 fn upstreams(state: &EndpointState) -> String {
     let head = ["UPSTREAM", "KIND", "STATE", "RUNNING", "WAITING", "MODELS", "BREAKER"];
     let row = |upstream: &UpstreamState| {
@@ -117,7 +127,7 @@ fn upstreams(state: &EndpointState) -> String {
         vec![
             upstream.name.clone(),
             upstream.kind.clone(),
-            life(upstream.life, upstream.reason.as_deref()),
+            busy(upstream),
             format!("{}/{}", upstream.running, upstream.limit),
             upstream.waiting.to_string(),
             models,
@@ -275,20 +285,30 @@ mod tests {
             outcome: Outcome::Done,
         };
         let state = EndpointState {
+            is_stopping: false,
             version: "0.1.0".into(),
             at_ms: 180_000,
             requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
             models: vec![model],
-            upstreams: vec![UpstreamState {
-                name: "ollama".into(),
-                kind: "ollama".into(),
-                life: Life::Down,
-                reason: Some("unreachable".into()),
-                models: ["a", "b", "c", "d"].map(str::to_owned).into(),
-                running: 2,
-                limit: 8,
-                ..UpstreamState::default()
-            }],
+            upstreams: vec![
+                UpstreamState {
+                    name: "ollama".into(),
+                    kind: "ollama".into(),
+                    life: Life::Down,
+                    reason: Some("unreachable".into()),
+                    models: ["a", "b", "c", "d"].map(str::to_owned).into(),
+                    running: 2,
+                    limit: 8,
+                    ..UpstreamState::default()
+                },
+                UpstreamState {
+                    name: "hosted".into(),
+                    kind: "openai".into(),
+                    life: Life::Ready,
+                    busy_ms: 527_400,
+                    ..UpstreamState::default()
+                },
+            ],
             memory_budget_bytes: 0,
             routes: vec![route],
             warnings: vec!["decode-2 runs other weights".into()],
@@ -304,6 +324,7 @@ mod tests {
             "prefill-1 > local  -     -           -",
             "prefill_down  3      2 min ago",
             "ollama    ollama  down: unreachable  2/8      0        a, b, c and 1 more  closed",
+            "hosted    openai  ready, busy 528 s  0/0 ",
             "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",
         ] {
             assert!(text.contains(part), "{part:?} in\n{text}");
