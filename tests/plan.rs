@@ -107,7 +107,7 @@ fn what_cannot_be_asked_is_said_in_a_line() {
         assert_eq!(message.lines().count(), 1, "{message}");
     };
     check("127.0.0.1:1", "no endpoint answers at 127.0.0.1:1: ");
-    check("here and there", "not \"here and there\"");
+    check("here and there", "an endpoint is HOST:PORT");
     let server = Server::with(&["--engine", "sim", "--api-key", "k"]);
     check(&server.base, "needs a key: give one with --api-key or BATON_API_KEY");
 }

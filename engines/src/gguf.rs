@@ -162,6 +162,10 @@ impl Gguf {
             io::ErrorKind::NotFound => GgufError::NotFound { path: path.to_owned() },
             _ => GgufError::Unreadable { path: path.to_owned(), source },
         };
+        // Another one may never end, or never begin.
+        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+            return Err(unreadable(io::Error::other("it is no regular file")));
+        }
         let file = File::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         header::read(BufReader::with_capacity(1 << 16, file), file_bytes).map_err(|fault| fault.at(path))

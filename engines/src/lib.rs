@@ -23,3 +23,7 @@ pub mod transport;
 pub mod upstream;
 
 pub use engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream, LoadStream};
+
+/// A log filter, as of `RUST_LOG`, for llama.cpp's own lines: it says a hundred for each model that it loads, some of its
+/// progress as warnings, and its errors come back as ours.
+pub const QUIET_LLAMA: &str = "llama-cpp-2=error,llama_cpp_2=error";

@@ -57,7 +57,7 @@ pub(crate) fn standing(app: &App) -> Standing {
     answers |= models.iter().filter_map(|model| model.resident.as_deref()).any(could);
     let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| names::are_same(known, name)));
     if upstreams.unanswered(is_local).is_some() {
-        problems.push(Health::Unavailable { reason: "no upstream of a model answers".to_owned() });
+        problems.push(Health::Unavailable { reason: "no upstream of a model answers, or all are busy".to_owned() });
     }
     if models.is_empty() && upstreams.models().is_empty() && upstreams.may_yet_list() {
         problems.push(Health::Unavailable { reason: "no upstream has told its models yet".to_owned() });

@@ -79,6 +79,10 @@ pub(crate) fn unusable(path: &Path, wanted: &'static str, reason: impl ToString)
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     use std::io::Read;
     let unreadable = |error| TlsError::Unreadable { path: path.to_owned(), error };
+    // Another one may never end, or never begin.
+    if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(unreadable(std::io::Error::other("it is no regular file")));
+    }
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;

@@ -1,6 +1,6 @@
 //! What an upstream says instead of a reply: its status and its error envelope, in any of the forms there are.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use baton_schemas::EngineError;
@@ -115,11 +115,21 @@ fn without_places(message: &str) -> String {
 }
 
 fn is_place(word: &str) -> bool {
-    let is_route = ["/v1/", "/api/"].iter().any(|route| word.starts_with(route));
-    let is_path = word.strip_prefix('/').is_some_and(|rest| rest.contains('/')) || word.contains(":\\");
-    let is_address = word.parse::<IpAddr>().is_ok() || word.parse::<SocketAddr>().is_ok() || word.contains("://");
-    (is_path && !is_route) || is_address || word.starts_with("sk-")
+    let is_route = ["/v1/", "/api/"].iter().any(|route| word.starts_with(route)) && !word.contains("..");
+    let is_path = word.strip_prefix('/').is_some_and(|rest| rest.contains('/'))
+        || ["~/", "\\\\"].iter().any(|start| word.starts_with(start))
+        || [":\\", ":/"].iter().any(|inside| word.contains(inside));
+    let is_host = |host: &str| host.contains('.') && !host.starts_with('.') && host.parse::<f64>().is_err();
+    let is_server = word.rsplit_once(':').is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok());
+    let is_address = word.parse::<IpAddr>().is_ok() || word.parse::<SocketAddr>().is_ok() || is_server;
+    let parts = || word.split([':', '/', '[', ']', '@', '|']);
+    let has_secret = parts()
+        .any(|part| part.parse::<Ipv4Addr>().is_ok() || KEY_PREFIXES.iter().any(|prefix| part.starts_with(prefix)));
+    (is_path && !is_route) || is_address || has_secret
 }
+
+/// What the keys of well-known providers begin with.
+const KEY_PREFIXES: [&str; 5] = ["sk-", "gsk_", "hf_", "AIza", "xai-"];
 
 /// Whether these are the words for a prompt that does not fit. Ollama ("the input length exceeds the context length")
 /// and vLLM ("This model's maximum context length is …") have no other sign of it.
@@ -197,6 +207,8 @@ mod tests {
         };
         check("no file /srv/models/x.gguf, at 10.1.2.3:8000.", "no file …, at ….");
         check("see http://h/p or [::1]:80 (sk-secret)", "see … or … (…)");
+        check("at 10.0.0.1:80/x or gpu1.lan:8000, in ~/m.gguf, host:/srv/a", "at … or …, in …, …");
+        check("keys hf_secret, key:sk-secret and [sk-secret]", "keys …, … and …");
         check("cannot open 'C:\\models\\x'", "cannot open '…'");
         check(
             "'temperature' must be 0/1 and/or 0.5, as in /v1/models",

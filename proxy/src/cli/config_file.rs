@@ -1,16 +1,23 @@
 //! How mistakes in a configuration are told at a terminal.
 
+use std::path::Path;
+
 use super::{Failure, terminal};
 use crate::config::ConfigError;
 
-/// Prints a line for each mistake of a file. What is left to say is how many there are, and what is wrong with flags.
+/// Prints a line for each mistake, unless it is one flag's alone. What is left to say is how many there are.
 pub(super) fn told(error: ConfigError) -> Failure {
     let ConfigError::Mistakes(mistakes) = &error else { return error.into() };
-    let Some(path) = mistakes.path.as_ref().filter(|_| !mistakes.in_file.is_empty()) else {
-        return Failure(mistakes.flags.join("; "));
-    };
+    let (n_in_file, n_flags) = (mistakes.in_file.len(), mistakes.flags.len());
+    if (n_in_file, n_flags) == (0, 1) {
+        return Failure(mistakes.flags.join(""));
+    }
     mistakes.lines().iter().for_each(|line| terminal::note(format_args!("{line}")));
-    let n = mistakes.in_file.len();
-    let flags = if mistakes.flags.is_empty() { "" } else { ", and the command line is wrong, too" };
-    Failure(format!("{} has {n} mistake{}{flags}", path.display(), if n == 1 { "" } else { "s" }))
+    let count = |n: usize| format!("{n} mistake{}", if n == 1 { "" } else { "s" });
+    let file = mistakes.path.as_deref().unwrap_or(Path::new("")).display();
+    Failure(match (n_in_file, n_flags) {
+        (_, 0) => format!("{file} has {}", count(n_in_file)),
+        (0, _) => format!("the command line has {}", count(n_flags)),
+        _ => format!("{file} has {}, and the command line has {}", count(n_in_file), count(n_flags)),
+    })
 }

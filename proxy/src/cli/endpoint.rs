@@ -25,15 +25,16 @@ impl EndpointArgs {
     pub(super) fn base(&self) -> Result<String, Failure> {
         let scheme = if self.endpoint.contains("://") { "" } else { "http://" };
         let base = format!("{scheme}{}", self.endpoint.trim_end_matches('/'));
-        let is_url =
-            reqwest::Url::parse(&base).is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-        match is_url {
-            true => Ok(base),
-            false => Err(Failure(format!(
-                "an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL, not {:?}",
-                self.endpoint
-            ))),
-        }
+        // The address that OpenAI's clients are given.
+        let base = base.strip_suffix("/v1").unwrap_or(&base).to_owned();
+        let is_url = reqwest::Url::parse(&base).is_ok_and(|url| {
+            let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+            matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
+        });
+        // Not repeated: a password may be in it.
+        let wrong =
+            || Failure(format!("an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL without a user or a query"));
+        is_url.then_some(base).ok_or_else(wrong)
     }
 
     /// Sends what `prepare` makes of a client and the address. Errors: nothing answers there in time, or the key is

@@ -34,6 +34,7 @@ mod terminal;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
+use baton_engines::QUIET_LLAMA;
 use baton_engines::trace::TARGET;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::{FilterExt, filter_fn};
@@ -167,17 +168,13 @@ fn run_command(command: Command) -> Result<(), Failure> {
 /// models come and go.
 const DEFAULT_LOG: &str = "warn,baton_proxy::cli::reload=info,baton_proxy::residency=info";
 
-/// And of llama.cpp unless RUST_LOG names it: it says a hundred lines for each model that it loads, some of its progress as
-/// warnings, and its errors come back as ours.
-const LLAMA_LOG: &str = "llama-cpp-2=error,llama_cpp_2=error";
-
 fn start_log(format: LogFormat, traces: Option<&Traces>) {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(asked) if asked.contains("llama") => EnvFilter::try_new(asked),
-        Ok(asked) => EnvFilter::try_new(format!("{LLAMA_LOG},{asked}")),
-        Err(_) => EnvFilter::try_new(format!("{LLAMA_LOG},{DEFAULT_LOG}")),
+        Ok(asked) => EnvFilter::try_new(format!("{QUIET_LLAMA},{asked}")),
+        Err(_) => EnvFilter::try_new(format!("{QUIET_LLAMA},{DEFAULT_LOG}")),
     };
-    let filter = filter.unwrap_or_else(|_| EnvFilter::new(format!("{LLAMA_LOG},{DEFAULT_LOG}")));
+    let filter = filter.unwrap_or_else(|_| EnvFilter::new(format!("{QUIET_LLAMA},{DEFAULT_LOG}")));
     // Spans of traces are for the collector.
     let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
     let stderr = std::io::stderr;

@@ -59,7 +59,8 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
 /// What serde says of a value, in the words of who wrote it, and without the value if it is a text, or may be a secret:
 /// this goes to logs.
 fn told(path: &[String], message: &str) -> String {
-    let is_secret = path.iter().any(|key| key.contains("key") || key == "headers");
+    let is_last_secret = path.last().is_some_and(|key| key.contains("key") || key == "hash");
+    let is_secret = is_last_secret || path.iter().any(|key| key == "headers");
     let of_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
     match of_type.and_then(|of_type| of_type.rsplit_once(", expected ")) {
         Some((found, expected)) => format!("must be {}, and is {}", wanted(expected), found_value(found, is_secret)),
@@ -71,7 +72,9 @@ fn told(path: &[String], message: &str) -> String {
 /// What serde calls a type, as people do.
 fn wanted(expected: &str) -> &str {
     match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0",
+        "u8" => "a whole number from 0 to 255",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u16" | "u64" | "usize" => "a whole number from 0",
         "a nonzero u32" => "a whole number from 1",
         "f32" | "f64" => "a number",
         "a string" | "path string" => "a text",
@@ -91,7 +94,8 @@ fn found_value(found: &str, is_secret: bool) -> &str {
         (Some("sequence"), _) => "a list",
         (Some("map"), _) => "a table",
         (_, Some(value)) if !is_secret => value,
-        _ => "another one",
+        (Some("integer" | "floating"), _) => "a number",
+        _ => "something else",
     }
 }
 

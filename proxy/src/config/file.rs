@@ -28,10 +28,7 @@ impl ConfigFile {
     /// Reads a file. What is wrong with it is told by [`check`](Self::check). Errors: it cannot be read.
     pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
         let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
-        // It is read more than once, and a pipe would be empty then: an endpoint without keys.
-        if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
-            return Err(unreadable(io::Error::other("it is no regular file")));
-        }
+        // It is read more than once: a pipe would be empty then, and an empty file is an endpoint without keys.
         let text = read_text(path, MAX_BYTES).map_err(unreadable)?;
         let (mut raw, mistakes) = diagnose::parse(&text);
         raw.resolve(&folder_of(path).map_err(unreadable)?);
@@ -68,6 +65,11 @@ impl ConfigFile {
 
 /// Reads a text of at most so many bytes. Errors: the system's, and that it is longer.
 pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    // Another one may never end, or never begin.
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() && !metadata.is_dir() {
+        return Err(io::Error::other("it is no regular file"));
+    }
     let mut text = String::new();
     std::fs::File::open(path)?.take(most + 1).read_to_string(&mut text)?;
     match text.len() as u64 > most {

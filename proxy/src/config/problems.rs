@@ -99,7 +99,7 @@ impl RawConfig {
         {
             for address in addresses.iter().filter(|address| !is_node_address(address)) {
                 // A password is not repeated.
-                let wrong = if address.contains('@') { String::new() } else { format!(", not {address:?}") };
+                let wrong = if address.contains(['@', '?']) { String::new() } else { format!(", not {address:?}") };
                 let form = "must be HOST:PORT or a URL like http://spark.local:9000, without a user or a password";
                 problem(key, flag, format!("{form}{wrong}"));
             }
@@ -167,8 +167,8 @@ fn is_node_address(address: &str) -> bool {
     let has_port = || address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let url = reqwest::Url::parse(&node_url(address));
     url.is_ok_and(|url| {
-        let is_plain = url.username().is_empty() && url.password().is_none() && url.path() == "/";
-        matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
+        let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+        matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain && url.path() == "/"
     }) && (address.contains("://") || has_port())
 }
 

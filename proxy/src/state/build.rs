@@ -19,6 +19,8 @@ use crate::upstream::{self, Member};
 /// The endpoint now; with the nodes' addresses only for who may know them.
 pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
     let models = app.pool.models();
+    // Otherwise that is only known from the first request on.
+    app.admission.set_slots(app.n_slots());
     EndpointState {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         at_ms: unix_ms(SystemTime::now()),
