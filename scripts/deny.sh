@@ -19,7 +19,9 @@ if [ -z "$deny" ]; then
     fi
   fi
 fi
-# --offline: cargo has the crates already.
+# Those of other systems, too, which a build here does not fetch.
+cargo fetch --quiet --locked
+# --offline: cargo has the crates now.
 "$deny" --offline --locked check licenses bans sources
 # The advisories' database is fetched from its home, which not every machine reaches.
 if ! why=$(timeout 60 "$deny" --locked fetch db 2>&1); then
