@@ -26,6 +26,8 @@ struct Named<'a> {
     /// What it was called by hand.
     name: Option<&'a String>,
     aliases: &'a [String],
+    /// Nodes generate, too, and serve without an engine here that does not start.
+    has_deputies: bool,
     /// Its file, if that is here.
     path: Option<PathBuf>,
     problems: Vec<Problem>,
@@ -74,8 +76,8 @@ impl Named<'_> {
         let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
         match located {
             Ok(Located::File(path)) => match Gguf::open(&path) {
-                Ok(_) => self.path = Some(path),
-                Err(error) => self.problem("source", format!("cannot be used: {error}")),
+                Err(error) if !self.has_deputies => self.problem("source", format!("cannot be used: {error}")),
+                _ => self.path = Some(path),
             },
             Ok(Located::NeedsPull(_)) => {}
             Err(error) => self.problem("source", format!("cannot be used: {error}")),
@@ -115,6 +117,7 @@ pub(super) fn problems(raw: &RawConfig) -> Vec<Problem> {
         engine: &raw.model.engine,
         name: raw.model.name.as_ref(),
         aliases: &raw.model.aliases,
+        has_deputies: !raw.model.decode.is_empty(),
         path: None,
         problems: Vec::new(),
     });
@@ -124,6 +127,7 @@ pub(super) fn problems(raw: &RawConfig) -> Vec<Problem> {
         engine: &own.engine,
         name: own.name.as_ref(),
         aliases: &own.aliases,
+        has_deputies: false,
         path: None,
         problems: Vec::new(),
     });
