@@ -5,12 +5,12 @@ use std::path::Path;
 use super::{Failure, terminal};
 use crate::config::ConfigError;
 
-/// Prints a line for each mistake, unless it is one flag's alone. What is left to say is how many there are.
+/// Prints a line for each mistake; what is left to say is how many there are. One alone is all there is to say.
 pub(super) fn told(error: ConfigError) -> Failure {
     let ConfigError::Mistakes(mistakes) = &error else { return error.into() };
     let (n_in_file, n_flags) = (mistakes.in_file.len(), mistakes.flags.len());
-    if (n_in_file, n_flags) == (0, 1) {
-        return Failure(mistakes.flags.join(""));
+    if n_in_file + n_flags == 1 {
+        return Failure(mistakes.lines().join(""));
     }
     mistakes.lines().iter().for_each(|line| terminal::note(format_args!("{line}")));
     let count = |n: usize| format!("{n} mistake{}", if n == 1 { "" } else { "s" });
