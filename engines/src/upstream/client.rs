@@ -1,5 +1,6 @@
 //! The client of one upstream.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ impl Upstream {
         };
         let request = request
             .headers(self.headers.clone())
-            .header("x-request-id", request_id::of(self.settings.kind, request_id).as_ref())
+            .header("x-request-id", &*self.their_id(request_id))
             .timeout(LIST_TIMEOUT);
         let reply = self.whole(request, MAX_WHOLE_BYTES).await?;
         Ok(about::read(self.settings.kind, model, &reply))
@@ -211,10 +212,8 @@ impl Upstream {
     ) -> Result<TokenAnswer, UpstreamError> {
         let (path, body) = tokens::call(self.settings.kind, model, question)?;
         let request = self.client.post(format!("{}/{path}", self.root())).headers(self.headers.clone());
-        let asked = self.whole(
-            request.header("x-request-id", request_id::of(self.settings.kind, request_id).as_ref()).json(&body),
-            MAX_VECTORS_BYTES,
-        );
+        let asked =
+            self.whole(request.header("x-request-id", &*self.their_id(request_id)).json(&body), MAX_VECTORS_BYTES);
         let reply = timeout(self.settings.deadlines.first, asked).await.map_err(|_| late())??;
         tokens::read(question, &reply)
     }
@@ -229,10 +228,14 @@ impl Upstream {
         self.protocol.call(&Wish { request, choice, model, settings: &self.settings })
     }
 
+    /// As which the upstream is told of a request.
+    fn their_id<'a>(&self, request_id: &'a str) -> Cow<'a, str> {
+        request_id::of(self.settings.kind, request_id)
+    }
+
     fn post(&self, base: &str, call: &Call, request_id: &str) -> RequestBuilder {
         let request = self.client.post(format!("{base}/{}", call.path)).headers(self.headers.clone());
-        let request =
-            request.header("x-request-id", request_id::of(self.settings.kind, request_id).as_ref()).json(&call.body);
+        let request = request.header("x-request-id", &*self.their_id(request_id)).json(&call.body);
         match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => request.header(trace::TRACEPARENT, parent),
             None => request,
