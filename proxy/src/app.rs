@@ -14,22 +14,22 @@ use baton_schemas::ollama::told::ToldModel;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
-use crate::admission::{Account, Admission};
-use crate::embed::{self, Embedded};
 use crate::error::RequestError;
-use crate::failover::{ask, ask_about};
-use crate::generate::{self, Caller, Generation};
 use crate::http::backend::{Model, ReadyModel};
 use crate::http::{Backend, Health};
-use crate::metrics;
 use crate::observe::Observer;
-use crate::plan::explanation::Explanation;
-use crate::pool::{Life, Node, Pool, ServedModel, Sight, Unused, names};
-use crate::prompt;
-use crate::residency::{Residency, Stay};
-use crate::standing::standing;
-use crate::state::{self, EndpointState};
-use crate::upstream::{self, ServedByUpstreams, UpstreamPool};
+use crate::observe::metrics;
+use crate::observe::readiness::standing;
+use crate::observe::state::{self, EndpointState};
+use crate::request::admission::{Account, Admission};
+use crate::request::embed::{self, Embedded};
+use crate::request::failover::{ask, ask_about};
+use crate::request::generate::{self, Caller, Generation};
+use crate::request::plan::explanation::Explanation;
+use crate::request::prompt;
+use crate::targets::model_loading::{Residency, Stay};
+use crate::targets::nodes::{Life, Node, Pool, ServedModel, Sight, Unused, names};
+use crate::targets::upstreams::{self, ServedByUpstreams, UpstreamPool};
 
 /// When to ask again for a model of an upstream that has not been heard of yet.
 const RETRY_UNLISTED: Duration = Duration::from_secs(1);
@@ -223,7 +223,7 @@ impl Backend for App {
     async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
         if let Some(serving) = self.on_upstreams(model, caller)? {
-            let (info, load) = upstream::info(&serving, &caller.request_id).await;
+            let (info, load) = upstreams::info(&serving, &caller.request_id).await;
             let (since, info, sampling) = (serving.since(), Arc::new(info), SamplingFields::default());
             return Ok(ReadyModel { name: serving.name, since, info, load, sampling, is_sleeping: false });
         }
@@ -245,7 +245,7 @@ impl Backend for App {
     async fn told(&self, model: &str, caller: &Caller) -> Result<ToldModel, RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
         match self.on_upstreams(Some(model), caller)? {
-            Some(serving) => Ok(upstream::told(&serving, &caller.request_id).await),
+            Some(serving) => Ok(upstreams::told(&serving, &caller.request_id).await),
             None => Ok(ToldModel::default()),
         }
     }
@@ -253,7 +253,7 @@ impl Backend for App {
     async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
         if let Some(serving) = self.on_upstreams(Some(model), caller)? {
             let _permit = self.admission.admit_brief(&caller.account)?;
-            return upstream::load(&serving, keep_alive, &caller.request_id).await;
+            return upstreams::load(&serving, keep_alive, &caller.request_id).await;
         }
         let found = self.pool.find_for(Some(model), &caller.account)?;
         let _stay = self.stay(&found, keep_alive).await?;
@@ -264,7 +264,7 @@ impl Backend for App {
     async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
         let _permit = self.admission.admit_brief(&caller.account)?;
         if let Some(serving) = self.on_upstreams(Some(model), caller)? {
-            return upstream::unload(&serving, &caller.request_id).await;
+            return upstreams::unload(&serving, &caller.request_id).await;
         }
         let found = self.pool.find_for(Some(model), &caller.account)?;
         match &found.resident {
@@ -283,7 +283,7 @@ impl Backend for App {
     ) -> Result<Vec<Token>, RequestError> {
         if let Some(serving) = self.on_upstreams(model, caller)? {
             let _permit = self.admission.admit_brief(&caller.account)?;
-            return upstream::tokenize(&serving, &text, &caller.request_id).await;
+            return upstreams::tokenize(&serving, &text, &caller.request_id).await;
         }
         let (text, (found, _stay)) = (&text, self.in_memory(model, caller).await?);
         let _permit = self.admission.admit_brief(&caller.account)?;
@@ -298,7 +298,7 @@ impl Backend for App {
     ) -> Result<String, RequestError> {
         if let Some(serving) = self.on_upstreams(model, caller)? {
             let _permit = self.admission.admit_brief(&caller.account)?;
-            return upstream::detokenize(&serving, &tokens, &caller.request_id).await;
+            return upstreams::detokenize(&serving, &tokens, &caller.request_id).await;
         }
         let (tokens, (found, _stay)) = (&tokens, self.in_memory(model, caller).await?);
         let _permit = self.admission.admit_brief(&caller.account)?;
@@ -315,7 +315,7 @@ impl Backend for App {
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
         if let Some(serving) = self.on_upstreams(model, caller)? {
             let _permit = self.admission.admit_brief(&caller.account)?;
-            return upstream::count(&serving, &chat, &caller.request_id).await;
+            return upstreams::count(&serving, &chat, &caller.request_id).await;
         }
         let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         let _permit = self.admission.admit_brief(&caller.account)?;
@@ -328,7 +328,7 @@ impl Backend for App {
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
         if let Some(serving) = self.on_upstreams(model, caller)? {
             let _permit = self.admission.admit_brief(&caller.account)?;
-            return upstream::render(&serving, &chat, &caller.request_id).await;
+            return upstreams::render(&serving, &chat, &caller.request_id).await;
         }
         let (chat, (found, _stay)) = (&chat, self.in_memory(model, caller).await?);
         let _permit = self.admission.admit_brief(&caller.account)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use baton_engines::Engine;
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::transport::Transport;
+use baton_fetch::{self as models, Located, cache};
 use baton_schemas::node::{KEY_VARIABLE, NodeInfo};
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -14,12 +15,11 @@ use tokio::sync::oneshot;
 
 use super::{Failure, pull};
 use crate::config::ServeConfig;
-use crate::engine_args::EngineKind;
-use crate::models::{self, Located, cache};
-use crate::node_watch::{self, RefusedKey, Watched};
-use crate::pool::Node;
-use crate::supervisor::{self, StartError, Supervised};
-use crate::telemetry;
+use crate::config::engine_args::EngineKind;
+use crate::observe::telemetry;
+use crate::serve::supervisor::{self, StartError, Supervised};
+use crate::targets::nodes::Node;
+use crate::targets::nodes::remote_watch::{self, RefusedKey, Watched};
 
 /// What the endpoint begins with, and the handles that keep it alive.
 pub(super) struct Backend {
@@ -108,7 +108,7 @@ pub(super) fn nodes(config: &ServeConfig, transport: &Transport, known: &[Arc<No
         }
         let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
         let engine: Arc<dyn Engine> = Arc::new(client);
-        let Watched { health, first_answer } = node_watch::watch(Arc::clone(&engine), url);
+        let Watched { health, first_answer } = remote_watch::watch(Arc::clone(&engine), url);
         first_answers.push(told(first_answer, url.clone()));
         // By its place, unless a node that was there before is called so.
         let mut names = (first..).map(|n| format!("{task}-{n}"));

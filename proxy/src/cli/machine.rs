@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use baton_engines::gguf::Gguf;
 use baton_engines::template::{ChatTemplate, SpecialTokens};
+use baton_fetch::{self as models, Located, cache};
 
 use super::own_models::{limits, sized};
 use super::{Failure, backend};
+use crate::config::engine_args::{self, EngineArgs, EngineKind};
 use crate::config::{DEFAULT_MODEL, Problem, RawConfig, read_text};
-use crate::engine_args::{self, EngineArgs, EngineKind};
-use crate::models::{self, Located, cache};
-use crate::pool::names;
-use crate::residency::Limits;
+use crate::targets::model_loading::Limits;
+use crate::targets::nodes::names;
 
 /// The longest template of a model that is known has some 20 kB.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;

@@ -42,7 +42,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
-use crate::telemetry::{self, TelemetryError, Traces};
+use crate::observe::telemetry::{self, TelemetryError, Traces};
 
 /// One OpenAI-compatible endpoint for language models on your own machines.
 ///
@@ -166,7 +166,7 @@ fn run_command(command: Command) -> Result<(), Failure> {
 
 /// What is logged unless RUST_LOG says otherwise. That a changed configuration is in force is good to know, and which
 /// models come and go.
-const DEFAULT_LOG: &str = "warn,baton_proxy::cli::reload=info,baton_proxy::residency=info";
+const DEFAULT_LOG: &str = "warn,baton_proxy::cli::reload=info,baton_proxy::targets::model_loading=info";
 
 fn start_log(format: LogFormat, traces: Option<&Traces>) {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {

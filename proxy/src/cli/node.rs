@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::{Failure, backend, pull, service_manager, signals, terminal};
-use crate::engine_args::{self, EngineArgs, EngineKind};
-use crate::supervisor::THREAD_WAIT;
-use crate::transport_args::TransportArgs;
+use crate::config::engine_args::{self, EngineArgs, EngineKind};
+use crate::config::transport_args::TransportArgs;
+use crate::serve::supervisor::THREAD_WAIT;
 
 /// Options of `baton node`.
 #[derive(Args)]

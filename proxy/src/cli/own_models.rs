@@ -7,17 +7,17 @@ use std::sync::{Arc, OnceLock};
 use baton_engines::Engine;
 use baton_engines::gguf::{Gguf, SizeWishes, Sizes};
 use baton_engines::limits::DEFAULT_SLOTS;
+use baton_fetch::{self as models, Located, cache};
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
 use super::{Failure, backend, pull};
+use crate::config::engine_args::{EngineArgs, EngineKind};
 use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
-use crate::engine_args::{EngineArgs, EngineKind};
-use crate::models::{self, Located, cache};
-use crate::pool::{Node, ServedModel, names};
-use crate::residency::{Limits, Process, Resident, ResidentSettings};
-use crate::supervisor::{self, Supervised};
-use crate::telemetry;
+use crate::observe::telemetry;
+use crate::serve::supervisor::{self, Supervised};
+use crate::targets::model_loading::{Limits, Process, Resident, ResidentSettings};
+use crate::targets::nodes::{Node, ServedModel, names};
 
 /// An own model that is served.
 #[derive(Clone)]

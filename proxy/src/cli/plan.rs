@@ -4,13 +4,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_planner::cost::Prediction;
 use clap::Args;
 use reqwest::header::CONTENT_TYPE;
 
 use super::endpoint::EndpointArgs;
 use super::{Failure, terminal};
-use crate::plan::cost::Prediction;
-use crate::plan::explanation::{Explanation, RouteExplanation};
+use crate::request::plan::explanation::{Explanation, RouteExplanation};
 
 /// Rendering a long prompt on a busy node takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);

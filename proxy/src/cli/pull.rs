@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use baton_fetch::{self as models, Located, PullOptions, cache, progress};
 use clap::Args;
 
 use super::{Failure, terminal};
-use crate::models::{self, Located, PullOptions, cache, progress};
 
 /// Options of `baton pull`.
 #[derive(Args)]

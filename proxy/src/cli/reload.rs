@@ -22,9 +22,9 @@ use super::{Failure, backend, pull};
 use crate::app::App;
 use crate::config::ServeConfig;
 use crate::http::{SharedAccess, access};
-use crate::pool::{Node, ServedModel};
-use crate::residency::Limits;
-use crate::upstream::UpstreamPool;
+use crate::targets::model_loading::Limits;
+use crate::targets::nodes::{Node, ServedModel};
+use crate::targets::upstreams::UpstreamPool;
 
 /// How often the file is looked at. Asking for its time of change costs microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);

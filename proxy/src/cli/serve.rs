@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use baton_planner::deadlines::Deadlines;
+use baton_planner::policy::Policy;
 use baton_schemas::node::NodeInfo;
 use clap::Args;
 use futures::future::BoxFuture;
@@ -15,19 +17,17 @@ use tokio::net::TcpListener;
 use super::banner::Banner;
 use super::reload::Reload;
 use super::{Failure, backend, config_file, machine, own_models, service_manager, signals, terminal};
-use crate::admission::Admission;
 use crate::app::App;
+use crate::config::engine_args::EngineArgs;
+use crate::config::transport_args::TransportArgs;
 use crate::config::{ConfigError, ConfigFile, ServeConfig};
-use crate::engine_args::EngineArgs;
 use crate::http;
 use crate::http::server::Shutdown;
 use crate::observe::Observer;
-use crate::plan::deadlines::Deadlines;
-use crate::plan::policy::Policy;
-use crate::pool::{self, Node, Pool, ServedModel};
-use crate::residency::Residency;
-use crate::transport_args::TransportArgs;
-use crate::upstream::{Life, UpstreamPool};
+use crate::request::admission::Admission;
+use crate::targets::model_loading::Residency;
+use crate::targets::nodes::{self, Node, Pool, ServedModel};
+use crate::targets::upstreams::{Life, UpstreamPool};
 
 /// The environment variable of `--api-key`.
 pub(super) const API_KEY_VARIABLE: &str = "BATON_API_KEY";
@@ -254,7 +254,7 @@ fn pool_of(
     let models = is_served.then(|| planning.load().in_service(first)).into_iter().collect();
     let pool = Arc::new(Pool::with_undeclared(models, nodes.decode.clone()));
     let planning = Arc::clone(planning);
-    pool::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().in_service(model));
+    nodes::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().in_service(model));
     pool
 }
 
@@ -276,7 +276,7 @@ impl Planning {
         (model.policy, model.deadlines) = (self.policy, self.deadlines);
         let model = Arc::new(model);
         if self.calibrate {
-            pool::keep_calibrated(&model);
+            nodes::keep_calibrated(&model);
         }
         model
     }
@@ -291,7 +291,7 @@ pub(super) async fn hear_from(nodes: impl Iterator<Item = &Arc<Node>>) {
         tracing::warn!("a node has not answered yet; requests are served without it until it does");
     }
     // What they run is taken into service.
-    tokio::time::sleep(2 * pool::DISCOVERY_INTERVAL).await;
+    tokio::time::sleep(2 * nodes::DISCOVERY_INTERVAL).await;
 }
 
 /// Gives upstreams a moment to list their models.
@@ -299,7 +299,7 @@ async fn hear_from_upstreams(app: &App) {
     let upstreams = app.upstreams.load_full();
     let answers = async {
         while upstreams.members.iter().any(|member| member.life() == Life::Unknown) {
-            tokio::time::sleep(pool::DISCOVERY_INTERVAL).await;
+            tokio::time::sleep(nodes::DISCOVERY_INTERVAL).await;
         }
     };
     // One that is late is used later, and has been told of in the log.

@@ -8,7 +8,7 @@ use super::keys::RawKey;
 use super::own_models::{RawLoading, RawOwnModel};
 use super::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 use super::upstream::RawUpstream;
-use crate::engine_args::EngineArgs;
+use crate::config::engine_args::EngineArgs;
 
 /// Names at least this alike (Jaro–Winkler) are probably misspellings of each other.
 const ALIKE: f64 = 0.8;

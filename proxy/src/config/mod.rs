@@ -4,17 +4,21 @@
 //! environment after start-up.
 
 mod diagnose;
+pub mod engine_args;
 mod file;
 mod hint;
 mod keys;
 mod own_models;
 mod problems;
 mod raw;
+pub mod transport_args;
 mod upstream;
 
 use std::path::{Path, PathBuf};
 
 use baton_engines::upstream::UpstreamSettings;
+use baton_planner::deadlines::Deadlines;
+use baton_planner::policy::Policy;
 use baton_schemas::sampling_fields::SamplingFields;
 
 pub use self::file::ConfigFile;
@@ -24,13 +28,11 @@ pub use self::own_models::{LoadingConfig, OwnModelConfig, RawOwnModel};
 pub use self::problems::{Problem, node_url};
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::upstream::RawUpstream;
-use crate::admission::Bounds;
-use crate::engine_args::EngineArgs;
+use crate::config::engine_args::EngineArgs;
+use crate::config::transport_args::TransportArgs;
 use crate::http::AccessConfig;
 use crate::http::auth::ConfiguredKey;
-use crate::plan::deadlines::Deadlines;
-use crate::plan::policy::Policy;
-use crate::transport_args::TransportArgs;
+use crate::request::admission::Bounds;
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";

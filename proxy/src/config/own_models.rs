@@ -7,8 +7,8 @@ use baton_schemas::sampling_fields::SamplingFields;
 use serde::Deserialize;
 
 use super::problems::Problem;
-use crate::engine_args::EngineArgs;
-use crate::pool::names;
+use crate::config::engine_args::EngineArgs;
+use crate::targets::nodes::names;
 
 /// How long a model stays without a request. Ollama's default.
 const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
@@ -142,7 +142,7 @@ impl LoadingConfig {
     /// Bytes that own models may take.
     pub fn budget(&self) -> u64 {
         let most = |bytes: u64| (bytes as f64 * DEFAULT_BUDGET) as u64;
-        self.memory_budget.or_else(|| crate::residency::total_memory().map(most)).unwrap_or(u64::MAX)
+        self.memory_budget.or_else(|| crate::targets::model_loading::total_memory().map(most)).unwrap_or(u64::MAX)
     }
 }
 
@@ -158,7 +158,7 @@ pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&S
             break;
         }
         if model.source.trim().is_empty()
-            && model.engine.engine.unwrap_or_default() != crate::engine_args::EngineKind::Sim
+            && model.engine.engine.unwrap_or_default() != crate::config::engine_args::EngineKind::Sim
         {
             problem(key("source"), "must be a .gguf file, a catalogue name, or OWNER/REPO[:FILE]".into());
         }

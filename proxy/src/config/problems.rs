@@ -1,12 +1,12 @@
 //! Values of a configuration that are out of range, all of them at once.
 
 use baton_engines::transport::Transport;
+use baton_planner::policy::{self, POLICIES};
 
 use super::raw::RawConfig;
 use super::{DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
-use crate::engine_args::flag;
+use crate::config::engine_args::flag;
 use crate::http::{host, origin};
-use crate::plan::policy::{self, POLICIES};
 
 /// A value that is out of range, or cannot be used here.
 pub struct Problem {

@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_planner::deadlines::Deadlines;
+use baton_planner::policy::{self, POLICIES};
 use baton_schemas::sampling_fields::SamplingFields;
 use serde::Deserialize;
 
@@ -14,11 +16,9 @@ use super::own_models::{self, RawLoading, RawOwnModel};
 use super::problems::node_url;
 use super::upstream::{self, RawUpstream};
 use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig};
-use crate::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
-use crate::engine_args::EngineArgs;
-use crate::plan::deadlines::Deadlines;
-use crate::plan::policy::{self, POLICIES};
-use crate::transport_args::TransportArgs;
+use crate::config::engine_args::EngineArgs;
+use crate::config::transport_args::TransportArgs;
+use crate::request::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
 /// The file as written; every key may be absent.
 #[derive(Debug, Default, Deserialize)]

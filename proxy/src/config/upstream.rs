@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::file::read_text;
 use super::problems::{Problem, node_url};
-use crate::pool::names;
+use crate::targets::nodes::names;
 
 /// Replies that an upstream generates at once, unless it says otherwise.
 const DEFAULT_MAX_CONCURRENT: usize = 8;

@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use baton_engines::trace;
+use baton_planner::policy::{self, POLICIES, Policy};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use baton_schemas::sequence::CacheScope;
 use http::{HeaderMap, Method, StatusCode, header};
@@ -16,9 +17,8 @@ use super::dialect::Dialect;
 use super::errors::Failure;
 use super::rate_limit;
 use super::request_id::RequestId;
-use crate::admission::{Account, KeyLimits, QueuePlace};
-use crate::generate::{Caller, Standing};
-use crate::plan::policy::{self, POLICIES, Policy};
+use crate::request::admission::{Account, KeyLimits, QueuePlace};
+use crate::request::generate::{Caller, Standing};
 
 /// The keys that open the API, as hashes.
 ///
@@ -192,7 +192,7 @@ fn scope_of(hash: &blake3::Hash) -> CacheScope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::{Admission, Bounds};
+    use crate::request::admission::{Admission, Bounds};
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()

@@ -13,13 +13,13 @@ use baton_schemas::ollama::told::ToldModel;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::{GenerateRequest, Token};
 
-use crate::embed::Embedded;
 use crate::error::RequestError;
-use crate::generate::{Caller, Generation};
-use crate::plan::explanation::Explanation;
-use crate::pool::names;
-use crate::residency::Presence;
-use crate::state::{EndpointState, Life};
+use crate::observe::state::{EndpointState, Life};
+use crate::request::embed::Embedded;
+use crate::request::generate::{Caller, Generation};
+use crate::request::plan::explanation::Explanation;
+use crate::targets::model_loading::Presence;
+use crate::targets::nodes::names;
 
 /// What generates. Where a model's name is optional, `None` is the first model that the caller may use.
 #[async_trait]
@@ -40,7 +40,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The endpoint at this moment; with the nodes' addresses only for who may know them.
     fn state(&self, with_addresses: bool) -> EndpointState;
 
-    /// What `/metrics` shows, in the format of [`crate::metrics::CONTENT_TYPE`].
+    /// What `/metrics` shows, in the format of [`crate::observe::metrics::CONTENT_TYPE`].
     fn metrics(&self) -> String;
 
     /// A reply's head was made for this route (its pattern, not the path), with this status.

@@ -15,7 +15,7 @@ use super::errors::{Failure, Retry};
 use super::openapi::Operation;
 use super::steps::{STOPPING, Stopping};
 use super::{Health, HttpState};
-use crate::pool::Life;
+use crate::targets::nodes::Life;
 
 /// A small model loads in about this time; who waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);

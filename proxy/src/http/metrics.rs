@@ -12,8 +12,8 @@ use super::errors::Failure;
 use super::openapi::Operation;
 use super::state::may_observe;
 use super::{Backend, HttpState};
-use crate::generate::Caller;
-use crate::metrics::CONTENT_TYPE;
+use crate::observe::metrics::CONTENT_TYPE;
+use crate::request::generate::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

@@ -39,24 +39,23 @@ mod welcome;
 
 use std::sync::Arc;
 
+pub use access::{AccessConfig, SharedAccess};
 use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::get;
-use bytes::Bytes;
-use tower_http::catch_panic::CatchPanicLayer;
-
-pub use access::{AccessConfig, SharedAccess};
 use backend::Model;
 pub use backend::{Backend, Health};
+use bytes::Bytes;
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::Failure;
 use openapi::{Operation, Routes};
 pub use server::serve;
+use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::generate::Caller;
+use crate::request::generate::Caller;
 
 /// What handlers share.
 #[derive(Clone)]

@@ -8,8 +8,8 @@ use baton_schemas::openai::ChatRequest;
 use super::body::JsonBody;
 use super::openapi::Operation;
 use super::{Failure, HttpState};
-use crate::generate::Caller;
-use crate::plan::explanation::Explanation;
+use crate::request::generate::Caller;
+use crate::request::plan::explanation::Explanation;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

@@ -22,8 +22,8 @@ use super::event_stream::sse_headers;
 use super::openapi::Operation;
 use super::steps::Stopping;
 use super::{Backend, HttpState};
-use crate::generate::{Caller, Standing};
-use crate::state::EndpointState;
+use crate::observe::state::EndpointState;
+use crate::request::generate::{Caller, Standing};
 
 /// Event streams at once: some dashboards and terminals. Each holds a connection for as long as it likes.
 const MAX_WATCHERS: usize = 32;

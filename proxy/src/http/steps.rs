@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Backend;
 use crate::error::RequestError;
-use crate::generate::{Caller, Event, Generation};
+use crate::request::generate::{Caller, Event, Generation};
 
 /// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]

@@ -5,7 +5,7 @@ use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::Timings;
 
 use super::steps::Step;
-use crate::generate::Event;
+use crate::request::generate::Event;
 
 /// Counts and times over all choices of a reply.
 #[derive(Debug, Clone)]

@@ -8,10 +8,10 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use super::{Observer, Outcome};
-use crate::embed::Embedded;
 use crate::error::RequestError;
-use crate::generate::Caller;
-use crate::metrics::EmbedSummary;
+use crate::observe::metrics::EmbedSummary;
+use crate::request::embed::Embedded;
+use crate::request::generate::Caller;
 
 /// Lives as long as the request. Dropped before it is told how that ended, the client has left.
 pub struct EmbedWatch {

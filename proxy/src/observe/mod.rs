@@ -5,13 +5,16 @@
 
 mod embed_watch;
 mod journal;
+pub mod metrics;
+pub mod readiness;
+pub mod state;
+pub mod telemetry;
 mod watch;
 
 pub use self::embed_watch::EmbedWatch;
 pub use self::journal::{Journal, MAX_RECORDS, Outcome, RouteRecord};
 pub use self::watch::RequestWatch;
-
-use crate::metrics::RequestMetrics;
+use crate::observe::metrics::RequestMetrics;
 
 /// Label of requests for models that are not served: what clients write must not become labels.
 const UNKNOWN_MODEL: &str = "unknown";

@@ -14,11 +14,11 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
-use crate::admission::{Account, Admission, Bounds, KeyLimits, QueuePlace};
 use crate::app::App;
-use crate::generate::{Caller, Standing, generate};
-use crate::pool::{Health, Node, Pool, ServedModel};
-use crate::state::{self, EndpointState, Life};
+use crate::observe::state::{self, EndpointState, Life};
+use crate::request::admission::{Account, Admission, Bounds, KeyLimits, QueuePlace};
+use crate::request::generate::{Caller, Standing, generate};
+use crate::targets::nodes::{Health, Node, Pool, ServedModel};
 
 pub(crate) async fn app() -> App {
     let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });

@@ -6,16 +6,15 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_engines::trace::{self, TARGET};
 use baton_schemas::handoff::HandoffTimings;
-
 use prometheus_client::metrics::histogram::Histogram;
 use tracing::Span;
 use tracing::field::Empty;
 
 use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::RequestError;
-use crate::generate::{Caller, Event};
-use crate::metrics::{Routed, Summary};
-use crate::plan::Plan;
+use crate::observe::metrics::{Routed, Summary};
+use crate::request::generate::{Caller, Event};
+use crate::request::plan::Plan;
 
 /// Travels with a request. Dropping it is its end: without [`RequestWatch::failed`] and with choices still open, the
 /// client has left.

@@ -8,7 +8,6 @@ mod requests;
 
 pub use props::{Props, Slot, slots};
 pub use requests::{ApplyTemplate, Detokenize, Tokenize};
-
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -17,17 +17,15 @@ mod format;
 mod messages;
 mod options;
 
-pub use self::options::defaults as default_sampling;
-
-use schemars::JsonSchema;
-use serde::Serialize;
-
-use crate::openai::{ErrorBody, OVERFLOW};
-
 pub use chat_request::ChatRequest;
 pub use common::LoadOnly;
 pub use generate_request::GenerateRequest;
 pub use model_request::ModelRequest;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+pub use self::options::defaults as default_sampling;
+use crate::openai::{ErrorBody, OVERFLOW};
 
 /// The version of Ollama whose API this is: plain `x.y.z`, since clients parse each part as an integer, and new enough
 /// for those that insist on one.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::reference::{Options, Reference};
+use baton_fetch as models;
 use baton_schemas::Token;
 use serde_json::{Value, json};
 
@@ -17,7 +18,6 @@ use super::stats::{median, percentile};
 use super::timeline::Timeline;
 use super::{EngineBenchArgs, EnginePart, Failure};
 use crate::cli::pull;
-use crate::models;
 
 const PREFILL_LENGTHS: [usize; 2] = [512, 2_000];
 const STREAMS: [usize; 3] = [1, 4, 8];

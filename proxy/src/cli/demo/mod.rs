@@ -9,6 +9,7 @@ mod waterfall;
 
 use std::ffi::OsString;
 
+use baton_fetch as models;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
@@ -16,7 +17,6 @@ use self::ask::ask;
 use self::endpoint::Endpoint;
 use super::node_process::NodeProcess;
 use super::{Failure, pull, signals, terminal};
-use crate::models;
 
 /// Options of `baton demo`.
 #[derive(Args)]

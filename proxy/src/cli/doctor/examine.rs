@@ -7,6 +7,7 @@ use baton_engines::handoff::canary;
 use baton_engines::llama::devices::{self, Device};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::transport::Transport;
+use baton_fetch as models;
 use baton_schemas::Token;
 use baton_schemas::kv::KvLayout;
 use baton_schemas::node::KEY_VARIABLE;
@@ -18,7 +19,6 @@ use crate::cli::capture::{Source, capture};
 use crate::cli::node_process::NodeProcess;
 use crate::cli::prompts::Prompts;
 use crate::cli::{Failure, pull};
-use crate::models;
 
 /// Mean KL in nats up to which kernels of different devices are as close as they can be; across software Vulkan and CPU
 /// 2e-3 to 8e-3 was measured, and where the cells of a sliding window lie alone moves it by 5e-3.

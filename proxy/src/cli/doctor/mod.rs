@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::examine::Examination;
 use super::{Failure, signals};
-use crate::transport_args::TransportArgs;
+use crate::config::transport_args::TransportArgs;
 
 /// Options of `baton doctor`.
 #[derive(Args)]

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::Failure;
 use super::endpoint::EndpointArgs;
-use crate::state::EndpointState;
+use crate::observe::state::EndpointState;
 
 /// Options of `baton status`.
 #[derive(Args)]

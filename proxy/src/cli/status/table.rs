@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::state::{
+use crate::observe::state::{
     BreakerState, EndpointState, Life, LinkState, ModelState, NodeState, RatePoint, ResidencyState, UpstreamState,
 };
 
@@ -152,7 +152,7 @@ fn links(model: &ModelState) -> String {
 }
 
 fn fallbacks(model: &ModelState, now_ms: u64) -> String {
-    let row = |(reason, fallback): (&String, &crate::state::FallbackState)| {
+    let row = |(reason, fallback): (&String, &crate::observe::state::FallbackState)| {
         vec![reason.clone(), fallback.count.to_string(), ago(now_ms, fallback.last_ms)]
     };
     table(&["FALLBACK", "COUNT", "LAST"], model.fallbacks.iter().map(row))
@@ -225,8 +225,8 @@ fn clean(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::state::{BreakerState, FallbackState, Life, RequestsState, Task};
     use crate::observe::{Outcome, RouteRecord};
-    use crate::state::{BreakerState, FallbackState, Life, RequestsState, Task};
 
     #[test]
     fn nodes_links_routes_and_fallbacks_are_shown() {

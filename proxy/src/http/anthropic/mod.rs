@@ -23,7 +23,7 @@ use super::steps::{DrainDeadline, Step, Steps, steps};
 use super::tally::Tally;
 use super::{Failure, HttpState, streamed};
 use crate::error::RequestError;
-use crate::generate::{Caller, Event};
+use crate::request::generate::{Caller, Event};
 
 /// Its routes.
 pub(super) fn routes() -> Routes {

@@ -4,12 +4,12 @@ use baton_schemas::anthropic::reply::Stop;
 use baton_schemas::anthropic::{ErrorReply, EventWriter};
 
 use super::{Head, usage};
-use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
+use crate::request::generate::Event;
 
 /// Writes one stream.
 pub(super) struct MessageWriter {

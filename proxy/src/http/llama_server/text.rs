@@ -6,9 +6,9 @@ use baton_schemas::llama_server::{
     ApplyTemplate, ApplyTemplateReply, Detokenize, DetokenizeReply, Tokenize, TokenizeReply,
 };
 
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
+use crate::request::generate::Caller;
 
 /// A text's tokens.
 pub(super) async fn tokenize(

@@ -8,12 +8,12 @@ use baton_schemas::embed::{EmbedRequest, EmbedTimings};
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply, parse, parse_older};
 
 use super::failure::OllamaFailure;
-use crate::embed::Embedded;
 use crate::error::RequestError;
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::steps::{DrainDeadline, or_drained};
 use crate::http::{Failure, HttpState};
+use crate::request::embed::Embedded;
+use crate::request::generate::Caller;
 
 type Body = Result<JsonBody, Failure>;
 type Drain = Option<Extension<DrainDeadline>>;

@@ -20,12 +20,12 @@ use super::failure::OllamaFailure;
 use super::ndjson::LineWriter;
 use super::reply::{ReplyShape, Route, Said};
 use crate::error::RequestError;
-use crate::generate::{Caller, Event};
 use crate::http::body::JsonBody;
 use crate::http::route_header::insert_route;
 use crate::http::steps::{DrainDeadline, Step, Steps, or_drained, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
+use crate::request::generate::{Caller, Event};
 
 type Body = Result<JsonBody, Failure>;
 type Drain = Option<Extension<DrainDeadline>>;

@@ -9,9 +9,9 @@ use baton_schemas::ollama::{ModelRequest, Version};
 
 use super::failure::OllamaFailure;
 use crate::error::RequestError;
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
+use crate::request::generate::Caller;
 
 /// All models that the caller's key may use, each under each of its names.
 pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {

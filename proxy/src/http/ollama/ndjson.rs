@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use super::failure;
 use super::reply::{ReplyShape, Said};
-use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
+use crate::request::generate::Event;
 
 /// Writes one stream.
 pub(super) struct LineWriter {

@@ -8,9 +8,9 @@ use http::{HeaderValue, header};
 
 use super::failure::OllamaFailure;
 use super::ndjson::line;
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState, backend};
+use crate::request::generate::Caller;
 
 /// Ollama's words for a download that had nothing to do. 404 for another model: the operator chooses what is served.
 pub(super) async fn pull(

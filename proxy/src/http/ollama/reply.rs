@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
+use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::ollama::reply::{End, FunctionCall, Line, Metrics, Text, ToolCall};
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::tools;
 
-use crate::generate::TokenLogprobs;
 use crate::http::tally::Tally;
 
 /// Which route's words a reply uses.

@@ -9,11 +9,11 @@ use baton_schemas::openai::chat_response::{ChatChunk, ChatCompletion, ReplyHead}
 
 use super::chat_choices::ChatChoices;
 use super::{ReplyShape, head, reply};
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, steps};
 use crate::http::{Failure, HttpState};
+use crate::request::generate::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

@@ -1,5 +1,6 @@
 //! The choices of a chat: messages of the assistant.
 
+use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::openai::chat_response::{
     Choice, ChunkChoice, FunctionCall, ReplyMessage, ToolCall, ToolCallFragment, finish_reason, function_finish_reason,
@@ -8,7 +9,6 @@ use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
 use baton_schemas::tools::ToolCallDelta;
 
 use super::choices::Choices;
-use crate::generate::TokenLogprobs;
 
 /// See the module.
 pub(super) struct ChatChoices {

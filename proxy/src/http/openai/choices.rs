@@ -1,10 +1,9 @@
 //! What a chat and a plain completion say differently: the shape of their choices.
 
+use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 use serde::Serialize;
-
-use crate::generate::TokenLogprobs;
 
 /// The choices of one reply. It may keep count of what it has said of each.
 pub(super) trait Choices: Send + 'static {

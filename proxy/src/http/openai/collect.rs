@@ -7,9 +7,9 @@ use futures::StreamExt;
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
-use crate::generate::Event;
 use crate::http::steps::{Step, Steps};
 use crate::http::tally::Tally;
+use crate::request::generate::Event;
 
 /// Waits for all of a request; returns its route beside the reply. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(

@@ -15,11 +15,11 @@ use baton_schemas::openai::completion_response::TextChoice;
 use super::text_choices::TextChoices;
 use super::{ReplyShape, head, reply};
 use crate::error::RequestError;
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, side_by_side, steps};
 use crate::http::{Backend, Failure, HttpState};
+use crate::request::generate::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

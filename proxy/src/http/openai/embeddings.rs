@@ -5,11 +5,11 @@ use axum::{Extension, Json};
 use baton_schemas::bodies::embeddings::EmbeddingsBody;
 use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
-use crate::generate::Caller;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, or_drained};
 use crate::http::{Failure, HttpState};
+use crate::request::generate::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

@@ -28,7 +28,7 @@ use super::steps::Steps;
 use super::streamed;
 use super::tally::Tally;
 use crate::error::RequestError;
-use crate::generate::Caller;
+use crate::request::generate::Caller;
 
 /// Its routes.
 pub(super) fn routes() -> Routes {

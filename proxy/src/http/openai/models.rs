@@ -8,11 +8,11 @@ use axum::{Extension, Json};
 use baton_schemas::openai::models::{ModelCard, ModelList, ModelStatus};
 
 use crate::error::RequestError;
-use crate::generate::Caller;
 use crate::http::backend::Model;
 use crate::http::openapi::Operation;
 use crate::http::{Failure, HttpState};
-use crate::pool::names;
+use crate::request::generate::Caller;
+use crate::targets::nodes::names;
 
 /// All models that the caller's key may use.
 pub async fn list(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {

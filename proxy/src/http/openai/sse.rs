@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
-use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
+use crate::request::generate::Event;
 
 /// Writes one stream.
 pub(super) struct ChunkWriter<C> {

@@ -1,11 +1,11 @@
 //! The choices of a plain completion: texts, each behind its prompt if that is to be echoed.
 
+use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::openai::chat_response::finish_reason;
 use baton_schemas::openai::completion_response::{TextChoice, TextLogprobs};
 
 use super::choices::Choices;
-use crate::generate::TokenLogprobs;
 
 /// See the module.
 pub(super) struct TextChoices {

@@ -1,5 +1,6 @@
 //! The document itself.
 
+use baton_planner::policy::POLICIES;
 use baton_schemas::openai::ErrorEnvelope;
 use baton_schemas::{anthropic, ollama};
 use schemars::generate::SchemaSettings;
@@ -9,7 +10,6 @@ use serde_json::{Map, Value, json};
 use super::operation::{Content, Operation};
 use super::routes::Route;
 use crate::http::dialect::Dialect;
-use crate::plan::policy::POLICIES;
 
 const DESCRIPTION: &str = "One endpoint that speaks OpenAI's, Anthropic's, Ollama's and llama-server's API. \
     Unknown fields of bodies are ignored, and null is the same as nothing. A body may be compressed (zstd, gzip, \

@@ -8,16 +8,16 @@ mod document;
 mod operation;
 mod routes;
 
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use http::header;
+use serde_json::Value;
+
 pub(super) use self::document::document;
 #[cfg(test)]
 pub(super) use self::document::shared_names;
 pub(super) use self::operation::Operation;
 pub(super) use self::routes::Routes;
-
-use axum::response::IntoResponse;
-use bytes::Bytes;
-use http::header;
-use serde_json::Value;
 
 /// The document's own entry in it.
 pub(super) fn operation() -> Operation {

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use baton_reply::TokenLogprobs;
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings, EmbeddingFacts, Pooling};
 use baton_schemas::generate::{ChatPrompt, Sampling};
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role, TokenizeRequest};
@@ -37,11 +38,11 @@ use tokio::net::{TcpListener, TcpStream};
 use super::backend::{self, Model, ReadyModel};
 use super::server::{Deadlines, Shutdown, serve_with};
 use super::{AccessConfig, Backend, Health, HttpConfig};
-use crate::embed::Embedded;
 use crate::error::RequestError;
-use crate::generate::{Caller, Event, Generation, TokenLogprobs};
-use crate::plan::explanation::Explanation;
-use crate::state::EndpointState;
+use crate::observe::state::EndpointState;
+use crate::request::embed::Embedded;
+use crate::request::generate::{Caller, Event, Generation};
+use crate::request::plan::explanation::Explanation;
 
 /// One thing a fake backend does.
 #[derive(Clone)]

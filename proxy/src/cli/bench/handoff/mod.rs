@@ -16,13 +16,13 @@ mod wire;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_fetch as models;
 use clap::{Args, ValueEnum};
 
 use self::pair::Bench;
 use self::report::Report;
 use super::Failure;
 use crate::cli::pull;
-use crate::models;
 
 /// Options of `baton bench handoff`.
 #[derive(Args)]

@@ -1,12 +1,12 @@
 //! Requests that come together: the planner beside each fixed route while prompts wait for prompts.
 
+use baton_planner::cost::Route;
 use futures::future::try_join_all;
 use serde::Serialize;
 
 use super::cluster::{Cluster, ClusterSpec, PAUSE, link};
 use super::machines::{DGX_SPARK, M3_ULTRA};
 use crate::cli::Failure;
-use crate::plan::cost::Route;
 
 /// Requests at once.
 const SIZES: [u32; 5] = [1, 2, 4, 8, 16];

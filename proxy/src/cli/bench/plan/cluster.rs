@@ -6,6 +6,8 @@ use std::time::Duration;
 use baton_engines::sim::link::{LinkSpeed, SimLink};
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::{DeltaStream, Engine};
+use baton_planner::cost::{Prediction, Route};
+use baton_planner::policy::Policy;
 use baton_schemas::node::Role;
 use baton_schemas::sequence::{CacheScope, Delta};
 use baton_schemas::{EngineError, SequenceRequest, Token};
@@ -16,11 +18,9 @@ use tokio::time::Instant;
 
 use super::machines::{KV_BYTES_PER_TOKEN, Machine, sharing_cost};
 use crate::cli::Failure;
-use crate::failover::Resilient;
-use crate::plan::cost::{Prediction, Route};
-use crate::plan::policy::Policy;
-use crate::plan::{PlanRequest, plan};
-use crate::pool::{self, Health, Node, ServedModel};
+use crate::request::failover::Resilient;
+use crate::request::plan::{PlanRequest, plan};
+use crate::targets::nodes::{self, Health, Node, ServedModel};
 
 /// Time for calibration: far more than it takes.
 const CALIBRATION: Duration = Duration::from_secs(60);
@@ -105,7 +105,7 @@ impl Cluster {
         decoders.extend(spec.prefill_decodes.then(|| Arc::clone(&prefill_node)));
         let name = OnceLock::from("llama-3.1-8b".to_owned());
         let model = Arc::new(ServedModel::new(name, Vec::new(), decoders, vec![prefill_node]));
-        pool::keep_calibrated(&model);
+        nodes::keep_calibrated(&model);
         tokio::time::sleep(CALIBRATION).await;
         Ok(Cluster { engines: vec![prefill, decode], ..Cluster::of(model) })
     }

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use baton_planner::policy::{Policy, by_name};
 use futures::future::try_join_all;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -11,7 +12,6 @@ use tokio::time::Instant;
 use super::cluster::{Cluster, ClusterSpec, link};
 use super::machines::{DGX_SPARK, M3_ULTRA};
 use crate::cli::Failure;
-use crate::plan::policy::{Policy, by_name};
 
 const PROMPT: u32 = 5_000;
 const OUTPUTS: [u32; 2] = [800, 1_200];

@@ -1,5 +1,6 @@
 //! Never slower: planned routes beside every fixed route in hindsight, over a grid of requests and machines.
 
+use baton_planner::cost::Route;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -9,7 +10,6 @@ use super::cluster::{Cluster, ClusterSpec, Outcome, PAUSE, link};
 use super::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, Machine};
 use crate::cli::Failure;
 use crate::cli::bench::stats::percentile;
-use crate::plan::cost::Route;
 
 /// Prompt lengths, tokens.
 pub(super) const PROMPTS: [u32; 6] = [16, 64, 256, 1_024, 4_096, 8_000];

@@ -1,11 +1,11 @@
 //! The published table: one prompt of 8,192 tokens and 32 of reply, on a DGX Spark, on an M3 Ultra, and on both.
 
+use baton_planner::cost::Route;
 use serde::Serialize;
 
 use super::cluster::{Cluster, ClusterSpec, link};
 use super::machines::{DGX_SPARK, M3_ULTRA};
 use crate::cli::Failure;
-use crate::plan::cost::Route;
 
 const PROMPT: u32 = 8_192;
 const OUTPUT: u32 = 32;

@@ -19,7 +19,7 @@ use crate::cli::Failure;
 use crate::cli::bench::relay::Relay;
 use crate::cli::bench::stats::percentile;
 use crate::cli::node_process::NodeProcess;
-use crate::pool::{self, Health, Node, ServedModel};
+use crate::targets::nodes::{self, Health, Node, ServedModel};
 
 /// Prompt lengths, tokens.
 const PROMPTS: [u32; 3] = [64, 300, 900];
@@ -119,7 +119,7 @@ async fn node(name: &str, process: &NodeProcess, url: Option<String>) -> Result<
 
 /// Waits until every rate was measured on idle nodes.
 async fn calibrate(model: &Arc<ServedModel>) -> Result<(), Failure> {
-    pool::keep_calibrated(model);
+    nodes::keep_calibrated(model);
     let began = Instant::now();
     loop {
         let (decode, prefill) = (model.decode[0].rates(), model.prefill[0].rates());

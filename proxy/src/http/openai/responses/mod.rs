@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::bodies::responses::ResponsesBody;
 use baton_schemas::openai::ResponsesRequest;
@@ -18,13 +19,13 @@ use uuid::Uuid;
 
 use self::stream::ResponseWriter;
 use crate::error::RequestError;
-use crate::generate::{Caller, Event, TokenLogprobs};
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::route_header::insert_route;
 use crate::http::steps::{DrainDeadline, Step, Steps, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
+use crate::request::generate::{Caller, Event};
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

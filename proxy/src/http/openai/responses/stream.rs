@@ -5,12 +5,12 @@ use baton_schemas::openai::responses::response::{End, Failure as ResponseFailure
 use baton_schemas::openai::responses::{EventWriter, Head};
 
 use super::{logprobs, now, usage};
-use crate::generate::Event;
 use crate::http::Failure;
 use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
+use crate::request::generate::Event;
 
 /// Writes one stream.
 pub(super) struct ResponseWriter {

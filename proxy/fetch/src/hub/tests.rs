@@ -1,0 +1,135 @@
+//! A small hub, as `hf-hub` expects one, and choosing among its files.
+
+use axum::Json;
+use axum::Router;
+use axum::extract::Path as UrlPath;
+use axum::routing::get;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::fake_server::{impatient, start};
+use crate::progress::Silent;
+
+fn model(selector: Option<&str>) -> HubModel {
+    HubModel { owner: "me".into(), repo: "models".into(), selector: selector.map(str::to_owned) }
+}
+
+fn siblings(names: &[&str]) -> Vec<Sibling> {
+    names.iter().map(|name| Sibling { rfilename: (*name).to_owned(), size: None, lfs: None }).collect()
+}
+
+fn chosen(selector: Option<&str>, names: &[&str]) -> Result<String, ModelError> {
+    choose(&model(selector), &siblings(names)).map(|s| s.rfilename.clone())
+}
+
+#[test]
+fn the_obvious_file_is_taken() {
+    let check = |names: &[&str], expected: &str| assert_eq!(chosen(None, names).unwrap(), expected);
+    check(&["README.md", "a.gguf"], "a.gguf");
+    check(&["a.gguf", "mmproj-a-f16.gguf"], "a.gguf");
+    check(&["a-Q8_0.gguf", "a-q4_k_m.gguf", "a-Q4_K_S.gguf"], "a-q4_k_m.gguf");
+    check(&["a.gguf", "a-f32-00001-of-00002.gguf", "a-f32-00002-of-00002.gguf"], "a.gguf");
+    check(&["x/a.Q4_K_M.GGUF", "x/a.Q2_K.gguf"], "x/a.Q4_K_M.GGUF");
+}
+
+#[test]
+fn a_named_file_or_quantization_is_taken() {
+    let names = ["a-Q8_0.gguf", "a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "b-Q4_K_S.gguf"];
+    assert_eq!(chosen(Some("a-Q8_0.gguf"), &names).unwrap(), "a-Q8_0.gguf");
+    assert_eq!(chosen(Some("q8_0"), &names).unwrap(), "a-Q8_0.gguf");
+    assert!(matches!(chosen(Some("Q4_K_S"), &names), Err(ModelError::SeveralGgufs { .. })));
+    // Neither a part of a word nor a missing file.
+    for selector in ["Q4_K", "c.gguf"] {
+        let error = chosen(Some(selector), &names).unwrap_err();
+        assert!(matches!(error, ModelError::NoSuchRepoFile { .. }));
+        assert!(error.to_string().contains("a-Q8_0.gguf, a-Q4_K_M.gguf"), "{error}");
+    }
+}
+
+#[test]
+fn what_cannot_be_chosen_is_listed() {
+    let error = chosen(None, &["a-Q8_0.gguf", "a-F16.gguf"]).unwrap_err().to_string();
+    assert!(error.contains("me/models:FILE: a-Q8_0.gguf, a-F16.gguf"), "{error}");
+    assert!(matches!(chosen(None, &["README.md", "mmproj.gguf"]), Err(ModelError::NoGguf { .. })));
+}
+
+#[test]
+fn split_models_are_refused_clearly() {
+    let parts = ["a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf"];
+    for selector in [None, Some("Q8_0"), Some(parts[1])] {
+        let error = chosen(selector, &parts).unwrap_err();
+        assert!(matches!(error, ModelError::SplitModel { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_repository_cannot_name_a_path_outside() {
+    for name in ["../a.gguf", "/a.gguf", "a/../../b.gguf", ".hidden/a.gguf", "C:\\a.gguf", "a\nb.gguf", ".gguf"] {
+        assert!(matches!(chosen(None, &[name]), Err(ModelError::NoGguf { .. })), "{name}");
+    }
+}
+
+#[test]
+fn addresses_are_escaped() {
+    let url = file_url("http://hub/me/models/resolve/main/", "sub/a b#1?.gguf").unwrap();
+    assert_eq!(url.as_str(), "http://hub/me/models/resolve/main/sub/a%20b%231%3F.gguf");
+}
+
+#[test]
+fn a_token_is_never_shown() {
+    let access = HubAccess { endpoint: None, token: Some("secret".into()) };
+    assert!(!format!("{access:?}").contains("secret"));
+}
+
+async fn hub_answering(listing: Value) -> HubAccess {
+    let answer = move |UrlPath((owner, repo)): UrlPath<(String, String)>| async move {
+        match (&*owner, &*repo) {
+            ("me", "models") => Ok(Json(listing)),
+            ("me", "private") => Err(StatusCode::UNAUTHORIZED),
+            _ => Err(StatusCode::NOT_FOUND),
+        }
+    };
+    let endpoint = start(Router::new().route("/api/models/{owner}/{repo}/revision/main", get(answer))).await;
+    HubAccess { endpoint: Some(endpoint), token: None }
+}
+
+async fn find_in(repo: &str, access: &HubAccess) -> Result<HubFile, ModelError> {
+    let model = HubModel { repo: repo.into(), ..model(None) };
+    find(&model, access, &impatient(), &Silent).await
+}
+
+#[tokio::test]
+async fn size_checksum_and_commit_come_with_the_listing() {
+    let sha = "AB".repeat(32);
+    let listing = json!({"sha": "c0ffee", "siblings": [
+        {"rfilename": "a.gguf", "size": 7, "lfs": {"sha256": sha, "size": 7, "pointerSize": 1}}]});
+    let access = hub_answering(listing).await;
+    let file = find_in("models", &access).await.unwrap();
+    assert_eq!(file.path, "a.gguf");
+    assert_eq!((file.source.size_bytes, file.source.sha256), (Some(7), Some(sha.to_lowercase())));
+    let url = format!("{}/me/models/resolve/c0ffee/a.gguf", access.endpoint.unwrap());
+    assert_eq!(file.source.url.as_str(), url);
+}
+
+#[tokio::test]
+async fn refusals_say_what_to_do() {
+    let access = hub_answering(json!({"siblings": []})).await;
+    assert!(matches!(find_in("models", &access).await, Err(ModelError::NoGguf { .. })));
+    assert!(matches!(find_in("nothing", &access).await, Err(ModelError::NotFound { status: 404, .. })));
+    let error = find_in("private", &access).await.unwrap_err().to_string();
+    assert!(error.contains("HF_TOKEN") && error.contains("401"), "{error}");
+    let odd = hub_answering(json!(["not", "a", "listing"])).await;
+    assert!(matches!(find_in("models", &odd).await, Err(ModelError::HubReply { .. })));
+}
+
+#[tokio::test]
+async fn an_unreachable_hub_is_one_line() {
+    for (endpoint, host) in [("http://127.0.0.1:9", "127.0.0.1:9"), ("http://hub.invalid", "hub.invalid")] {
+        let access = HubAccess { endpoint: Some(endpoint.into()), token: None };
+        let error = find_in("models", &access).await.unwrap_err();
+        assert!(matches!(error, ModelError::HubUnreachable { .. }), "{error}");
+        let line = error.to_string();
+        assert!(line.contains(host) && line.contains("online") && !line.contains('\n'), "{line}");
+    }
+}

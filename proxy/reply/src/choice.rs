@@ -1,0 +1,116 @@
+//! One choice's reply: tokens in; out come text, reasoning and calls of tools.
+
+use baton_schemas::sequence::TokenDelta;
+use baton_schemas::{FinishReason, Token};
+
+use crate::text::{ChoiceText, Step, TokenLogprobs};
+use crate::tools::{Part, ReplyForm, ReplyReader};
+
+/// What a token released.
+#[derive(Debug, Default)]
+pub struct ReplyStep {
+    /// In order.
+    pub parts: Vec<ReplyPart>,
+    /// The choice is complete, and its sequence can be dropped.
+    pub stopped: bool,
+}
+
+/// A part of a reply, and the tokens that became final with it.
+#[derive(Debug)]
+pub struct ReplyPart {
+    /// Text, reasoning, or a step of a call.
+    pub part: Part,
+    /// Only with text, and only tokens that carry log-probabilities.
+    pub tokens: Vec<TokenLogprobs>,
+}
+
+/// The reply of one choice so far, as far as it is held back.
+pub struct ChoiceReply {
+    text: ChoiceText,
+    /// Finds the stop strings, if there is one.
+    reader: Option<ReplyReader>,
+    n_reasoning: u32,
+    /// Prompt and reply, if its tokens are to be told.
+    context: Option<Vec<Token>>,
+}
+
+impl ChoiceReply {
+    /// A reply of this form, which ends before the earliest of `stops`.
+    pub fn new(form: &ReplyForm, stops: &[String]) -> Self {
+        let reader = form.reader(stops);
+        let stops = if reader.is_some() { Vec::new() } else { stops.to_vec() };
+        let text = ChoiceText::new(stops).with_markers(form.markers());
+        ChoiceReply { text, reader, n_reasoning: 0, context: None }
+    }
+
+    /// The same, which collects its tokens behind those of its prompt, where there are some to begin with.
+    pub fn after(self, context: Option<Vec<Token>>) -> Self {
+        ChoiceReply { context, ..self }
+    }
+
+    /// Prompt and reply, once.
+    pub fn take_context(&mut self) -> Option<Vec<Token>> {
+        self.context.take()
+    }
+
+    /// Takes the next token.
+    pub fn feed(&mut self, token: TokenDelta) -> ReplyStep {
+        if let Some(context) = &mut self.context {
+            context.push(token.id);
+        }
+        let step = self.text.feed(token);
+        let Some(reader) = &mut self.reader else { return plain(step) };
+        let was_thinking = reader.is_thinking();
+        let parts = reader.feed(&step.text);
+        self.n_reasoning += u32::from(was_thinking || reader.is_thinking());
+        ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
+    }
+
+    /// Ends the reply where the sequence ended, for this reason: everything held back is released.
+    pub fn finish(&mut self, reason: FinishReason) -> ReplyStep {
+        let step = self.text.finish();
+        let Some(reader) = &mut self.reader else { return plain(step) };
+        let mut parts = reader.feed(&step.text);
+        if !reader.is_stopped() {
+            parts.extend(reader.finish(reason == FinishReason::Length));
+        }
+        ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
+    }
+
+    /// Why the reply ended, where its sequence ended for this reason.
+    pub fn reason(&self, reason: FinishReason) -> FinishReason {
+        let has_called = self.reader.as_ref().is_some_and(ReplyReader::has_called);
+        if has_called && reason == FinishReason::Stop { FinishReason::ToolCalls } else { reason }
+    }
+
+    /// The stop string that ended the reply, if one did.
+    pub fn stop_string(&self) -> Option<String> {
+        match &self.reader {
+            Some(reader) => reader.stop_string(),
+            None => self.text.stop_string(),
+        }
+    }
+
+    /// Tokens that were reasoning.
+    pub fn n_reasoning(&self) -> u32 {
+        self.n_reasoning
+    }
+}
+
+fn plain(step: Step) -> ReplyStep {
+    let stopped = step.stopped;
+    let parts = if step.is_empty() { Vec::new() } else { with_tokens(vec![Part::Text(step.text)], step.tokens) };
+    ReplyStep { parts, stopped }
+}
+
+/// Gives the tokens to the first text, or to an empty one: markup and reasoning have tokens too.
+fn with_tokens(parts: Vec<Part>, tokens: Vec<TokenLogprobs>) -> Vec<ReplyPart> {
+    let mut parts: Vec<ReplyPart> = parts.into_iter().map(|part| ReplyPart { part, tokens: Vec::new() }).collect();
+    if !tokens.is_empty() {
+        match parts.iter_mut().find(|part| matches!(part.part, Part::Text(_))) {
+            Some(text) => text.tokens = tokens,
+            None => parts.push(ReplyPart { part: Part::Text(String::new()), tokens }),
+        }
+    }
+    parts
+}

@@ -1,0 +1,192 @@
+//! The form of one request's reply: how the model is told of tools, what its text is held to, and how it is read.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use baton_schemas::constraint::{Constraint, Rule};
+use baton_schemas::generate::{Conversation, Input};
+use baton_schemas::thinking::{ThinkTags, thinks};
+use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
+use baton_schemas::{GenerateRequest, Token};
+use serde_json::{Value, json};
+
+use super::reader::{Holds, ReplyReader};
+use super::thought::Thought;
+use super::{Calls, FIELD, ToolFormat, format_of};
+
+/// Calls in one reply at most, where there may be several.
+const MAX_CALLS: u32 = 16;
+
+/// Tokens at the end of a prompt that hold a tag, whatever they are.
+const TAIL_TOKENS: usize = 16;
+
+/// How a prompt leaves reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// The model may begin with it.
+    None,
+    /// The prompt has begun it.
+    Open,
+    /// The prompt has closed it: there is none.
+    Closed,
+}
+
+/// A conversation as this template is to render it: with the tools that the model is told of, and with earlier calls in
+/// the form that the template reads.
+pub fn present<'a>(conversation: &'a Conversation, tools: &ToolUse, template: &str) -> Cow<'a, Conversation> {
+    let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == "tool");
+    if tools.offered().is_empty() && !has_calls() {
+        return Cow::Borrowed(conversation);
+    }
+    let mut conversation = conversation.clone();
+    format_of(template).present(&mut conversation, tools, template);
+    Cow::Owned(conversation)
+}
+
+/// The request wants the model to think, and its chat template has no form for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the model's chat template has no form for thinking")]
+pub struct NoThinking;
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct ReplyForm {
+    /// `None` for prompts that are no conversations: their text is what the model writes.
+    format: Option<&'static dyn ToolFormat>,
+    thought: Option<ThinkTags>,
+    opening: Opening,
+    tools: ToolUse,
+    /// The tools whose calls are read.
+    called: Arc<[Tool]>,
+    template: String,
+}
+
+impl ReplyForm {
+    /// The form that a model's template gives the reply to a request.
+    ///
+    /// Errors: the request wants thinking and the model's template has no form for it.
+    pub fn of(request: &GenerateRequest, template: &str) -> Result<ReplyForm, NoThinking> {
+        if request.wants_thinking && !thinks(template) {
+            return Err(NoThinking);
+        }
+        let is_chat = matches!(request.input, Input::Chat(_));
+        let format = is_chat.then(|| format_of(template));
+        // Channels are reasoning's form where there are any.
+        let has_channels = format.is_some_and(|format| format.is_always_read());
+        let tools = if is_chat { request.tools.clone() } else { ToolUse::default() };
+        Ok(ReplyForm {
+            format,
+            thought: ThinkTags::of(template).filter(|_| is_chat && !has_channels),
+            opening: Opening::None,
+            called: tools.offered().into(),
+            tools,
+            template: template.to_owned(),
+        })
+    }
+
+    /// The conversation as the template is to render it.
+    pub fn present<'a>(&self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
+        present(conversation, &self.tools, &self.template)
+    }
+
+    /// The end of the rendered prompt whose text [`read_prompt_tail`](Self::read_prompt_tail) must see; `None` if the
+    /// model has no form for reasoning.
+    pub fn prompt_tail<'a>(&self, prompt: &'a [Token]) -> Option<&'a [Token]> {
+        self.thought.map(|_| &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..])
+    }
+
+    /// Notes whether the rendered prompt, which ends with this text, leaves reasoning open or closed.
+    pub fn read_prompt_tail(&mut self, text: &str) {
+        let Some(tags) = self.thought else { return };
+        let text = text.trim_end();
+        self.opening = match () {
+            () if text.ends_with(tags.open) => Opening::Open,
+            () if text.ends_with(tags.close) => Opening::Closed,
+            () => Opening::None,
+        };
+    }
+
+    /// What the text is held to: calls, if they are forced or their schemas strict, and what the request wants of text.
+    pub fn constraint(&self, request: &GenerateRequest) -> Option<Constraint> {
+        let text = request.constraint.clone();
+        let Some(format) = self.format else { return text };
+        let holds_calls = self.tools.is_forced() || !self.called.is_empty() && (text.is_some() || self.has_strict());
+        let rule = match (holds_calls, text) {
+            (true, _) if self.tools.is_forced() => format.calls(&self.grammar_of_calls()),
+            (true, text) => format.text_or_calls(&self.grammar_of_calls(), text.map(Rule::from)),
+            (false, Some(text)) if self.thought.is_none() && !format.is_always_read() => return Some(text),
+            (false, Some(text)) => format.answer(text.into()),
+            (false, None) => return None,
+        };
+        let field = request.constraint.as_ref().filter(|_| !holds_calls).map_or(FIELD, Constraint::field).to_owned();
+        Some(Constraint::Grammar { rule: self.after_reasoning(rule), field })
+    }
+
+    fn has_strict(&self) -> bool {
+        self.called.iter().any(|tool| tool.strict != Strictness::Loose)
+    }
+
+    fn grammar_of_calls(&self) -> Calls<'_> {
+        let is_forced = self.tools.is_forced();
+        let callable = self.tools.callable();
+        let is_named = matches!(self.tools.choice, ToolChoice::Named(_));
+        let max = if is_named || !self.tools.parallel { 1 } else { MAX_CALLS };
+        let held = |tool: &Tool| Rule::Json(arguments_schema(&tool.parameters));
+        let free = || Rule::Json(json!({ "type": "object" }));
+        let arguments = |tool: &Tool| match tool.strict {
+            _ if is_forced => vec![held(tool)],
+            Strictness::Strict => vec![held(tool)],
+            Strictness::IfKnown => vec![held(tool), free()],
+            Strictness::Loose => vec![free()],
+        };
+        Calls { tools: callable.into_iter().map(|tool| (tool.name.as_str(), arguments(tool))).collect(), max }
+    }
+
+    /// What follows the model's reasoning, which is free.
+    fn after_reasoning(&self, rule: Rule) -> Rule {
+        let Some(tags) = self.thought else { return rule };
+        let close = || vec![Rule::Until(tags.close.to_owned()), Rule::Pattern("[ \\n]{0,4}".to_owned())];
+        let reasoning = match self.opening {
+            Opening::Closed => return rule,
+            Opening::Open => Rule::Sequence(close()),
+            Opening::None => Rule::optional(Rule::Sequence([vec![Rule::literal(tags.open)], close()].concat())),
+        };
+        Rule::Sequence(vec![reasoning, rule])
+    }
+
+    /// Control tokens whose spelling the reader is to see.
+    pub fn markers(&self) -> Vec<&'static str> {
+        let tags = self.thought.into_iter().flat_map(|tags| [tags.open, tags.close]);
+        let format = self.format.filter(|_| self.reads_calls()).map_or(&[][..], |format| format.markers());
+        format.iter().copied().chain(tags).collect()
+    }
+
+    /// A reader of one choice's text; `None` if it is nothing but text. `stops` are the reader's to find then.
+    pub fn reader(&self, stops: &[String]) -> Option<ReplyReader> {
+        let thought = self.thought.map(|tags| Thought::new(tags, self.opening == Opening::Open));
+        let calls = self.format.filter(|_| self.reads_calls()).map(|format| format.parser(&self.called));
+        if thought.is_none() && calls.is_none() {
+            return None;
+        }
+        let holds = Holds { one_call: !self.tools.parallel, only_calls: self.tools.is_forced() };
+        Some(ReplyReader::new(thought, calls, stops.to_vec(), holds))
+    }
+
+    fn reads_calls(&self) -> bool {
+        !self.called.is_empty() || self.format.is_some_and(|format| format.is_always_read())
+    }
+}
+
+/// A schema for arguments: an object, without arguments that the tool does not know unless it says so.
+fn arguments_schema(parameters: &Value) -> Value {
+    let mut schema = parameters.clone();
+    if let Some(fields) = schema.as_object_mut() {
+        if !["type", "$ref", "anyOf", "oneOf", "allOf"].iter().any(|key| fields.contains_key(*key)) {
+            fields.insert("type".to_owned(), "object".into());
+        }
+        if fields.contains_key("properties") {
+            fields.entry("additionalProperties").or_insert(false.into());
+        }
+    }
+    schema
+}

@@ -1,0 +1,243 @@
+//! Gauges, out of a snapshot. They are made anew for each scrape, so that a node that is gone leaves nothing behind.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::Labels;
+use crate::observe::state::{EndpointState, Life, ModelState, NodeState, ResidencyState, UpstreamState};
+
+type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
+
+/// The snapshot's figures.
+pub(super) fn registry(state: &EndpointState) -> Registry {
+    let mut series = Series { registry: Registry::with_prefix("baton") };
+    let requests = &state.requests;
+    series.one("requests_running", "Requests being served", requests.admitted as f64);
+    series.one("requests_running_limit", "Requests served at once at most", requests.limit as f64);
+    series.one("requests_waiting", "Requests that wait to be served", requests.waiting as f64);
+
+    let models = || state.models.iter();
+    series.gauges(
+        "ttft_prediction_error",
+        "Mean absolute logarithm of actual divided by predicted time to first token",
+        models().map(|model| (of_model(model), model.prediction_error)),
+    );
+    let nodes = || models().flat_map(|model| model.nodes.iter().map(move |node| (of_node(model, node), node)));
+    for (name, help, value) in NODE_GAUGES {
+        series.gauges(name, help, nodes().map(|(labels, node)| (labels, value(node))));
+    }
+    series.gauges(
+        "node_state",
+        "1 for the state that the node is in, 0 for the others",
+        nodes().flat_map(|(labels, node)| {
+            Life::ALL.map(|life| {
+                let state = ("state", life.as_str().to_owned());
+                ([&labels[..], &[state]].concat(), f64::from(u8::from(node.life == life)))
+            })
+        }),
+    );
+    series.counters(
+        "node_state_transitions",
+        "Changes of a node's state, by reason",
+        nodes().flat_map(|(labels, node)| {
+            node.transitions.iter().map(move |transition| {
+                let (from, to) = (transition.from.as_str().to_owned(), transition.to.as_str().to_owned());
+                let change = [("from", from), ("to", to), ("reason", transition.reason.clone())];
+                ([&labels[..], &change].concat(), transition.count)
+            })
+        }),
+    );
+    let links = || models().flat_map(|model| model.links.iter().map(move |link| (model, link)));
+    let of_link = |(model, link): (&ModelState, &crate::observe::state::LinkState)| {
+        [of_model(model), vec![("prefill", link.prefill.clone()), ("decode", link.decode.clone())]].concat()
+    };
+    series.gauges(
+        "link_bytes_per_second",
+        "Measured rate of the way from a prefill node to a decode node",
+        links().map(|(model, link)| (of_link((model, link)), link.bytes_per_second)),
+    );
+    series.gauges(
+        "link_round_trip_seconds",
+        "Measured round trip from a decode node to a prefill node",
+        links().map(|(model, link)| (of_link((model, link)), link.rtt_ms / 1e3)),
+    );
+    series.gauges(
+        "link_breaker_open",
+        "1 if no handoff is tried between two nodes, well as each of them may be",
+        links().map(|(model, link)| (of_link((model, link)), f64::from(u8::from(link.breaker.is_open)))),
+    );
+    series.counters(
+        "link_failures",
+        "Failures of handoffs that are neither node's alone, by reason",
+        links().flat_map(|(model, link)| {
+            let labels = of_link((model, link));
+            let failures = link.breaker.failures.iter();
+            failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
+    series.counters(
+        "fallbacks",
+        "Requests that had to go another way than planned, by reason",
+        models().flat_map(|model| {
+            let labels = |reason: &String| [of_model(model), vec![("reason", reason.clone())]].concat();
+            model.fallbacks.iter().map(move |(reason, fallback)| (labels(reason), fallback.count))
+        }),
+    );
+    series.counters(
+        "node_failures",
+        "Failures that a node's breaker counted, by reason",
+        nodes().flat_map(|(labels, node)| {
+            let failures = node.breaker.failures.iter();
+            failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
+    series.one(
+        "memory_budget_bytes",
+        "Bytes that own models may take; 0: without end",
+        state.memory_budget_bytes as f64,
+    );
+    let residents = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
+    for (name, help, value) in RESIDENT_GAUGES {
+        series.gauges(name, help, residents().map(|(labels, resident)| (labels, value(resident))));
+    }
+    series.counters(
+        "model_loads",
+        "How often a model was loaded on demand",
+        residents().map(|(labels, resident)| (labels, resident.loads)),
+    );
+    series.seconds(
+        "model_load",
+        "Time that a model's loads took",
+        residents().map(|(labels, resident)| (labels, resident.load_seconds)),
+    );
+    series.counters(
+        "model_unloads",
+        "How often a model was unloaded, by reason",
+        residents().flat_map(|(labels, resident)| {
+            let unloads = resident.unloads.iter();
+            unloads.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
+    let upstreams = || state.upstreams.iter().map(|upstream| (vec![("upstream", upstream.name.clone())], upstream));
+    for (name, help, value) in UPSTREAM_GAUGES {
+        series.gauges(name, help, upstreams().map(|(labels, upstream)| (labels, value(upstream))));
+    }
+    series.counters(
+        "upstream_failures",
+        "Failures that an upstream's breaker counted, by reason",
+        upstreams().flat_map(|(labels, upstream)| {
+            let failures = upstream.breaker.failures.iter();
+            failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
+        }),
+    );
+    series.counters(
+        "upstream_prefill_fallbacks",
+        "Requests whose prompt no prefill server of an upstream computed, by reason",
+        upstreams().flat_map(|(labels, upstream)| {
+            let fallbacks = upstream.fallbacks.iter();
+            fallbacks.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), n.count))
+        }),
+    );
+    series.registry
+}
+
+/// A gauge of every model that comes and goes.
+type ResidentGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
+
+const RESIDENT_GAUGES: [ResidentGauge; 4] = [
+    ("model_loaded", "1 if the model is in memory", |resident| f64::from(u8::from(resident.life == "loaded"))),
+    ("model_memory_bytes", "What the model's process holds", |resident| resident.measured_bytes as f64),
+    ("model_requests_active", "Requests that use the model", |resident| f64::from(resident.active)),
+    ("model_requests_waiting", "Requests that wait for the model to be loaded", |resident| f64::from(resident.waiting)),
+];
+
+/// A gauge of every upstream.
+type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
+
+const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
+    ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == Life::Ready))),
+    ("upstream_busy_seconds", "Longest time for which a model of the upstream is still left alone", |upstream| {
+        upstream.busy_ms as f64 / 1e3
+    }),
+    ("upstream_running", "Replies that an upstream generates", |upstream| f64::from(upstream.running)),
+    ("upstream_running_limit", "Replies that an upstream may generate at once", |upstream| f64::from(upstream.limit)),
+    ("upstream_waiting", "Replies that wait for a place at an upstream", |upstream| f64::from(upstream.waiting)),
+    ("upstream_breaker_open", "1 if requests are kept away from the upstream", |upstream| {
+        f64::from(u8::from(upstream.breaker.is_open))
+    }),
+];
+
+/// A gauge of every node: its name, its help, and its value.
+type NodeGauge = (&'static str, &'static str, fn(&NodeState) -> f64);
+
+const NODE_GAUGES: [NodeGauge; 10] = [
+    ("node_up", "1 if the node can be sent requests", |node| {
+        f64::from(u8::from(matches!(node.life, Life::Ready | Life::Suspect)))
+    }),
+    ("node_slots", "Sequences a node decodes together", |node| f64::from(node.slots)),
+    ("node_slots_active", "Slots with a running sequence", |node| f64::from(node.active_slots)),
+    ("node_queued", "Sequences that wait for a slot", |node| f64::from(node.queued)),
+    ("node_prefill_backlog_tokens", "Prompt tokens accepted and not computed", |node| {
+        f64::from(node.prefill_backlog_tokens)
+    }),
+    ("node_kv_cells_free", "KV cells that no running sequence holds", |node| f64::from(node.free_kv_cells)),
+    ("node_memory_bytes", "Weights and KV cache", |node| node.memory_bytes as f64),
+    ("node_breaker_open", "1 if requests for this task are kept away from the node", |node| {
+        f64::from(u8::from(node.breaker.is_open))
+    }),
+    ("node_prefill_tokens_per_second", "Measured prefill rate at the longest prompts seen", |node| {
+        node.prefill_rates.last().map_or(0.0, |point| point.tokens_per_second)
+    }),
+    ("node_decode_tokens_per_second", "Measured decode rate of one stream, with the fewest streams seen", |node| {
+        node.decode_rates.first().map_or(0.0, |point| point.tokens_per_second)
+    }),
+];
+
+struct Series {
+    registry: Registry,
+}
+
+impl Series {
+    fn one(&mut self, name: &str, help: &str, value: f64) {
+        let gauge = Gauge::<f64, AtomicU64>::default();
+        gauge.set(value);
+        self.registry.register(name, help, gauge);
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, series: impl Iterator<Item = (Labels, f64)>) {
+        let family = Gauges::default();
+        for (labels, value) in series {
+            family.get_or_create(&labels).set(value);
+        }
+        self.registry.register(name, help, family);
+    }
+
+    /// Counters of seconds; the unit becomes part of the name.
+    fn seconds(&mut self, name: &str, help: &str, series: impl Iterator<Item = (Labels, f64)>) {
+        let family = Family::<Labels, Counter<f64, AtomicU64>>::default();
+        for (labels, value) in series {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.registry.register_with_unit(name, help, Unit::Seconds, family);
+    }
+
+    fn counters(&mut self, name: &str, help: &str, series: impl Iterator<Item = (Labels, u64)>) {
+        let family = Family::<Labels, Counter>::default();
+        for (labels, value) in series {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.registry.register(name, help, family);
+    }
+}
+
+fn of_model(model: &ModelState) -> Labels {
+    vec![("model", model.name.clone())]
+}
+
+fn of_node(model: &ModelState, node: &NodeState) -> Labels {
+    [of_model(model), vec![("node", node.name.clone()), ("task", node.task.as_str().to_owned())]].concat()
+}

@@ -1,0 +1,127 @@
+use std::collections::BTreeMap;
+
+use baton_schemas::handoff::HandoffTimings;
+use futures::StreamExt;
+
+use super::*;
+use crate::observe::Outcome;
+use crate::observe::state::{self, BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
+use crate::observe::tests::{app, caller, request};
+use crate::request::generate::generate;
+
+/// Reads the text format: each series by its name with labels. Fails on what no scraper would take.
+fn parse(text: &str) -> BTreeMap<&str, f64> {
+    assert!(text.ends_with("# EOF\n"), "OpenMetrics ends with EOF");
+    let mut typed = std::collections::BTreeSet::new();
+    let mut series = BTreeMap::new();
+    for line in text.lines().take_while(|line| *line != "# EOF") {
+        if let Some(comment) = line.strip_prefix("# ") {
+            let mut words = comment.splitn(3, ' ');
+            let (keyword, name) = (words.next().unwrap(), words.next().unwrap());
+            assert!(["HELP", "TYPE", "UNIT"].contains(&keyword), "{line}");
+            assert!(keyword != "TYPE" || typed.insert(name), "{name} is declared twice");
+            continue;
+        }
+        let (key, value) = line.rsplit_once(' ').unwrap();
+        assert!(key.starts_with("baton_"), "{line}");
+        assert!(series.insert(key, value.parse().unwrap()).is_none(), "{key} is there twice");
+    }
+    series
+}
+
+#[tokio::test]
+async fn what_happened_can_be_scraped() {
+    let app = app().await;
+    for _ in 0..3 {
+        let mut reply = generate(&app, request("alias"), &caller()).await.unwrap();
+        while reply.events.next().await.is_some() {}
+    }
+    assert!(generate(&app, request("not-there"), &caller()).await.is_err());
+    app.pool.models()[0].fallbacks.count("decode_lost");
+    app.observer.metrics.replied("/v1/models/{*id}", 404);
+
+    let text = text(&app.observer.metrics, &state::snapshot(&app, false));
+    let series = parse(&text);
+    let check = |key: &str, expected: f64| assert_eq!(series.get(key), Some(&expected), "{key} in\n{text}");
+    check(r#"baton_requests_total{model="m",outcome="done"}"#, 3.0);
+    check(r#"baton_requests_total{model="unknown",outcome="refused"}"#, 1.0);
+    check(r#"baton_request_errors_total{model="unknown",reason="model_not_found"}"#, 1.0);
+    check(r#"baton_route_decisions_total{model="m",route="direct",reason="only_route"}"#, 3.0);
+    check(r#"baton_generation_tokens_total{model="m"}"#, 24.0);
+    check(r#"baton_time_to_first_token_seconds_count{model="m",route="direct"}"#, 3.0);
+    check(r#"baton_e2e_request_latency_seconds_count{model="m",route="direct"}"#, 3.0);
+    check(r#"baton_request_queue_time_seconds_count{model="m"}"#, 3.0);
+    check(r#"baton_inter_token_latency_seconds_count{model="m"}"#, 21.0);
+    check(r#"baton_fallbacks_total{model="m",reason="decode_lost"}"#, 1.0);
+    check(r#"baton_http_requests_total{path="/v1/models/{*id}",status="404"}"#, 1.0);
+    check(r#"baton_node_up{model="m",node="local",task="decode"}"#, 1.0);
+    check(r#"baton_node_state{model="m",node="local",task="decode",state="ready"}"#, 1.0);
+    check(r#"baton_node_state{model="m",node="local",task="decode",state="suspect"}"#, 0.0);
+    let change = r#"from="starting",to="ready",reason="answers""#;
+    check(&format!(r#"baton_node_state_transitions_total{{model="m",node="local",task="decode",{change}}}"#), 1.0);
+    check(r#"baton_node_slots{model="m",node="local",task="decode"}"#, 4.0);
+    check(r#"baton_node_breaker_open{model="m",node="local",task="decode"}"#, 0.0);
+    check("baton_requests_running", 0.0);
+    let cached = series[r#"baton_prompt_tokens_cached_total{model="m"}"#];
+    assert!(cached > 0.0 && cached < series[r#"baton_prompt_tokens_total{model="m"}"#], "{text}");
+    assert!(!text.contains("secret") && !text.contains("not-there"), "{text}");
+}
+
+/// The dashboard asks for series that exist.
+#[tokio::test]
+async fn every_series_of_the_dashboard_is_there() {
+    let app = app().await;
+    // A family without a series is not written.
+    let mut reply = generate(&app, request("m"), &caller()).await.unwrap();
+    while reply.events.next().await.is_some() {}
+    drop(reply);
+    app.observer.metrics.replied("/", 200);
+    app.pool.models()[0].fallbacks.count("prefill_down");
+    app.observer.metrics.ended(&Summary {
+        model: "m",
+        outcome: Outcome::Failed,
+        error: Some("internal"),
+        routed: Some(Routed {
+            route: "handoff",
+            reason: "faster",
+            n_prompt: 2,
+            n_cached: 0,
+            n_completion: 1,
+            queued: None,
+            ttft: None,
+            prediction_ratio: Some(1.0),
+            completion_ratio: Some(1.0),
+            handoff: Some(HandoffTimings::default()),
+        }),
+        e2e: 1.0,
+    });
+    let mut state = state::snapshot(&app, false);
+    state.models[0].links.push(LinkState::default());
+    let unloads = [("idle".to_owned(), 1)].into();
+    state.models[0].residency = Some(ResidencyState { unloads, ..ResidencyState::default() });
+    let breaker = BreakerState { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerState::default() };
+    let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
+    state.upstreams.push(UpstreamState { name: "up".into(), breaker, fallbacks, ..UpstreamState::default() });
+    let scraped = text(&app.observer.metrics, &state);
+    let declared: Vec<String> = scraped
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .flat_map(|(name, kind)| match kind {
+            "counter" => vec![format!("{name}_total")],
+            "histogram" => vec![format!("{name}_bucket")],
+            _ => vec![name.to_owned()],
+        })
+        .collect();
+    let dashboard = include_str!("../../../../docs/grafana/baton.json");
+    let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let mut n_series = 0;
+    for target in dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap())
+    {
+        let words = target["expr"].as_str().unwrap().split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for name in words.filter(|word| word.starts_with("baton_")) {
+            assert!(declared.iter().any(|known| known == name), "{name} is not scraped");
+            n_series += 1;
+        }
+    }
+    assert!(n_series > 20);
+}

@@ -1,0 +1,125 @@
+//! Who a key belongs to: what it may ask for, how much, and how much of that is left.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use super::rate::{Quota, Rate};
+use crate::error::RequestError;
+use crate::targets::nodes::names;
+
+/// What a key may do. The default is an owner's key: everything, without limits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// Models it may use, each by one of its names; empty: all.
+    pub models: Vec<String>,
+    /// Requests a minute.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens a minute, of prompts and replies together.
+    pub tokens_per_minute: Option<u32>,
+    /// Requests served at once.
+    pub max_concurrent: Option<usize>,
+    /// Of two keys with waiting requests the one with the higher priority goes first.
+    pub priority: u8,
+    /// Whether it may choose how its requests are planned.
+    pub may_choose_policy: bool,
+    /// Whether it may see the endpoint at work: state, metrics, addresses of nodes.
+    pub is_operator: bool,
+}
+
+/// Priority of keys for which nothing is said.
+pub const DEFAULT_PRIORITY: u8 = 5;
+
+impl Default for KeyLimits {
+    fn default() -> Self {
+        KeyLimits {
+            models: Vec::new(),
+            requests_per_minute: None,
+            tokens_per_minute: None,
+            max_concurrent: None,
+            priority: DEFAULT_PRIORITY,
+            may_choose_policy: true,
+            is_operator: true,
+        }
+    }
+}
+
+/// A key's holder, with what is left of its rates.
+#[derive(Debug)]
+pub struct Account {
+    /// As configured, unique; never the key itself.
+    pub name: String,
+    /// What it may do.
+    pub limits: KeyLimits,
+    requests: Option<Rate>,
+    tokens: Option<Rate>,
+    /// Who has its place since its limits were changed, and is charged for what still runs under this one.
+    successor: OnceLock<Arc<Account>>,
+}
+
+impl Account {
+    /// An account with its rates untouched.
+    pub fn new(name: impl Into<String>, limits: KeyLimits) -> Account {
+        Account {
+            name: name.into(),
+            requests: limits.requests_per_minute.and_then(Rate::per_minute),
+            tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
+            limits,
+            successor: OnceLock::new(),
+        }
+    }
+
+    /// Gives its place to the same holder with other limits, who has used what this one has.
+    pub fn succeed(&self, successor: &Arc<Account>) {
+        // From here on whatever ends is charged there.
+        if self.successor.set(Arc::clone(successor)).is_err() {
+            return;
+        }
+        let carry = |from: &Option<Rate>, to: &Option<Rate>| {
+            if let (Some(from), Some(to)) = (from, to) {
+                to.charge(from.used());
+            }
+        };
+        carry(&self.requests, &successor.requests);
+        carry(&self.tokens, &successor.tokens);
+    }
+
+    /// Whether it may use a model that has these names. One whose names are not known yet is nobody's.
+    pub fn may_use<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> bool {
+        let allowed = &self.limits.models;
+        allowed.is_empty() || names.any(|name| allowed.iter().any(|allowed| names::are_same(allowed, name)))
+    }
+
+    /// Takes one request, or says which rate is exhausted and until when. Tokens are charged when they are known: what
+    /// a reply turned out to need beyond what was left is paid back before the next one is let in.
+    pub(super) fn take_request(&self) -> Result<(), RequestError> {
+        let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
+            unit,
+            limit: rate.quota().limit,
+            retry_after,
+        };
+        if let Some(rate) = &self.tokens {
+            rate.settle().map_err(|after| limited("tokens", rate, after))?;
+        }
+        if let Some(rate) = &self.requests {
+            rate.take().map_err(|after| limited("requests", rate, after))?;
+        }
+        Ok(())
+    }
+
+    /// These tokens were used.
+    pub(super) fn charge_tokens(&self, n: u64) {
+        let mut account = self;
+        while let Some(successor) = account.successor.get() {
+            account = successor;
+        }
+        if let Some(rate) = &account.tokens {
+            rate.charge(n);
+        }
+    }
+
+    /// What is left, for `x-ratelimit-*`: `requests` and `tokens`, where they are limited.
+    pub fn quotas(&self) -> impl Iterator<Item = (&'static str, Quota)> {
+        let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota()));
+        of("requests", &self.requests).into_iter().chain(of("tokens", &self.tokens))
+    }
+}

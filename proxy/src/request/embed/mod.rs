@@ -1,0 +1,262 @@
+//! The life of a request for vectors: admission, tokens, a node, its vectors; and another node if that one is lost.
+//!
+//! Its neighbour is [`crate::request::generate`]. There is nothing to plan here: no KV is kept or handed over, so the node with
+//! the least to do is the best.
+
+use std::sync::Arc;
+
+use baton_schemas::embed::{EmbedDelta, EmbedInput, EmbedRequest, EmbedSequences, EmbedTimings, EmbeddingFacts};
+use baton_schemas::embed::{MAX_INPUTS, MAX_TOTAL_TOKENS};
+use baton_schemas::node::{NodeInfo, TokenizeRequest};
+use baton_schemas::{EngineError, Token};
+use futures::StreamExt;
+use futures::future::try_join_all;
+use tracing::Instrument;
+
+use crate::app::App;
+use crate::error::RequestError;
+use crate::observe::EmbedWatch;
+use crate::request::failover::{Attempts, ask};
+use crate::request::generate::Caller;
+use crate::targets::nodes::{Node, ServedModel, Sight, Task};
+use crate::targets::upstreams;
+
+/// Texts that are tokenized at once: each is a small call to the node.
+const TOKENIZED_TOGETHER: usize = 8;
+
+/// A request's vectors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedded {
+    /// One for each input: of length 1 if a node computed it, as it came if an upstream did.
+    pub vectors: Vec<Vec<f32>>,
+    /// Tokens of all inputs.
+    pub n_tokens: u32,
+    /// Where the node's time went.
+    pub timings: EmbedTimings,
+}
+
+/// Turns a request's texts into vectors. Dropping the future cancels what is not computed yet, within one step of the
+/// engine.
+pub async fn embed(app: &App, request: &EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
+    let mut watch = EmbedWatch::begin(&app.observer, caller);
+    let span = watch.span().clone();
+    let outcome = run(app, request, caller, &mut watch).instrument(span).await;
+    match &outcome {
+        Ok(embedded) => watch.done(embedded),
+        Err(error) => watch.failed(error),
+    }
+    outcome
+}
+
+async fn run(
+    app: &App,
+    request: &EmbedRequest,
+    caller: &Caller,
+    watch: &mut EmbedWatch,
+) -> Result<Embedded, RequestError> {
+    let (model, upstreams) = app.who_serves(&request.model, &caller.account)?;
+    let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
+    watch.is_for(name.map_or("", String::as_str));
+    // Before a place in the house is taken, as for generation.
+    let _stay = match &model {
+        Some(model) => app.stay(model, request.keep_alive).await?,
+        None => None,
+    };
+    app.admission.set_slots(app.n_slots());
+    let permit = app.admission.admit(&caller.account, &caller.place).await?;
+    let model = match (model, upstreams) {
+        // Another model's vectors would be no substitute: where nodes serve it, upstreams do not help out.
+        (Some(model), _) => model,
+        (None, Some(serving)) => {
+            let embedded = upstreams::embed(&serving, request, &caller.request_id).await?;
+            permit.charge_prompt(embedded.n_tokens);
+            return Ok(embedded);
+        }
+        (None, None) => return Err(RequestError::ModelNotFound { model: request.model.clone() }),
+    };
+    let prepared = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+        let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
+            feature: "embeddings: its model gives no vectors of texts".to_owned(),
+        })?;
+        check_dimensions(request, facts)?;
+        Ok((tokens(&node, request, facts).await?, facts))
+    };
+    let (inputs, facts) = ask(&model, Some(&request.model), prepared).await?;
+    let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
+    tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "texts to embed");
+    permit.charge_prompt(n_tokens);
+    let (vectors, timings) = compute(&model, inputs, facts).await?;
+    Ok(Embedded { vectors, n_tokens, timings })
+}
+
+/// Vectors can be cut only if the model was trained for that (Matryoshka embeddings), which its file does not tell.
+fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(), RequestError> {
+    match request.dimensions {
+        Some(n) if n != facts.n_embd => {
+            let problem = format!("this model's vectors have {} values and cannot be cut to {n}", facts.n_embd);
+            Err(RequestError::InvalidField { field: "dimensions", problem })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Every input's tokens, none too long.
+async fn tokens(
+    node: &Arc<Node>,
+    request: &EmbedRequest,
+    facts: EmbeddingFacts,
+) -> Result<Vec<Vec<Token>>, RequestError> {
+    if request.inputs.len() > MAX_INPUTS {
+        let problem = format!("must be at most {MAX_INPUTS} texts, but is {}", request.inputs.len());
+        return Err(RequestError::InvalidField { field: "input", problem });
+    }
+    let mut inputs = Vec::with_capacity(request.inputs.len());
+    for (chunk_idx, chunk) in request.inputs.chunks(TOKENIZED_TOGETHER).enumerate() {
+        let first = chunk_idx * TOKENIZED_TOGETHER;
+        let tokens =
+            chunk.iter().zip(first..).map(|(input, idx)| one_input(node, idx, input, request.truncate, facts.n_ctx));
+        inputs.extend(try_join_all(tokens).await?);
+    }
+    let n_tokens: usize = inputs.iter().map(Vec::len).sum();
+    if n_tokens > MAX_TOTAL_TOKENS {
+        let problem = format!("must have at most {MAX_TOTAL_TOKENS} tokens in all, but has {n_tokens}");
+        return Err(RequestError::InvalidField { field: "input", problem });
+    }
+    Ok(inputs)
+}
+
+async fn one_input(
+    node: &Node,
+    idx: usize,
+    input: &EmbedInput,
+    truncate: bool,
+    n_ctx: u32,
+) -> Result<Vec<Token>, RequestError> {
+    let tokens = match input {
+        EmbedInput::Tokens(tokens) => tokens.clone(),
+        EmbedInput::Text(text) => match tokenize(node, text).await {
+            // More bytes than fit whatever their tokens are: not worth tokenizing, and far from worth cutting.
+            Err(EngineError::ContextOverflow { n_prompt, .. }) => {
+                return Err(RequestError::InputTooLong { idx, n_tokens: n_prompt, n_ctx });
+            }
+            tokens => tokens?,
+        },
+    };
+    if tokens.is_empty() {
+        return Err(RequestError::InvalidField { field: "input", problem: format!("text {idx} has no tokens") });
+    }
+    match tokens.len() > n_ctx as usize {
+        false => Ok(tokens),
+        true if truncate => cut(node, tokens, n_ctx as usize).await,
+        true => Err(RequestError::InputTooLong { idx, n_tokens: tokens.len() as u32, n_ctx }),
+    }
+}
+
+/// The beginning of a text, with the token that ends every text of this model, if it has one: models that are pooled
+/// there expect it.
+async fn cut(node: &Node, mut tokens: Vec<Token>, n_ctx: usize) -> Result<Vec<Token>, RequestError> {
+    let empty = tokenize(node, "").await?;
+    let last = tokens.last().copied().filter(|last| empty.last() == Some(last));
+    tokens.truncate(n_ctx);
+    if let (Some(last), Some(end)) = (tokens.last_mut(), last) {
+        *last = end;
+    }
+    Ok(tokens)
+}
+
+async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
+    let request = TokenizeRequest { text: text.to_owned(), add_special: true, parse_special: false };
+    node.engine.tokenize(&request).await
+}
+
+/// All vectors. What a node that is lost had sent is kept; another one goes on from there.
+async fn compute(
+    model: &ServedModel,
+    mut inputs: Vec<Vec<Token>>,
+    facts: EmbeddingFacts,
+) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
+    let (mut vectors, mut timings) = (Vec::with_capacity(inputs.len()), EmbedTimings::default());
+    let mut attempts = Attempts::default();
+    loop {
+        let error = match choose(model, attempts.failed()).await {
+            Ok(node) => {
+                let (attempt, outcome) = attempt(node, &inputs, facts).await;
+                timings.queue_ms += attempt.timings.queue_ms;
+                timings.compute_ms += attempt.timings.compute_ms;
+                if !attempt.vectors.is_empty() {
+                    attempts.progressed();
+                }
+                inputs.drain(..attempt.vectors.len());
+                vectors.extend(attempt.vectors);
+                attempts.note(model, node, &outcome);
+                match outcome {
+                    Ok(()) => return Ok((vectors, timings)),
+                    Err(error) => error.into(),
+                }
+            }
+            Err(error) => error,
+        };
+        attempts.go_on(model, error).await?;
+    }
+}
+
+/// What came of asking one node.
+#[derive(Default)]
+struct Attempt {
+    vectors: Vec<Vec<f32>>,
+    timings: EmbedTimings,
+}
+
+async fn attempt(node: &Node, inputs: &[Vec<Token>], facts: EmbeddingFacts) -> (Attempt, Result<(), EngineError>) {
+    let mut attempt = Attempt::default();
+    let outcome = fill(&mut attempt, node, inputs, facts).await;
+    (attempt, outcome)
+}
+
+async fn fill(
+    attempt: &mut Attempt,
+    node: &Node,
+    inputs: &[Vec<Token>],
+    facts: EmbeddingFacts,
+) -> Result<(), EngineError> {
+    let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
+    while let Some(delta) = deltas.next().await {
+        match delta? {
+            EmbedDelta::Vector(vector)
+                if vector.len() == facts.n_embd as usize && attempt.vectors.len() < inputs.len() =>
+            {
+                attempt.vectors.push(vector);
+            }
+            EmbedDelta::Finished { timings } if attempt.vectors.len() == inputs.len() => {
+                attempt.timings = timings;
+                node.succeeded(Task::Decode);
+                return Ok(());
+            }
+            _ => return Err(EngineError::internal("the node sent vectors that were not asked for")),
+        }
+    }
+    Err(EngineError::lost("the stream of vectors ended early"))
+}
+
+/// The node with the least to do, of those that have not failed this request; if all have, any that is ready.
+async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<Node>, RequestError> {
+    let untried = model
+        .decode
+        .iter()
+        .enumerate()
+        .filter(|(idx, node)| !failed.contains(idx) && model.ready_decode(node).is_some());
+    let best = untried.min_by_key(|(_, node)| {
+        let load = node.load();
+        (!node.is_trusted(Task::Decode), load.queued + load.active_slots)
+    });
+    match best {
+        Some((_, node)) => {
+            node.breakers.of(Task::Decode).try_pass();
+            Ok(node)
+        }
+        None => Ok(model.any_ready_but(failed, Sight::Unneeded).await?.0),
+    }
+}
+
+#[cfg(test)]
+mod tests;

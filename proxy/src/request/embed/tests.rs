@@ -1,0 +1,169 @@
+//! Vectors from the simulator, and from one that dies on the way.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::{DeltaStream, EmbedStream, Engine};
+use baton_schemas::SequenceRequest;
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{NodeInfo, NodeLoad};
+
+use super::*;
+use crate::observe::Observer;
+use crate::observe::metrics;
+use crate::observe::state;
+use crate::observe::tests::caller;
+use crate::request::admission::{Admission, Bounds};
+use crate::targets::nodes::{Health, Pool};
+
+/// A simulator whose streams of vectors break after two, a number of times. Counts the texts that it is asked for.
+struct Mortal {
+    sim: SimEngine,
+    n_deaths: AtomicU32,
+    n_asked: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl Engine for Mortal {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.sim.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.sim.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.sim.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.sim.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.sim.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.sim.generate(request).await
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        self.n_asked.fetch_add(request.inputs.len() as u32, Ordering::AcqRel);
+        let deltas = self.sim.embed(request).await?;
+        match self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)) {
+            Ok(_) => {
+                let lost = futures::stream::iter([Err(EngineError::lost("killed"))]);
+                Ok(deltas.take(2).chain(lost).boxed())
+            }
+            Err(_) => Ok(deltas),
+        }
+    }
+}
+
+fn sim() -> SimEngine {
+    SimEngine::new(SimConfig { prefill_tps: 100_000.0, n_ctx: 32, ..SimConfig::default() })
+}
+
+/// An endpoint on one node that dies so often, and the count of the texts it was asked for.
+async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
+    let n_asked = Arc::new(AtomicU32::new(0));
+    let mortal = Mortal { sim: sim(), n_deaths: AtomicU32::new(n_deaths), n_asked: Arc::clone(&n_asked) };
+    let mut decode = vec![node("mortal", mortal).await];
+    for _ in 0..spares {
+        decode.push(node("spare", sim()).await);
+    }
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
+    let pool = Arc::new(Pool::of(vec![Arc::new(model)]));
+    (
+        App {
+            admission: Admission::new(Bounds::default()),
+            pool,
+            residency: Default::default(),
+            upstreams: Default::default(),
+            observer: Arc::new(Observer::default()),
+        },
+        n_asked,
+    )
+}
+
+async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
+    let health = Health::new("it");
+    health.answers(Arc::new(engine.info().await.unwrap()));
+    Node::new(name.into(), None, Arc::new(engine), health)
+}
+
+fn request(texts: &[&str]) -> EmbedRequest {
+    let inputs = texts.iter().map(|text| EmbedInput::Text((*text).to_owned())).collect();
+    EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None }
+}
+
+const TEXTS: [&str; 5] = ["one", "two", "three", "four", "five"];
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_node_costs_no_vector_and_none_is_computed_twice() {
+    let (immortal, _) = app(0, 0).await;
+    let expected = embed(&immortal, &request(&TEXTS), &caller()).await.unwrap();
+    assert_eq!((expected.vectors.len(), expected.n_tokens), (5, 5 + 19));
+    // On another node.
+    let (pair, n_asked) = app(9, 1).await;
+    assert_eq!(embed(&pair, &request(&TEXTS), &caller()).await.unwrap().vectors, expected.vectors);
+    assert_eq!(n_asked.load(Ordering::Acquire), 5);
+    // On the same one, restarted: what it had sent is not asked for again.
+    let (alone, n_asked) = app(2, 0).await;
+    assert_eq!(embed(&alone, &request(&TEXTS), &caller()).await.unwrap().vectors, expected.vectors);
+    assert_eq!(n_asked.load(Ordering::Acquire), 5 + 3 + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn texts_that_are_too_long_are_refused_or_cut() {
+    let (app, _) = app(0, 0).await;
+    let long = "x".repeat(40);
+    let refused = embed(&app, &request(&["short", &long]), &caller()).await.unwrap_err();
+    assert!(matches!(refused, RequestError::InputTooLong { idx: 1, n_tokens: 41, n_ctx: 32 }), "{refused:?}");
+    let cut = EmbedRequest { truncate: true, ..request(&[&long]) };
+    let whole = embed(&app, &request(&["x".repeat(31).as_str()]), &caller()).await.unwrap();
+    assert_eq!(embed(&app, &cut, &caller()).await.unwrap().vectors, whole.vectors);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_model_shows_to_be_wrong_is_refused() {
+    let (app, _) = app(0, 0).await;
+    let check = async |request: EmbedRequest, field: &str| {
+        let refused = embed(&app, &request, &caller()).await.unwrap_err();
+        assert!(matches!(&refused, RequestError::InvalidField { field: f, .. } if *f == field), "{refused:?}");
+    };
+    check(EmbedRequest { dimensions: Some(8), ..request(&["a"]) }, "dimensions").await;
+    check(EmbedRequest { inputs: vec![EmbedInput::Tokens(vec![])], ..request(&[]) }, "input").await;
+    let vectors = embed(&app, &EmbedRequest { dimensions: Some(64), ..request(&["a"]) }, &caller()).await.unwrap();
+    assert_eq!(vectors.vectors[0].len(), 64);
+    let unknown = EmbedRequest { inputs: vec![EmbedInput::Tokens(vec![9_999])], ..request(&[]) };
+    let refused = embed(&app, &unknown, &caller()).await.unwrap_err();
+    assert!(matches!(refused, RequestError::Engine(EngineError::InvalidRequest { .. })), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happened_can_be_scraped() {
+    let (app, _) = app(0, 0).await;
+    embed(&app, &request(&TEXTS), &caller()).await.unwrap();
+    embed(&app, &EmbedRequest { model: "secret".into(), ..request(&TEXTS) }, &caller()).await.unwrap_err();
+    let dropped = tokio::time::timeout(Duration::ZERO, embed(&app, &request(&TEXTS), &caller())).await;
+    assert!(dropped.is_err(), "the simulator takes its time");
+    let text = metrics::text(&app.observer.metrics, &state::snapshot(&app, false));
+    for line in [
+        r#"baton_embedding_requests_total{model="m",outcome="done"} 1"#,
+        r#"baton_embedding_requests_total{model="m",outcome="cancelled"} 1"#,
+        r#"baton_embedding_requests_total{model="unknown",outcome="failed"} 1"#,
+        r#"baton_embedding_request_errors_total{model="unknown",reason="model_not_found"} 1"#,
+        r#"baton_embedding_tokens_total{model="m"} 24"#,
+        r#"baton_embedding_vectors_total{model="m"} 5"#,
+        r#"baton_embedding_request_latency_seconds_count{model="m"} 1"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+    }
+    assert!(!text.contains("secret"));
+}

@@ -1,0 +1,308 @@
+//! Nodes that stop at any of their calls, and requests that do not notice.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use async_trait::async_trait;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::{DeltaStream, EmbedStream, Engine};
+use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
+use baton_schemas::generate::{ChatPrompt, Conversation, Input};
+use baton_schemas::node::{NodeLoad, TokenizeRequest};
+use baton_schemas::{GenerateRequest, SequenceRequest, Token};
+use futures::StreamExt;
+use serde_json::json;
+
+use super::*;
+use crate::app::App;
+use crate::http::Backend;
+use crate::observe::Observer;
+use crate::observe::tests::{caller, request};
+use crate::request::admission::{Admission, Bounds};
+use crate::request::generate::{Event, generate};
+use crate::targets::nodes::{Health, Pool};
+
+/// How a node ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum End {
+    /// It answers nothing any more, and keeps its connections.
+    Freezes,
+    /// Calls to it break.
+    Dies,
+}
+
+/// A simulator that answers so many calls, and then ends.
+struct Stopping {
+    sim: SimEngine,
+    n_calls: AtomicU32,
+    end: End,
+}
+
+impl Stopping {
+    /// Answers nothing once `n_calls` are used up.
+    async fn gate(&self, takes: u32) -> Result<(), EngineError> {
+        let is_open = self.n_calls.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| match n {
+            0 => None,
+            n => Some(n - takes),
+        });
+        match (is_open, self.end) {
+            (Ok(_), _) => Ok(()),
+            (Err(_), End::Dies) => Err(EngineError::lost("gone")),
+            (Err(_), End::Freezes) => std::future::pending().await,
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Stopping {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.sim.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.gate(0).await?;
+        self.sim.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.gate(1).await?;
+        self.sim.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.gate(1).await?;
+        self.sim.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.gate(1).await?;
+        self.sim.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.gate(1).await?;
+        self.sim.generate(request).await
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        self.gate(1).await?;
+        self.sim.embed(request).await
+    }
+}
+
+fn sim() -> SimEngine {
+    SimEngine::new(SimConfig { prefill_tps: 100_000.0, decode_tps: 1_000.0, ..SimConfig::default() })
+}
+
+async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
+    let health = Health::new("it");
+    health.answers(Arc::new(engine.info().await.unwrap()));
+    Node::new(name.into(), None, Arc::new(engine), health)
+}
+
+/// An endpoint whose first node ends after so many calls, and whose second one is well.
+async fn app(end: End, n_calls: u32) -> App {
+    let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end };
+    over(vec![node("stopping", stopping).await, node("spare", sim()).await]).0
+}
+
+/// What a request gives, however soon the node that it is sent to ends.
+async fn check<T: PartialEq + std::fmt::Debug>(ask: impl AsyncFn(&App) -> Result<T, RequestError>) {
+    let expected = ask(&app(End::Dies, 1_000).await).await.unwrap();
+    for end in [End::Freezes, End::Dies] {
+        for n_calls in 0..8 {
+            let app = app(end, n_calls).await;
+            // The node was well until now.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let began = Instant::now();
+            let given = ask(&app).await;
+            assert_eq!(given.unwrap_or_else(|error| panic!("{end:?} after {n_calls}: {error}")), expected);
+            assert!(began.elapsed() < START_DEADLINE, "{end:?} after {n_calls}: {:?}", began.elapsed());
+        }
+    }
+}
+
+fn chat() -> ChatPrompt {
+    let conversation = json!({ "messages": [{ "role": "user", "content": "hello" }] });
+    ChatPrompt { conversation: serde_json::from_value(conversation).unwrap(), ..ChatPrompt::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn vectors_come_whatever_their_node_stops_at() {
+    let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
+    let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None };
+    check(async |app| Ok(crate::request::embed::embed(app, &request, &caller()).await?.vectors)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn brief_questions_are_answered_whatever_their_node_stops_at() {
+    let text = || TokenizeRequest { text: "some text".into(), add_special: false, parse_special: false };
+    check(async |app| app.tokenize(Some("m"), text(), &caller()).await).await;
+    check(async |app| app.detokenize(None, vec![65, 66, 67], &caller()).await).await;
+    check(async |app| app.count(Some("m"), chat(), &caller()).await).await;
+    check(async |app| app.render(Some("m"), chat(), &caller()).await).await;
+    check(async |app| Ok(app.explain(request("m"), &caller()).await?.n_prompt)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_comes_whatever_its_node_stops_at() {
+    check(async |app| {
+        let mut events = generate(app, request("m"), &caller()).await?.events;
+        let mut reply = String::new();
+        while let Some(event) = events.next().await {
+            if let Event::Text { text, .. } = event? {
+                reply += &text;
+            }
+        }
+        Ok(reply)
+    })
+    .await;
+}
+
+/// A node that refuses every sequence.
+struct Refusing(SimEngine, EngineError);
+
+#[async_trait]
+impl Engine for Refusing {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.0.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.0.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.0.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.0.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.0.detokenize(tokens).await
+    }
+
+    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        Err(self.1.clone())
+    }
+}
+
+/// An endpoint over these nodes.
+fn over(decode: Vec<Arc<Node>>) -> (App, Arc<ServedModel>) {
+    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()));
+    let app = App {
+        admission: Admission::new(Bounds::default()),
+        pool: Arc::new(Pool::of(vec![Arc::clone(&model)])),
+        residency: Default::default(),
+        upstreams: Default::default(),
+        observer: Arc::new(Observer::default()),
+    };
+    (app, model)
+}
+
+fn full() -> Refusing {
+    Refusing(sim(), EngineError::QueueFull { limit: 1 })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_node_is_asked_though_its_breaker_is_open() {
+    let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
+    model.decode[2].failed(Task::Decode, "decode_lost");
+    let reply = generate(&app, request("m"), &caller()).await.unwrap();
+    assert!(reply.route.contains("decode=c"), "{}", reply.route);
+    assert_eq!(model.fallbacks.view()["decode_busy"].count, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_all_refuse_ends_with_their_refusal() {
+    // The third is not there to be asked.
+    let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
+    model.decode[2].health.fails(&crate::targets::nodes::Why::plainly("unreachable", "gone"), Duration::from_secs(1));
+    let refused = generate(&app, request("m"), &caller()).await.err();
+    assert!(matches!(refused, Some(RequestError::Engine(EngineError::QueueFull { .. }))), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_not_available_is_not_counted_as_busy() {
+    let stops = Refusing(sim(), EngineError::Unavailable { reason: "stopping".into() });
+    let (app, model) = over(vec![node("a", stops).await, node("b", sim()).await]);
+    generate(&app, request("m"), &caller()).await.unwrap();
+    let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
+    assert_eq!(counts, [("decode_unavailable", 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_an_engine_fails_at_is_asked_of_one_more() {
+    let fails = |what: &str| Refusing(sim(), EngineError::internal(what));
+    let (app, model) = over(vec![node("a", fails("first")).await, node("b", sim()).await]);
+    let reply = generate(&app, request("m"), &caller()).await.unwrap();
+    assert!(reply.route.contains("decode=b"), "{}", reply.route);
+    let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
+    assert_eq!(counts, [("engine_failed", 1)]);
+    let decode = [node("a", fails("first")).await, node("b", fails("second")).await, node("c", sim()).await];
+    let (app, _) = over(decode.to_vec());
+    let failed = generate(&app, request("m"), &caller()).await.err();
+    let expected = EngineError::internal("first");
+    assert!(matches!(&failed, Some(RequestError::Engine(error)) if *error == expected), "{failed:?}");
+}
+
+/// A node with a projector.
+async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
+    let node = node(name, engine).await;
+    let info = NodeInfo { projector: Some("eyes".to_owned()), ..(*node.info().unwrap()).clone() };
+    node.health.answers(Arc::new(info));
+    node
+}
+
+/// A chat with an image.
+fn seen() -> ChatPrompt {
+    let images = vec![Image::new(&b"x"[..], "messages[0].content[0]")];
+    ChatPrompt { conversation: Conversation { images, ..chat().conversation }, ..ChatPrompt::default() }
+}
+
+fn about_an_image() -> GenerateRequest {
+    GenerateRequest { input: Input::Chat(seen().conversation), ..request("m") }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_with_images_ends_as_its_nodes_that_see_say_and_not_as_a_blind_one_would() {
+    for said in [
+        EngineError::QueueFull { limit: 1 },
+        EngineError::Unavailable { reason: "stopping".into() },
+        EngineError::lost("gone"),
+        EngineError::internal("broken"),
+    ] {
+        let refusing = async || seeing("a", Refusing(sim(), said.clone())).await;
+        let (app, model) = over(vec![refusing().await, node("blind", sim()).await]);
+        let began = Instant::now();
+        let refused = generate(&app, about_an_image(), &caller()).await.err();
+        assert!(matches!(&refused, Some(RequestError::Engine(error)) if *error == said), "{refused:?}");
+        // Only one that was lost is waited for, and nobody else was there to be asked.
+        let is_lost = said.is_lost_engine();
+        let was_patient = began.elapsed() >= START_DEADLINE;
+        assert_eq!((was_patient, model.fallbacks.view().is_empty()), (is_lost, !is_lost), "{said}");
+        // Another one that sees takes it.
+        let (app, _) = over(vec![refusing().await, node("blind", sim()).await, seeing("c", sim()).await]);
+        let reply = generate(&app, about_an_image(), &caller()).await.unwrap();
+        assert!(reply.route.contains("decode=c"), "{said}: {}", reply.route);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blind() {
+    let (seeing, blind) = (seeing("a", sim()).await, node("blind", sim()).await);
+    let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
+    let ask = async |app: &App| generate(app, about_an_image(), &caller()).await.err();
+    assert!(ask(&app).await.is_none());
+    seeing.health.fails(&crate::targets::nodes::Why::plainly("unreachable", "gone"), Duration::from_secs(1));
+    let refused = ask(&app).await;
+    assert!(matches!(refused, Some(RequestError::Unavailable { .. })), "{refused:?}");
+    let counted = app.count(Some("m"), seen(), &caller()).await;
+    assert!(matches!(counted, Err(RequestError::Unavailable { .. })), "{counted:?}");
+    let (app, _) = over(vec![blind]);
+    assert!(matches!(ask(&app).await, Some(RequestError::Blind { .. })));
+    let counted = app.count(Some("m"), seen(), &caller()).await;
+    assert!(matches!(counted, Err(RequestError::Blind { .. })), "{counted:?}");
+}

@@ -1,0 +1,478 @@
+//! Streams whose engines die, at every token.
+
+mod traced;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use async_trait::async_trait;
+use baton_engines::Engine;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_planner::deadlines::Deadlines;
+use baton_planner::rates::Curve;
+use baton_schemas::Token;
+use baton_schemas::generate::Conversation;
+use baton_schemas::image::PromptImages;
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+
+use super::*;
+use crate::request::plan::plan;
+use crate::targets::nodes::{Health, Node, ServedModel, Why, expected_output};
+
+/// A simulator whose streams break after so many tokens, a number of times.
+struct Mortal {
+    sim: SimEngine,
+    dies_after: u32,
+    n_deaths: AtomicU32,
+    of: EngineError,
+}
+
+/// A simulator that shows that it lives, and gives no token before so long. Counts the streams that run.
+struct Late {
+    sim: SimEngine,
+    by: Duration,
+    /// Not even that it accepts the sequence.
+    from_the_start: bool,
+    n_running: Arc<AtomicU32>,
+}
+
+/// Lives as long as a stream.
+struct Running(Arc<AtomicU32>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[async_trait]
+impl Engine for Late {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.sim.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.sim.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.sim.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.sim.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.sim.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        let mut deltas = self.sim.generate(request).await?;
+        self.n_running.fetch_add(1, Ordering::AcqRel);
+        let (running, mut by) = (Running(Arc::clone(&self.n_running)), self.by);
+        if self.from_the_start {
+            tokio::time::sleep(std::mem::take(&mut by)).await;
+        }
+        let stream = async_stream::stream! {
+            let _running = running;
+            let mut is_late = false;
+            while let Some(delta) = deltas.next().await {
+                if matches!(delta, Ok(Delta::Token(_))) && !std::mem::replace(&mut is_late, true) {
+                    tokio::time::sleep(by).await;
+                }
+                yield delta;
+            }
+        };
+        Ok(stream.boxed())
+    }
+}
+
+#[async_trait]
+impl Engine for Mortal {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.sim.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.sim.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.sim.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.sim.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.sim.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        let mut deltas = self.sim.generate(request).await?;
+        let dies = self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok();
+        let (dies_after, of) = (self.dies_after, self.of.clone());
+        let stream = async_stream::stream! {
+            let mut n_tokens = 0;
+            while let Some(delta) = deltas.next().await {
+                let is_token = matches!(delta, Ok(Delta::Token(_)));
+                if dies && n_tokens == dies_after && !matches!(delta, Ok(Delta::Started { .. })) {
+                    yield Err(of);
+                    return;
+                }
+                n_tokens += u32::from(is_token);
+                yield delta;
+            }
+        };
+        Ok(stream.boxed())
+    }
+}
+
+fn sim() -> SimEngine {
+    SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() })
+}
+
+async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
+    let info = engine.info().await.unwrap();
+    let health = Health::new("it");
+    health.answers(Arc::new(info));
+    Node::new(name.into(), None, Arc::new(engine), health)
+}
+
+/// The projector of the nodes that see.
+const EYES: &str = "eyes";
+
+async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
+    let node = node(name, engine).await;
+    let info = NodeInfo { projector: Some(EYES.to_owned()), ..(*node.info().unwrap()).clone() };
+    node.health.answers(Arc::new(info));
+    node
+}
+
+fn mortal(dies_after: u32, n_deaths: u32) -> Mortal {
+    Mortal { sim: sim(), dies_after, n_deaths: AtomicU32::new(n_deaths), of: EngineError::lost("killed") }
+}
+
+/// Its engine fails, and says so.
+fn failing(dies_after: u32, n_deaths: u32, what: &str) -> Mortal {
+    Mortal { of: EngineError::internal(what), ..mortal(dies_after, n_deaths) }
+}
+
+fn model(decode: Vec<Arc<Node>>) -> Arc<ServedModel> {
+    Arc::new(ServedModel::new(OnceLock::from("sim".to_owned()), Vec::new(), decode, Vec::new()))
+}
+
+fn request() -> SequenceRequest {
+    SequenceRequest { prompt: (1..100).collect(), max_tokens: Some(12), ignore_eos: true, ..SequenceRequest::default() }
+}
+
+/// Tokens, how often the stream said that it started, and how many tokens it says it has.
+async fn run(model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    run_under(Span::none(), model).await
+}
+
+/// The same in a trace.
+async fn run_under(span: Span, model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    run_of(request(), span, model).await
+}
+
+/// The same of a prompt with an image.
+async fn run_about_an_image(model: &Arc<ServedModel>) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    let images = PromptImages { projector: EYES.to_owned(), images: Vec::new() };
+    run_of(SequenceRequest { images: Some(images), ..request() }, Span::none(), model).await
+}
+
+async fn run_of(
+    request: SequenceRequest,
+    span: Span,
+    model: &Arc<ServedModel>,
+) -> Result<(Vec<Token>, u32, u32), EngineError> {
+    let ask = PlanRequest {
+        tokens: &request.prompt,
+        n_replayed: 0,
+        scope: request.cache_scope,
+        max_tokens: request.max_tokens,
+        policy: None,
+        projector: projector_of(&request),
+        exclude: &[],
+        exclude_prefill: &[],
+    };
+    let plan = plan(model, &ask).unwrap();
+    let mut deltas = Resilient::begin(plan, request, span).await?.into_deltas();
+    let (mut tokens, mut n_started) = (Vec::new(), 0);
+    while let Some(delta) = deltas.next().await {
+        match delta? {
+            Delta::Started { .. } => n_started += 1,
+            Delta::Handoff(_) => {}
+            Delta::Token(token) => tokens.push(token.id),
+            Delta::Finished { timings, .. } => return Ok((tokens, n_started, timings.predicted_n)),
+        }
+    }
+    panic!("the stream was cut");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_goes_on_wherever_its_engine_dies() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    assert_eq!(expected.len(), 12);
+    for dies_after in 0..=12 {
+        // On another engine.
+        let pair = model(vec![node("mortal", mortal(dies_after, 9)).await, node("spare", sim()).await]);
+        assert_eq!(run(&pair).await.unwrap(), (expected.clone(), 1, 12), "after {dies_after}");
+        // On the same one, restarted.
+        let alone = model(vec![node("mortal", mortal(dies_after, 1)).await]);
+        assert_eq!(run(&alone).await.unwrap(), (expected.clone(), 1, 12), "after {dies_after}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_dies_at_every_token_is_given_up_only_without_progress() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    let slow = model(vec![node("mortal", mortal(1, 11)).await]);
+    assert_eq!(run(&slow).await.unwrap(), (expected, 1, 12));
+    let hopeless = model(vec![node("mortal", mortal(0, 1_000)).await]);
+    assert!(matches!(run(&hopeless).await, Err(EngineError::Lost { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error() {
+    for comes_back in [true, false] {
+        let engine = mortal(3, 1);
+        let info = Arc::new(engine.info().await.unwrap());
+        let health = Health::new("mortal");
+        health.answers(Arc::clone(&info));
+        let model = model(vec![Node::new("mortal".into(), None, Arc::new(engine), Arc::clone(&health))]);
+        // In the middle of the stream: 99 tokens of prompt at 10,000 a second, then one a millisecond.
+        let goes = async {
+            tokio::time::sleep(Duration::from_millis(12)).await;
+            health.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
+            tokio::time::sleep(TAKE_UP_DEADLINE / 2).await;
+            if comes_back {
+                health.answers(info);
+            }
+        };
+        let began = Instant::now();
+        let (outcome, ()) = tokio::join!(run(&model), goes);
+        match comes_back {
+            true => assert_eq!(outcome.unwrap().0.len(), 12),
+            false => {
+                assert!(matches!(outcome, Err(EngineError::Lost { .. })), "{outcome:?}");
+                assert!(began.elapsed() >= TAKE_UP_DEADLINE);
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_goes_on_elsewhere_once_where_its_engine_fails() {
+    let (expected, _, _) = run(&model(vec![node("well", sim()).await])).await.unwrap();
+    for fails_after in 0..=12 {
+        let pair = model(vec![node("fails", failing(fails_after, 9, "it")).await, node("spare", sim()).await]);
+        assert_eq!(run(&pair).await.unwrap(), (expected.clone(), 1, 12), "after {fails_after}");
+        assert_eq!((count(&pair, "engine_failed"), count(&pair, "decode_lost")), (1, 0));
+        assert_eq!(pair.decode[0].breakers.of(Task::Decode).counts().get("engine_failed"), Some(&1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_on_every_engine_ends_with_the_first_failure() {
+    for fails_after in [0, 3] {
+        let engine = async |what| node(what, failing(fails_after, 9, what)).await;
+        let all = model(vec![engine("first").await, engine("second").await, engine("third").await]);
+        let outcome = run(&all).await;
+        assert_eq!(outcome, Err(EngineError::internal("first")));
+        assert_eq!(count(&all, "engine_failed"), 1, "no third engine is asked");
+        // Where there is no other, nothing is waited for.
+        let (alone, began) = (model(vec![engine("alone").await]), Instant::now());
+        assert_eq!(run(&alone).await, Err(EngineError::internal("alone")));
+        assert!(count(&alone, "engine_failed") == 0 && began.elapsed() < RETRY_PAUSE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_about_an_image_goes_on_only_where_it_is_seen() {
+    let (expected, _, _) = run(&model(vec![node("well", sim()).await])).await.unwrap();
+    for fails_after in [0, 3] {
+        let engine = async || seeing("fails", failing(fails_after, 9, "it")).await;
+        let (blind, began) = (node("blind", sim()).await, Instant::now());
+        let alone = model(vec![engine().await, Arc::clone(&blind)]);
+        assert_eq!(run_about_an_image(&alone).await, Err(EngineError::internal("it")));
+        assert!(began.elapsed() < RETRY_PAUSE, "nobody else is waited for: {:?}", began.elapsed());
+        assert_eq!(count(&alone, "engine_failed"), 0);
+        let others = model(vec![engine().await, Arc::clone(&blind), seeing("spare", sim()).await]);
+        assert_eq!(run_about_an_image(&others).await.unwrap(), (expected.clone(), 1, 12));
+        // One that is lost may be back.
+        let lost = model(vec![seeing("mortal", mortal(fails_after, 1)).await, blind]);
+        assert_eq!(run_about_an_image(&lost).await.unwrap(), (expected.clone(), 1, 12));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_node_is_avoided_and_counted() {
+    let pair = model(vec![node("mortal", mortal(3, 1)).await, node("spare", sim()).await]);
+    run(&pair).await.unwrap();
+    assert_eq!(pair.decode[0].breakers.of(Task::Decode).counts().get("decode_lost"), Some(&1));
+    assert!(!pair.decode[0].breakers.of(Task::Decode).would_pass());
+    // Back within five seconds.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(pair.decode[0].breakers.of(Task::Decode).would_pass());
+}
+
+#[tokio::test(start_paused = true)]
+async fn predictions_are_learned_from_what_happens() {
+    let model = model(vec![node("a", sim()).await]);
+    for _ in 0..20 {
+        run(&model).await.unwrap();
+    }
+    let rates = model.decode[0].rates();
+    let decode = rates.decode.at(1.0).unwrap();
+    assert!((decode / 1_000.0 - 1.0).abs() < 0.1, "{decode} tokens/s");
+    let expected = expected_output(&model.routes.view().n_output, None);
+    assert!(expected < 100.0, "replies of 12 tokens were seen, not of {expected}");
+}
+
+/// A model on a node that is late by so long and on one that is late by `other`, with the rates of both known, and how
+/// many streams run on the first.
+async fn late_by(by: Duration, other: Duration, deadlines: Deadlines) -> (Arc<ServedModel>, Arc<AtomicU32>) {
+    late(by, other, (deadlines, false)).await
+}
+
+/// The same; or the first node is late to accept a sequence, too.
+async fn late(
+    by: Duration,
+    other: Duration,
+    (deadlines, from_the_start): (Deadlines, bool),
+) -> (Arc<ServedModel>, Arc<AtomicU32>) {
+    let n_running = Arc::new(AtomicU32::new(0));
+    let first = Late { sim: sim(), by, from_the_start, n_running: Arc::clone(&n_running) };
+    let second = Late { sim: sim(), by: other, from_the_start: false, n_running: Arc::default() };
+    let decode = vec![node("late", first).await, node("spare", second).await];
+    for node in &decode {
+        node.learn(|rates| {
+            (rates.prefill, rates.decode) = (Curve::constant(10_000.0), Curve::constant(1_000.0));
+        });
+    }
+    (model_within(decode, deadlines), n_running)
+}
+
+fn model_within(decode: Vec<Arc<Node>>, deadlines: Deadlines) -> Arc<ServedModel> {
+    let mut model = ServedModel::new(OnceLock::from("sim".to_owned()), Vec::new(), decode, Vec::new());
+    model.deadlines = deadlines;
+    Arc::new(model)
+}
+
+fn count(model: &ServedModel, reason: &str) -> u64 {
+    model.fallbacks.view().get(reason).map_or(0, |fallback| fallback.count)
+}
+
+const HEDGED: Deadlines =
+    Deadlines { floor: Duration::from_secs(1), factor: 4.0, max: Duration::from_secs(60), hedge: true };
+
+#[tokio::test(start_paused = true)]
+async fn a_late_first_token_is_hedged_and_the_first_to_deliver_wins() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    let seconds = Duration::from_secs;
+    for (by, other, is_won) in [(20, 0, true), (20, 5, true), (3, 20, false)] {
+        let (model, n_running) = late_by(seconds(by), seconds(other), HEDGED).await;
+        let began = Instant::now();
+        assert_eq!(run(&model).await.unwrap(), (expected.clone(), 1, 12), "{by} {other}");
+        // Until the deadline, and then the faster of the two.
+        let expected_s = by.min(1 + other);
+        assert!((began.elapsed().as_secs_f64() - expected_s as f64).abs() < 0.2, "{:?}", began.elapsed());
+        assert_eq!((count(&model, "first_token_late"), count(&model, "hedged")), (1, 1));
+        assert_eq!(count(&model, "hedge_won"), u64::from(is_won));
+        assert_eq!((n_running.load(Ordering::Acquire), count(&model, "decode_lost")), (0, 0), "the loser is cancelled");
+        let corrected = model.routes.view().corrections[0][0];
+        assert!(corrected > 1.2, "that the route was late is learned: {corrected}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_late_to_accept_is_hedged() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    for (by, other, is_won) in [(4, 0, true), (2, 20, false)] {
+        let (by, other) = (Duration::from_secs(by), Duration::from_secs(other));
+        let (model, n_running) = late(by, other, (HEDGED, true)).await;
+        let began = Instant::now();
+        assert_eq!(run(&model).await.unwrap(), (expected.clone(), 1, 12));
+        let expected_s = by.min(Duration::from_secs(1) + other).as_secs_f64();
+        assert!((began.elapsed().as_secs_f64() - expected_s).abs() < 0.2, "{:?}", began.elapsed());
+        let counts = ["first_token_late", "hedged", "hedge_won", "decode_lost"].map(|reason| count(&model, reason));
+        assert_eq!(counts, [1, 1, u64::from(is_won), 0]);
+        assert_eq!(n_running.load(Ordering::Acquire), 0, "the loser is cancelled");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_is_late_is_waited_for_where_nothing_is_hedged() {
+    let deadlines = Deadlines { hedge: false, ..HEDGED };
+    let (model, _) = late_by(Duration::from_secs(20), Duration::ZERO, deadlines).await;
+    let began = Instant::now();
+    run(&model).await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(20), "a node that lives is not cut off: {:?}", began.elapsed());
+    assert_eq!((count(&model, "first_token_late"), count(&model, "hedged")), (1, 0));
+    // Until it is clear that nothing comes.
+    let (model, _) = late_by(Duration::from_secs(3_600), Duration::ZERO, deadlines).await;
+    let began = Instant::now();
+    run(&model).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(70), "{:?}", began.elapsed());
+    assert_eq!((count(&model, "first_token_late"), count(&model, "decode_lost")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hedge_without_a_second_node_is_none() {
+    let (model, _) = late_by(Duration::from_secs(20), Duration::ZERO, HEDGED).await;
+    let alone = model_within(vec![Arc::clone(&model.decode[0])], HEDGED);
+    run(&alone).await.unwrap();
+    assert_eq!((count(&alone, "first_token_late"), count(&alone, "hedged")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hedge_takes_over_when_the_first_route_dies() {
+    let (expected, _, _) = run(&model(vec![node("immortal", sim()).await])).await.unwrap();
+    let (model, _) = late_by(Duration::from_secs(5), Duration::from_secs(10), HEDGED).await;
+    let breaks = Breaks(Arc::clone(&model.decode[0].engine), Duration::from_secs(3));
+    let decode = vec![node("breaks", breaks).await, Arc::clone(&model.decode[1])];
+    decode[0].learn(|rates| (rates.prefill, rates.decode) = (Curve::constant(1e4), Curve::constant(1e3)));
+    let served = model_within(decode, HEDGED);
+    let began = Instant::now();
+    assert_eq!(run(&served).await.unwrap(), (expected, 1, 12));
+    let counts = ["hedged", "hedge_won", "decode_lost"].map(|reason| count(&served, reason));
+    assert_eq!(counts, [1, 0, 1]);
+    assert!(began.elapsed() < Duration::from_millis(11_200), "it did not begin anew: {:?}", began.elapsed());
+}
+
+/// An engine whose streams break after so long.
+struct Breaks(Arc<dyn Engine>, Duration);
+
+#[async_trait]
+impl Engine for Breaks {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.0.info().await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.0.load().await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.0.render(conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.0.tokenize(request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.0.detokenize(tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        let deltas = self.0.generate(request).await?;
+        let after = self.1;
+        let lost = futures::stream::once(async { Err(EngineError::lost("killed")) });
+        Ok(deltas.take_until(tokio::time::sleep(after)).chain(lost).boxed())
+    }
+}

@@ -1,0 +1,218 @@
+//! From accepted choices to one stream of events, which holds everything that the request was let in with until its end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::DeltaStream;
+use baton_reply::tools::{Part, ReplyForm};
+use baton_reply::{ChoiceReply, ReplyPart};
+use baton_schemas::generate::Sampling;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::{Delta, Timings};
+use baton_schemas::{EngineError, FinishReason, GenerateRequest, Token};
+use futures::stream::SelectAll;
+use futures::{Stream, StreamExt};
+use tokio::sync::watch;
+
+use super::clock::Clock;
+use super::event::Event;
+use crate::error::RequestError;
+use crate::observe::RequestWatch;
+use crate::request::admission::Permit;
+use crate::request::plan::Plan;
+use crate::targets::model_loading::Stay;
+use crate::targets::nodes::ServedModel;
+use crate::targets::upstreams::{TextChoice, text_events};
+
+/// An accepted request: what is known before its first token, and the events that follow.
+///
+/// Dropping it cancels all its sequences and gives its permit back.
+pub struct Generation {
+    /// Tokens in the rendered prompt.
+    pub n_prompt: u32,
+    /// One line on where this request runs and why, for `x-baton-route`.
+    pub route: String,
+    /// How tokens are drawn, with the model's defaults where the client chose nothing.
+    pub sampling: Sampling,
+    /// Events of all choices, interleaved. Ends after every choice has finished, or with an error.
+    pub events: EventStream,
+}
+
+/// See [`Generation::events`].
+pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event, RequestError>> + Send>>;
+
+/// What is known once engines have accepted every choice.
+pub(super) struct Accepted {
+    pub(super) n_prompt: u32,
+    pub(super) route: String,
+    pub(super) choices: Choices,
+    /// The plan that its first choice is on, as long as nothing has come of it.
+    pub(super) plan: Option<watch::Receiver<Plan>>,
+    /// Holds the model in memory.
+    pub(super) stay: Option<Stay>,
+    /// How long the model was waited for.
+    pub(super) waited: Duration,
+}
+
+/// The choices of one request.
+pub(super) enum Choices {
+    /// From an engine: tokens.
+    Tokens {
+        form: Box<ReplyForm>,
+        model: Arc<ServedModel>,
+        /// New tokens in each at most.
+        max_tokens: Option<u32>,
+        /// The prompt, if its tokens and those of the reply are to be told.
+        context: Option<Vec<Token>>,
+        deltas: Vec<DeltaStream>,
+    },
+    /// From an upstream: text.
+    Text(Vec<TextChoice>),
+}
+
+/// Turns the choices' deltas into events. The permit and the watch live as long as the stream.
+pub(super) fn hold(
+    permit: Permit,
+    mut watch: RequestWatch,
+    accepted: Accepted,
+    request: &GenerateRequest,
+) -> EventStream {
+    let Accepted { n_prompt, choices, mut plan, stay, waited, .. } = accepted;
+    let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
+    let mut merged: SelectAll<_> = match choices {
+        Choices::Tokens { form, model, max_tokens, context, deltas } => {
+            let streams = (0..).zip(deltas).map(|(i, deltas)| {
+                let model = Arc::clone(&model);
+                // A sequence that is left before its end does not know that its reply is complete.
+                let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
+                let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
+                choice_events(i, deltas, (reply, stopped), clock()).boxed()
+            });
+            streams.collect()
+        }
+        Choices::Text(choices) => {
+            (0..).zip(choices).map(|(i, choice)| text_events(i, choice, request, clock(), n_prompt).boxed()).collect()
+        }
+    };
+    Box::pin(async_stream::stream! {
+        let _stay = stay;
+        while let Some(mut event) = merged.next().await {
+            match &mut event {
+                Ok(event) => {
+                    if let Event::Finished { timings, .. } = event {
+                        timings.queue_ms += waited.as_secs_f64() * 1e3;
+                    }
+                    if let Event::Usage { n_estimated, n_prompt, .. } = event {
+                        permit.charge_prompt(n_prompt.saturating_sub(*n_estimated));
+                    }
+                    watch.event(event);
+                }
+                Err(error) => watch.failed(error),
+            }
+            let failed = event.is_err();
+            if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, &mut watch)) {
+                yield Ok(Event::Rerouted { route });
+            }
+            if event.as_ref().map_or(true, Event::is_result) {
+                plan = None;
+            }
+            yield event;
+            if failed {
+                break;
+            }
+        }
+    })
+}
+
+/// The route, if it is not what was said of it.
+fn rerouted(
+    plan: &mut watch::Receiver<Plan>,
+    event: &Result<Event, RequestError>,
+    watch: &mut RequestWatch,
+) -> Option<String> {
+    // Without a sender the stream is over, and its last plan stands.
+    let has_changed = plan.has_changed().unwrap_or(false);
+    let now = plan.borrow_and_update();
+    if has_changed {
+        watch.rerouted(&now);
+    }
+    match event {
+        Ok(Event::Handoff { timings: HandoffTimings { failure: Some(failure), .. }, .. }) => {
+            Some(format!("{}; failure={}", *now, failure.as_str()))
+        }
+        _ => has_changed.then(|| now.to_string()),
+    }
+}
+
+/// One choice: tokens to text, up to a stop string or the engine's own end.
+fn choice_events(
+    choice: u32,
+    mut deltas: DeltaStream,
+    (mut reply, stopped): (ChoiceReply, impl Fn(u32) + Send),
+    mut clock: Clock,
+) -> impl Stream<Item = Result<Event, RequestError>> + Send {
+    async_stream::try_stream! {
+        loop {
+            match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
+                Delta::Started { n_cached } => {
+                    clock.started(n_cached);
+                    yield Event::Started { choice, n_cached };
+                }
+                Delta::Handoff(timings) => {
+                    clock.n_computed = clock.n_computed.saturating_sub(timings.n_tokens);
+                    yield Event::Handoff { choice, timings };
+                }
+                Delta::Token(token) => {
+                    clock.token();
+                    let step = reply.feed(token);
+                    for part in step.parts {
+                        yield part_event(choice, part);
+                    }
+                    if step.stopped {
+                        // The engine's own account comes with the last delta, which is not waited for: dropping the
+                        // stream is what stops the engine.
+                        stopped(clock.n_tokens);
+                        if let Some(tokens) = reply.take_context() {
+                            yield Event::Context { choice, tokens };
+                        }
+                        yield finished(choice, &reply, FinishReason::Stop, &clock, clock.timings());
+                        break;
+                    }
+                }
+                Delta::Finished { reason, timings } => {
+                    let rest = reply.finish(reason);
+                    let reason = if rest.stopped { FinishReason::Stop } else { reason };
+                    for part in rest.parts {
+                        yield part_event(choice, part);
+                    }
+                    if let Some(tokens) = reply.take_context() {
+                        yield Event::Context { choice, tokens };
+                    }
+                    yield finished(choice, &reply, reason, &clock, timings);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn part_event(choice: u32, ReplyPart { part, tokens }: ReplyPart) -> Event {
+    match part {
+        Part::Text(text) => Event::Text { choice, text, tokens },
+        Part::Reasoning(text) => Event::Reasoning { choice, text },
+        Part::Call(call) => Event::ToolCall { choice, call },
+    }
+}
+
+/// The end of a choice whose sequence ended for this reason.
+fn finished(choice: u32, reply: &ChoiceReply, reason: FinishReason, clock: &Clock, timings: Timings) -> Event {
+    Event::Finished {
+        choice,
+        reason: reply.reason(reason),
+        stop: reply.stop_string(),
+        n_completion: clock.n_tokens,
+        n_reasoning: reply.n_reasoning(),
+        timings,
+    }
+}

@@ -1,0 +1,237 @@
+//! Plans from nodes with contexts of different lengths.
+
+use std::sync::OnceLock;
+
+use baton_engines::Engine;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+
+use super::*;
+use crate::targets::nodes::Health;
+
+/// One model on nodes that hold so many tokens.
+async fn model(contexts: &[u32]) -> Arc<ServedModel> {
+    let mut decode = Vec::new();
+    for n_ctx in contexts {
+        let sim = SimEngine::new(SimConfig { n_ctx: *n_ctx, ..SimConfig::default() });
+        let health = Health::new("it");
+        health.answers(Arc::new(sim.info().await.unwrap()));
+        decode.push(Node::new(format!("holds {n_ctx}"), None, Arc::new(sim), health));
+    }
+    Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()))
+}
+
+/// What bars each node for a prompt of so many tokens.
+fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<&'static str>> {
+    let tokens: Vec<Token> = (0..n_prompt).collect();
+    let scope = CacheScope::SHARED;
+    let request = PlanRequest {
+        tokens: &tokens,
+        n_replayed: 0,
+        scope,
+        max_tokens,
+        policy: None,
+        projector: None,
+        exclude,
+        exclude_prefill: &[],
+    };
+    explain(model, &request).candidates.iter().map(|candidate| candidate.barred).collect()
+}
+
+const SMALL: Option<&str> = Some("context_too_small");
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_fills_a_context_leaves_no_room_for_a_reply() {
+    let model = model(&[32]).await;
+    assert_eq!(barred(&model, 31, Some(1), &[]), [None]);
+    assert_eq!(barred(&model, 32, Some(1), &[]), [SMALL]);
+    assert_eq!(barred(&model, 32, None, &[]), [SMALL]);
+    assert_eq!(barred(&model, 32, Some(0), &[]), [None], "none is wanted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_is_not_cut_short_where_another_node_has_room() {
+    let model = model(&[64, 1_024]).await;
+    assert_eq!(barred(&model, 20, Some(44), &[]), [None, None]);
+    assert_eq!(barred(&model, 20, Some(45), &[]), [SMALL, None]);
+    assert_eq!(barred(&model, 20, Some(5_000), &[]), [SMALL, None], "and nobody has room for all of it");
+    assert_eq!(barred(&model, 20, None, &[]), [SMALL, None], "replies of 256 tokens are expected at first");
+    assert_eq!(barred(&model, 20, Some(45), &[1]), [None, Some("just_failed")], "short is better than none");
+    assert_eq!(barred(&model, 64, Some(45), &[1]), [SMALL, None], "but not where it cannot begin");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_route_avoids_the_prefill_node_of_the_first() {
+    let prefill = async |name: &str| {
+        let sim = SimEngine::new(SimConfig::default());
+        let health = Health::new(name);
+        health.answers(Arc::new(sim.info().await.unwrap()));
+        Node::new(name.into(), Some("http://192.0.2.1:9000".into()), Arc::new(sim), health)
+    };
+    let decode = model(&[1_000]).await.decode.clone();
+    let prefill = vec![prefill("slow").await, prefill("other").await];
+    let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill);
+    let ask = |exclude_prefill| {
+        let scope = CacheScope::SHARED;
+        let request = PlanRequest {
+            tokens: &[1; 100],
+            n_replayed: 0,
+            scope,
+            max_tokens: None,
+            policy: None,
+            projector: None,
+            exclude: &[],
+            exclude_prefill,
+        };
+        explain(&model, &request).snapshot.prefill.iter().map(|node| node.barred).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(&[]), [None, None]);
+    assert_eq!(ask(&[0]), [Some("just_failed"), None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_under_suspicion_is_better_than_one_that_has_just_failed_this_request() {
+    let model = model(&[1_000, 1_000]).await;
+    model.decode[1].failed(Task::Decode, "decode_lost");
+    let failed = Some("just_failed");
+    assert_eq!(barred(&model, 20, Some(1), &[]), [None, Some("decode_lost")]);
+    assert_eq!(barred(&model, 20, Some(1), &[0]), [failed, None]);
+    assert_eq!(barred(&model, 20, Some(1), &[0, 1]), [None, None], "any is better than none");
+}
+
+/// A model of which one node is in both lists.
+async fn both(n_decode: usize) -> ServedModel {
+    let decode = model(&vec![1_000; n_decode]).await.decode.clone();
+    ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode.clone(), decode)
+}
+
+fn hands_over(model: &ServedModel, decode: usize, failure: Option<HandoffFailure>) {
+    let timings = HandoffTimings { failure, ..HandoffTimings::default() };
+    model.learn_handoff(Route { decode, prefill: Some(0) }, &timings);
+}
+
+#[tokio::test(start_paused = true)]
+async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
+    let node = async |projector: Option<&str>, url: Option<&str>| {
+        let sim = SimEngine::new(SimConfig::default());
+        let health = Health::new("it");
+        let projector = projector.map(str::to_owned);
+        health.answers(Arc::new(NodeInfo { projector, ..sim.info().await.unwrap() }));
+        // A node in both lists would be one that has its KV already.
+        let name = if url.is_some() { "p" } else { "it" };
+        Node::new(name.to_owned(), url.map(str::to_owned), Arc::new(sim), health)
+    };
+    let decode = vec![node(None, None).await, node(Some("ours"), None).await, node(Some("other"), None).await];
+    let prefill = vec![node(Some("ours"), Some("http://192.0.2.1:9000")).await];
+    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
+    let (scope, always) = (CacheScope::SHARED, baton_planner::policy::by_name("always_handoff"));
+    let of = |projector| PlanRequest {
+        tokens: &[1; 100],
+        n_replayed: 0,
+        scope,
+        max_tokens: None,
+        policy: always,
+        projector,
+        exclude: &[],
+        exclude_prefill: &[],
+    };
+    let plan = plan(&model, &of(Some("ours"))).unwrap();
+    assert_eq!((plan.route, plan.reason), (Route { decode: 1, prefill: None }, "images"), "{plan}");
+    assert!(plan.prediction.is_none() && plan.to_string().ends_with("reason=images"), "{plan}");
+    let snapshot = explain(&model, &of(Some("ours"))).snapshot;
+    let barred: Vec<_> = snapshot.decode.iter().map(|node| node.barred).collect();
+    assert_eq!(barred, [Some("no_projector"), None, Some("no_projector")]);
+    assert!(super::plan(&model, &of(Some("gone"))).is_err());
+    let plan = super::plan(&model, &of(None)).unwrap();
+    assert!(plan.prefill().is_some(), "others are: {plan}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_was_merely_late_keeps_nobody_away_from_its_node() {
+    let model = both(1).await;
+    let fails = |failure| {
+        hands_over(&model, 0, Some(failure));
+        model.prefill[0].breakers.of(Task::Prefill).is_open()
+    };
+    assert!(!fails(HandoffFailure::PrefillLate));
+    assert!(fails(HandoffFailure::PrefillStalled));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_fails_at_one_task_and_does_the_other() {
+    let model = both(1).await;
+    let node = &model.decode[0];
+    let barred = || [Task::Decode, Task::Prefill].map(|task| node.view(task, CacheScope::SHARED, &[1]).barred);
+    hands_over(&model, 0, Some(HandoffFailure::PrefillBusy));
+    assert_eq!(barred(), [None, Some("prefill_busy")], "it generates as well as ever");
+    assert!(node.is_trusted(Task::Decode) && !node.is_trusted(Task::Prefill));
+    node.succeeded(Task::Decode);
+    assert_eq!(barred(), [None, Some("prefill_busy")], "a reply says nothing of its prefills");
+    assert_eq!(node.health.life().as_str(), "suspect");
+    node.failed(Task::Decode, "decode_lost");
+    hands_over(&model, 0, None);
+    assert_eq!(barred(), [Some("decode_lost"), None]);
+    node.succeeded(Task::Decode);
+    assert_eq!((barred(), node.health.life().as_str()), ([None, None], "ready"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decode_node_that_cannot_take_the_kv_leaves_the_prefill_node_to_others() {
+    use HandoffFailure::{AddressRefused, CanaryFailed, FingerprintMismatch, ImportFailed};
+    for failure in [AddressRefused, CanaryFailed, FingerprintMismatch, ImportFailed] {
+        let decode = model(&[1_000, 1_000]).await.decode.clone();
+        let prefill = Node::new("p".into(), None, Arc::clone(&decode[0].engine), Arc::clone(&decode[0].health));
+        let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]);
+        let model = Arc::new(model);
+        hands_over(&model, 0, Some(failure));
+        let (reason, n) = (Some(failure.as_str()), 20);
+        assert_eq!(barred(&model, n, Some(1), &[]), [None, None, reason, None], "direct twice, then handoffs");
+        assert!(model.prefill[0].is_trusted(Task::Prefill));
+        assert_eq!(model.pairs.view(0, 0).unwrap().counts[failure.as_str()], 1);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(barred(&model, n, Some(1), &[]), [None; 4], "the pair is tried again");
+        hands_over(&model, 0, None);
+        assert!(!model.pairs.view(0, 0).unwrap().is_open);
+    }
+}
+
+/// Another request that is always a little quicker to take what a breaker lets through.
+#[derive(Debug)]
+struct Outrun;
+
+static OUTRUN: OnceLock<Arc<ServedModel>> = OnceLock::new();
+
+impl Policy for Outrun {
+    fn name(&self) -> &'static str {
+        "outrun"
+    }
+
+    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<baton_planner::policy::Choice> {
+        OUTRUN.get().unwrap().prefill[0].breakers.of(Task::Prefill).try_pass();
+        baton_planner::policy::by_name("always_handoff").unwrap().choose(snapshot, candidates)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere() {
+    let decode = model(&[1_000]).await.decode.clone();
+    let prefill = Node::new("p".into(), None, Arc::clone(&decode[0].engine), Arc::clone(&decode[0].health));
+    let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]));
+    assert!(OUTRUN.set(Arc::clone(&model)).is_ok());
+    model.prefill[0].failed(Task::Prefill, "prefill_lost");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let scope = CacheScope::SHARED;
+    let ask = |policy| PlanRequest {
+        tokens: &[1; 100],
+        n_replayed: 0,
+        scope,
+        max_tokens: None,
+        policy,
+        projector: None,
+        exclude: &[],
+        exclude_prefill: &[],
+    };
+    model.prefill[0].breakers.of(Task::Prefill).heard(tokio::time::Instant::now());
+    let planned = plan(&model, &ask(Some(&Outrun))).unwrap();
+    assert_eq!((planned.route.prefill, planned.reason), (None, "prefill_lost"));
+}

@@ -1,0 +1,367 @@
+//! Keeps a local engine's process alive.
+//!
+//! The engine runs as `baton node` on a private Unix socket. The child tells on standard output whether it is ready
+//! or why it cannot start; its standard input is its lifeline: when this process is gone, however it went, the pipe
+//! closes and the child exits.
+//!
+//! ```text
+//!            ready             exit, or silence and a kill, after a stable run
+//! Starting ─────────► Ready ──────────────────────────────────────────────────► Starting
+//!    ▲  │ cannot start  │ ends again and again
+//!    │  ▼               ▼
+//!    └── Down (backs off: 0.25 s doubling to 30 s)
+//! ```
+//!
+//! From each of these it becomes Unloaded when it is not wanted any more, and Starting when it is wanted again.
+//!
+//! A child that is frozen (stopped, stuck in a driver) would hold its streams for ever without a word. It is asked how
+//! it is, and killed when it no longer answers: its streams then end with an error, and its successor takes over.
+
+use std::ffi::OsString;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_schemas::EngineError;
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, NodeInfo, PULL_KEY_VARIABLE};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::observe::telemetry::ENDPOINT_VARIABLES;
+use crate::serve::socket_folder::{SocketFolder, SocketFolderError};
+use crate::targets::nodes::probe;
+use crate::targets::nodes::{Health, START_FAILED, Why};
+
+/// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
+/// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
+/// processes); not spinning at all pays a wake-up per operation (127 to 48 on an idle machine). This keeps most of both.
+pub const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BLOCKTIME", "1")];
+
+/// A large model on a slow disk takes minutes; longer than this is a hang.
+const START_DEADLINE: Duration = Duration::from_secs(600);
+
+/// A child that ran this long was healthy: its end is an accident and not a pattern.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// Quick ends in a row that are forgiven before clients are told that the engine cannot run.
+const FORGIVEN_EXITS: u32 = 3;
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// How long a child may take to go when its lifeline is cut.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What a child may write before it is ready: the event is a few hundred bytes.
+const MAX_EVENT_BYTES: u64 = 64 << 10;
+
+/// Why the first start failed, for the operator who is watching.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The child said why.
+    #[error("{message}")]
+    Refused {
+        /// For the operator: may name files.
+        message: String,
+        /// For clients.
+        summary: String,
+    },
+    /// The child ended without a word.
+    #[error("the engine's process ended while starting ({status})")]
+    Ended {
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The child is silent.
+    #[error("the engine's process did not become ready within {} s", START_DEADLINE.as_secs())]
+    TimedOut,
+    /// There is no place for its socket.
+    #[error(transparent)]
+    Folder(#[from] SocketFolderError),
+    /// The process could not be started, or its socket does not answer.
+    #[error("the engine's process cannot be started: {0}")]
+    Spawn(String),
+}
+
+impl StartError {
+    fn summary(&self) -> String {
+        match self {
+            StartError::Refused { summary, .. } => summary.clone(),
+            StartError::Ended { .. } => "the engine ended while it was starting".into(),
+            StartError::TimedOut => "the engine does not become ready".into(),
+            StartError::Folder(_) | StartError::Spawn(_) => "the engine's process cannot be started".into(),
+        }
+    }
+}
+
+/// For a child that is wanted as long as this process lives.
+pub fn always() -> watch::Receiver<bool> {
+    watch::channel(true).1
+}
+
+/// A supervised engine.
+pub struct Supervised {
+    /// Its client.
+    pub engine: Arc<RemoteEngine>,
+    /// Where it is in its life.
+    pub health: Arc<Health>,
+    /// Its process's id; 0 while there is none.
+    pub pid: Arc<AtomicU32>,
+    /// Ends the child when cancelled.
+    pub stop: CancellationToken,
+    /// Finishes when the child is gone.
+    pub tracker: TaskTracker,
+}
+
+/// How the first start went: what was started, or why it could not be.
+pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
+
+/// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
+/// once the first start has succeeded or failed. `who` is what the log calls it; `pull_key` the cluster's, for a child that
+/// pulls KV from other nodes; `traces_to` the collector of its traces; `wanted` whether there is to be a child at all.
+pub fn supervise(
+    who: impl Into<String>,
+    args: Vec<OsString>,
+    pull_key: Option<&str>,
+    traces_to: Option<&str>,
+    wanted: watch::Receiver<bool>,
+) -> Result<(Supervised, oneshot::Receiver<FirstStart>), StartError> {
+    let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
+    let folder = SocketFolder::create()?;
+    let socket = folder.socket();
+    let key = uuid::Uuid::new_v4().to_string();
+    let engine = RemoteEngine::new(&NodeAddress::Unix(socket.clone()), &key).map_err(|e| spawn(&e))?;
+    let engine = Arc::new(engine);
+
+    let mut listen = OsString::from("unix:");
+    listen.push(&socket);
+    let mut command = Command::new(std::env::current_exe().map_err(|e| spawn(&e))?);
+    command.args(["node", "--child", "--listen"]).arg(listen).args(args);
+    command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    command.env_remove(PULL_KEY_VARIABLE).envs(pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
+    command.envs(traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)));
+    // A service manager hears of this process alone.
+    command.env_remove("NOTIFY_SOCKET");
+    // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.
+    command.process_group(0);
+
+    command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
+
+    let health = Health::of_a_kept_one(who);
+    if !*wanted.borrow() {
+        health.unloads();
+    }
+    let (first, first_rx) = oneshot::channel();
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let pid = Arc::new(AtomicU32::new(0));
+    let (kept, id) = (Arc::clone(&health), Arc::clone(&pid));
+    let engine_of_child = Arc::clone(&engine);
+    let keeper =
+        Keeper { command, engine: engine_of_child, health: kept, pid: id, wanted, starting: None, failures: 0 };
+    let stopped = stop.clone();
+    tracker.spawn(async move {
+        let _folder = folder;
+        keeper.run(first, stopped).await;
+    });
+    tracker.close();
+    Ok((Supervised { engine, health, pid, stop, tracker }, first_rx))
+}
+
+struct Keeper {
+    command: Command,
+    engine: Arc<RemoteEngine>,
+    health: Arc<Health>,
+    pid: Arc<AtomicU32>,
+    wanted: watch::Receiver<bool>,
+    /// A child that is not ready yet.
+    starting: Option<Child>,
+    /// Failed starts and quick exits in a row.
+    failures: u32,
+}
+
+impl Keeper {
+    async fn run(mut self, first: oneshot::Sender<FirstStart>, stop: CancellationToken) {
+        let mut first = Some(first);
+        let mut wanted = self.wanted.clone();
+        while !stop.is_cancelled() {
+            if !*wanted.borrow() {
+                self.pid.store(0, Ordering::Relaxed);
+                self.health.unloads();
+                self.failures = 0;
+                tokio::select! {
+                    () = until(&mut wanted, true) => {}
+                    () = stop.cancelled() => return,
+                }
+            }
+            self.health.loads("starts");
+            let started = tokio::select! {
+                started = self.start() => Some(started),
+                () = until(&mut wanted, false) => None,
+                () = stop.cancelled() => None,
+            };
+            // Its memory is free only when it is gone, and not when it is told to go.
+            self.discard().await;
+            let Some(started) = started else { continue };
+            let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
+            match started {
+                Ok((running, info)) => {
+                    report(Ok(Arc::clone(&info)));
+                    if self.watch_over(running, &info, &stop).await {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    let (summary, message) = (error.summary(), error.to_string());
+                    self.failures += 1;
+                    // The first failure is told to whoever waits for the first start; later ones only the log hears.
+                    if !report(Err(error)) {
+                        tracing::error!(error = message, "the engine did not start");
+                    }
+                    if self.back_off(summary, &stop).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Spawns a child and waits for its word.
+    async fn start(&mut self) -> Result<(Running, Arc<NodeInfo>), StartError> {
+        let child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
+        self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
+        let child = self.starting.insert(child);
+        let stdout = child.stdout.take().ok_or_else(|| StartError::Spawn("no standard output".into()))?;
+        // Taken out of the child, because waiting for a child closes the input it still holds.
+        let lifeline = child.stdin.take().ok_or_else(|| StartError::Spawn("no standard input".into()))?;
+        match tokio::time::timeout(START_DEADLINE, first_event(stdout)).await {
+            Err(_) => return Err(StartError::TimedOut),
+            Ok(Some(ChildEvent::Ready { .. })) => {}
+            Ok(Some(ChildEvent::Failed { message, summary })) => return Err(StartError::Refused { message, summary }),
+            Ok(None) => {
+                // Its output has ended, so it has or is about to; a child that only closed its output is of no use.
+                let ended = tokio::time::timeout(STOP_DEADLINE, child.wait()).await;
+                let status = ended.map_err(|_| StartError::Spawn("it closed its output".into()))?;
+                let status = status.map_err(|e| StartError::Spawn(e.to_string()))?;
+                return Err(StartError::Ended { status });
+            }
+        }
+        let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
+        let info = Arc::new(info);
+        let child = self.starting.take().ok_or_else(|| StartError::Spawn("the child is lost".into()))?;
+        self.health.answers(Arc::clone(&info));
+        Ok((Running { child, lifeline }, info))
+    }
+
+    /// Ends a child that did not become ready, or was not waited for.
+    async fn discard(&mut self) {
+        let Some(mut child) = self.starting.take() else { return };
+        match tokio::time::timeout(STOP_DEADLINE, child.kill()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the engine's process cannot be killed"),
+            Err(_) => tracing::error!("the engine's process was killed and is not gone"),
+        }
+    }
+
+    /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
+    async fn watch_over(&mut self, mut running: Running, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
+        let since = Instant::now();
+        let tell = |answer: Result<(), EngineError>| match answer {
+            Ok(()) => self.health.answers(Arc::clone(info)),
+            Err(error) => self.health.misses(&Why::from(&error), probe::INTERVAL),
+        };
+        let exited = tokio::select! {
+            exited = running.child.wait() => Some(exited),
+            () = probe::until_frozen(&*self.engine, tell) => None,
+            () = until(&mut self.wanted, false) => {
+                self.health.leaves();
+                running.end().await;
+                return false;
+            }
+            () = stop.cancelled() => {
+                self.health.leaves();
+                running.end().await;
+                return true;
+            }
+        };
+        // Before the kill: a request that fails by it must find that there is no engine now.
+        self.health.loads("ended");
+        let exited = match exited {
+            Some(exited) => exited,
+            None => {
+                tracing::warn!("the engine's process no longer answers and is killed");
+                match running.child.start_kill() {
+                    Ok(()) => running.child.wait().await,
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match &exited {
+            Ok(status) => tracing::warn!(%status, "the engine's process has ended; restarting it"),
+            Err(error) => tracing::warn!(%error, "the engine's process is lost; restarting it"),
+        }
+        self.failures = if since.elapsed() >= STABLE_AFTER { 0 } else { self.failures + 1 };
+        if self.failures <= FORGIVEN_EXITS {
+            return false;
+        }
+        self.back_off("the engine keeps ending soon after its start".into(), stop).await
+    }
+
+    /// Waits before the next attempt. True if supervision is over.
+    async fn back_off(&mut self, reason: String, stop: &CancellationToken) -> bool {
+        let doublings = self.failures.saturating_sub(1).min(16);
+        let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
+        let cause = format!("{reason}; it is started again in {} s", retry_in.as_secs_f32());
+        self.health.fails(&Why { reason: START_FAILED, words: reason, cause }, retry_in);
+        tokio::select! {
+            () = tokio::time::sleep(retry_in) => false,
+            () = until(&mut self.wanted, false) => false,
+            () = stop.cancelled() => true,
+        }
+    }
+}
+
+/// Returns once the child is wanted, or is not. Whoever decided may be gone: then that stands.
+async fn until(wanted: &mut watch::Receiver<bool>, value: bool) {
+    if wanted.wait_for(|now| *now == value).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// The first event on a child's output; other lines, which a library may have written, are passed over.
+async fn first_event(stdout: impl AsyncRead + Unpin) -> Option<ChildEvent> {
+    let mut lines = BufReader::new(stdout.take(MAX_EVENT_BYTES)).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        match serde_json::from_str(&line) {
+            Ok(event) => return Some(event),
+            Err(_) => tracing::debug!(line, "the engine's process wrote something else"),
+        }
+    }
+    None
+}
+
+/// A child that is ready.
+struct Running {
+    child: Child,
+    /// Its standard input. Closing it tells the child to go.
+    lifeline: ChildStdin,
+}
+
+impl Running {
+    /// Cuts the lifeline, and kills a child that does not go by itself.
+    async fn end(self) {
+        let Running { mut child, lifeline } = self;
+        drop(lifeline);
+        if tokio::time::timeout(STOP_DEADLINE, child.wait()).await.is_err() {
+            tracing::warn!("the engine's process did not end by itself and is killed");
+            if let Err(error) = child.kill().await {
+                tracing::error!(%error, "the engine's process cannot be killed");
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Who gets room when, with models that load in a second of a paused clock.
+
+use std::sync::atomic::AtomicU32;
+
+use baton_engines::Engine;
+use baton_engines::sim::{SimConfig, SimEngine};
+use futures::future::join_all;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::targets::nodes::{Health, Why};
+
+const LOAD_TIME: Duration = Duration::from_secs(1);
+
+/// A model of so many bytes. `fails`: it never loads.
+async fn model(name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Arc<Resident> {
+    let info = Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap());
+    let (wanted, mut is_wanted) = watch::channel(false);
+    let health = Health::of_a_kept_one(name);
+    health.unloads();
+    let kept = Arc::clone(&health);
+    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let stopped = stop.clone();
+    tracker.spawn(stopped.run_until_cancelled_owned(async move {
+        while is_wanted.changed().await.is_ok() {
+            if !*is_wanted.borrow_and_update() {
+                kept.unloads();
+                continue;
+            }
+            kept.loads("starts");
+            tokio::time::sleep(LOAD_TIME).await;
+            match fails {
+                true => kept.fails(&Why::plainly("start_failed", "broken"), LOAD_TIME),
+                false => kept.answers(Arc::clone(&info)),
+            }
+        }
+    }));
+    tracker.close();
+    let settings =
+        ResidentSettings { name: name.into(), estimated_bytes: bytes, outline: None, n_slots: 1, keep_alive };
+    Resident::new(settings, Process { wanted, health, pid: Arc::new(AtomicU32::new(0)), stop, tracker })
+}
+
+async fn lasting(name: &str, bytes: u64) -> Arc<Resident> {
+    model(name, bytes, KeepAlive::Forever, false).await
+}
+
+fn house(budget: u64, residents: &[&Arc<Resident>]) -> Arc<Residency> {
+    let limits = Limits { memory_budget: budget, max_wait: Duration::from_secs(30), max_waiting: 2, reserved: 0 };
+    Residency::new(limits, residents.iter().map(|resident| Arc::clone(resident)).collect())
+}
+
+fn life(resident: &Resident) -> &'static str {
+    resident.presence().life
+}
+
+async fn after(seconds: f64) {
+    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_wait_share_one_load_and_their_number_is_bounded() {
+    let a = lasting("a", 5).await;
+    let house = house(10, &[&a]);
+    let stays = join_all((0..3).map(|_| house.stay(&a, None))).await;
+    assert_eq!(stays.iter().filter(|stay| stay.is_ok()).count(), 2, "two may wait");
+    assert_eq!((a.presence().n_active, a.presence().n_loads), (2, 1));
+    assert!(a.presence().last_load >= LOAD_TIME);
+    // Nobody waits for what is there.
+    let more = join_all((0..3).map(|_| house.stay(&a, None))).await;
+    assert!(more.iter().all(Result::is_ok));
+    drop((stays, more));
+    assert_eq!((a.presence().n_active, a.presence().n_waiting), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_goes_when_its_time_is_over_and_not_while_it_is_used() {
+    let a = model("a", 5, KeepAlive::For(Duration::from_secs(10)), false).await;
+    let house = house(10, &[&a]);
+    let stay = house.stay(&a, None).await.unwrap();
+    after(60.0).await;
+    assert_eq!(life(&a), "loaded");
+    drop(stay);
+    after(9.0).await;
+    assert_eq!(life(&a), "loaded");
+    after(2.0).await;
+    assert_eq!(life(&a), "unloaded");
+    // A request's own word, until the next one says otherwise.
+    drop(house.stay(&a, Some(KeepAlive::Forever)).await.unwrap());
+    drop(house.stay(&a, None).await.unwrap());
+    after(600.0).await;
+    assert_eq!((life(&a), a.presence().expires_at), ("loaded", None));
+    house.unload(&a);
+    after(1.0).await;
+    assert_eq!(life(&a), "unloaded");
+    let counts = a.presence().unloads;
+    assert_eq!((counts[&Unloaded::Idle], counts[&Unloaded::Asked]), (1, 1));
+    // Loaded anew it is kept as configured.
+    drop(house.stay(&a, None).await.unwrap());
+    after(12.0).await;
+    assert_eq!(life(&a), "unloaded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_one_that_was_used_longest_ago_makes_room() {
+    let (a, b, c) = (lasting("a", 4).await, lasting("b", 4).await, lasting("c", 5).await);
+    let house = house(10, &[&a, &b, &c]);
+    for resident in [&a, &b, &a] {
+        drop(house.stay(resident, None).await.unwrap());
+        after(1.0).await;
+    }
+    let stay = house.stay(&c, None).await.unwrap();
+    assert_eq!((life(&a), life(&b), life(&c)), ("loaded", "unloaded", "loaded"));
+    assert_eq!(b.presence().unloads[&Unloaded::Memory], 1);
+    // What is used does not go: b waits until its time is over, and a is not sent away for nothing.
+    let _also = house.stay(&a, None).await.unwrap();
+    let began = Instant::now();
+    let refused = house.stay(&b, None).await.err().unwrap();
+    assert!(refused.to_string().contains("busy in the memory") && began.elapsed() >= Duration::from_secs(30));
+    drop(stay);
+    let _b = house.stay(&b, None).await.unwrap();
+    assert_eq!(life(&c), "unloaded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_model_cannot_keep_another_out_for_ever() {
+    let (a, b) = (lasting("a", 6).await, lasting("b", 6).await);
+    let house = house(10, &[&a, &b]);
+    drop(house.stay(&a, None).await.unwrap());
+    // Each request for the first model comes before the one before it ends.
+    let requests = (0..12).map(|i| {
+        let (house, a) = (Arc::clone(&house), Arc::clone(&a));
+        tokio::spawn(async move {
+            after(2.0 * f64::from(i)).await;
+            if let Ok(stay) = house.stay(&a, None).await {
+                after(3.0).await;
+                drop(stay);
+            }
+        })
+    });
+    let requests: Vec<_> = requests.collect();
+    after(1.0).await;
+    let began = Instant::now();
+    let stay = tokio::time::timeout(Duration::from_secs(20), house.stay(&b, None)).await;
+    drop(stay.expect("its turn came").unwrap());
+    assert!(began.elapsed() > YIELD_AFTER);
+    join_all(requests).await;
+    assert!(a.presence().n_loads >= 2, "the first one had its turn again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_loaded_says_so_and_takes_nothing() {
+    let (broken, large) = (model("broken", 6, KeepAlive::Forever, true).await, lasting("large", 11).await);
+    let other = lasting("other", 6).await;
+    let house = house(10, &[&broken, &large, &other]);
+    for _ in 0..2 {
+        let error = house.stay(&broken, None).await.err().unwrap();
+        assert_eq!(error.kind(), "unavailable");
+        assert!(error.to_string().contains("broken"), "{error}");
+        assert_eq!(broken.presence().last_failure.as_deref(), Some("broken"));
+        after(1.0).await;
+    }
+    assert_eq!(life(&broken), "failed");
+    assert!(house.stay(&large, None).await.err().unwrap().to_string().contains("does not fit"));
+    assert!(house.stay(&other, None).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_is_removed_ends_with_its_last_request() {
+    let (a, b) = (lasting("a", 6).await, lasting("b", 6).await);
+    let house = house(10, &[&a]);
+    let stay = house.stay(&a, None).await.unwrap();
+    house.replace(house.limits(), &[Arc::clone(&b)]);
+    after(5.0).await;
+    assert_eq!(life(&a), "loaded");
+    assert!(!house.lock().residents.is_empty(), "its memory counts");
+    let (waiting, released) = tokio::join!(house.stay(&b, None), async {
+        after(2.0).await;
+        drop(stay);
+    });
+    assert!(waiting.is_ok());
+    let () = released;
+    assert!(house.stay(&a, None).await.is_err());
+    assert_eq!(a.presence().unloads[&Unloaded::Removed], 1);
+    assert_eq!(house.lock().residents.len(), 1);
+    tokio::time::timeout(LOAD_TIME, house.stop()).await.expect("all have ended");
+}

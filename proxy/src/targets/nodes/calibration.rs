@@ -1,0 +1,253 @@
+//! Measures what no request has measured yet, while nobody is waiting.
+//!
+//! A plan needs a prefill rate and a decode rate of each decode node, a prefill rate of each prefill node, and the rate
+//! of each link between them. What is unknown is found out with one short made-up prompt, and links are looked at
+//! again from time to time, since a network changes without any request to show it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_planner::cost::Route;
+use baton_schemas::sequence::{CacheScope, Delta};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+use futures::StreamExt;
+use tokio::time::Instant;
+
+use super::{Node, ServedModel, Task};
+
+/// How often the pool is looked at.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// How old a link's measurement may get on idle nodes.
+const LINK_AGE: Duration = Duration::from_secs(300);
+
+/// After a measurement that failed; doubling with each that fails in a row, up to [`LINK_AGE`].
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// One measurement at most.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Tokens of a made-up prompt: enough for a rate, little enough for a slow machine.
+const PROMPT_TOKENS: u32 = 256;
+
+/// Tokens of its reply.
+const OUTPUT_TOKENS: u32 = 8;
+
+/// What there is to find out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Unknown {
+    /// Prefill and decode rates of a decode node.
+    Decode(usize),
+    /// The prefill rate of a prefill node, and a handoff from it to a decode node.
+    Prefill(usize, usize),
+    /// The rate of a link.
+    Link(usize, usize),
+}
+
+/// When something is to be measured again.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    at: Instant,
+    /// Measurements that failed since one went well.
+    n_failed: u32,
+}
+
+impl Due {
+    /// After a measurement that went well, or failed as others had before.
+    fn after(is_measured: bool, before: Option<Due>) -> Due {
+        if is_measured {
+            return Due { at: Instant::now() + LINK_AGE, n_failed: 0 };
+        }
+        let n_failed = before.map_or(0, |due| due.n_failed);
+        let pause = RETRY_AFTER.saturating_mul(1 << n_failed.min(8)).min(LINK_AGE);
+        Due { at: Instant::now() + pause, n_failed: n_failed.saturating_add(1) }
+    }
+}
+
+/// Calibrates a model's nodes until the model is dropped. A model with one route needs no calibration: there is nothing
+/// to choose.
+pub fn keep_calibrated(model: &Arc<ServedModel>) {
+    if model.prefill.is_empty() && model.decode.len() < 2 {
+        return;
+    }
+    let model = Arc::downgrade(model);
+    tokio::spawn(async move {
+        let mut due: HashMap<Unknown, Due> = HashMap::new();
+        while let Some(model) = model.upgrade() {
+            for unknown in unknowns(&model, &due) {
+                let measured = tokio::time::timeout(DEADLINE, measure(&model, unknown)).await;
+                if let Ok(Err(error)) = &measured {
+                    tracing::debug!(?unknown, %error, "not measured");
+                }
+                let is_measured = matches!(measured, Ok(Ok(())));
+                due.insert(unknown, Due::after(is_measured, due.get(&unknown).copied()));
+            }
+            drop(model);
+            tokio::time::sleep(INTERVAL).await;
+        }
+    });
+}
+
+fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Due>) -> Vec<Unknown> {
+    let idle = |node: &Node, task| node.load().active_slots == 0 && node.is_trusted(task);
+    let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node, Task::Decode);
+    let prefills =
+        |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node, Task::Prefill);
+    let is_due = |unknown: &Unknown| due.get(unknown).is_none_or(|due| due.at <= Instant::now());
+    let links = model.routes.view().links;
+    let mut found = Vec::new();
+    for (d, decode) in model.decode.iter().enumerate().filter(|(_, node)| decodes(node)) {
+        let rates = decode.rates();
+        if !rates.decode.is_known() || !rates.prefill.is_known() {
+            found.push(Unknown::Decode(d));
+        }
+        for (p, prefill) in model.prefill.iter().enumerate().filter(|(_, node)| prefills(node)) {
+            if prefill.url.is_none() || prefill.name == decode.name {
+                continue;
+            }
+            found.push(Unknown::Link(p, d));
+            // A tail that one handoff does not show, on a slow link, more of them do not either.
+            let tried = due.get(&Unknown::Prefill(p, d)).is_some_and(|due| due.n_failed == 0);
+            if !prefill.rates().prefill.is_known() || (links[p][d].tail_ms <= 0.0 && !tried) {
+                found.push(Unknown::Prefill(p, d));
+            }
+        }
+    }
+    found.retain(is_due);
+    found
+}
+
+async fn measure(model: &ServedModel, unknown: Unknown) -> Result<(), EngineError> {
+    match unknown {
+        Unknown::Decode(decode) => try_out(model, Route { decode, prefill: None }).await,
+        Unknown::Prefill(prefill, decode) => try_out(model, Route { decode, prefill: Some(prefill) }).await,
+        Unknown::Link(prefill, decode) => {
+            let Some(source) = model.prefill[prefill].kv_source() else { return Ok(()) };
+            let link = model.decode[decode].engine.measure_link(&source).await?;
+            model.routes.learn_link(prefill, decode, |known| {
+                known.learn_probe(link.rtt_ms, link.n_bytes, link.seconds);
+            });
+            Ok(())
+        }
+    }
+}
+
+/// Sends a made-up prompt that nothing has cached down a route, in a cache scope of its own and with nothing kept on
+/// the decode node. Errors: the engine's, or that the KV did not come, though the decode node did without it.
+async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
+    let node = &model.decode[route.decode];
+    let Some(info) = node.info() else { return Ok(()) };
+    let n_prompt = PROMPT_TOKENS.min(info.n_ctx.saturating_sub(OUTPUT_TOKENS + 1)).max(1);
+    let request = SequenceRequest {
+        prompt: (0..n_prompt).map(|_| rand::random_range(0..info.n_vocab.max(1)) as Token).collect(),
+        max_tokens: Some(OUTPUT_TOKENS),
+        ignore_eos: true,
+        ephemeral: true,
+        cache_scope: CacheScope(rand::random()),
+        kv_source: route.prefill.and_then(|p| model.prefill[p].kv_source()),
+        ..SequenceRequest::default()
+    };
+    let mut deltas = node.engine.generate(request).await?;
+    let mut failure = None;
+    while let Some(delta) = deltas.next().await {
+        match delta? {
+            Delta::Handoff(timings) => {
+                model.learn_handoff(route, &timings);
+                failure = timings.failure;
+            }
+            Delta::Finished { timings, .. } => model.learn_stream(route, &timings),
+            Delta::Started { .. } | Delta::Token(_) => {}
+        }
+    }
+    match failure {
+        None => Ok(()),
+        Some(failure) => Err(EngineError::internal(format!("the handoff failed: {}", failure.as_str()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, OnceLock};
+
+    use async_trait::async_trait;
+    use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_engines::{DeltaStream, Engine};
+    use baton_schemas::generate::Conversation;
+    use baton_schemas::handoff::{HandoffFailure, HandoffTimings, KvSource, LinkMeasurement};
+    use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+    use baton_schemas::sequence::Timings;
+
+    use super::*;
+    use crate::targets::nodes::Health;
+
+    /// A node to which so many pulls fail, and then none. Notes when it was asked to pull.
+    struct Pulling {
+        sim: SimEngine,
+        n_failures: AtomicU32,
+        asked: Arc<Mutex<Vec<Instant>>>,
+    }
+
+    #[async_trait]
+    impl Engine for Pulling {
+        async fn info(&self) -> Result<NodeInfo, EngineError> {
+            self.sim.info().await
+        }
+
+        async fn load(&self) -> Result<NodeLoad, EngineError> {
+            self.sim.load().await
+        }
+
+        async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+            self.sim.render(conversation).await
+        }
+
+        async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+            self.sim.tokenize(request).await
+        }
+
+        async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+            self.sim.detokenize(tokens).await
+        }
+
+        async fn measure_link(&self, _: &KvSource) -> Result<LinkMeasurement, EngineError> {
+            Ok(LinkMeasurement { rtt_ms: 1.0, n_bytes: 1 << 24, seconds: 0.1 })
+        }
+
+        async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+            let mut handoff = HandoffTimings { n_computed: 256, prefill_ms: 100.0, ..HandoffTimings::default() };
+            if request.kv_source.is_some() {
+                self.asked.lock().unwrap().push(Instant::now());
+                let fails = self.n_failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
+                handoff.failure = fails.is_ok().then_some(HandoffFailure::ImportFailed);
+            }
+            let timings =
+                Timings { predicted_n: 8, predicted_ms: 70.0, prompt_n: 256, prompt_ms: 99.0, ..Timings::default() };
+            let finished = Delta::Finished { reason: baton_schemas::FinishReason::Length, timings };
+            Ok(futures::stream::iter([Ok(Delta::Handoff(handoff)), Ok(finished)]).boxed())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handoff_that_failed_is_tried_again_soon_and_ever_less_often() {
+        let asked = Arc::default();
+        let pulling =
+            Pulling { sim: SimEngine::new(SimConfig::default()), n_failures: 3.into(), asked: Arc::clone(&asked) };
+        let info = Arc::new(pulling.info().await.unwrap());
+        let node = |name: &str, engine: Arc<dyn Engine>| {
+            let health = Health::new(name);
+            health.answers(Arc::clone(&info));
+            Node::new(name.into(), Some("http://192.0.2.1:9000".into()), engine, health)
+        };
+        let decode = vec![node("d", Arc::new(pulling))];
+        let prefill = vec![node("p", Arc::new(SimEngine::new(SimConfig::default())))];
+        let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
+        keep_calibrated(&model);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let asked = asked.lock().unwrap();
+        let pauses: Vec<_> = asked.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
+        assert_eq!(pauses, [5, 10, 20], "and once it went well, no more");
+        assert!(model.prefill[0].rates().prefill.is_known());
+    }
+}

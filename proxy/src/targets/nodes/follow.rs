@@ -1,0 +1,242 @@
+//! Follows what a node is doing: by the stream of its loads, and by asking where it has none.
+//!
+//! A stream tells within a tenth of a second what has changed, has a line twice a second without a change, and ends with
+//! its node, so it also shows first when a node is lost. Whoever runs or watches the node then asks what has become of
+//! it. Where a stream says nothing (something on the way holds it back) the node is asked instead, and a stream is tried
+//! again later.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::time::Instant;
+
+use super::health::Why;
+use super::life::Life;
+use super::node::Node;
+use crate::targets::nodes::probe::jittered;
+
+/// How often a node's load is asked for where it has no stream.
+pub(super) const LOAD_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long an answer may take, and how long a stream may be silent.
+const LOAD_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How long a node is asked before a stream is tried again, doubling with each stream that said nothing.
+const FIRST_POLLS: Duration = Duration::from_secs(1);
+const MAX_POLLS: Duration = Duration::from_secs(300);
+
+/// Follows a node until it is dropped.
+pub(super) async fn follow(node: Weak<Node>) {
+    let mut polls_for = FIRST_POLLS;
+    while let Some(is_running) = look_at(&node) {
+        if !is_running {
+            tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
+            continue;
+        }
+        match stream(&node).await {
+            Some(why) => {
+                polls_for = FIRST_POLLS;
+                if let Some(node) = node.upgrade() {
+                    node.health.quiets(&why);
+                }
+                tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
+            }
+            None => {
+                poll(&node, polls_for).await;
+                polls_for = (2 * polls_for).min(MAX_POLLS);
+            }
+        }
+    }
+}
+
+/// Whether there is something to follow; `None` if the node was dropped.
+fn look_at(node: &Weak<Node>) -> Option<bool> {
+    let node = node.upgrade()?;
+    let is_running = node.health.is_running();
+    if !is_running {
+        // Not asked, so not silent; and a process that ends takes its work and its cache with it.
+        node.is_heard();
+        node.ends();
+    }
+    Some(is_running)
+}
+
+/// Reads the stream of a node's loads until it ends, and says why it did. `None` if it never said anything, which says
+/// nothing of its node.
+async fn stream(node: &Weak<Node>) -> Option<Why> {
+    let engine = Arc::clone(&node.upgrade()?.engine);
+    let mut loads = tokio::time::timeout(LOAD_DEADLINE, engine.loads()).await.ok()?.ok()?;
+    let mut has_spoken = false;
+    loop {
+        let asked = Instant::now();
+        let load = tokio::time::timeout(LOAD_DEADLINE, loads.next()).await;
+        let node = node.upgrade()?;
+        let ended = match load {
+            Ok(Some(Ok(load))) => {
+                node.hears(load, asked);
+                has_spoken = true;
+                continue;
+            }
+            Ok(None) if node.health.life() == Life::Draining => Why::plainly("stopped", "the node was stopped"),
+            Ok(None) => Why::plainly("stream_ended", "the stream of its loads has ended"),
+            Ok(Some(Err(error))) => Why { reason: "stream_lost", ..Why::from(&error) },
+            Err(_) => silent(),
+        };
+        return has_spoken.then_some(ended);
+    }
+}
+
+/// Asks for a node's load again and again, for so long or until it is known to be gone.
+async fn poll(node: &Weak<Node>, polls_for: Duration) {
+    let began = Instant::now();
+    while began.elapsed() < polls_for && look_at(node) == Some(true) {
+        let Some(engine) = node.upgrade().map(|node| Arc::clone(&node.engine)) else { return };
+        let asked = Instant::now();
+        let load = tokio::time::timeout(LOAD_DEADLINE, engine.load()).await;
+        let Some(node) = node.upgrade() else { return };
+        match load {
+            Ok(Ok(load)) => node.hears(load, asked),
+            Ok(Err(error)) => node.health.quiets(&Why::from(&error)),
+            Err(_) => node.health.quiets(&silent()),
+        }
+        drop(node);
+        tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
+    }
+}
+
+fn silent() -> Why {
+    let cause = format!("no answer within {} s", LOAD_DEADLINE.as_secs());
+    Why { reason: "silent", words: "the node cannot be reached".to_owned(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_engines::{DeltaStream, Engine, LoadStream};
+    use baton_schemas::generate::Conversation;
+    use baton_schemas::node::{NodeInfo, NodeLoad, Phase, TokenizeRequest};
+    use baton_schemas::{EngineError, SequenceRequest, Token};
+
+    use super::*;
+    use crate::targets::nodes::Health;
+
+    /// What a stream of loads does after its lines.
+    #[derive(Clone, Copy)]
+    enum Then {
+        Ends,
+        IsSilent,
+        Breaks,
+    }
+
+    /// Asked for its load it says 7; its streams say what a test wants, and then there are none.
+    struct Scripted {
+        streams: Mutex<VecDeque<(Vec<NodeLoad>, Then)>>,
+        is_frozen: bool,
+    }
+
+    #[async_trait]
+    impl Engine for Scripted {
+        async fn load(&self) -> Result<NodeLoad, EngineError> {
+            if self.is_frozen { std::future::pending().await } else { Ok(active(7)) }
+        }
+
+        async fn loads(&self) -> Result<LoadStream, EngineError> {
+            let next = self.streams.lock().unwrap().pop_front();
+            let Some((lines, then)) = next else { return Err(EngineError::lost("no more of them")) };
+            let stream = async_stream::stream! {
+                for line in lines {
+                    yield Ok(line);
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                match then {
+                    Then::Ends => {}
+                    Then::IsSilent => std::future::pending().await,
+                    Then::Breaks => yield Err(EngineError::lost("cut")),
+                }
+            };
+            Ok(stream.boxed())
+        }
+
+        async fn info(&self) -> Result<NodeInfo, EngineError> {
+            SimEngine::new(SimConfig::default()).info().await
+        }
+
+        async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+
+        async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+            Err(EngineError::internal("not asked here"))
+        }
+    }
+
+    fn active(active_slots: u32) -> NodeLoad {
+        NodeLoad { active_slots, ..NodeLoad::default() }
+    }
+
+    /// Follows a ready node with these streams for a while: its changes, and the slots that it was heard to use last.
+    async fn follows(streams: &[(Vec<NodeLoad>, Then)], is_frozen: bool, secs: f32) -> (Vec<&'static str>, u32) {
+        let engine = Scripted { streams: Mutex::new(streams.iter().cloned().collect()), is_frozen };
+        let health = Health::new("it");
+        health.answers(Arc::new(engine.info().await.unwrap()));
+        let node = Node::new("it".into(), None, Arc::new(engine), Arc::clone(&health));
+        let mut changes = health.subscribe();
+        let mut seen = Vec::new();
+        let watched = async {
+            loop {
+                seen.push(changes.borrow_and_update().life().as_str());
+                changes.changed().await.unwrap();
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs_f32(secs), watched).await;
+        (seen, node.load().active_slots)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_stream_says_is_known_at_once() {
+        let streams = [(vec![active(1), active(2)], Then::IsSilent)];
+        assert_eq!(follows(&streams, false, 1.0).await, (vec!["ready"], 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_says_nothing_is_no_reason_for_suspicion_and_the_node_is_asked_instead() {
+        for then in [Then::IsSilent, Then::Ends, Then::Breaks] {
+            assert_eq!(follows(&[(Vec::new(), then)], false, 5.0).await, (vec!["ready"], 7));
+        }
+        assert_eq!(follows(&[], false, 1.0).await, (vec!["ready"], 7), "an engine without streams");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_ends_makes_a_node_suspect_until_it_answers() {
+        for then in [Then::IsSilent, Then::Ends, Then::Breaks] {
+            let (seen, n_active) = follows(&[(vec![active(1)], then)], false, 5.0).await;
+            assert_eq!((seen, n_active), (vec!["ready", "suspect", "ready"], 7));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_falls_silent_is_suspect_and_then_down() {
+        let (seen, n_active) = follows(&[(vec![active(1)], Then::IsSilent)], true, 10.0).await;
+        assert_eq!((seen, n_active), (vec!["ready", "suspect", "down"], 0), "and runs nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_stops_is_drained_and_down_at_the_end() {
+        let stops = NodeLoad { phase: Phase::Stopping, ..active(1) };
+        let (seen, _) = follows(&[(vec![active(1), stops], Then::Ends)], false, 5.0).await;
+        assert_eq!(seen, ["ready", "draining", "down"]);
+    }
+}

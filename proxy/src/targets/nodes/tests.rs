@@ -1,0 +1,176 @@
+//! Which weights a name stands for, as nodes come, go and change.
+
+use std::sync::OnceLock;
+
+use async_trait::async_trait;
+use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::{DeltaStream, Engine};
+use baton_schemas::generate::Conversation;
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+
+use super::*;
+use crate::app::App;
+use crate::http;
+use crate::http::Backend;
+use crate::observe::Observer;
+use crate::request::admission::{Admission, Bounds, KeyLimits};
+
+/// An engine that is only looked at.
+struct Silent;
+
+#[async_trait]
+impl Engine for Silent {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        Err(EngineError::internal("not asked here"))
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        Ok(NodeLoad::default())
+    }
+
+    async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
+        Err(EngineError::internal("not asked here"))
+    }
+
+    async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        Err(EngineError::internal("not asked here"))
+    }
+
+    async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
+        Err(EngineError::internal("not asked here"))
+    }
+
+    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        Err(EngineError::internal("not asked here"))
+    }
+}
+
+/// A node's life, in a test's hand.
+type Hand = Arc<Health>;
+
+/// A node runs these weights under this name.
+async fn runs(life: &Hand, weights: &str, name: &str) {
+    let sim = SimEngine::new(SimConfig { model: weights.into(), ..SimConfig::default() });
+    let info = NodeInfo { model: name.into(), ..sim.info().await.unwrap() };
+    life.answers(Arc::new(info));
+}
+
+fn goes_down(life: &Hand) {
+    life.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
+}
+
+/// An endpoint over two nodes that are starting, with or without a name for what they run.
+fn endpoint(name: Option<&str>) -> (App, [Hand; 2]) {
+    let (mut decode, mut lives) = (Vec::new(), Vec::new());
+    for i in 1..=2 {
+        let life = Health::new(format!("decode-{i}"));
+        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(Silent), Arc::clone(&life)));
+        lives.push(life);
+    }
+    let name = name.map_or_else(OnceLock::new, |name| OnceLock::from(name.to_owned()));
+    let model = ServedModel::new(name, Vec::new(), decode.clone(), Vec::new());
+    let pool = Arc::new(Pool::with_undeclared(vec![Arc::new(model)], decode));
+    keep_discovering(&pool, Vec::new(), Arc::new);
+    let (upstreams, observer) = (Default::default(), Arc::new(Observer::default()));
+    let residency = Default::default();
+    let app = App { admission: Admission::new(Bounds::default()), pool, residency, upstreams, observer };
+    (app, lives.try_into().unwrap())
+}
+
+async fn discovered() {
+    tokio::time::sleep(3 * DISCOVERY_INTERVAL).await;
+}
+
+/// The node that a request for this model would be asked of, or the error in a word.
+async fn serving(app: &App, name: &str) -> Result<String, &'static str> {
+    let account = Account::new("anyone", KeyLimits::default());
+    let model = app.pool.find_for(Some(name), &account).map_err(|error| error.kind())?;
+    let ready = model.ready_as(name, &[], Sight::Unneeded).await.map_err(|error| error.kind())?;
+    Ok(ready.0.name.clone())
+}
+
+fn barred(app: &App, model: usize) -> Vec<Option<String>> {
+    app.state(false).models[model].nodes.iter().map(|node| node.barred.clone()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_configured_name_is_for_what_the_first_node_runs_and_not_the_fastest() {
+    let (app, [first, second]) = endpoint(Some("m"));
+    runs(&second, "new", "other").await;
+    discovered().await;
+    let (served, ()) = tokio::join!(serving(&app, "m"), async {
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        runs(&first, "old", "one").await;
+    });
+    assert_eq!(served.unwrap(), "decode-1");
+    discovered().await;
+    // The other one serves what it runs under its own name, and everybody is told.
+    assert_eq!(serving(&app, "other").await.unwrap(), "decode-2");
+    assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 1));
+    let warnings = app.state(false).warnings;
+    assert!(warnings[0].starts_with("decode-2 runs other weights") && warnings[0].contains("\"m\""), "{warnings:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_node_that_is_down_is_not_waited_for() {
+    let (app, [first, second]) = endpoint(Some("m"));
+    goes_down(&first);
+    runs(&second, "new", "other").await;
+    assert_eq!(serving(&app, "m").await.unwrap(), "decode-2");
+    runs(&first, "old", "one").await;
+    discovered().await;
+    assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "what a name stands for does not change by a return");
+    assert_eq!(app.warnings().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
+    for configured in [Some("m"), None] {
+        let (app, [first, second]) = endpoint(configured);
+        for life in [&first, &second] {
+            runs(life, "old", "m").await;
+        }
+        discovered().await;
+        assert_eq!(serving(&app, "m").await.unwrap(), "decode-1");
+        let old = app.pool.models();
+
+        runs(&first, "new", "m").await;
+        discovered().await;
+        assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "which still has the old ones");
+        assert_eq!(barred(&app, 0), [Some("other_model".to_owned()), None]);
+        assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 1));
+
+        // It may come back with the old ones: for a while nobody serves the name, and no health is claimed.
+        goes_down(&second);
+        discovered().await;
+        assert!(matches!(app.health(), http::Health::Unavailable { .. }));
+        assert_eq!(serving(&app, "m").await.unwrap_err(), "unavailable");
+        tokio::time::sleep(Duration::from_secs(31)).await;
+        assert_eq!(serving(&app, "m").await.unwrap(), "decode-1", "{configured:?}");
+        assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 0));
+        assert_eq!(app.pool.models().len(), 1);
+        // Streams that began on the old weights do not go on on the new ones.
+        assert!(old[0].any_ready_but(&[], Sight::Unneeded).await.is_err());
+
+        runs(&second, "new", "m").await;
+        discovered().await;
+        assert_eq!(barred(&app, 0), [None, None]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_of_the_only_node_with_other_weights_is_followed_at_once() {
+    let (app, [first, second]) = endpoint(None);
+    runs(&second, "third", "t").await;
+    runs(&first, "old", "m").await;
+    discovered().await;
+    runs(&first, "new", "m").await;
+    discovered().await;
+    assert_eq!((serving(&app, "m").await.unwrap().as_str(), app.health()), ("decode-1", http::Health::Ok));
+    // Under another name it is another model, and nobody answers to the old name any more.
+    runs(&first, "newer", "n").await;
+    discovered().await;
+    assert_eq!(serving(&app, "n").await.unwrap(), "decode-1");
+    assert_eq!((serving(&app, "m").await.unwrap_err(), app.health()), ("model_not_found", http::Health::Ok));
+}
