@@ -10,6 +10,7 @@ pub mod config;
 pub mod error;
 pub mod http;
 pub mod observe;
+pub mod reply_event;
 pub mod request;
 pub mod serve;
 pub mod targets;

@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Backend;
 use crate::error::RequestError;
-use crate::request::generate::{Caller, Event, Generation};
+use crate::reply_event::{EventKind, ReplyEvent};
+use crate::request::generate::{Caller, Generation};
 
 /// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
@@ -40,14 +41,16 @@ pub enum Step {
         sampling: Sampling,
     },
     /// It goes on.
-    Event(Event),
+    Event(ReplyEvent),
 }
 
 impl Step {
     /// The route that the request is on, if this says it: the last one that was said is the one.
     pub fn route(&self) -> Option<&str> {
         match self {
-            Step::Accepted { route, .. } | Step::Event(Event::Rerouted { route }) => Some(route),
+            Step::Accepted { route, .. } | Step::Event(ReplyEvent { kind: EventKind::Rerouted { route }, .. }) => {
+                Some(route)
+            }
             Step::Event(_) => None,
         }
     }
@@ -66,7 +69,7 @@ pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller
         yield Step::Accepted { n_prompt, route, sampling };
         while n_open > 0 {
             let event = or_drained(&drain, events.next()).await?.ok_or_else(cut_short)??;
-            if matches!(event, Event::Finished { .. }) {
+            if matches!(event.kind, EventKind::Finished { .. }) {
                 n_open -= 1;
             }
             yield Step::Event(event);
@@ -94,18 +97,7 @@ pub fn side_by_side(requests: Vec<Steps>, n_each: u32) -> Steps {
 
 fn renumber(mut step: Step, first: u32) -> Step {
     if let Step::Event(event) = &mut step {
-        let choice = match event {
-            Event::Rerouted { .. } => return step,
-            Event::Started { choice, .. }
-            | Event::Handoff { choice, .. }
-            | Event::Usage { choice, .. }
-            | Event::Context { choice, .. }
-            | Event::Text { choice, .. }
-            | Event::Reasoning { choice, .. }
-            | Event::ToolCall { choice, .. }
-            | Event::Finished { choice, .. } => choice,
-        };
-        *choice = choice.saturating_add(first);
+        event.choice = event.choice.saturating_add(first);
     }
     step
 }

@@ -66,7 +66,7 @@ async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, Reques
     // Elapsing loses nothing: the step that did not come in time stays in the stream.
     while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
         held.push(step?);
-        if matches!(held.last(), Some(Step::Event(event)) if event.is_result()) {
+        if matches!(held.last(), Some(Step::Event(event)) if event.kind.is_result()) {
             break;
         }
     }

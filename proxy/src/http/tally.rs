@@ -5,7 +5,7 @@ use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::Timings;
 
 use super::steps::Step;
-use crate::request::generate::Event;
+use crate::reply_event::EventKind;
 
 /// Counts and times over all choices of a reply.
 #[derive(Debug, Clone)]
@@ -44,32 +44,36 @@ impl Tally {
         if let Some(route) = step.route() {
             route.clone_into(&mut self.route);
         }
-        match step {
-            Step::Accepted { n_prompt, .. } => self.n_prompt = self.n_prompt.saturating_add(*n_prompt),
-            // The other choices find the prompt that the first one computed: theirs says nothing about the cache
-            // before.
-            Step::Event(Event::Started { choice, n_cached }) if self.is_first(*choice) => {
+        let event = match step {
+            Step::Accepted { n_prompt, .. } => {
+                self.n_prompt = self.n_prompt.saturating_add(*n_prompt);
+                return;
+            }
+            Step::Event(event) => event,
+        };
+        match &event.kind {
+            // The other choices find the prompt that the first one computed, so their counts say nothing about the
+            // cache before.
+            EventKind::Started { n_cached } if self.is_first(event.choice) => {
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
-            Step::Event(Event::Usage { n_estimated, n_prompt, n_cached, .. }) => {
+            EventKind::Usage { n_estimated, n_prompt, n_cached } => {
                 self.n_prompt = self.n_prompt.saturating_sub(*n_estimated).saturating_add(*n_prompt);
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
             // Choices share the prompt, so only one of them has it fetched.
-            Step::Event(Event::Handoff { timings, .. }) => self.handoff = Some(*timings),
-            Step::Event(Event::Context { tokens, .. }) => self.context.clone_from(tokens),
-            Step::Event(
-                Event::Started { .. }
-                | Event::Rerouted { .. }
-                | Event::Text { .. }
-                | Event::Reasoning { .. }
-                | Event::ToolCall { .. },
-            ) => {}
-            Step::Event(Event::Finished { choice, n_completion, n_reasoning, timings, .. }) => {
+            EventKind::Handoff { timings } => self.handoff = Some(*timings),
+            EventKind::Context { tokens } => self.context.clone_from(tokens),
+            EventKind::Finished { n_completion, n_reasoning, timings, .. } => {
                 self.n_completion = self.n_completion.saturating_add(*n_completion);
                 self.n_reasoning = self.n_reasoning.saturating_add(*n_reasoning);
-                self.add(*choice, timings);
+                self.add(event.choice, timings);
             }
+            EventKind::Started { .. }
+            | EventKind::Rerouted { .. }
+            | EventKind::Text { .. }
+            | EventKind::Reasoning { .. }
+            | EventKind::ToolCall { .. } => {}
         }
     }
 

@@ -13,7 +13,8 @@ use tracing::field::Empty;
 use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::RequestError;
 use crate::observe::metrics::{Routed, Summary};
-use crate::request::generate::{Caller, Event};
+use crate::reply_event::{EventKind, ReplyEvent};
+use crate::request::generate::Caller;
 use crate::request::plan::Plan;
 
 /// Travels with a request. Dropping it is its end: without [`RequestWatch::failed`] and with choices still open, the
@@ -161,27 +162,27 @@ impl RequestWatch {
     }
 
     /// A step of its reply is about to be sent.
-    pub fn event(&mut self, event: &Event) {
-        match event {
-            Event::Started { choice, n_cached } => {
+    pub fn event(&mut self, event: &ReplyEvent) {
+        match &event.kind {
+            EventKind::Started { n_cached } => {
                 self.slot.get_or_insert_with(Instant::now);
                 // The other choices find the prompt that choice 0 computed.
-                if *choice == 0 {
+                if event.choice == 0 {
                     self.n_cached = *n_cached;
                 }
             }
-            Event::Handoff { timings, .. } => self.handoff = Some(*timings),
-            Event::Rerouted { .. } | Event::Context { .. } => {}
-            Event::Usage { n_prompt, n_cached, .. } => {
+            EventKind::Handoff { timings } => self.handoff = Some(*timings),
+            EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
+            EventKind::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
                 if let Some(planned) = &mut self.planned {
                     planned.n_prompt = *n_prompt;
                 }
             }
-            Event::Text { .. } | Event::Reasoning { .. } | Event::ToolCall { .. } => {
+            EventKind::Text { .. } | EventKind::Reasoning { .. } | EventKind::ToolCall { .. } => {
                 self.first_token.get_or_insert_with(Instant::now);
             }
-            Event::Finished { .. } => {
+            EventKind::Finished { .. } => {
                 if self.n_completion() > 0 {
                     self.first_token.get_or_insert_with(Instant::now);
                 }

@@ -23,7 +23,8 @@ use super::steps::{DrainDeadline, Step, Steps, steps};
 use super::tally::Tally;
 use super::{Failure, HttpState, streamed};
 use crate::error::RequestError;
-use crate::request::generate::{Caller, Event};
+use crate::reply_event::EventKind;
+use crate::request::generate::Caller;
 
 /// Its routes.
 pub(super) fn routes() -> Routes {
@@ -120,21 +121,14 @@ async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
-        match step {
-            Step::Event(Event::Text { text, .. }) => content.text(&text),
-            Step::Event(Event::Reasoning { text, .. }) if head.shows_thinking => content.thinking(&text),
-            Step::Event(Event::ToolCall { call, .. }) => content.call(&call),
+        let Step::Event(event) = step else { continue };
+        match event.kind {
+            EventKind::Text { text, .. } => content.text(&text),
+            EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),
+            EventKind::ToolCall { call } => content.call(&call),
             // Steps end only after this.
-            Step::Event(Event::Finished { reason, stop, .. }) => end = Stop { reason, sequence: stop },
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Started { .. }
-                | Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. }
-                | Event::Reasoning { .. },
-            ) => {}
+            EventKind::Finished { reason, stop, .. } => end = Stop { reason, sequence: stop },
+            _ => {}
         }
     }
     let mut response = Json(head.begun(usage(&tally)).ended(content, end)).into_response();

@@ -9,7 +9,7 @@ use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
-use crate::request::generate::Event;
+use crate::reply_event::EventKind;
 
 /// Writes one stream.
 pub(super) struct MessageWriter {
@@ -39,26 +39,17 @@ impl StreamWriter for MessageWriter {
 
     fn write(&mut self, step: &Step) -> String {
         self.tally.record(step);
-        match step {
-            Step::Event(Event::Started { .. }) => self.begin(),
-            Step::Event(Event::Text { text, .. }) if !text.is_empty() => self.begin() + &self.events.text(text),
-            Step::Event(Event::Reasoning { text, .. }) if self.head.shows_thinking => {
-                self.begin() + &self.events.thinking(text)
-            }
-            Step::Event(Event::ToolCall { call, .. }) => self.begin() + &self.events.call(call),
-            Step::Event(Event::Finished { reason, stop, .. }) => {
+        let Step::Event(event) = step else { return String::new() };
+        match &event.kind {
+            EventKind::Started { .. } => self.begin(),
+            EventKind::Text { text, .. } if !text.is_empty() => self.begin() + &self.events.text(text),
+            EventKind::Reasoning { text } if self.head.shows_thinking => self.begin() + &self.events.thinking(text),
+            EventKind::ToolCall { call } => self.begin() + &self.events.call(call),
+            EventKind::Finished { reason, stop, .. } => {
                 self.stop = Some(Stop { reason: *reason, sequence: stop.clone() });
                 String::new()
             }
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. }
-                | Event::Text { .. }
-                | Event::Reasoning { .. },
-            ) => String::new(),
+            _ => String::new(),
         }
     }
 

@@ -25,7 +25,8 @@ use crate::http::route_header::insert_route;
 use crate::http::steps::{DrainDeadline, Step, Steps, or_drained, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
-use crate::request::generate::{Caller, Event};
+use crate::reply_event::EventKind;
+use crate::request::generate::Caller;
 
 type Body = Result<JsonBody, Failure>;
 type Drain = Option<Extension<DrainDeadline>>;
@@ -109,28 +110,22 @@ async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestE
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
-        match step {
-            Step::Event(Event::Text { text, tokens, .. }) => {
+        let Step::Event(event) = step else { continue };
+        match event.kind {
+            EventKind::Text { text, tokens } => {
                 all.text.push_str(&text);
                 all_tokens.extend(tokens);
             }
-            Step::Event(Event::Reasoning { text, .. }) => all.thinking.push_str(&text),
-            Step::Event(Event::ToolCall { call, .. }) => {
+            EventKind::Reasoning { text } => all.thinking.push_str(&text),
+            EventKind::ToolCall { call } => {
                 all.append(calls.take(&call).map(Said::call).unwrap_or_default());
             }
             // Steps end only after this.
-            Step::Event(Event::Finished { reason, .. }) => {
+            EventKind::Finished { reason, .. } => {
                 end = reason;
                 all.append(calls.rest().as_ref().map(Said::unfinished).unwrap_or_default());
             }
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Started { .. }
-                | Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. },
-            ) => {}
+            _ => {}
         }
     }
     let mut response = Json(shape.last(all, &all_tokens, shape.end(end, &tally))).into_response();

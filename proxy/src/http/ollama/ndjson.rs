@@ -10,7 +10,7 @@ use crate::http::Failure;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
-use crate::request::generate::Event;
+use crate::reply_event::EventKind;
 
 /// Writes one stream.
 pub(super) struct LineWriter {
@@ -31,28 +31,22 @@ impl StreamWriter for LineWriter {
 
     fn write(&mut self, step: &Step) -> String {
         self.tally.record(step);
-        match step {
-            Step::Event(Event::Text { text, tokens, .. }) => line(&self.shape.line(Said::text(text.clone()), tokens)),
-            Step::Event(Event::Reasoning { text, .. }) => {
+        let Step::Event(event) = step else { return String::new() };
+        match &event.kind {
+            EventKind::Text { text, tokens } => line(&self.shape.line(Said::text(text.clone()), tokens)),
+            EventKind::Reasoning { text } => {
                 line(&self.shape.line(Said { thinking: text.clone(), ..Said::default() }, &[]))
             }
             // A call is one line, once it is complete.
-            Step::Event(Event::ToolCall { call, .. }) => {
+            EventKind::ToolCall { call } => {
                 self.calls.take(call).map(|call| line(&self.shape.line(Said::call(call), &[]))).unwrap_or_default()
             }
-            Step::Event(Event::Finished { reason, .. }) => {
+            EventKind::Finished { reason, .. } => {
                 self.reason = Some(*reason);
                 let rest = self.calls.rest();
                 rest.map(|call| line(&self.shape.line(Said::unfinished(&call), &[]))).unwrap_or_default()
             }
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Started { .. }
-                | Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. },
-            ) => String::new(),
+            _ => String::new(),
         }
     }
 

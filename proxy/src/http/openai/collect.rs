@@ -9,7 +9,7 @@ use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
 use crate::http::steps::{Step, Steps};
 use crate::http::tally::Tally;
-use crate::request::generate::Event;
+use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Waits for all of a request; returns its route beside the reply. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(
@@ -22,22 +22,16 @@ pub(super) async fn collect<C: Choices>(
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
-        match step {
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Started { .. }
-                | Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. },
-            ) => {}
-            Step::Event(Event::Text { choice, text, tokens }) => {
+        let Step::Event(ReplyEvent { choice, kind }) = step else { continue };
+        match kind {
+            EventKind::Text { text, tokens } => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }
-            Step::Event(Event::Reasoning { choice, text }) => shapes.append_reasoning(at(&mut choices, choice)?, &text),
-            Step::Event(Event::ToolCall { choice, call }) => shapes.append_call(at(&mut choices, choice)?, &call),
+            EventKind::Reasoning { text } => shapes.append_reasoning(at(&mut choices, choice)?, &text),
+            EventKind::ToolCall { call } => shapes.append_call(at(&mut choices, choice)?, &call),
             // Steps end only after every choice has been here.
-            Step::Event(Event::Finished { choice, reason, .. }) => shapes.end(at(&mut choices, choice)?, reason),
+            EventKind::Finished { reason, .. } => shapes.end(at(&mut choices, choice)?, reason),
+            _ => {}
         }
     }
     let completion = Completion { head: shape.head, choices, usage: usage(&tally), timings: timings(&tally) };

@@ -13,7 +13,7 @@ use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
-use crate::request::generate::Event;
+use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes one stream.
 pub(super) struct ChunkWriter<C> {
@@ -62,39 +62,33 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
     fn write(&mut self, step: &Step) -> String {
         self.tally.record(step);
         let mut out = String::new();
-        match step {
-            Step::Accepted { .. }
-            | Step::Event(
-                Event::Started { .. }
-                | Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. },
-            ) => {}
-            Step::Event(Event::Text { choice, text, tokens }) => {
+        let Step::Event(ReplyEvent { choice, kind }) = step else { return out };
+        match kind {
+            EventKind::Text { text, tokens } => {
                 self.write_openings(&mut out);
                 if !text.is_empty() || !tokens.is_empty() {
                     let delta = self.choices.delta(*choice, text, tokens);
                     self.write_choice(&mut out, delta, None);
                 }
             }
-            Step::Event(Event::Reasoning { choice, text }) => {
+            EventKind::Reasoning { text } => {
                 self.write_openings(&mut out);
                 let delta = self.choices.reasoning(*choice, text);
                 self.write_optional(&mut out, delta);
             }
-            Step::Event(Event::ToolCall { choice, call }) => {
+            EventKind::ToolCall { call } => {
                 self.write_openings(&mut out);
                 let delta = self.choices.call(*choice, call);
                 self.write_optional(&mut out, delta);
             }
-            Step::Event(Event::Finished { choice, reason, .. }) => {
+            EventKind::Finished { reason, .. } => {
                 self.write_openings(&mut out);
                 self.n_unfinished = self.n_unfinished.saturating_sub(1);
                 let is_last_chunk = self.n_unfinished == 0 && !self.shape.include_usage;
                 let timings = is_last_chunk.then(|| timings(&self.tally));
                 self.write_choice(&mut out, self.choices.finish(*choice, *reason), timings);
             }
+            _ => {}
         }
         out
     }
@@ -136,13 +130,13 @@ mod tests {
     use crate::http::openai::text_choices::TextChoices;
 
     fn text(choice: u32, text: &str) -> Step {
-        Step::Event(Event::Text { choice, text: text.into(), tokens: vec![] })
+        Step::Event(EventKind::Text { text: text.into(), tokens: vec![] }.of(choice))
     }
 
     fn finished(choice: u32) -> Step {
         let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
         let (reason, n_completion) = (FinishReason::Stop, 3);
-        Step::Event(Event::Finished { choice, reason, stop: None, n_completion, n_reasoning: 0, timings })
+        Step::Event(EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings }.of(choice))
     }
 
     /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.
@@ -185,7 +179,7 @@ mod tests {
     #[test]
     fn roles_come_first_by_index_then_text_then_ends() {
         let accepted = || Step::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() };
-        let started = |choice| Step::Event(Event::Started { choice, n_cached: 1 });
+        let started = |choice| Step::Event(EventKind::Started { n_cached: 1 }.of(choice));
         check(
             1,
             false,

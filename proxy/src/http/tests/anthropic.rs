@@ -38,10 +38,10 @@ async fn a_whole_message_is_one_object() {
 
 #[tokio::test]
 async fn a_stream_begins_with_what_was_cached_and_ends_with_its_reason() {
-    let Event::Finished { choice, reason, n_completion, n_reasoning, timings, .. } = finished(0) else {
+    let EventKind::Finished { reason, n_completion, n_reasoning, timings, .. } = finished(0).kind else {
         panic!("not an end")
     };
-    let stopped = Event::Finished { choice, reason, stop: Some("END".into()), n_completion, n_reasoning, timings };
+    let stopped = EventKind::Finished { reason, stop: Some("END".into()), n_completion, n_reasoning, timings }.of(0);
     let server = start(emits([started(0), text(0, "Hel"), text(0, "lo"), stopped])).await;
     let reply = server.post_to("/v1/messages", body(json!({"stream": true}))).await;
     assert_eq!(reply.header("content-type"), "text/event-stream");

@@ -40,8 +40,9 @@ use super::server::{Deadlines, Shutdown, serve_with};
 use super::{AccessConfig, Backend, Health, HttpConfig};
 use crate::error::RequestError;
 use crate::observe::state::EndpointState;
+use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::embed::Embedded;
-use crate::request::generate::{Caller, Event, Generation};
+use crate::request::generate::{Caller, Generation};
 use crate::request::plan::explanation::Explanation;
 
 /// One thing a fake backend does.
@@ -49,7 +50,7 @@ use crate::request::plan::explanation::Explanation;
 enum Act {
     Wait(Duration),
     Hang,
-    Emit(Event),
+    Emit(ReplyEvent),
     Fail(RequestError),
     Panic,
 }
@@ -235,7 +236,7 @@ fn info() -> Arc<NodeInfo> {
 }
 
 /// A backend that emits these events.
-fn emits(events: impl IntoIterator<Item = Event>) -> Fake {
+fn emits(events: impl IntoIterator<Item = ReplyEvent>) -> Fake {
     acts(events.into_iter().map(Act::Emit))
 }
 
@@ -253,48 +254,42 @@ fn hello() -> Fake {
     emits([started(0), text(0, "Hel"), text(0, "lo"), finished(0)])
 }
 
-fn started(choice: u32) -> Event {
-    Event::Started { choice, n_cached: 2 }
+fn started(choice: u32) -> ReplyEvent {
+    EventKind::Started { n_cached: 2 }.of(choice)
 }
 
-fn text(choice: u32, text: &str) -> Event {
-    Event::Text { choice, text: text.into(), tokens: vec![] }
+fn text(choice: u32, text: &str) -> ReplyEvent {
+    EventKind::Text { text: text.into(), tokens: vec![] }.of(choice)
 }
 
-fn text_with_logprobs(choice: u32, text: &str) -> Event {
+fn text_with_logprobs(choice: u32, text: &str) -> ReplyEvent {
     let top = vec![Alternative { id: 1, bytes: text.into(), logprob: -0.5 }];
     let token = TokenLogprobs { bytes: text.into(), logprobs: Logprobs { chosen: -0.5, top } };
-    Event::Text { choice, text: text.into(), tokens: vec![token] }
+    EventKind::Text { text: text.into(), tokens: vec![token] }.of(choice)
 }
 
 /// A backend that thinks and calls a tool.
 fn calling() -> Fake {
-    let call = |call| Event::ToolCall { choice: 0, call };
+    let call = |call| EventKind::ToolCall { call }.of(0);
     let arguments = |fragment: &str| call(ToolCallDelta::Arguments { index: 0, fragment: fragment.into() });
-    let Event::Finished { timings, .. } = finished(0) else { unreachable!() };
+    let EventKind::Finished { timings, .. } = finished(0).kind else { unreachable!() };
     emits([
         started(0),
-        Event::Reasoning { choice: 0, text: "hm".into() },
+        EventKind::Reasoning { text: "hm".into() }.of(0),
         call(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() }),
         arguments("{\"a\": "),
         arguments("1}"),
         call(ToolCallDelta::End { index: 0 }),
-        Event::Finished {
-            choice: 0,
-            reason: FinishReason::ToolCalls,
-            stop: None,
-            n_completion: 4,
-            n_reasoning: 1,
-            timings,
-        },
+        EventKind::Finished { reason: FinishReason::ToolCalls, stop: None, n_completion: 4, n_reasoning: 1, timings }
+            .of(0),
     ])
 }
 
-fn finished(choice: u32) -> Event {
+fn finished(choice: u32) -> ReplyEvent {
     let timings =
         Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0, ..Timings::default() };
     let (reason, n_completion) = (FinishReason::Stop, 4);
-    Event::Finished { choice, reason, stop: None, n_completion, n_reasoning: 0, timings }
+    EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings }.of(choice)
 }
 
 const SOON: Duration = Duration::from_millis(30);

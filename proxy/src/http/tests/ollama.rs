@@ -50,7 +50,7 @@ async fn a_whole_reply_is_one_line() {
 
 #[tokio::test]
 async fn a_generation_ends_with_its_tokens_and_takes_them_back() {
-    let context = Event::Context { choice: 0, tokens: vec![7, 8, 9] };
+    let context = EventKind::Context { tokens: vec![7, 8, 9] }.of(0);
     let server = start(emits([started(0), text(0, "Hello"), context, finished(0)])).await;
     let prompt = json!({"model": "m", "prompt": "hi", "context": [7, 8], "options": {"num_ctx": 4096}});
     let lines = server.post_to("/api/generate", prompt.clone()).await.lines();
@@ -89,7 +89,7 @@ async fn calls_are_whole_and_thoughts_apart() {
 
 #[tokio::test]
 async fn a_call_that_is_no_object_is_text() {
-    let call = |call| Event::ToolCall { choice: 0, call };
+    let call = |call| EventKind::ToolCall { call }.of(0);
     let begin = || call(ToolCallDelta::Begin { index: 0, id: "call_1".into(), name: "f".into() });
     let arguments = |fragment: &str| call(ToolCallDelta::Arguments { index: 0, fragment: fragment.into() });
     let end = || call(ToolCallDelta::End { index: 0 });

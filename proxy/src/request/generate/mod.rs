@@ -2,7 +2,6 @@
 
 mod caller;
 pub(crate) mod clock;
-mod event;
 mod reply;
 
 use std::sync::Arc;
@@ -17,7 +16,6 @@ use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
 use tracing::Instrument;
 
 pub use self::caller::{Caller, Standing};
-pub use self::event::Event;
 use self::reply::{Accepted, Choices, hold};
 pub use self::reply::{EventStream, Generation};
 use crate::app::App;

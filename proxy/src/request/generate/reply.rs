@@ -16,9 +16,9 @@ use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use super::clock::Clock;
-use super::event::Event;
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
+use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::admission::Permit;
 use crate::request::plan::Plan;
 use crate::targets::model_loading::Stay;
@@ -40,7 +40,7 @@ pub struct Generation {
 }
 
 /// See [`Generation::events`].
-pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event, RequestError>> + Send>>;
+pub type EventStream = Pin<Box<dyn Stream<Item = Result<ReplyEvent, RequestError>> + Send>>;
 
 /// What is known once engines have accepted every choice.
 pub(super) struct Accepted {
@@ -100,10 +100,10 @@ pub(super) fn hold(
         while let Some(mut event) = merged.next().await {
             match &mut event {
                 Ok(event) => {
-                    if let Event::Finished { timings, .. } = event {
+                    if let EventKind::Finished { timings, .. } = &mut event.kind {
                         timings.queue_ms += waited.as_secs_f64() * 1e3;
                     }
-                    if let Event::Usage { n_estimated, n_prompt, .. } = event {
+                    if let EventKind::Usage { n_estimated, n_prompt, .. } = &event.kind {
                         permit.charge_prompt(n_prompt.saturating_sub(*n_estimated));
                     }
                     watch.event(event);
@@ -112,9 +112,9 @@ pub(super) fn hold(
             }
             let failed = event.is_err();
             if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, &mut watch)) {
-                yield Ok(Event::Rerouted { route });
+                yield Ok(EventKind::Rerouted { route }.of(0));
             }
-            if event.as_ref().map_or(true, Event::is_result) {
+            if event.as_ref().map_or(true, |event| event.kind.is_result()) {
                 plan = None;
             }
             yield event;
@@ -128,7 +128,7 @@ pub(super) fn hold(
 /// The route, if it is not what was said of it.
 fn rerouted(
     plan: &mut watch::Receiver<Plan>,
-    event: &Result<Event, RequestError>,
+    event: &Result<ReplyEvent, RequestError>,
     watch: &mut RequestWatch,
 ) -> Option<String> {
     // Without a sender the stream is over, and its last plan stands.
@@ -138,9 +138,9 @@ fn rerouted(
         watch.rerouted(&now);
     }
     match event {
-        Ok(Event::Handoff { timings: HandoffTimings { failure: Some(failure), .. }, .. }) => {
-            Some(format!("{}; failure={}", *now, failure.as_str()))
-        }
+        Ok(ReplyEvent {
+            kind: EventKind::Handoff { timings: HandoffTimings { failure: Some(failure), .. } }, ..
+        }) => Some(format!("{}; failure={}", *now, failure.as_str())),
         _ => has_changed.then(|| now.to_string()),
     }
 }
@@ -151,32 +151,32 @@ fn choice_events(
     mut deltas: DeltaStream,
     (mut reply, stopped): (ChoiceReply, impl Fn(u32) + Send),
     mut clock: Clock,
-) -> impl Stream<Item = Result<Event, RequestError>> + Send {
+) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send {
     async_stream::try_stream! {
         loop {
             match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
                 Delta::Started { n_cached } => {
                     clock.started(n_cached);
-                    yield Event::Started { choice, n_cached };
+                    yield EventKind::Started { n_cached }.of(choice);
                 }
                 Delta::Handoff(timings) => {
                     clock.n_computed = clock.n_computed.saturating_sub(timings.n_tokens);
-                    yield Event::Handoff { choice, timings };
+                    yield EventKind::Handoff { timings }.of(choice);
                 }
                 Delta::Token(token) => {
                     clock.token();
                     let step = reply.feed(token);
                     for part in step.parts {
-                        yield part_event(choice, part);
+                        yield part_event(part).of(choice);
                     }
                     if step.stopped {
                         // The engine's own account comes with the last delta, which is not waited for: dropping the
                         // stream is what stops the engine.
                         stopped(clock.n_tokens);
                         if let Some(tokens) = reply.take_context() {
-                            yield Event::Context { choice, tokens };
+                            yield EventKind::Context { tokens }.of(choice);
                         }
-                        yield finished(choice, &reply, FinishReason::Stop, &clock, clock.timings());
+                        yield finished(&reply, FinishReason::Stop, &clock, clock.timings()).of(choice);
                         break;
                     }
                 }
@@ -184,12 +184,12 @@ fn choice_events(
                     let rest = reply.finish(reason);
                     let reason = if rest.stopped { FinishReason::Stop } else { reason };
                     for part in rest.parts {
-                        yield part_event(choice, part);
+                        yield part_event(part).of(choice);
                     }
                     if let Some(tokens) = reply.take_context() {
-                        yield Event::Context { choice, tokens };
+                        yield EventKind::Context { tokens }.of(choice);
                     }
-                    yield finished(choice, &reply, reason, &clock, timings);
+                    yield finished(&reply, reason, &clock, timings).of(choice);
                     break;
                 }
             }
@@ -197,18 +197,17 @@ fn choice_events(
     }
 }
 
-fn part_event(choice: u32, ReplyPart { part, tokens }: ReplyPart) -> Event {
+fn part_event(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
     match part {
-        Part::Text(text) => Event::Text { choice, text, tokens },
-        Part::Reasoning(text) => Event::Reasoning { choice, text },
-        Part::Call(call) => Event::ToolCall { choice, call },
+        Part::Text(text) => EventKind::Text { text, tokens },
+        Part::Reasoning(text) => EventKind::Reasoning { text },
+        Part::Call(call) => EventKind::ToolCall { call },
     }
 }
 
 /// The end of a choice whose sequence ended for this reason.
-fn finished(choice: u32, reply: &ChoiceReply, reason: FinishReason, clock: &Clock, timings: Timings) -> Event {
-    Event::Finished {
-        choice,
+fn finished(reply: &ChoiceReply, reason: FinishReason, clock: &Clock, timings: Timings) -> EventKind {
+    EventKind::Finished {
         reason: reply.reason(reason),
         stop: reply.stop_string(),
         n_completion: clock.n_tokens,

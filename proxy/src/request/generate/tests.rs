@@ -6,6 +6,7 @@ use futures::StreamExt;
 
 use super::*;
 use crate::observe::tests::{app, caller, request};
+use crate::reply_event::EventKind;
 
 /// Longer than any reply here.
 const LONG: u32 = 1_000_000;
@@ -31,10 +32,10 @@ async fn ask(app: &App, request: GenerateRequest) -> Result<Outcome, RequestErro
     let mut reply = generate(app, request, &caller()).await?;
     let mut outcome = Outcome { n_prompt: reply.n_prompt, ..Outcome::default() };
     while let Some(event) = reply.events.next().await {
-        match event? {
-            Event::Started { n_cached, .. } => outcome.n_cached = n_cached,
-            Event::Context { tokens, .. } => outcome.context = Some(tokens),
-            Event::Finished { reason, n_completion, .. } => {
+        match event?.kind {
+            EventKind::Started { n_cached } => outcome.n_cached = n_cached,
+            EventKind::Context { tokens } => outcome.context = Some(tokens),
+            EventKind::Finished { reason, n_completion, .. } => {
                 (outcome.is_cut, outcome.n_completion) = (reason == FinishReason::Length, n_completion);
             }
             _ => {}

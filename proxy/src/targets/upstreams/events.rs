@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::TextChoice;
 use super::asking::broken;
 use crate::error::RequestError;
-use crate::request::generate::Event;
+use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::generate::clock::Clock;
 
 /// A choice's events. Dropping the stream closes the connection.
@@ -23,13 +23,13 @@ pub(crate) fn text_events(
     request: &GenerateRequest,
     mut clock: Clock,
     n_prompt: u32,
-) -> impl Stream<Item = Result<Event, RequestError>> + Send + use<> {
+) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send + use<> {
     let mut reader = Reader::new(choice, request);
     async_stream::try_stream! {
         // Ends with the reply.
         let _span = span;
         clock.started_at(asked);
-        yield Event::Started { choice, n_cached: 0 };
+        yield EventKind::Started { n_cached: 0 }.of(choice);
         let mut next = Some(first);
         loop {
             let delta = match next.take() {
@@ -60,16 +60,16 @@ pub(crate) fn text_events(
             if let Some(n_told) = usage.n_prompt.filter(|_| choice == 0) {
                 let n_cached = usage.n_cached.unwrap_or(0).min(n_told);
                 clock.n_computed = n_told - n_cached;
-                yield Event::Usage { choice, n_estimated: n_prompt, n_prompt: n_told, n_cached };
+                yield EventKind::Usage { n_estimated: n_prompt, n_prompt: n_told, n_cached }.of(choice);
             }
-            yield Event::Finished {
-                choice,
+            let finished = EventKind::Finished {
                 reason,
                 stop: reader.stop.reached().map(str::to_owned),
                 n_completion: clock.n_tokens,
                 n_reasoning: usage.n_reasoning.unwrap_or(reader.n_reasoning).min(clock.n_tokens),
                 timings: clock.timings(),
             };
+            yield finished.of(choice);
             break;
         }
     }
@@ -158,7 +158,7 @@ impl Reader {
     }
 
     /// What a delta becomes, and the end if it is one.
-    fn read(&mut self, delta: TextDelta, clock: &mut Clock) -> (Vec<Event>, Option<End>) {
+    fn read(&mut self, delta: TextDelta, clock: &mut Clock) -> (Vec<ReplyEvent>, Option<End>) {
         if self.wants_nothing {
             return (Vec::new(), end_of_prompt(delta));
         }
@@ -180,7 +180,7 @@ impl Reader {
                 });
                 let tokens: Vec<_> = tokens.collect();
                 if !scan.text.is_empty() || !tokens.is_empty() {
-                    events.push(Event::Text { choice, text: scan.text, tokens });
+                    events.push(EventKind::Text { text: scan.text, tokens }.of(choice));
                 }
                 end = scan.stopped.then_some(FinishReason::Stop);
             }
@@ -189,7 +189,7 @@ impl Reader {
                 self.n_reasoning += 1;
                 self.n_bytes += text.len();
                 self.n_reasoning_bytes += text.len();
-                events.push(Event::Reasoning { choice, text });
+                events.push(EventKind::Reasoning { text }.of(choice));
             }
             TextDelta::Call(call) => {
                 if matches!(call, ToolCallDelta::Begin { .. }) {
@@ -207,7 +207,7 @@ impl Reader {
                     clock.token();
                 }
                 self.has_called |= ends;
-                events.push(Event::ToolCall { choice, call });
+                events.push(EventKind::ToolCall { call }.of(choice));
                 end = (ends && self.one_call).then_some(FinishReason::ToolCalls);
             }
             TextDelta::Finished(TextEnd { reason, usage }) => {
@@ -232,8 +232,8 @@ fn end_of_prompt(delta: TextDelta) -> Option<End> {
     Some(End { reason: FinishReason::Length, usage })
 }
 
-fn text_event(choice: u32, text: String) -> Option<Event> {
-    (!text.is_empty()).then_some(Event::Text { choice, text, tokens: Vec::new() })
+fn text_event(choice: u32, text: String) -> Option<ReplyEvent> {
+    (!text.is_empty()).then(|| EventKind::Text { text, tokens: Vec::new() }.of(choice))
 }
 
 fn token(token: TextToken) -> TokenLogprobs {

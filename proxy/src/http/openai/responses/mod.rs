@@ -25,7 +25,8 @@ use crate::http::route_header::insert_route;
 use crate::http::steps::{DrainDeadline, Step, Steps, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
-use crate::request::generate::{Caller, Event};
+use crate::reply_event::EventKind;
+use crate::request::generate::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {
@@ -64,20 +65,20 @@ async fn whole(mut steps: Steps, mut head: Head) -> Result<Response, RequestErro
     while let Some(step) = steps.next().await {
         let step = step?;
         tally.record(&step);
-        match step {
-            Step::Accepted { sampling, .. } => head.echo.samples_with(&sampling),
-            Step::Event(
-                Event::Started { .. }
-                | Event::Handoff { .. }
-                | Event::Rerouted { .. }
-                | Event::Usage { .. }
-                | Event::Context { .. },
-            ) => {}
-            Step::Event(Event::Text { text, tokens, .. }) => output.text(&text, &logprobs(&tokens)),
-            Step::Event(Event::Reasoning { text, .. }) => output.reasoning(&text),
-            Step::Event(Event::ToolCall { call, .. }) => output.call(&call),
+        let event = match step {
+            Step::Accepted { sampling, .. } => {
+                head.echo.samples_with(&sampling);
+                continue;
+            }
+            Step::Event(event) => event,
+        };
+        match event.kind {
+            EventKind::Text { text, tokens } => output.text(&text, &logprobs(&tokens)),
+            EventKind::Reasoning { text } => output.reasoning(&text),
+            EventKind::ToolCall { call } => output.call(&call),
             // Steps end only after this.
-            Step::Event(Event::Finished { reason, .. }) => end = reason,
+            EventKind::Finished { reason, .. } => end = reason,
+            _ => {}
         }
     }
     output.finish(end);

@@ -10,7 +10,7 @@ use crate::http::event_stream::comment;
 use crate::http::steps::Step;
 use crate::http::streamed::StreamWriter;
 use crate::http::tally::Tally;
-use crate::request::generate::Event;
+use crate::reply_event::EventKind;
 
 /// Writes one stream.
 pub(super) struct ResponseWriter {
@@ -40,24 +40,18 @@ impl StreamWriter for ResponseWriter {
             self.events.samples_with(sampling);
         }
         let created = self.create();
-        created
-            + &match step {
-                Step::Accepted { .. }
-                | Step::Event(
-                    Event::Started { .. }
-                    | Event::Handoff { .. }
-                    | Event::Rerouted { .. }
-                    | Event::Usage { .. }
-                    | Event::Context { .. },
-                ) => String::new(),
-                Step::Event(Event::Text { text, tokens, .. }) => self.events.text(text, &logprobs(tokens)),
-                Step::Event(Event::Reasoning { text, .. }) => self.events.reasoning(text),
-                Step::Event(Event::ToolCall { call, .. }) => self.events.call(call),
-                Step::Event(Event::Finished { reason, .. }) => {
-                    self.reason = Some(*reason);
-                    String::new()
-                }
+        let Step::Event(event) = step else { return created };
+        let written = match &event.kind {
+            EventKind::Text { text, tokens } => self.events.text(text, &logprobs(tokens)),
+            EventKind::Reasoning { text } => self.events.reasoning(text),
+            EventKind::ToolCall { call } => self.events.call(call),
+            EventKind::Finished { reason, .. } => {
+                self.reason = Some(*reason);
+                String::new()
             }
+            _ => String::new(),
+        };
+        created + &written
     }
 
     /// Without a reason there was no end, and so there is no last event.

@@ -18,8 +18,9 @@ use crate::app::App;
 use crate::http::Backend;
 use crate::observe::Observer;
 use crate::observe::tests::{caller, request};
+use crate::reply_event::EventKind;
 use crate::request::admission::{Admission, Bounds};
-use crate::request::generate::{Event, generate};
+use crate::request::generate::generate;
 use crate::targets::nodes::{Health, Pool};
 
 /// How a node ends.
@@ -150,7 +151,7 @@ async fn a_reply_comes_whatever_its_node_stops_at() {
         let mut events = generate(app, request("m"), &caller()).await?.events;
         let mut reply = String::new();
         while let Some(event) = events.next().await {
-            if let Event::Text { text, .. } = event? {
+            if let EventKind::Text { text, .. } = event?.kind {
                 reply += &text;
             }
         }
