@@ -51,7 +51,7 @@ test: setup ## Everything CI runs: checks, unit tests, cross-process tests with 
 chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/reliability.md
 	target/release/baton pull smollm2
 	CHAOS_REQUESTS=$${CHAOS_REQUESTS:-500} CHAOS_PAGE=docs/reliability.md \
-		cargo test $(PROFILE) --locked --test chaos -- --nocapture
+		cargo test $(PROFILE) --locked --test stress chaos:: -- --nocapture
 
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check

@@ -9,4 +9,4 @@ export CXXFLAGS="${CXXFLAGS:-} -include $PWD/scripts/vulkan/layer_settings.hpp"
 export GGML_VK_VISIBLE_DEVICES=${GGML_VK_VISIBLE_DEVICES:-0}
 cargo build --release --locked --features vulkan --target-dir target/vulkan
 target/vulkan/release/baton doctor --tokens 64 --new-tokens 8 --threads 1
-cargo test --release --locked --features vulkan --target-dir target/vulkan --test doctor -- --nocapture vulkan
+cargo test --release --locked --features vulkan --target-dir target/vulkan --test real_model -- --nocapture vulkan

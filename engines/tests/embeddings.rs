@@ -2,8 +2,6 @@
 #![cfg(feature = "llama")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
-mod tiny_gguf;
-
 use std::path::{Path, PathBuf};
 
 use baton_engines::Engine;

@@ -3,8 +3,6 @@
 #![cfg(feature = "llama")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
-mod tiny_gguf;
-
 use std::io::Cursor;
 use std::path::Path;
 use std::sync::Arc;

@@ -4,7 +4,6 @@
 
 #[path = "kv_state/rig.rs"]
 mod rig;
-mod tiny_gguf;
 
 use baton_engines::gguf::Gguf;
 use baton_engines::llama::probe::NoHandoff;

@@ -1,0 +1,144 @@
+//! Who gets in, and when: keys, their limits and the queue, with the program itself.
+
+use std::process::Command;
+use std::time::Duration;
+
+use futures::StreamExt;
+use harness::{BATON, Server, eventually_async};
+use reqwest::{RequestBuilder, Response};
+use serde_json::{Value, json};
+
+/// A generation of 600 tokens takes half a minute.
+const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "20"];
+
+/// An endpoint with these lines at the front of its file and keys with these limits; the keys; and the file, which it
+/// watches.
+fn with_keys<const N: usize>(front: &str, limits: [&str; N]) -> (Server, [String; N], tempfile::TempPath) {
+    let mut file = format!("{front}\n");
+    let keys = std::array::from_fn(|i| {
+        let made = Command::new(&*BATON).args(["key", "new", "--name", &format!("key-{i}")]).output().unwrap();
+        let made = String::from_utf8(made.stdout).unwrap();
+        let (key, lines) = made.split_once("\n\n").unwrap();
+        file += &format!("{lines}\n{}\n", limits[i]);
+        key.to_owned()
+    });
+    let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    std::fs::write(&path, file).unwrap();
+    (Server::with(&[&SIM[..], &["--config", path.to_str().unwrap()]].concat()), keys, path)
+}
+
+fn ask(server: &Server, key: &str, n_tokens: u32) -> RequestBuilder {
+    let body = json!({
+        "model": "sim", "stream": true, "max_tokens": n_tokens, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": "hi" }],
+    });
+    let url = format!("{}/v1/chat/completions", server.base);
+    reqwest::Client::new().post(url).bearer_auth(key).json(&body)
+}
+
+/// Sends it and waits until its first token is here, which shows that it was let in.
+async fn begun(request: RequestBuilder) -> impl Future<Output = String> {
+    let reply = request.send().await.unwrap();
+    assert_eq!(reply.status(), 200);
+    let mut bytes = reply.bytes_stream();
+    let mut text = Vec::new();
+    while !String::from_utf8_lossy(&text).contains("\"content\"") {
+        text.extend(bytes.next().await.expect("a token").unwrap());
+    }
+    async move {
+        while let Some(more) = bytes.next().await {
+            text.extend(more.unwrap());
+        }
+        String::from_utf8(text).unwrap()
+    }
+}
+
+/// Requests that wait in the endpoint's queue.
+async fn n_waiting(server: &Server, key: &str) -> usize {
+    let url = format!("{}/metrics", server.base);
+    let text = reqwest::Client::new().get(url).bearer_auth(key).send().await.unwrap().text().await.unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("baton_requests_waiting ")).expect(&text);
+    line.parse::<f64>().unwrap() as usize
+}
+
+async fn refusal(reply: Response) -> (u16, Value, reqwest::header::HeaderMap) {
+    let (status, headers) = (reply.status().as_u16(), reply.headers().clone());
+    (status, reply.json().await.unwrap(), headers)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_those_who_wait_the_key_with_the_higher_priority_is_next() {
+    let (server, [low, high], _file) = with_keys("max_requests = 1", ["operator = true", "priority = 9"]);
+    let running = begun(ask(&server, &low, 600)).await;
+    let (tell, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for (at, key) in [&low, &low, &high].into_iter().enumerate() {
+        let (request, tell) = (ask(&server, key, 1), tell.clone());
+        tokio::spawn(async move {
+            let text = request.send().await.unwrap().text().await.unwrap();
+            tell.send((at, text)).unwrap();
+        });
+        eventually_async("it waits", || async { n_waiting(&server, &low).await == at + 1 }).await;
+    }
+    drop(running);
+    let mut came = Vec::new();
+    for _ in 0..3 {
+        let (at, text) = order.recv().await.unwrap();
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        came.push(at);
+    }
+    assert_eq!(came, [2, 0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_is_told_the_place_in_the_queue() {
+    let (server, [key], _file) = with_keys("max_requests = 1", ["operator = true"]);
+    // Longer than the 15 s that a stream's head is held back for.
+    let running = begun(ask(&server, &key, 600)).await;
+    let first = tokio::spawn(ask(&server, &key, 1).send());
+    eventually_async("it waits", || async { n_waiting(&server, &key).await == 1 }).await;
+    let second = ask(&server, &key, 1).send().await.unwrap();
+    let mut bytes = second.bytes_stream();
+    let told = bytes.next().await.unwrap().unwrap();
+    assert_eq!(told, ": place 2 in the queue\n\n");
+    // Places are given up with their connections, and by the one who runs, too.
+    drop(running);
+    let first = first.await.unwrap().unwrap().text().await.unwrap();
+    let second = bytes.map(|part| part.unwrap().to_vec()).concat().await;
+    assert!(first.ends_with("data: [DONE]\n\n") && second.ends_with(b"data: [DONE]\n\n"), "{first}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keys_tokens_and_its_requests_at_once_are_limited() {
+    let (server, [tokens, one], _file) = with_keys("", ["tokens_per_minute = 60", "max_concurrent = 1"]);
+    let reply = ask(&server, &tokens, 100).send().await.unwrap();
+    assert_eq!((reply.status().as_u16(), &reply.headers()["x-ratelimit-limit-tokens"]), (200, &"60".parse().unwrap()));
+    assert!(reply.text().await.unwrap().ends_with("data: [DONE]\n\n"), "what was begun is not cut off");
+    let (status, error, headers) = refusal(ask(&server, &tokens, 1).send().await.unwrap()).await;
+    assert_eq!((status, &error["error"]["code"]), (429, &json!("rate_limit_exceeded")), "{error}");
+    assert_eq!(headers["x-ratelimit-remaining-tokens"], "0");
+    let wait: u64 = headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=120).contains(&wait), "{wait}");
+
+    let running = begun(ask(&server, &one, 60)).await;
+    let impatient = ask(&server, &one, 1).timeout(Duration::from_millis(500)).send().await;
+    assert!(impatient.unwrap_err().is_timeout(), "the key's second request waits for its first");
+    assert!(running.await.ends_with("data: [DONE]\n\n"));
+    assert_eq!(ask(&server, &one, 1).send().await.unwrap().status(), 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_foreign_page_or_host_is_refused() {
+    let (server, [key], _file) = with_keys("allowed_origins = [\"https://chat.example\"]", [""]);
+    for (name, value, status) in [
+        ("origin", "https://evil.example", 403),
+        ("origin", "https://chat.example", 200),
+        ("origin", "http://localhost:3000", 200),
+        ("host", "evil.example", 403),
+        ("host", "localhost", 200),
+    ] {
+        let reply = ask(&server, &key, 1).header(name, value).send().await.unwrap();
+        assert_eq!(reply.status().as_u16(), status, "{name}: {value}");
+        let allowed = reply.headers().get("access-control-allow-origin").map(|origin| origin.to_str().unwrap());
+        assert_eq!(allowed, (name == "origin" && status == 200).then_some(value));
+    }
+}

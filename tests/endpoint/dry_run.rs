@@ -1,0 +1,109 @@
+//! Dry runs: `POST /baton/plan` and `baton plan`, over real sockets, around the simulated engine.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use harness::{BATON, Node, Server, eventually_async};
+use serde_json::{Value, json};
+
+fn server(node: &Node) -> Server {
+    let args = ["--engine", "sim", "--sim-prefill-tps", "1000", "--prefill", &node.url, "--api-key", "k"];
+    Server::with(&args)
+}
+
+fn request(n_words: usize) -> Value {
+    let content = vec!["word"; n_words].join(" ");
+    json!({ "model": "sim", "messages": [{ "role": "user", "content": content }], "max_tokens": 16 })
+}
+
+async fn post(server: &Server, path: &str, policy: &str, body: &Value) -> reqwest::Response {
+    let call = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth("k");
+    call.header("x-baton-policy", policy).json(body).send().await.unwrap()
+}
+
+async fn plan(server: &Server, policy: &str, n_words: usize) -> Value {
+    post(server, "/baton/plan", policy, &request(n_words)).await.json().await.unwrap()
+}
+
+fn cli(server: &Server, args: &[&str], input: &str) -> Output {
+    let mut command = Command::new(&*BATON);
+    command.args(["plan", "-", &server.base]).args(args).env("BATON_API_KEY", "k");
+    let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    process.wait_with_output().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_says_what_the_request_would_do() {
+    let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "20000"]);
+    let server = server(&node);
+    let is_known = async || plan(&server, "fastest", 1_500).await["routes"][1]["prediction"].is_object();
+    eventually_async("calibration", is_known).await;
+    let long = plan(&server, "fastest", 1_500).await;
+    assert_eq!(
+        (&long["model"], &long["policy"], &long["reason"]),
+        (&json!("sim"), &json!("fastest"), &json!("faster"))
+    );
+    let [direct, handoff] = [0, 1].map(|i| long["routes"][i].clone());
+    assert_eq!(
+        (&direct["decode"], &direct["prefill"], &direct["chosen"]),
+        (&json!("local"), &json!(null), &json!(false))
+    );
+    assert_eq!((&handoff["prefill"], &handoff["chosen"]), (&json!("prefill-1"), &json!(true)));
+    let time = |route: &Value, part: &str| route["prediction"][part].as_f64().unwrap();
+    assert!(time(&direct, "ttft_ms") > time(&handoff, "ttft_ms"), "{long}");
+    assert!(time(&handoff, "wire_ms") > 0.0 && long["n_prompt"].as_u64().unwrap() > 7_000, "{long}");
+
+    // The request itself goes where the dry run said, and is remembered.
+    let reply = post(&server, "/v1/chat/completions", "fastest", &request(1_500)).await;
+    let route = reply.headers()["x-baton-route"].to_str().unwrap().to_owned();
+    assert!(route.starts_with("handoff; prefill=prefill-1; decode=local"), "{route}");
+    reply.text().await.unwrap();
+    let again = plan(&server, "fastest", 1_500).await;
+    assert!(again["routes"][0]["cached_on_decode"].as_u64().unwrap() > 7_000, "{again}");
+    assert_eq!(again["reason"], "not_worth_it");
+    assert_eq!(plan(&server, "always_handoff", 1_500).await["reason"], "policy");
+
+    // The same as a table.
+    let input = request(1_500).to_string();
+    let table = cli(&server, &["--policy", "always_handoff"], &input);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("* prefill-1 → local") && table.contains("  local"), "{table}");
+    let json = cli(&server, &["--json"], &input);
+    assert_eq!(serde_json::from_slice::<Value>(&json.stdout).unwrap()["policy"], "fastest");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_is_refused_like_the_request() {
+    let node = Node::with(&["--engine", "sim", "--role", "prefill"]);
+    let server = server(&node);
+    let keyless = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(&request(1));
+    assert_eq!(keyless.send().await.unwrap().status(), 401);
+    for (body, status) in [
+        (json!({ "model": "nobody", "messages": [{ "role": "user", "content": "hi" }] }), 404),
+        (json!({ "model": "sim" }), 400),
+        (request(20_000), 400),
+    ] {
+        let reply = post(&server, "/baton/plan", "fastest", &body).await;
+        assert_eq!(reply.status(), status);
+        let error = reply.json::<Value>().await.unwrap();
+        assert!(error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
+    }
+    let failed = cli(&server, &[], "{}");
+    let message = String::from_utf8(failed.stderr).unwrap();
+    assert!(!failed.status.success() && message.contains("400") && message.lines().count() == 1, "{message}");
+}
+
+#[test]
+fn what_cannot_be_asked_is_said_in_a_line() {
+    let check = |endpoint: &str, expected: &str| {
+        let output = Command::new(&*BATON).args(["plan", "/dev/null", endpoint]).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.contains(expected), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    };
+    check("127.0.0.1:1", "no endpoint answers at 127.0.0.1:1: ");
+    check("here and there", "an endpoint is HOST:PORT");
+    let server = Server::with(&["--engine", "sim", "--api-key", "k"]);
+    check(&server.base, "needs a key: give one with --api-key or BATON_API_KEY");
+}

@@ -1,0 +1,185 @@
+//! Every way in which a request goes another way than planned has a name, is counted in `/metrics`, and is shown by
+//! `baton status`; the client gets the reply that it would have got.
+
+use std::process::Command;
+use std::time::Duration;
+
+use harness::occupy::fill;
+use harness::relay::{Fault, Relay};
+use harness::{BATON, Node, Server, chat, eventually_async, long_prompt};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// An endpoint with a simulated engine of its own, and a simulated prefill node at the end of a relay.
+struct Rig {
+    server: Server,
+    relay: Relay,
+    node: Node,
+}
+
+impl Rig {
+    async fn start(node_args: &[&str]) -> Rig {
+        let speed = ["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"];
+        let node = Node::with(&[&speed[..], node_args].concat());
+        let relay = Relay::start(&node.url).await;
+        let own = ["--engine", "sim", "--sim-decode-tps", "1000", "--policy", "always_handoff", "--no-calibration"];
+        let server = Server::with(&[&own[..], &["--prefill", &relay.url]].concat());
+        Rig { server, relay, node }
+    }
+
+    /// Asks, while something happens, and checks that the reply is the undisturbed one and that the reason is shown.
+    async fn check(&self, reason: &str, happens: impl Future<Output = ()>) {
+        let body = chat(&long_prompt(reason, 200), json!({ "model": "sim", "max_tokens": 24, "ignore_eos": true }));
+        let (reply, ()) = tokio::join!(post(&self.server, &body), happens);
+        assert_eq!(reply["timings"]["handoff"]["failure"], reason, "{reply}");
+        let undisturbed = Server::with(&["--engine", "sim", "--sim-decode-tps", "1000"]);
+        let expected = post(&undisturbed, &body).await;
+        assert_eq!(reply["choices"], expected["choices"]);
+        shows(&self.server, reason).await;
+    }
+}
+
+async fn post(server: &Server, body: &Value) -> Value {
+    let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(body);
+    let response = call.send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    response.json().await.unwrap()
+}
+
+/// The reason is counted, and an operator can see it.
+async fn shows(server: &Server, reason: &str) {
+    let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
+    let series = format!("baton_fallbacks_total{{model=\"sim\",reason=\"{reason}\"}} 1\n");
+    assert!(metrics.contains(&series), "{metrics}");
+    let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.lines().any(|line| line.trim_start().starts_with(reason)), "{status}");
+}
+
+async fn soon() {
+    tokio::time::sleep(Duration::from_millis(300)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefill_down() {
+    let rig = Rig::start(&[]).await;
+    rig.relay.lead_to("http://127.0.0.1:1");
+    rig.check("prefill_down", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefill_busy() {
+    let rig = Rig::start(&["--slots", "1", "--max-queued", "1"]).await;
+    let _crowd = fill(&rig.node.url).await;
+    rig.check("prefill_busy", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefill_stalled() {
+    let rig = Rig::start(&[]).await;
+    let freeze = async {
+        soon().await;
+        rig.node.signal(Signal::STOP);
+    };
+    rig.check("prefill_stalled", freeze).await;
+    rig.node.signal(Signal::CONT);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefill_lost() {
+    let rig = Rig::start(&[]).await;
+    let kill = async {
+        soon().await;
+        rig.node.signal(Signal::KILL);
+    };
+    rig.check("prefill_lost", kill).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prefill_refused() {
+    let rig = Rig::start(&[]).await;
+    let other = Node::with_key("another key", &["--engine", "sim", "--role", "prefill"]);
+    rig.relay.lead_to(&other.url);
+    rig.check("prefill_refused", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frame_rejected() {
+    let rig = Rig::start(&[]).await;
+    rig.relay.set(Fault::Flip);
+    rig.check("frame_rejected", async {}).await;
+    assert!(rig.relay.n_touched() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fingerprint_mismatch() {
+    // The same vocabulary and shape, other weights: the decode node's own check finds it.
+    let rig = Rig::start(&["--name", "other weights"]).await;
+    rig.check("fingerprint_mismatch", async {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_busy_and_decode_lost() {
+    let node = |args: &[&str]| Node::with(&[&["--engine", "sim", "--sim-decode-tps", "100"], args].concat());
+    let nodes = [node(&["--slots", "1", "--max-queued", "1"]), node(&[])];
+    let decode = ["--decode", &nodes[0].url, "--decode", &nodes[1].url];
+    let server = Server::with(&[&decode[..], &["--policy", "round_robin", "--no-calibration"]].concat());
+    let body = |tag| chat(tag, json!({ "model": "sim", "max_tokens": 100, "ignore_eos": true }));
+    let crowd = fill(&nodes[0].url).await;
+    // The first turn is the full node's.
+    post(&server, &body("one")).await;
+    shows(&server, "decode_busy").await;
+    drop(crowd);
+    let kill = async {
+        soon().await;
+        nodes[1].signal(Signal::KILL);
+    };
+    let (three, four) = (body("three"), body("four"));
+    let (one, two, ()) = tokio::join!(post(&server, &three), post(&server, &four), kill);
+    for reply in [one, two] {
+        assert_eq!(reply["usage"]["completion_tokens"], 100, "{reply}");
+    }
+    shows(&server, "decode_lost").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_that_was_frozen_under_load_is_chosen_again() {
+    let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "6000"]);
+    let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "2000", "--prefill", &node.url]);
+    let body = |tag: &str| chat(&long_prompt(tag, 300), json!({ "model": "sim", "max_tokens": 2 }));
+    // Each time another prompt: one that is cached is not handed over.
+    let is_handed_over = async || {
+        let body = body(&rand::random::<u32>().to_string());
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        call.send().await.unwrap().headers()["x-baton-route"].to_str().unwrap().starts_with("handoff")
+    };
+    eventually_async("calibration", &is_handed_over).await;
+    let freeze = async {
+        soon().await;
+        node.signal(Signal::STOP);
+    };
+    let bodies = ["one", "two", "three", "four"].map(body);
+    let (replies, ()) = tokio::join!(futures::future::join_all(bodies.iter().map(|body| post(&server, body))), freeze);
+    assert!(replies.iter().any(|reply| reply["timings"]["handoff"]["failure"] == "prefill_stalled"), "{replies:?}");
+    node.signal(Signal::CONT);
+    // Five seconds that were lost with a fault are no rate of the node.
+    eventually_async("the node to be chosen again", &is_handed_over).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn not_worth_it() {
+    let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"]);
+    let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "9000", "--prefill", &node.url]);
+    let body = chat("short", json!({ "model": "sim", "max_tokens": 2 }));
+    // Until calibration has looked at the link.
+    eventually_async("a reason", || async {
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        call.send().await.unwrap().headers()["x-baton-route"].to_str().unwrap().contains("reason=not_worth_it")
+    })
+    .await;
+    let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
+    let is_counted = |line: &str| line.starts_with("baton_route_decisions_total") && line.contains("not_worth_it");
+    assert!(metrics.lines().any(is_counted), "{metrics}");
+    let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
+    assert!(String::from_utf8(status.stdout).unwrap().contains("not_worth_it"));
+}

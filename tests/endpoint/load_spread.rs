@@ -1,0 +1,121 @@
+//! Two machines that prefill and two that decode, under load, with one model and with two: every machine works, prompts
+//! are computed while replies are generated, and neither model waits for the other's.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures::future::join_all;
+use harness::{Node, Server, chat, eventually_async, long_prompt};
+use serde_json::{Value, json};
+
+/// Tokens of a reply: more than half a second of them.
+const N_TOKENS: u32 = 30;
+
+/// Requests at once of each model.
+const N_REQUESTS: usize = 12;
+
+/// A machine that computes prompts eight times as fast as those that generate.
+fn prefill(model: &str) -> Node {
+    machine(model, ["--role", "prefill", "--sim-prefill-tps", "4000"])
+}
+
+fn decode(model: &str) -> Node {
+    machine(model, ["--role", "decode", "--sim-prefill-tps", "500"])
+}
+
+fn machine(model: &str, args: [&str; 4]) -> Node {
+    Node::with(&[&["--engine", "sim", "--name", model, "--slots", "8", "--sim-decode-tps", "50"], &args[..]].concat())
+}
+
+/// An endpoint for these nodes, which has measured every one of them and every way between two.
+async fn endpoint(prefill: &[Node; 2], decode: &[Node; 2], models: &[&str]) -> Server {
+    let nodes = ["--prefill", &prefill[0].url, "--prefill", &prefill[1].url];
+    let server = Server::with(&[&nodes[..], &["--decode", &decode[0].url, "--decode", &decode[1].url]].concat());
+    for model in models {
+        eventually_async("predictions of every route", || async {
+            let plan = reqwest::Client::new().post(format!("{}/baton/plan", server.base)).json(&body(model, "plan"));
+            let plan: Value = plan.send().await.unwrap().json().await.unwrap();
+            let routes = plan["routes"].as_array().cloned().unwrap_or_default();
+            let is_known = |route: &Value| route["prediction"].is_object() || route["barred"].is_string();
+            // One way for each pair, and the direct ones.
+            routes.len() > 1 && routes.iter().all(is_known) && routes.iter().any(|route| route["prefill"].is_string())
+        })
+        .await;
+    }
+    server
+}
+
+fn body(model: &str, tag: &str) -> Value {
+    let prompt = long_prompt(&format!("{model} {tag}"), 300);
+    chat(&prompt, json!({ "model": model, "max_tokens": N_TOKENS, "ignore_eos": true }))
+}
+
+/// Sends all requests of all models at once. Of each reply its model and its route.
+async fn load(server: &Server, models: &[&str]) -> Vec<(String, BTreeMap<String, String>)> {
+    let bodies = (0..N_REQUESTS).flat_map(|i| models.iter().map(move |model| (model, body(model, &i.to_string()))));
+    let one = async |(model, body): (&&str, Value)| {
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        let response = call.send().await.unwrap();
+        let route = response.headers()["x-baton-route"].to_str().unwrap().to_owned();
+        let reply: Value = response.json().await.unwrap();
+        assert_eq!(reply["usage"]["completion_tokens"], N_TOKENS, "{reply}");
+        let parts = route.split("; ").filter_map(|part| part.split_once('='));
+        ((*model).to_owned(), parts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    };
+    join_all(bodies.map(one)).await
+}
+
+/// How many replies have this part of a route, by its value.
+fn count(replies: &[(String, BTreeMap<String, String>)], part: &str) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for (_, route) in replies {
+        *counts.entry(route.get(part).cloned().unwrap_or_default()).or_default() += 1;
+    }
+    counts
+}
+
+/// Whether prompts were computed while replies were generated, at any moment.
+async fn overlap(server: &Server) -> bool {
+    loop {
+        let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+        let nodes = state["models"][0]["nodes"].as_array().cloned().unwrap_or_default();
+        let is_busy = |kind: &str| {
+            nodes.iter().any(|node| node["name"].as_str().unwrap().starts_with(kind) && node["active_slots"] != 0)
+        };
+        if is_busy("prefill") && is_busy("decode") {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_and_replies_of_one_model_are_spread_over_two_machines_each() {
+    let (prefill, decode) = ([prefill("sim"), prefill("sim")], [decode("sim"), decode("sim")]);
+    let server = endpoint(&prefill, &decode, &["sim"]).await;
+    let (replies, overlapped) = tokio::join!(load(&server, &["sim"]), overlap(&server));
+    assert!(overlapped);
+    for (part, names) in [("prefill", ["prefill-1", "prefill-2"]), ("decode", ["decode-1", "decode-2"])] {
+        let counts = count(&replies, part);
+        for name in names {
+            assert!(counts.get(name).is_some_and(|n| *n >= N_REQUESTS / 4), "{part}: {counts:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_models_are_served_side_by_side_each_by_its_own_machines() {
+    let (prefill, decode) = ([prefill("one"), prefill("two")], [decode("one"), decode("two")]);
+    let server = endpoint(&prefill, &decode, &["one", "two"]).await;
+    let replies = load(&server, &["one", "two"]).await;
+    for (model, machine) in [("one", "1"), ("two", "2")] {
+        let of_model: Vec<_> = replies.iter().filter(|(of, _)| of == model).cloned().collect();
+        assert_eq!(of_model.len(), N_REQUESTS);
+        let decode = count(&of_model, "decode");
+        assert_eq!(decode.get(&format!("decode-{machine}")), Some(&N_REQUESTS), "{model}: {decode:?}");
+        // Where so many wait for one machine, a few prompts may be done sooner elsewhere.
+        let prefill = count(&of_model, "prefill");
+        let n_handed_over = prefill.get(&format!("prefill-{machine}")).copied().unwrap_or_default();
+        assert!(n_handed_over > N_REQUESTS / 2, "{model}: {prefill:?}");
+    }
+}

@@ -1,0 +1,18 @@
+//! An endpoint's promises to clients and operators, kept by real processes over real sockets. The simulated engine stands
+//! in for models, so this needs no model file and no C++. Nearly all of the time is spent waiting: run many at once.
+
+mod admission;
+mod decode_nodes;
+mod dry_run;
+mod fallback_reasons;
+mod hedging;
+mod load_spread;
+mod network_exposure;
+mod node_states;
+mod node_watch;
+mod operator_view;
+mod reload;
+mod service;
+mod shutdown;
+mod traces;
+mod upstreams;

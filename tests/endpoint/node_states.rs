@@ -1,0 +1,141 @@
+//! What becomes of a node's state, and of requests, when a node is told to stop, freezes and comes back: real processes.
+
+use std::process::Command;
+use std::time::Duration;
+
+use harness::{BATON, Node, Server, chat, eventually_async, long_prompt};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+struct Rig {
+    nodes: Vec<Node>,
+    server: Server,
+}
+
+impl Rig {
+    fn start() -> Rig {
+        let node = || Node::with(&["--engine", "sim", "--sim-prefill-tps", "20000", "--sim-decode-tps", "50"]);
+        let nodes = vec![node(), node()];
+        let urls = ["--decode", &nodes[0].url, "--decode", &nodes[1].url];
+        let server = Server::with(&[&urls[..], &["--policy", "round_robin", "--no-calibration"]].concat());
+        Rig { nodes, server }
+    }
+
+    async fn get(&self, path: &str) -> String {
+        reqwest::get(format!("{}{path}", self.server.base)).await.unwrap().text().await.unwrap()
+    }
+
+    /// A decode node as `/baton/state` has it.
+    async fn node(&self, i: usize) -> Value {
+        let state: Value = serde_json::from_str(&self.get("/baton/state").await).unwrap();
+        let name = json!(format!("decode-{}", i + 1));
+        let nodes = state["models"][0]["nodes"].as_array().unwrap().iter();
+        nodes.clone().find(|node| node["name"] == name).unwrap().clone()
+    }
+
+    async fn is_in(&self, i: usize, life: &str) {
+        eventually_async(life, || async { self.node(i).await["life"] == life }).await;
+    }
+
+    /// Asks, and gives the reply's text and the place of the node that generated it.
+    async fn ask(&self, max_tokens: u32) -> (String, usize) {
+        let more = json!({ "model": "sim", "max_tokens": max_tokens, "ignore_eos": true });
+        let body = chat(&long_prompt("the same for all", 50), more);
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", self.server.base)).json(&body);
+        let response = call.send().await.unwrap();
+        let route = response.headers()["x-baton-route"].to_str().unwrap().to_owned();
+        let place = route.split("; ").find_map(|part| part.strip_prefix("decode=decode-")).unwrap();
+        let reply: Value = response.json().await.unwrap();
+        assert_eq!(reply["usage"]["completion_tokens"], max_tokens, "{reply}");
+        let text = reply["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+        (text, place.parse::<usize>().unwrap() - 1)
+    }
+
+    /// The transition is counted so often, by one of these reasons.
+    async fn counts(&self, i: usize, [from, to]: [&str; 2], reasons: &[&str], expected: u32) {
+        let metrics = self.get("/metrics").await;
+        let labels = format!("node=\"decode-{}\",task=\"decode\",from=\"{from}\",to=\"{to}\"", i + 1);
+        let is_it = |line: &str, reason: &str| {
+            let series = format!("{labels},reason=\"{reason}\"}} {expected}\n");
+            line.starts_with("baton_node_state_transitions_total") && line.contains(&series)
+        };
+        let is_any = |line: &str| reasons.iter().any(|reason| is_it(line, reason));
+        assert!(metrics.split_inclusive('\n').any(is_any), "{labels} {reasons:?} in\n{metrics}");
+    }
+
+    fn status(&self) -> String {
+        String::from_utf8(Command::new(&*BATON).args(["status", &self.server.base]).output().unwrap().stdout).unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_told_to_stop_gets_nothing_new_and_finishes_what_it_runs() {
+    let rig = Rig::start();
+    let (undisturbed, _) = rig.ask(150).await;
+    let busy = async |i: usize| rig.node(i).await["active_slots"] == 1;
+    eventually_async("idle nodes", async || !busy(0).await && !busy(1).await).await;
+    // Three seconds long.
+    let ((text, on), told) = tokio::join!(rig.ask(150), async {
+        eventually_async("a stream", async || busy(0).await || busy(1).await).await;
+        let told = if busy(0).await { 0 } else { 1 };
+        rig.nodes[told].signal(Signal::TERM);
+        rig.is_in(told, "draining").await;
+        let status = rig.status();
+        assert!(status.contains("draining: the node is stopping"), "{status}");
+        let health: Value = serde_json::from_str(&rig.get("/health").await).unwrap();
+        assert_eq!(health, json!({ "status": "ok", "nodes": { "ready": 1, "draining": 1 } }));
+        for _ in 0..4 {
+            assert_eq!(rig.ask(2).await.1, 1 - told, "new requests go elsewhere");
+        }
+        assert_eq!(rig.node(told).await["life"], "draining", "it still runs the stream");
+        told
+    });
+    assert_eq!((text, on), (undisturbed, told), "the stream was finished where it began");
+    rig.is_in(told, "down").await;
+    rig.counts(told, ["ready", "draining"], &["told_to_stop"], 1).await;
+    rig.counts(told, ["draining", "down"], &["stopped"], 1).await;
+    let metrics = rig.get("/metrics").await;
+    assert!(!metrics.contains("baton_fallbacks_total{"), "nothing went another way than planned\n{metrics}");
+    assert!(
+        metrics.contains(&format!("node=\"decode-{}\",task=\"decode\",state=\"down\"}} 1.0", told + 1)),
+        "{metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_it_goes_on() {
+    let rig = Rig::start();
+    rig.is_in(0, "ready").await;
+    rig.nodes[0].signal(Signal::STOP);
+    // Suspect first, which the counts below tell; not for long if it was being asked something when it froze.
+    eventually_async("suspicion", async || ["suspect", "down"].map(Value::from).contains(&rig.node(0).await["life"]))
+        .await;
+    // It gets nothing while another is there.
+    for _ in 0..3 {
+        assert_eq!(rig.ask(2).await.1, 1);
+    }
+    rig.is_in(0, "down").await;
+    rig.nodes[0].signal(Signal::CONT);
+    let back = std::time::Instant::now();
+    rig.is_in(0, "ready").await;
+    assert!(back.elapsed() < Duration::from_secs(5), "{:?}", back.elapsed());
+    // Its stream, or a question that it was asked just then.
+    rig.counts(0, ["ready", "suspect"], &["silent", "unreachable"], 1).await;
+    rig.counts(0, ["down", "ready"], &["answers"], 1).await;
+    let mut used = Vec::new();
+    for _ in 0..4 {
+        used.push(rig.ask(2).await.1);
+    }
+    assert!(used.contains(&0), "{used:?}");
+    // The other one was well all the time.
+    assert_eq!(rig.node(1).await["transitions"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_else_sends_to_a_node_is_seen_in_a_moment() {
+    let rig = Rig::start();
+    let somebody = tokio::spawn(harness::occupy::occupy(rig.nodes[1].url.clone(), 1));
+    eventually_async("the load", || async { rig.node(1).await["active_slots"] == 1 }).await;
+    somebody.abort();
+    eventually_async("the end of the load", || async { rig.node(1).await["active_slots"] == 0 }).await;
+}

@@ -1,0 +1,123 @@
+//! `baton serve --decode`: an endpoint in front of a node that runs elsewhere, comes late, goes away and returns.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use harness::{BATON, eventually_async, read_all};
+use serde_json::{Value, json};
+
+/// A process that is killed when dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+fn baton(key: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(&*BATON);
+    command.args(args).env("BATON_CLUSTER_KEY", key).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn node(key: &str, address: &str) -> Process {
+    let args = ["node", "--engine", "sim", "--listen", address];
+    let mut process = Process(baton(key, &args).stdout(Stdio::null()).spawn().unwrap());
+    let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("ready"));
+    process
+}
+
+/// Lines of a process's output, as they come.
+fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines();
+        lines.map_while(Result::ok).for_each(|line| drop(sender.send(line)));
+    });
+    lines
+}
+
+#[track_caller]
+fn next_line(lines: &mpsc::Receiver<String>, expected: &str) {
+    let line = lines.recv_timeout(Duration::from_secs(30)).expect(expected);
+    assert!(line.contains(expected), "{expected:?} is not in {line:?}");
+}
+
+async fn get(address: &str, path: &str) -> Option<(u16, Value)> {
+    let response = reqwest::get(format!("http://{address}{path}")).await.ok()?;
+    Some((response.status().as_u16(), response.json().await.unwrap()))
+}
+
+#[test]
+fn a_refused_key_ends_the_start_with_one_line() {
+    let address = free_address();
+    let _node = node("right", &address);
+    let url = format!("http://{address}");
+    let mut process = baton("wrong", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap();
+    let stderr = read_all(process.stderr.take());
+    assert_eq!(process.wait().unwrap().code(), Some(1), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains(&url) && stderr.contains("BATON_CLUSTER_KEY"), "{stderr}");
+    let mut stdout = String::new();
+    process.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert_eq!(stdout, "", "nothing was ready");
+}
+
+#[tokio::test]
+async fn a_node_is_waited_for_and_its_comings_and_goings_are_told_once() {
+    let (node_address, address) = (free_address(), free_address());
+    let url = format!("http://{node_address}");
+    let args = ["serve", "--listen", &address, "--decode", &url];
+    let mut serve = Process(baton("secret", &args).spawn().unwrap());
+    let (out, log) = (lines(serve.0.stdout.take().unwrap()), lines(serve.0.stderr.take().unwrap()));
+
+    next_line(&log, &format!("the node at {url} cannot be used: the connection was refused"));
+    let (status, health) = get(&address, "/health").await.unwrap();
+    assert_eq!(status, 503, "{health}");
+    assert!(!health.to_string().contains(&node_address), "no address is shown to a client: {health}");
+    // MockRequest twice more meanwhile.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(out.try_recv().is_err(), "no ready message before the node has answered");
+    assert!(log.try_recv().is_err(), "told once");
+
+    let running = node("secret", &node_address);
+    next_line(&log, &format!("the node at {url} answers"));
+    next_line(&out, "");
+    next_line(&out, "Baton serves sim at");
+    let (status, models) = get(&address, "/v1/models").await.unwrap();
+    assert_eq!((status, &models["data"][0]["id"]), (200, &json!("sim")));
+
+    drop(running);
+    next_line(&log, "may be lost");
+    next_line(&log, "cannot be used");
+    let _again = node("secret", &node_address);
+    next_line(&log, "answers");
+    eventually_async("a healthy server", || async { get(&address, "/health").await.unwrap().0 == 200 }).await;
+}
+
+// The page is served beside the blocking wait for a line.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_a_node_is_called_so() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 4096]).await;
+            let page = "HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>";
+            let _ = stream.write_all(page.as_bytes()).await;
+        }
+    });
+    let mut serve = Process(baton("secret", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap());
+    next_line(&lines(serve.0.stderr.take().unwrap()), "what answers there is not a Baton node (HTTP 404)");
+}

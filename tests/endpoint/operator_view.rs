@@ -1,0 +1,214 @@
+//! An endpoint seen from outside, and its configuration changed while it serves.
+
+use std::process::{Command, Output, Stdio};
+
+use harness::{BATON, Server, eventually_async};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const SIM: [&str; 4] = ["--engine", "sim", "--sim-decode-tps", "50"];
+
+fn baton(args: &[&str]) -> Output {
+    Command::new(&*BATON).args(args).env_remove("BATON_API_KEY").output().unwrap()
+}
+
+fn address(server: &Server) -> &str {
+    server.base.trim_start_matches("http://")
+}
+
+fn ask(server: &Server, key: &str, n_tokens: u32) -> reqwest::RequestBuilder {
+    let body = json!({
+        "model": "sim", "stream": true, "max_tokens": n_tokens, "ignore_eos": true,
+        "messages": [{ "role": "user", "content": "a secret prompt" }],
+    });
+    reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).bearer_auth(key).json(&body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_shows_a_running_endpoint_and_fails_without_one() {
+    let server = Server::with(&SIM);
+    let reply = ask(&server, "none", 5).send().await.unwrap().text().await.unwrap();
+    assert!(reply.contains("[DONE]"), "{reply}");
+    let table = baton(&["status", address(&server)]);
+    let text = String::from_utf8(table.stdout).unwrap();
+    assert!(table.status.success() && text.contains("MODEL sim") && text.contains("only_route"), "{text}");
+    let state: Value = serde_json::from_slice(&baton(&["status", "--json", address(&server)]).stdout).unwrap();
+    assert_eq!(state["routes"][0]["n_completion"], 5);
+    assert!(!state.to_string().contains("secret"), "{state}");
+
+    let nobody = baton(&["status", "127.0.0.1:1"]);
+    let error = String::from_utf8(nobody.stderr).unwrap();
+    assert!(!nobody.status.success() && error.contains("no endpoint answers"), "{error}");
+}
+
+/// A new key, and its lines for the file.
+fn new_key(name: &str) -> (String, String) {
+    let text = String::from_utf8(baton(&["key", "new", "--name", name]).stdout).unwrap();
+    let (key, lines) = text.split_once("\n\n").unwrap();
+    (key.to_owned(), lines.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
+    let ((old, old_lines), (new, new_lines)) = (new_key("old"), new_key("new"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap().to_owned();
+    std::fs::write(&path, &old_lines).unwrap();
+    let checked = baton(&["check-config", &path]);
+    assert!(checked.status.success(), "{checked:?}");
+
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let server = Server::logging_to(log.reopen().unwrap(), &[&SIM[..], &["--config", &path]].concat());
+    let status = async |key: &str| ask(&server, key, 1).send().await.unwrap().status().as_u16();
+    assert_eq!((status(&old).await, status(&new).await), (200, 401));
+    let running = ask(&server, &old, 200).send().await.unwrap();
+
+    std::fs::write(&path, "max_request = 3\nlisten = 4\n").unwrap();
+    let checked = baton(&["check-config", &path]);
+    let mistakes = String::from_utf8(checked.stderr).unwrap();
+    assert!(!checked.status.success() && mistakes.contains("line 1: ") && mistakes.contains("line 2: "), "{mistakes}");
+    server.signal(Signal::HUP);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
+    assert_eq!(status(&old).await, 200);
+
+    // The change alone is enough.
+    std::fs::write(&path, new_lines).unwrap();
+    eventually_async("the new key", || async { status(&new).await == 200 }).await;
+    assert_eq!(status(&old).await, 401);
+    let text = running.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "a running stream was dropped: {text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flags_win_over_the_environment_and_that_over_the_file() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "listen = \"8080\"\napi_keys = [\"file\"]\n[model.engine]\nengine = \"sim\"\n")
+        .unwrap();
+    let path = file.path().to_str().unwrap();
+    let check = async |args: &[&str], variables: &[(&str, &str)], expected: [u16; 3]| {
+        // A wrong address in the file is no mistake under the flag's.
+        let server = Server::started(Stdio::inherit(), &[&["--config", path], args].concat(), variables);
+        for (key, expected) in ["flag", "environment", "file"].into_iter().zip(expected) {
+            assert_eq!(ask(&server, key, 1).send().await.unwrap().status(), expected, "{key} {args:?} {variables:?}");
+        }
+    };
+    check(&[], &[], [401, 401, 200]).await;
+    check(&[], &[("BATON_API_KEY", "environment")], [401, 200, 401]).await;
+    check(&["--api-key", "flag"], &[("BATON_API_KEY", "environment")], [200, 401, 401]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_is_told_while_the_endpoint_waits_for_its_last_streams() {
+    let server = Server::with(&SIM);
+    let running = ask(&server, "none", 150).send().await.unwrap();
+    server.signal(Signal::TERM);
+    let status = || String::from_utf8(baton(&["status", address(&server)]).stdout).unwrap();
+    eventually_async("the stop", || async { status().contains("1 of") && status().contains("told to stop") }).await;
+    assert!(running.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut process = Command::new(&*BATON)
+        .args(["--log-format", "json", "serve", "--listen", "127.0.0.1:0"])
+        .args(SIM)
+        .env("RUST_LOG", "baton_proxy=debug")
+        .stdout(Stdio::piped())
+        .stderr(log.reopen().unwrap())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(process.stdout.take().unwrap()));
+    let base = lines.find_map(|line| line.unwrap().split_once(" at ").map(|(_, url)| url.to_owned())).unwrap();
+    let body = json!({
+        "model": "sim", "max_tokens": 3, "messages": [{ "role": "user", "content": "a secret prompt" }],
+    });
+    let client = reqwest::Client::new();
+    let sent = client.post(format!("{base}/chat/completions")).header("x-request-id", "mine").json(&body).send().await;
+    assert_eq!(sent.unwrap().status(), 200);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the line of the request", || async { logged().contains("request ended") }).await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let text = logged();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ended = lines.iter().find(|line| line["message"] == "request ended").unwrap();
+    assert_eq!(
+        (&ended["request_id"], &ended["decode"], &ended["outcome"]),
+        (&json!("mine"), &json!("local"), &json!("done"))
+    );
+    assert!(!text.contains("secret"), "{text}");
+}
+
+/// A status, the header with what is left of the key's requests, and the JSON.
+async fn post(server: &Server, path: &str, key: &str, body: Value) -> (u16, String, Value) {
+    let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
+    let reply = request.send().await.unwrap();
+    let left = reply.headers().get("x-ratelimit-remaining-requests").map(|left| left.to_str().unwrap().to_owned());
+    (reply.status().as_u16(), left.unwrap_or_default(), reply.json().await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keys_limits_hold_on_every_dialect() {
+    let ((few, few_lines), (other, other_lines)) = (new_key("few"), new_key("other"));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = format!("{few_lines}requests_per_minute = 4\n{other_lines}models = [\"another\"]\n");
+    std::fs::write(file.path(), text).unwrap();
+    let server = Server::with(&[&SIM[..], &["--config", file.path().to_str().unwrap()]].concat());
+
+    let messages = json!([{ "role": "user", "content": "hi" }]);
+    let chat = json!({ "model": "sim", "messages": messages, "max_tokens": 2, "stream": false });
+    let ollama = json!({ "model": "sim", "messages": messages, "stream": false, "options": { "num_predict": 2 } });
+    let text = json!({ "model": "sim", "prompt": "hi", "max_tokens": 2 });
+    let content = json!({ "model": "sim", "content": "hi" });
+    let all =
+        [("/v1/chat/completions", chat), ("/api/chat", ollama), ("/v1/completions", text), ("/tokenize", content)];
+
+    for (path, body) in &all {
+        let (status, _, error) = post(&server, path, &other, body.clone()).await;
+        assert_eq!(status, 403, "{path}: {error}");
+    }
+    let tags = reqwest::Client::new().get(format!("{}/api/tags", server.base)).bearer_auth(&other);
+    assert_eq!(tags.send().await.unwrap().json::<Value>().await.unwrap(), json!({ "models": [] }));
+
+    for (left, (path, body)) in (0..4).rev().zip(&all) {
+        let (status, told, reply) = post(&server, path, &few, body.clone()).await;
+        assert_eq!((status, told), (200, left.to_string()), "{path}: {reply}");
+    }
+    for (path, body) in &all {
+        let (status, told, error) = post(&server, path, &few, body.clone()).await;
+        assert_eq!((status, told.as_str()), (429, "0"), "{path}: {error}");
+        assert_eq!(error["error"].is_string(), *path == "/api/chat", "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn looking_and_loading_count_and_changed_limits_forgive_nothing() {
+    let (key, lines) = new_key("few");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let configure =
+        |limit: u32| std::fs::write(file.path(), format!("{lines}requests_per_minute = {limit}\n")).unwrap();
+    configure(4);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let args = [&SIM[..], &["--config", file.path().to_str().unwrap()]].concat();
+    let server = Server::logging_to(log.reopen().unwrap(), &args);
+    let get = async |path: &str| {
+        let call = reqwest::Client::new().get(format!("{}{path}", server.base)).bearer_auth(&key);
+        call.send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(get("/props").await, 200);
+    assert_eq!(get("/slots").await, 200);
+    let (status, left, _) = post(&server, "/api/show", &key, json!({ "model": "sim" })).await;
+    assert_eq!((status, left.as_str()), (200, "1"));
+    let (status, left, reply) = post(&server, "/api/generate", &key, json!({ "model": "sim" })).await;
+    assert_eq!((status, left.as_str()), (200, "0"), "{reply}");
+    assert_eq!(get("/props").await, 429);
+
+    configure(5);
+    server.signal(Signal::HUP);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the reload", || async { logged().contains("was reloaded") }).await;
+    assert_eq!(get("/props").await, 200, "one more than before");
+    assert_eq!(get("/props").await, 429);
+}

@@ -1,0 +1,146 @@
+//! An endpoint as a service: what its manager, its shell and a reader that has gone see of it.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use harness::{BATON, CLUSTER_KEY, eventually, eventually_async};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Kills what a failed test leaves.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What systemd gives a service of `Type=notify`.
+struct Manager {
+    socket: UnixDatagram,
+    folder: tempfile::TempDir,
+}
+
+impl Manager {
+    fn new() -> Manager {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Manager { socket, folder }
+    }
+
+    fn start(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&*BATON);
+        command.args(args).env("BATON_CLUSTER_KEY", CLUSTER_KEY);
+        command.env("NOTIFY_SOCKET", self.folder.path().join("notify"));
+        command
+    }
+
+    fn is_told(&self) -> String {
+        let mut message = [0; 512];
+        let n = self.socket.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..n]).trim().to_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_manager_is_told_when_health_is_ok_and_when_the_end_begins() {
+    let manager = Manager::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("127.0.0.1:{port}");
+    // The endpoint waits for a node that is not there yet.
+    let node_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let node_at = format!("127.0.0.1:{node_port}");
+    let mut command = manager.start(&["serve", "--listen", &listen, "--decode", &node_at]);
+    let mut server = Killed(command.stdout(Stdio::null()).spawn().unwrap());
+    let health = async || reqwest::get(format!("http://{listen}/health")).await.map(|r| r.status().as_u16()).ok();
+    eventually_async("an answer", || async { health().await == Some(503) }).await;
+    manager.socket.set_nonblocking(true).unwrap();
+    assert!(manager.socket.recv(&mut [0; 64]).is_err(), "it is not ready");
+    manager.socket.set_nonblocking(false).unwrap();
+
+    let node_manager = Manager::new();
+    let mut node = node_manager.start(&["node", "--engine", "sim", "--listen", &node_at]);
+    let _node = Killed(node.stderr(Stdio::null()).spawn().unwrap());
+    assert_eq!(node_manager.is_told(), "READY=1");
+    assert_eq!(manager.is_told(), "READY=1");
+    assert_eq!(health().await, Some(200));
+    kill_process(Pid::from_child(&server.0), Signal::TERM).unwrap();
+    assert_eq!(manager.is_told(), "STOPPING=1");
+    let status = eventually("the end", || server.0.try_wait().unwrap());
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn a_server_serves_on_when_nobody_reads_what_it_writes() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let listen = format!("127.0.0.1:{port}");
+    let mut command = Command::new(&*BATON);
+    command.args(["serve", "--engine", "sim", "--listen", &listen]).env("RUST_LOG", "debug");
+    let mut server = Killed(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    // Both pipes are broken from here on.
+    drop((server.0.stdout.take(), server.0.stderr.take()));
+    let address = format!("http://{listen}");
+    let status = |address: &str| Command::new(&*BATON).args(["status", address]).output().unwrap().status.success();
+    eventually("an answer", || status(&address).then_some(()));
+    // The banner was written, or could not be, once the engine was ready.
+    let ask = || {
+        let body = r#"{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"hi"}]}"#;
+        let url = format!("{address}/v1/chat/completions");
+        Command::new("curl").args(["-fsS", "--max-time", "20", &url, "-d", body]).output().unwrap()
+    };
+    let reply = ask();
+    assert!(reply.status.success(), "{reply:?}");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(ask().status.success() && server.0.try_wait().unwrap().is_none(), "it has ended");
+}
+
+#[test]
+fn shells_complete_every_command() {
+    let help = String::from_utf8(Command::new(&*BATON).arg("help").output().unwrap().stdout).unwrap();
+    let commands: Vec<&str> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next().filter(|_| !line.starts_with("   ")))
+        .collect();
+    assert!(commands.contains(&"serve") && commands.contains(&"completions"), "{commands:?}");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = Command::new(&*BATON).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success());
+        for command in &commands {
+            assert!(script.contains(command), "{shell} does not complete {command}");
+        }
+        assert!(script.contains("ollama-listen"), "{shell} does not complete options");
+    }
+    // As a shell reads it.
+    let script = "source <(\"$0\" completions bash) && complete -p baton";
+    let bash = Command::new("bash").args(["-c", script]).arg(&*BATON).output().unwrap();
+    assert!(bash.status.success() && String::from_utf8_lossy(&bash.stdout).contains("_baton"), "{bash:?}");
+}
+
+/// The units are read by systemd itself, where it is there; their program is the one under test.
+#[test]
+fn systemd_accepts_the_units() {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        eprintln!("systemd-analyze is not here: the units were not verified");
+        return;
+    }
+    let units = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/systemd");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["baton.service", "baton-node.service"] {
+        let text = std::fs::read_to_string(format!("{units}/{name}")).unwrap();
+        assert!(text.contains("/usr/local/bin/baton ") && text.contains("Type=notify"), "{name}");
+        let path = folder.path().join(name);
+        std::fs::write(&path, text.replace("/usr/local/bin/baton ", &format!("{} ", BATON.display()))).unwrap();
+        let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().unwrap();
+        let complaints = BufReader::new(&output.stderr[..]).lines().map_while(Result::ok);
+        let ours: Vec<String> = complaints.filter(|line| line.contains(name)).collect();
+        assert!(ours.is_empty(), "{ours:#?}");
+    }
+}

@@ -1,0 +1,220 @@
+//! One trace across an endpoint and its nodes, as a collector gets it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use harness::{BATON, CLUSTER_KEY, Node, Server, chat, eventually, long_prompt};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use prost::Message;
+use serde_json::json;
+
+/// A span, as far as it matters here.
+#[derive(Debug, Clone)]
+struct Span {
+    service: String,
+    name: String,
+    trace: Vec<u8>,
+    id: Vec<u8>,
+    parent: Vec<u8>,
+}
+
+/// A collector of OTLP over HTTP.
+struct Collector {
+    url: String,
+    bodies: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Collector {
+    fn start() -> Collector {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let bodies = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&bodies);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let kept = Arc::clone(&kept);
+                std::thread::spawn(move || serve(stream.unwrap(), &kept));
+            }
+        });
+        Collector { url, bodies }
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let mut spans = Vec::new();
+        for body in self.bodies.lock().unwrap().iter() {
+            let export = ExportTraceServiceRequest::decode(&body[..]).unwrap();
+            for resource in export.resource_spans {
+                let text = format!("{:?}", resource.resource.unwrap());
+                let service = if text.contains("\"baton-node\"") { "baton-node" } else { "baton" }.to_owned();
+                for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                    let service = service.clone();
+                    let (trace, id, parent) = (span.trace_id, span.span_id, span.parent_span_id);
+                    spans.push(Span { service, name: span.name, trace, id, parent });
+                }
+            }
+        }
+        spans
+    }
+}
+
+fn serve(mut stream: std::net::TcpStream, kept: &Mutex<Vec<Vec<u8>>>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    loop {
+        let (mut n_bytes, mut line) = (0, String::new());
+        loop {
+            line.clear();
+            if reader.read_line(&mut line).unwrap_or(0) == 0 {
+                return;
+            }
+            if let Some(n) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                n_bytes = n.trim().parse().unwrap();
+            }
+            if line == "\r\n" {
+                break;
+            }
+        }
+        let mut body = vec![0; n_bytes];
+        reader.read_exact(&mut body).unwrap();
+        kept.lock().unwrap().push(body);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+    }
+}
+
+/// A node that sends its traces there.
+fn node(collector: &str, args: &[&str]) -> (std::process::Child, String) {
+    let mut command = Command::new(&*BATON);
+    command.args(["node", "--listen", "127.0.0.1:0", "--engine", "sim"]).args(args);
+    command.env("BATON_CLUSTER_KEY", CLUSTER_KEY).env("OTEL_EXPORTER_OTLP_ENDPOINT", collector);
+    let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    let ready = lines.find_map(|line| line.unwrap().split_once("is ready on ").map(|(_, at)| at.to_owned()));
+    std::thread::spawn(move || lines.for_each(drop));
+    (process, format!("http://{}", ready.expect("a node")))
+}
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+
+/// The client's span in it.
+const CLIENT: &str = "b7ad6b7169203331";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_trace_goes_through_the_endpoint_and_both_nodes() {
+    let collector = Collector::start();
+    let (mut prefill, prefill_url) = node(&collector.url, &["--role", "prefill"]);
+    let (mut decode, decode_url) = node(&collector.url, &["--role", "decode"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("[tracing]\notlp_endpoint = \"{}\"\n", collector.url)).unwrap();
+    let nodes = ["--decode", &decode_url, "--prefill", &prefill_url, "--policy", "always_handoff", "--no-calibration"];
+    let server = Server::with(&[&nodes[..], &["--config", file.path().to_str().unwrap()]].concat());
+
+    let body = chat(&long_prompt("a secret prompt", 200), json!({ "model": "sim", "max_tokens": 4, "stream": true }));
+    let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+    let call = call.header("traceparent", format!("00-{TRACE}-{CLIENT}-01"));
+    let reply = call.send().await.unwrap().text().await.unwrap();
+    assert!(reply.contains("[DONE]"), "{reply}");
+
+    let wanted = [
+        ("baton", "request"),
+        ("baton", "admission_wait"),
+        ("baton", "prompt"),
+        ("baton", "plan"),
+        ("baton", "decode"),
+        ("baton-node", "node_render"),
+        ("baton-node", "node_generate"),
+        ("baton-node", "handoff_pull"),
+        ("baton-node", "node_prefill"),
+    ];
+    let find = |spans: &[Span], (service, name): (&str, &str)| {
+        spans.iter().find(|span| span.service == service && span.name == name).cloned()
+    };
+    let spans = eventually("all spans", || {
+        let spans = collector.spans();
+        wanted.iter().all(|wanted| find(&spans, *wanted).is_some()).then_some(spans)
+    });
+    let trace: String = spans[0].trace.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(trace, TRACE, "the client's");
+    assert!(spans.iter().all(|span| span.trace == spans[0].trace), "{spans:#?}");
+    let parent_of = |child: (&str, &str)| {
+        let child = find(&spans, child).unwrap();
+        spans.iter().find(|span| span.id == child.parent).map(|span| span.name.clone()).unwrap_or_default()
+    };
+    for name in ["admission_wait", "prompt", "plan", "decode"] {
+        assert_eq!(parent_of(("baton", name)), "request", "{name}");
+    }
+    assert_eq!(parent_of(("baton-node", "node_render")), "prompt");
+    assert_eq!(parent_of(("baton-node", "node_generate")), "decode");
+    assert_eq!(parent_of(("baton-node", "handoff_pull")), "decode");
+    assert_eq!(parent_of(("baton-node", "node_prefill")), "handoff_pull");
+    let bodies = collector.bodies.lock().unwrap().concat();
+    assert!(!String::from_utf8_lossy(&bodies).contains("secret"));
+    for node in [&mut prefill, &mut decode] {
+        node.kill().unwrap();
+        node.wait().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_goes_on_with_the_trace() {
+    let collector = Collector::start();
+    let tracing = format!("[tracing]\notlp_endpoint = \"{}\"\n", collector.url);
+    let (theirs, ours) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    std::fs::write(theirs.path(), &tracing).unwrap();
+    let node = Node::with(&["--engine", "sim"]);
+    let upstream = Server::with(&["--decode", &node.url, "--config", theirs.path().to_str().unwrap()]);
+    let entry = format!("[[upstream]]\nname = \"far\"\nkind = \"openai\"\nurl = \"{}\"\n", upstream.base);
+    std::fs::write(ours.path(), tracing + &entry + "models = { m = \"sim\" }\n").unwrap();
+    let server = Server::with(&["--config", ours.path().to_str().unwrap()]);
+
+    let body = chat("a secret prompt", json!({ "model": "m", "max_tokens": 4 }));
+    let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+    let reply = call.header("traceparent", format!("00-{TRACE}-{CLIENT}-01")).send().await.unwrap();
+    assert_eq!(reply.status(), 200);
+
+    let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    // From the client's span down: each is a child of the one before.
+    let chained = |wanted: &[&str]| {
+        eventually("a chain of spans", || {
+            let spans = collector.spans();
+            assert!(spans.iter().all(|span| hex(&span.trace) == TRACE), "{spans:#?}");
+            let chain = wanted.iter().try_fold(CLIENT.to_owned(), |parent, name| {
+                let child = spans.iter().find(|span| span.name == *name && hex(&span.parent) == parent)?;
+                Some(hex(&child.id))
+            });
+            chain.is_some().then_some(())
+        });
+    };
+    chained(&["request", "upstream", "request", "decode"]);
+
+    // So do vectors.
+    let is_silent = || !String::from_utf8_lossy(&collector.bodies.lock().unwrap().concat()).contains("secret");
+    assert!(is_silent());
+    collector.bodies.lock().unwrap().clear();
+    let body = json!({ "model": "m", "input": "a secret text" });
+    let call = reqwest::Client::new().post(format!("{}/v1/embeddings", server.base)).json(&body);
+    let reply = call.header("traceparent", format!("00-{TRACE}-{CLIENT}-01")).send().await.unwrap();
+    assert_eq!(reply.status(), 200);
+    chained(&["request", "request"]);
+    assert!(is_silent());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_collector_is_no_matter_to_requests() {
+    // It accepts connections and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let endpoint = format!("[tracing]\notlp_endpoint = \"http://{}\"\n", silent.local_addr().unwrap());
+    std::fs::write(file.path(), endpoint).unwrap();
+    let node = Node::with(&["--engine", "sim"]);
+    let server = Server::with(&["--decode", &node.url, "--config", file.path().to_str().unwrap()]);
+    let body = chat("hi", json!({ "model": "sim", "max_tokens": 2 }));
+    let asked = Instant::now();
+    // Longer than the exporter waits for one answer.
+    while asked.elapsed() < Duration::from_secs(7) {
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        let reply = tokio::time::timeout(Duration::from_secs(4), call.send()).await.expect("no request waits for it");
+        assert_eq!(reply.unwrap().status(), 200);
+    }
+}

@@ -1,0 +1,50 @@
+//! An upstream as the last resort of a model that is served here.
+
+use harness::mock::{Mock, says};
+use harness::{Front, upstream};
+use harness::{Node, eventually_async};
+use rustix::process::Signal;
+use serde_json::json;
+
+/// An endpoint with one node that calls its model `m`, and an upstream that has it too.
+fn endpoint(node: &Node, mock: &Mock) -> Front {
+    let config = format!("[model]\nname = \"m\"\ndecode = [\"{}\"]\n", node.url);
+    Front::start(&(config + &upstream("deputy", "openai", &mock.url, "")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upstream_answers_when_the_last_engine_is_gone() {
+    let node = Node::with(&["--engine", "sim"]);
+    let mock = Mock::start(|_, _| says("from afar")).await;
+    let front = endpoint(&node, &mock);
+    let answer = front.chat(json!({ "max_tokens": 4 })).await;
+    assert!(answer.route.starts_with("direct; decode=decode-1"), "the model's own engine comes first: {answer:?}");
+    node.signal(Signal::KILL);
+    for _ in 0..3 {
+        let answer = front.chat(json!({ "max_tokens": 4 })).await;
+        assert_eq!((answer.status, answer.content().as_str()), (200, "from afar"), "{answer:?}");
+        assert!(answer.route.starts_with("upstream; upstream=deputy; reason=no_engine"), "{answer:?}");
+    }
+    let state = front.get("/baton/state").await;
+    assert_eq!(state["models"][0]["fallbacks"]["upstream"]["count"], 3, "{state}");
+    assert_eq!(front.get("/health").await["status"], "ok", "requests are answered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_lost_in_the_middle_of_a_reply_is_not_replaced_by_an_upstream() {
+    let node = Node::with(&["--engine", "sim", "--sim-decode-tps", "20"]);
+    let mock = Mock::start(|_, _| says("from afar")).await;
+    let front = endpoint(&node, &mock);
+    let request = front.chat(json!({ "stream": true, "max_tokens": 200, "ignore_eos": true }));
+    let kill = async {
+        eventually_async("a running stream", async || {
+            front.get("/baton/state").await["models"][0]["nodes"][0]["active_slots"] == 1
+        })
+        .await;
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        node.signal(Signal::KILL);
+    };
+    let (answer, ()) = tokio::join!(request, kill);
+    assert!(answer.text.contains("\"error\"") && !answer.text.contains("from afar"), "{answer:?}");
+    assert_eq!(mock.n_asked(), 0);
+}

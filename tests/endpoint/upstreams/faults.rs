@@ -1,0 +1,295 @@
+//! What goes wrong with upstreams, and what clients see of it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::StreamExt;
+use harness::eventually_async;
+use harness::mock::{Mock, Step, done, event, head, says, text, whole};
+use harness::{Front, said, upstream};
+use serde_json::json;
+
+fn one(url: &str, more: &str) -> String {
+    upstream("one", "openai", url, more)
+}
+
+fn two(first: &Mock, second: &Mock, more: &str) -> String {
+    upstream("one", "openai", &first.url, more) + &upstream("two", "openai", &second.url, more)
+}
+
+/// Both are asked for the first time in turns, so that the first of two is asked first by one of two requests.
+async fn ask_twice(front: &Front) {
+    for _ in 0..2 {
+        let answer = front.chat(json!({})).await;
+        assert_eq!((answer.status, answer.content().as_str()), (200, "well"), "{answer:?}");
+        assert!(answer.route.contains("upstream=two"), "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn comments_and_a_missing_last_mark_do_no_harm() {
+    let mock = Mock::start(|_, _| {
+        let finish = json!({ "choices": [{ "delta": {}, "finish_reason": "length" }] });
+        let comment = || Step::Send(": keep-alive\n\n".into());
+        let no_mark = Step::Send(format!("event: x\nid: 1\nretry: 5\ndata:{finish}\r\n"));
+        vec![head(), comment(), Step::Wait(Duration::from_millis(50)), comment(), text("fine"), comment(), no_mark]
+    })
+    .await;
+    let front = Front::start(&one(&mock.url, ""));
+    let answer = front.chat(json!({})).await;
+    assert_eq!((answer.content().as_str(), answer.status), ("fine", 200));
+    assert_eq!(answer.json()["choices"][0]["finish_reason"], "length");
+    assert!(answer.route.starts_with("upstream; upstream=one; reason=only_upstream"), "{answer:?}");
+    let asked = mock.asked(0);
+    assert_eq!((asked.path.as_str(), &asked.body["model"]), ("/v1/chat/completions", &json!("theirs")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_breaks_off_is_never_a_success() {
+    for broken in [vec![], vec![Step::Send("data: {nonsense\n\n".into())], vec![event(&json!({ "error": "dead" }))]] {
+        let broken = std::sync::Arc::new(broken);
+        let mock = Mock::start(move |_, _| [&[head(), text("begun")], &broken[..]].concat()).await;
+        let front = Front::start(&one(&mock.url, ""));
+        let streamed = front.chat(json!({ "stream": true })).await;
+        assert!(streamed.text.contains("begun") && streamed.text.contains("\"error\""), "{streamed:?}");
+        assert!(!streamed.text.contains("[DONE]") && !streamed.text.contains("finish_reason\":\"stop"), "{streamed:?}");
+        assert_eq!(mock.n_asked(), 1, "what was begun is not asked for again");
+        let whole = front.chat(json!({})).await;
+        assert_eq!(whole.status, 503, "{whole:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_upstream_takes_what_one_does_not_begin() {
+    let overlong = Step::Send(format!("data: {}\n\n", "x".repeat(2 << 20)));
+    let bad: Vec<Vec<Step>> = vec![
+        vec![],
+        vec![head()],
+        vec![head(), Step::Send("data: {nonsense\n\n".into())],
+        vec![head(), overlong],
+        vec![head(), event(&json!({ "error": { "message": "dead" } }))],
+        whole(500, "", &json!({})),
+        whole(401, "", &json!({})),
+        whole(404, "", &json!({ "error": { "message": "no such model" } })),
+        whole(302, "location: http://127.0.0.1:1/\r\n", &json!({})),
+        whole(429, "retry-after: 30\r\n", &json!({})),
+        vec![head(), Step::Hang],
+        vec![Step::Hang],
+    ];
+    for steps in bad {
+        let shown = format!("{steps:?}");
+        let first = Mock::start(move |_, _| steps.clone()).await;
+        let second = Mock::start(|_, _| says("well")).await;
+        let front = Front::start(&two(&first, &second, "first_seconds = 0.5"));
+        ask_twice(&front).await;
+        assert!(
+            first.n_asked() <= 2 && second.n_asked() == 2,
+            "{} {}",
+            &shown[..shown.len().min(200)],
+            first.n_asked()
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_upstream_is_left_alone_for_as_long_as_it_says() {
+    for status in [429, 503] {
+        let mock = Mock::start(move |_, _| whole(status, "retry-after: 7\r\n", &json!({ "error": "busy" }))).await;
+        let front = Front::start(&one(&mock.url, ""));
+        for _ in 0..3 {
+            let answer = front.chat(json!({})).await;
+            assert_eq!((answer.status, answer.retry_after.is_some()), (503, true), "{answer:?}");
+            assert!(matches!(answer.retry_after.as_deref(), Some("6" | "7")), "{answer:?}");
+        }
+        assert_eq!(mock.n_asked(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_model_of_a_busy_upstream_still_answers() {
+    let mock = Mock::start(|_, asked| match asked.body["model"] == "theirs" {
+        true => whole(429, "retry-after: 3000\r\n", &json!({ "error": "busy" })),
+        false => says("well"),
+    })
+    .await;
+    let front = Front::start(&one(&mock.url, "models = { m = \"theirs\", n = \"other\" }"));
+    for _ in 0..2 {
+        let busy = front.chat(json!({})).await;
+        assert_eq!((busy.status, busy.retry_after.is_some()), (503, true), "{busy:?}");
+        let well = front.chat(json!({ "model": "n" })).await;
+        assert_eq!((well.status, well.content().as_str()), (200, "well"), "{well:?}");
+    }
+    assert_eq!(mock.n_asked(), 3, "the busy model is asked for once");
+    // Nobody is kept waiting for longer than 600 s.
+    let left = front.get("/baton/state").await["upstreams"][0]["busy_ms"].as_u64().unwrap();
+    assert!((550_000..=600_000).contains(&left), "{left}");
+    let text = async |path: &str| {
+        let url = format!("{}{path}", front.server.base);
+        reqwest::get(url).await.unwrap().text().await.unwrap()
+    };
+    let metrics = text("/metrics").await;
+    let gauge = metrics.lines().find_map(|line| line.strip_prefix("baton_upstream_busy_seconds{upstream=\"one\"} "));
+    assert!((550.0..=600.0).contains(&gauge.unwrap().parse::<f64>().unwrap()), "{gauge:?}");
+    eventually_async("a warning of one model", async || text("/health").await.contains("cannot be answered")).await;
+    assert_eq!(front.get("/health").await["status"], "ok", "the other model is answered for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_probabilities_that_do_not_come_are_an_error_and_no_empty_list() {
+    let mock = Mock::start(|_, _| says("well")).await;
+    let front = Front::start(&one(&mock.url, ""));
+    for stream in [false, true] {
+        let answer = front.chat(json!({ "logprobs": true, "stream": stream })).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!("logprobs")), "{answer:?}");
+    }
+    assert_eq!(front.chat(json!({})).await.content(), "well", "that is no failure of the upstream");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_is_the_clients_and_is_not_asked_elsewhere() {
+    let overflow = json!({ "error": { "message": "long", "n_prompt_tokens": 9, "n_ctx": 8 } });
+    for (body, code) in
+        [(json!({ "error": { "message": "bad thing" } }), json!(null)), (overflow, json!("context_length_exceeded"))]
+    {
+        let refuse = body.clone();
+        let first = Mock::start(move |_, _| whole(400, "", &refuse)).await;
+        let second = Mock::start(move |_, _| whole(400, "", &body)).await;
+        let front = Front::start(&two(&first, &second, ""));
+        let answer = front.chat(json!({ "stream": true })).await;
+        assert_eq!((answer.status, &answer.json()["error"]["code"]), (400, &code), "{answer:?}");
+        assert_eq!(first.n_asked() + second.n_asked(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_upstream_cannot_do_is_refused_before_it_is_asked() {
+    let mock = Mock::start(|_, _| says("well")).await;
+    let front = Front::start(&one(&mock.url, "max_concurrent = 2"));
+    for (field, more) in
+        [("top_k", json!({ "top_k": 3 })), ("n", json!({ "n": 3 })), ("ignore_eos", json!({ "ignore_eos": true }))]
+    {
+        let answer = front.chat(more).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(field)), "{answer:?}");
+    }
+    assert_eq!(mock.n_asked(), 0);
+    let answer = front.chat(json!({ "n": 2 })).await;
+    assert_eq!((answer.status, answer.json()["choices"].as_array().unwrap().len()), (200, 2));
+    assert_ne!(mock.asked(0).body["seed"], mock.asked(1).body["seed"], "each choice draws for itself");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silence_in_the_middle_of_a_reply_ends_it_with_an_error() {
+    let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
+    let front = Front::start(&one(&mock.url, "idle_seconds = 0.5"));
+    let answer = front.chat(json!({ "stream": true })).await;
+    assert!(answer.text.contains("begun") && answer.text.contains("\"error\""), "{answer:?}");
+    eventually_async("a closed connection", async || mock.n_left() == 1).await;
+}
+
+/// Reads a stream's first text, and leaves.
+async fn leave(front: &Front) {
+    let url = format!("{}/v1/chat/completions", front.server.base);
+    let response = reqwest::Client::new().post(url).json(&said("hi", json!({ "stream": true }))).send().await.unwrap();
+    let mut chunks = response.bytes_stream();
+    let mut seen = String::new();
+    while !seen.contains("begun") {
+        seen += &String::from_utf8_lossy(&chunks.next().await.unwrap().unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_stops_the_upstream_unless_that_must_not_be_stopped() {
+    let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
+    let front = Front::start(&one(&mock.url, ""));
+    leave(&front).await;
+    eventually_async("a closed connection", async || mock.n_left() == 1).await;
+
+    let patient = Mock::start(|n, _| match n {
+        0 => vec![head(), text("begun"), Step::Wait(Duration::from_secs(1)), text("more"), done()],
+        _ => says("well"),
+    })
+    .await;
+    let front = Front::start(&one(&patient.url, "abort = false\nmax_concurrent = 1"));
+    leave(&front).await;
+    let answer = front.chat(json!({})).await;
+    assert_eq!(answer.content(), "well");
+    assert_eq!((patient.n_left(), patient.log.most_running.load(Ordering::SeqCst)), (0, 1), "one after the other");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upstreams_share_the_work_and_none_has_more_than_it_may() {
+    let slow = |_: usize, _: &harness::mock::MockRequest| {
+        vec![head(), text("well"), Step::Wait(Duration::from_millis(200)), done()]
+    };
+    let (first, second) = (Mock::start(slow).await, Mock::start(slow).await);
+    let front = Front::start(&two(&first, &second, "max_concurrent = 2"));
+    let answers = futures::future::join_all((0..12).map(|_| front.chat(json!({})))).await;
+    for answer in answers {
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    for mock in [&first, &second] {
+        assert_eq!(mock.log.most_running.load(Ordering::SeqCst), 2);
+        assert!(mock.n_asked() >= 4, "{}", mock.n_asked());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_fails_is_left_alone_and_used_again_when_it_is_well() {
+    let first = Mock::start(|n, _| if n < 2 { whole(500, "", &json!({})) } else { says("back") }).await;
+    let second = Mock::start(|_, _| says("well")).await;
+    let front = Front::start(&two(&first, &second, ""));
+    ask_twice(&front).await;
+    // Open: requests pass it by, but for one now and then.
+    eventually_async("the first upstream", async || front.chat(json!({})).await.content() == "back").await;
+    assert!(second.n_asked() >= 2);
+    let state = front.get("/baton/state").await;
+    assert!(state["upstreams"][0]["breaker"]["failures"]["server_error"].as_u64() >= Some(1), "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_strings_are_found_here_and_end_the_upstreams_work() {
+    let mock = Mock::start(|_, _| vec![head(), text("one tw"), text("o three"), Step::Hang]).await;
+    let front = Front::start(&one(&mock.url, ""));
+    let body = json!({ "model": "m", "max_tokens": 9, "stop_sequences": ["two"], "messages": [{ "role": "user", "content": "hi" }] });
+    let answer = front.post("/v1/messages", &body).await.json();
+    assert_eq!(
+        (&answer["content"][0]["text"], &answer["stop_reason"]),
+        (&json!("one "), &json!("stop_sequence")),
+        "{answer}"
+    );
+    eventually_async("a closed connection", async || mock.n_left() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_reasoning_and_usage_come_through() {
+    let mock = Mock::start(|_, _| {
+        let delta = |delta| event(&json!({ "choices": [{ "delta": delta }] }));
+        let call =
+            |n: u32, piece| delta(json!({ "tool_calls": [{ "index": n, "id": format!("c{n}"), "function": piece }] }));
+        vec![
+            head(),
+            delta(json!({ "reasoning_content": "hm" })),
+            call(0, json!({ "name": "f", "arguments": "{\"a\":" })),
+            call(0, json!({ "arguments": "1}" })),
+            call(1, json!({ "name": "f", "arguments": "{}" })),
+            done(),
+        ]
+    })
+    .await;
+    let front = Front::start(&one(&mock.url, "key = \"sk-1\"\nheaders = { \"x-title\" = \"t\" }"));
+    let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } }]);
+    let answer = front.chat(json!({ "tools": tools, "tool_choice": "required" })).await.json();
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(
+        (&message["reasoning_content"], &answer["choices"][0]["finish_reason"]),
+        (&json!("hm"), &json!("tool_calls"))
+    );
+    assert_eq!(message["tool_calls"][0]["function"]["arguments"], "{\"a\":1}", "{answer}");
+    assert_eq!(message["tool_calls"][1]["id"], "c1");
+    assert_eq!((&answer["usage"]["prompt_tokens"], &answer["usage"]["completion_tokens"]), (&json!(5), &json!(2)));
+    let asked = mock.asked(0);
+    assert_eq!(asked.body["tool_choice"], "required");
+    assert!(asked.head.contains("authorization: bearer sk-1") && asked.head.contains("x-title: t"), "{}", asked.head);
+    let one_call = front.chat(json!({ "tools": tools, "parallel_tool_calls": false })).await.json();
+    assert_eq!(one_call["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1, "{one_call}");
+}

@@ -1,0 +1,10 @@
+//! Baton in front of other servers: a scripted one, which fails in every way, and a second Baton.
+
+mod fallback;
+mod faults;
+mod image_support;
+mod model_info;
+mod observation;
+mod ollama;
+mod prefill_only;
+mod vllm;

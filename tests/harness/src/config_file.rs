@@ -1,0 +1,50 @@
+//! A configuration file that a test changes while an endpoint serves from it.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::Server;
+
+/// A configuration file in a folder of its own. Dropping it removes both.
+pub struct ConfigFile {
+    folder: tempfile::TempDir,
+}
+
+impl ConfigFile {
+    /// A file with this text.
+    pub fn new(text: &str) -> ConfigFile {
+        let file = ConfigFile { folder: tempfile::tempdir().unwrap() };
+        file.write(text);
+        file
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("baton.toml")
+    }
+
+    /// Replaces the text in one step, as an editor does: the endpoint would reload half a file.
+    pub fn write(&self, text: &str) {
+        let new = self.folder.path().join("new.toml");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.path()).unwrap();
+    }
+
+    /// Replaces the text and tells the server to reload.
+    pub fn reload(&self, server: &Server, text: &str) {
+        self.write(text);
+        server.signal(Signal::HUP);
+    }
+
+    /// Serves from this file.
+    pub fn serve(&self) -> Server {
+        self.serve_logging_to(Stdio::inherit(), &[])
+    }
+
+    /// Serves from this file, with standard error going elsewhere and these variables in the environment.
+    pub fn serve_logging_to(&self, log: impl Into<Stdio>, variables: &[(&str, &str)]) -> Server {
+        Server::started(log, &["--config", self.path().to_str().unwrap()], variables)
+    }
+}

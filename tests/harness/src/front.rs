@@ -1,0 +1,97 @@
+//! An endpoint in front of upstreams.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::{ConfigFile, Server};
+
+/// A running endpoint with a configuration file that can be changed.
+pub struct Front {
+    /// The endpoint.
+    pub server: Server,
+    /// Its configuration file.
+    pub config: PathBuf,
+    _file: ConfigFile,
+}
+
+impl Front {
+    /// Serves with this configuration.
+    pub fn start(config: &str) -> Front {
+        Front::with(config, &[])
+    }
+
+    /// The same with further arguments.
+    pub fn with(config: &str, args: &[&str]) -> Front {
+        Front::logging_to(Stdio::inherit(), config, args)
+    }
+
+    /// The same with standard error going elsewhere.
+    pub fn logging_to(log: impl Into<Stdio>, config: &str, args: &[&str]) -> Front {
+        let file = ConfigFile::new(config);
+        let config = file.path();
+        let args = [&["--config", config.to_str().unwrap()], args].concat();
+        Front { server: Server::logging_to(log, &args), config, _file: file }
+    }
+
+    /// Posts JSON and returns the whole reply.
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        let request = reqwest::Client::new().post(format!("{}{path}", self.server.base)).json(body);
+        let response = request.send().await.unwrap();
+        let header = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        let (status, route, retry_after) = (response.status().as_u16(), header("x-baton-route"), header("retry-after"));
+        Answer { status, route: route.unwrap_or_default(), retry_after, text: response.text().await.unwrap() }
+    }
+
+    /// A chat with the model `m`, with further fields.
+    pub async fn chat(&self, more: Value) -> Answer {
+        self.post("/v1/chat/completions", &said("hi", more)).await
+    }
+
+    /// The JSON at a path.
+    pub async fn get(&self, path: &str) -> Value {
+        self.server.get(path).await
+    }
+}
+
+/// A reply of any kind.
+#[derive(Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// `x-baton-route`; empty without one.
+    pub route: String,
+    /// `retry-after`.
+    pub retry_after: Option<String>,
+    /// The body.
+    pub text: String,
+}
+
+impl Answer {
+    /// The body as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The text of a whole chat completion.
+    #[track_caller]
+    pub fn content(&self) -> String {
+        let json = self.json();
+        json["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{self:?}")).to_owned()
+    }
+}
+
+/// A chat request for the model `m`, with further fields.
+pub fn said(prompt: &str, more: Value) -> Value {
+    let mut body = json!({ "model": "m", "messages": [{ "role": "user", "content": prompt }] });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// An `[[upstream]]` of a configuration, which has our model `m` as `theirs`.
+pub fn upstream(name: &str, kind: &str, url: &str, more: &str) -> String {
+    let models = if more.contains("models") { "" } else { "models = { m = \"theirs\" }\n" };
+    format!("[[upstream]]\nname = \"{name}\"\nkind = \"{kind}\"\nurl = \"{url}\"\n{models}{more}\n")
+}

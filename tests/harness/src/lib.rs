@@ -1,0 +1,69 @@
+//! What the cross-process tests share: running endpoints and nodes, links that misbehave, a scripted upstream.
+//!
+//! Only `tests/endpoint`, `tests/real_model` and `tests/stress` use it. It starts the `baton` binary that Cargo has built
+//! beside them.
+
+mod config_file;
+mod front;
+pub mod mock;
+pub mod occupy;
+mod process;
+mod prompts;
+pub mod relay;
+mod sse;
+mod wait;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+pub use config_file::ConfigFile;
+pub use front::{Answer, Front, said, upstream};
+pub use process::{Node, Process, Server, children_of, free_address, is_alive, read_all};
+pub use prompts::{PROMPTS, chat, long_prompt};
+pub use sse::{ChatText, SseReply, chunks};
+pub use wait::{eventually, eventually_async};
+
+/// The `baton` binary under test: Cargo puts it into the folder above that of the tests' binaries.
+pub static BATON: LazyLock<PathBuf> = LazyLock::new(|| {
+    let tests = std::env::current_exe().unwrap();
+    let baton = tests.parent().and_then(Path::parent).unwrap().join("baton");
+    assert!(baton.is_file(), "there is no {}: run the tests with `cargo test`", baton.display());
+    baton
+});
+
+/// The cluster key of all nodes and endpoints that the tests start.
+pub const CLUSTER_KEY: &str = "the tests' cluster key";
+
+/// The largest margin, in nats, between two tokens that rounding may exchange. Rounding of a 4-bit model moves a token's
+/// log-probability by about a tenth (`real_model/exact.rs` and `stress/chaos` print by how much); this is several times
+/// that, and a wrong cache moves it by whole nats.
+pub const MAX_MARGIN: f32 = 0.6;
+
+/// The default model, from the cache or pulled once.
+pub fn model() -> PathBuf {
+    static MODEL: LazyLock<PathBuf> = LazyLock::new(|| match std::env::var_os("BATON_TEST_MODEL") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            let pull = Command::new(&*BATON).args(["pull", "smollm2"]).stderr(Stdio::inherit()).output().unwrap();
+            assert!(pull.status.success(), "`baton pull smollm2` failed");
+            PathBuf::from(String::from_utf8(pull.stdout).unwrap().trim())
+        }
+    });
+    MODEL.clone()
+}
+
+/// A second model, with a sliding window. `None`, said aloud, on a machine without it; under CI that is a failure.
+pub fn sliding_window_model() -> Option<PathBuf> {
+    let path = std::env::var_os("BATON_TEST_SWA_MODEL").map(PathBuf::from);
+    if path.is_none() {
+        skip("BATON_TEST_SWA_MODEL is not set (`baton pull gemma3-270m` prints the model's path)");
+    }
+    path
+}
+
+/// Says why a test does not run here. Under CI everything has to be there, and the test fails.
+pub fn skip(reason: &str) {
+    assert!(std::env::var_os("CI").is_none(), "under CI nothing is skipped: {reason}");
+    eprintln!("SKIPPED: {reason}");
+}

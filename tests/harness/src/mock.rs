@@ -1,0 +1,194 @@
+//! An upstream that answers as a script says, and records its requests.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// A request that a mock got.
+#[derive(Debug, Clone)]
+pub struct MockRequest {
+    /// With its query.
+    pub path: String,
+    /// The request line and the headers, in lower case.
+    pub head: String,
+    /// Null if it is not JSON.
+    pub body: Value,
+}
+
+/// A step of an answer.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Sends these bytes.
+    Send(String),
+    /// Waits this long, or until the client leaves.
+    Wait(Duration),
+    /// Waits until the client leaves.
+    Hang,
+}
+
+type Script = dyn Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync;
+
+/// What a mock records.
+#[derive(Default)]
+pub struct MockLog {
+    /// All `POST` requests, in order.
+    pub requests: Mutex<Vec<MockRequest>>,
+    /// Clients that left before their answer was complete.
+    pub n_left: AtomicUsize,
+    /// Requests that are being answered.
+    pub n_running: AtomicUsize,
+    /// The largest value of `n_running`.
+    pub most_running: AtomicUsize,
+}
+
+/// A running mock. Its tasks end with the test's runtime.
+pub struct Mock {
+    /// `http://127.0.0.1:PORT`
+    pub url: String,
+    /// What it recorded so far.
+    pub log: Arc<MockLog>,
+}
+
+impl Mock {
+    /// Answers each `POST` as the script says, which is given the number of earlier ones, and each `GET` with a list of these
+    /// models.
+    pub async fn listing(
+        models: &[&str],
+        script: impl Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync + 'static,
+    ) -> Mock {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let models: Vec<Value> = models.iter().map(|id| json!({ "id": id })).collect();
+        let list = whole(200, "", &json!({ "object": "list", "data": models }));
+        let (log, script): (Arc<MockLog>, Arc<Script>) = (Arc::default(), Arc::new(script));
+        let recorder = Arc::clone(&log);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, list.clone(), Arc::clone(&script), Arc::clone(&recorder)));
+            }
+        });
+        Mock { url, log }
+    }
+
+    /// The same with no models in its list.
+    pub async fn start(script: impl Fn(usize, &MockRequest) -> Vec<Step> + Send + Sync + 'static) -> Mock {
+        Mock::listing(&[], script).await
+    }
+
+    /// The number of `POST` requests so far.
+    pub fn n_asked(&self) -> usize {
+        self.log.requests.lock().unwrap().len()
+    }
+
+    /// The `POST` request of this index.
+    pub fn asked(&self, i: usize) -> MockRequest {
+        self.log.requests.lock().unwrap()[i].clone()
+    }
+
+    /// Clients that left before their answer was complete.
+    pub fn n_left(&self) -> usize {
+        self.log.n_left.load(Ordering::SeqCst)
+    }
+}
+
+async fn serve(mut stream: TcpStream, list: Vec<Step>, script: Arc<Script>, log: Arc<MockLog>) -> Option<()> {
+    let asked = read(&mut stream).await?;
+    let is_list = asked.head.starts_with("get ");
+    let steps = if is_list {
+        list
+    } else {
+        let n_before = {
+            let mut all = log.requests.lock().unwrap();
+            all.push(asked.clone());
+            all.len() - 1
+        };
+        script(n_before, &asked)
+    };
+    if !is_list {
+        let now = log.n_running.fetch_add(1, Ordering::SeqCst) + 1;
+        log.most_running.fetch_max(now, Ordering::SeqCst);
+    }
+    for step in steps {
+        let is_there = match step {
+            Step::Send(text) => stream.write_all(text.as_bytes()).await.is_ok(),
+            Step::Wait(time) => {
+                let mut byte = [0];
+                !matches!(tokio::time::timeout(time, stream.read(&mut byte)).await, Ok(Ok(0) | Err(_)))
+            }
+            Step::Hang => {
+                let mut byte = [0];
+                let _ = stream.read(&mut byte).await;
+                false
+            }
+        };
+        if !is_there {
+            log.n_left.fetch_add(1, Ordering::SeqCst);
+            break;
+        }
+    }
+    if !is_list {
+        log.n_running.fetch_sub(1, Ordering::SeqCst);
+    }
+    stream.shutdown().await.ok()
+}
+
+async fn read(stream: &mut TcpStream) -> Option<MockRequest> {
+    let mut bytes = Vec::new();
+    let end = loop {
+        if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            break at + 4;
+        }
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    };
+    let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.trim().parse().ok()).unwrap_or(0);
+    while bytes.len() < end + length {
+        if stream.read_buf(&mut bytes).await.ok()? == 0 {
+            return None;
+        }
+    }
+    let path = head.split_whitespace().nth(1)?.to_owned();
+    Some(MockRequest { path, body: serde_json::from_slice(&bytes[end..]).unwrap_or_default(), head })
+}
+
+/// A whole reply with a status and further headers, each of which ends with its line break.
+pub fn whole(status: u16, headers: &str, body: &Value) -> Vec<Step> {
+    let body = body.to_string();
+    vec![Step::Send(format!(
+        "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    ))]
+}
+
+/// The head of a stream.
+pub fn head() -> Step {
+    Step::Send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n".to_owned())
+}
+
+/// A chunk with text.
+pub fn text(text: &str) -> Step {
+    event(&json!({ "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] }))
+}
+
+/// A server-sent event.
+pub fn event(json: &Value) -> Step {
+    Step::Send(format!("data: {json}\n\n"))
+}
+
+/// The end of a stream, with its usage.
+pub fn done() -> Step {
+    let finish = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": "stop" }] });
+    let usage = json!({ "choices": [], "usage": { "prompt_tokens": 5, "completion_tokens": 2 } });
+    Step::Send(format!("data: {finish}\n\ndata: {usage}\n\ndata: [DONE]\n\n"))
+}
+
+/// A whole stream with this text.
+pub fn says(words: &str) -> Vec<Step> {
+    vec![head(), text(words), done()]
+}

@@ -1,0 +1,59 @@
+//! Work on a node that comes from elsewhere and is in the endpoint's way.
+
+use baton_schemas::SequenceRequest;
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::{Codec, HandoffId};
+use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_schemas::sequence::CacheScope;
+use tokio::task::JoinSet;
+
+use crate::{CLUSTER_KEY, eventually_async};
+
+/// Takes the one slot and the one place in the queue of a node; both are free again when what this returns is dropped.
+pub async fn fill(url: &str) -> JoinSet<()> {
+    let crowd = (0..3).map(|i| occupy(url.to_owned(), i)).collect();
+    eventually_async("a full node", async || {
+        let load = load(url).await;
+        load.active_slots == 1 && load.queued == 1
+    })
+    .await;
+    crowd
+}
+
+/// What a node says that it is doing, asked without an endpoint between.
+pub async fn load(url: &str) -> NodeLoad {
+    let call = reqwest::Client::new().get(format!("{url}/node/v1/load")).bearer_auth(CLUSTER_KEY);
+    call.send().await.unwrap().json().await.unwrap()
+}
+
+/// Takes a slot of a node, or a place in its queue, until it is dropped: a reply that is not read goes on no further.
+pub async fn occupy(url: String, i: u32) {
+    let client = reqwest::Client::new();
+    let node = |call: &str| format!("{url}/node/v1/{call}");
+    let info = client.get(node("info")).bearer_auth(CLUSTER_KEY).send().await.unwrap();
+    let info: NodeInfo = info.json().await.unwrap();
+    let n_tokens = info.n_ctx - 2;
+    let tokens: Vec<u32> = (0..n_tokens).map(|t| (t * (i + 1)) % 200).collect();
+    let call = if info.role.decodes() {
+        let request = SequenceRequest {
+            prompt: tokens[..8].to_vec(),
+            ignore_eos: true,
+            ephemeral: true,
+            ..SequenceRequest::default()
+        };
+        client.post(node("generate")).json(&request)
+    } else {
+        let request = PrefillRequest {
+            handoff: HandoffId(rand::random()),
+            tokens,
+            start: 0,
+            codecs: vec![Codec::None as u8],
+            fingerprint: info.kv.unwrap().fingerprint,
+            cache_scope: CacheScope(u64::from(i)),
+            ephemeral: false,
+        };
+        client.post(node("prefill")).json(&request)
+    };
+    let _reply = call.bearer_auth(CLUSTER_KEY).send().await;
+    std::future::pending().await
+}

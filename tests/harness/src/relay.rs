@@ -1,0 +1,157 @@
+//! A link that misbehaves on command: a TCP relay in front of a node.
+//!
+//! A fault holds for a while and touches every connection that carries something meanwhile.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// What a link does to the bytes that come from its node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// Lets this many bytes a second through, each connection for itself.
+    Slow(f64),
+    /// Breaks the connection hard: both ends get a reset.
+    Reset,
+    /// Ends the connection in an orderly way in the middle of what it carries.
+    Truncate,
+    /// Flips one bit of each piece of a long reply. Short ones are left alone: they are JSON over plain HTTP, in which
+    /// nothing but TCP's checksum, and TLS where it is used, would show it.
+    Flip,
+}
+
+/// Bytes of a reply before which it is left alone by [`Fault::Flip`]. A frame of KV is longer.
+const SHORT_REPLY: usize = 8 << 10;
+
+/// A running relay. Dropping it closes its connections.
+pub struct Relay {
+    /// `http://127.0.0.1:PORT`
+    pub url: String,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+struct Shared {
+    target: Mutex<SocketAddr>,
+    fault: Mutex<Fault>,
+    n_touched: AtomicU64,
+    n_long_pieces: AtomicU64,
+}
+
+impl Relay {
+    /// A link to a node at `url`.
+    pub async fn start(url: &str) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let own = format!("http://{}", listener.local_addr().unwrap());
+        let shared = Arc::new(Shared {
+            target: Mutex::new(address_of(url)),
+            fault: Mutex::new(Fault::None),
+            n_touched: AtomicU64::new(0),
+            n_long_pieces: AtomicU64::new(0),
+        });
+        let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Relay { url: own, shared, task }
+    }
+
+    /// The node runs elsewhere from now on.
+    pub fn lead_to(&self, url: &str) {
+        *self.shared.target.lock().unwrap() = address_of(url);
+    }
+
+    /// Misbehaves from now on.
+    pub fn set(&self, fault: Fault) {
+        *self.shared.fault.lock().unwrap() = fault;
+    }
+
+    /// Returns true once a reply as long as a frame of KV has begun to pass.
+    pub fn has_carried_kv(&self) -> bool {
+        self.shared.n_long_pieces.load(Ordering::Relaxed) > 0
+    }
+
+    /// Pieces and connections that a fault has touched.
+    pub fn n_touched(&self) -> u64 {
+        self.shared.n_touched.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn address_of(url: &str) -> SocketAddr {
+    url.trim_start_matches("http://").parse().unwrap()
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        while connections.try_join_next().is_some() {}
+        connections.spawn(connect(client, Arc::clone(&shared)));
+    }
+}
+
+/// Carries one connection, until either end closes it or a fault does.
+async fn connect(client: TcpStream, shared: Arc<Shared>) -> std::io::Result<()> {
+    let target = *shared.target.lock().unwrap();
+    let node = TcpStream::connect(target).await?;
+    client.set_nodelay(true)?;
+    node.set_nodelay(true)?;
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_node, mut to_node) = node.into_split();
+    let n_replied = AtomicU64::new(0);
+    let requests = async {
+        let mut piece = vec![0; 16 << 10];
+        loop {
+            let n = from_client.read(&mut piece).await?;
+            if n == 0 {
+                return std::io::Result::Ok(());
+            }
+            n_replied.store(0, Ordering::Relaxed);
+            to_node.write_all(&piece[..n]).await?;
+        }
+    };
+    let replies = async {
+        let mut piece = vec![0; 16 << 10];
+        loop {
+            let n = from_node.read(&mut piece).await?;
+            if n == 0 {
+                return std::io::Result::Ok(());
+            }
+            let before = n_replied.fetch_add(n as u64, Ordering::Relaxed) as usize;
+            shared.n_long_pieces.fetch_add(u64::from(before > SHORT_REPLY), Ordering::Relaxed);
+            let fault = *shared.fault.lock().unwrap();
+            let touches = !matches!(fault, Fault::None) && (fault != Fault::Flip || before > SHORT_REPLY);
+            shared.n_touched.fetch_add(u64::from(touches), Ordering::Relaxed);
+            match fault {
+                Fault::None => {}
+                Fault::Slow(rate) => tokio::time::sleep(Duration::from_secs_f64(n as f64 / rate)).await,
+                Fault::Reset => {
+                    to_client.as_ref().set_zero_linger()?;
+                    from_node.as_ref().set_zero_linger()?;
+                    return Ok(());
+                }
+                Fault::Truncate => {
+                    to_client.write_all(&piece[..n / 2]).await?;
+                    return to_client.shutdown().await;
+                }
+                Fault::Flip if before > SHORT_REPLY => piece[n / 2] ^= 1 << (n % 8),
+                Fault::Flip => {}
+            }
+            to_client.write_all(&piece[..n]).await?;
+        }
+    };
+    tokio::select! {
+        ended = requests => ended,
+        ended = replies => ended,
+    }
+}

@@ -1,0 +1,71 @@
+//! A chat reply as a stream of server-sent events, read as far as a test wants.
+
+use serde_json::{Value, json};
+
+use crate::Server;
+
+/// A reply that is being streamed. Dropping it makes the client leave.
+pub struct SseReply {
+    response: reqwest::Response,
+    bytes: Vec<u8>,
+}
+
+impl SseReply {
+    /// Asks `/v1/chat/completions` for a stream with usage, and returns once its head is here.
+    pub async fn open(server: &Server, body: &Value) -> SseReply {
+        let mut body = body.clone();
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({ "include_usage": true });
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        let response = call.send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        SseReply { response, bytes: Vec::new() }
+    }
+
+    /// Reads until this many pieces of text have come. Fails if the reply ends before.
+    pub async fn read_pieces(&mut self, n_pieces: usize) {
+        while self.n_pieces() < n_pieces {
+            let Some(bytes) = self.response.chunk().await.unwrap() else {
+                panic!("the reply ended before {n_pieces} pieces: {}", String::from_utf8_lossy(&self.bytes));
+            };
+            self.bytes.extend(bytes);
+        }
+    }
+
+    fn n_pieces(&self) -> usize {
+        String::from_utf8_lossy(&self.bytes).matches("\"content\":\"").count()
+    }
+
+    /// Reads the rest, and returns all of it as it came.
+    pub async fn rest(mut self) -> String {
+        while let Some(bytes) = self.response.chunk().await.unwrap() {
+            self.bytes.extend(bytes);
+        }
+        String::from_utf8(self.bytes).unwrap()
+    }
+
+    /// Reads the rest. Fails unless the reply ended as it should.
+    pub async fn whole(self) -> ChatText {
+        let sse = self.rest().await;
+        assert!(sse.ends_with("data: [DONE]\n\n") && !sse.contains("\"error\""), "{sse}");
+        let chunks = chunks(&sse);
+        let content = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        let usage = chunks.last().unwrap()["usage"].clone();
+        ChatText { content, n_completion: usage["completion_tokens"].as_u64().unwrap() }
+    }
+}
+
+/// What a whole streamed reply says.
+#[derive(Debug, PartialEq)]
+pub struct ChatText {
+    /// The text.
+    pub content: String,
+    /// `completion_tokens`.
+    pub n_completion: u64,
+}
+
+/// The JSON of all events of a stream but `[DONE]`.
+pub fn chunks(sse: &str) -> Vec<Value> {
+    let data = sse.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    data.map(|json| serde_json::from_str(json).unwrap()).collect()
+}

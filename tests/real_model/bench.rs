@@ -1,0 +1,45 @@
+//! `baton bench handoff` measures something, and writes down what it measured.
+
+use std::process::{Command, Stdio};
+
+use harness::{BATON, model};
+use serde_json::Value;
+
+#[test]
+fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("figures.json");
+    let output = Command::new(&*BATON)
+        .args(["bench", "handoff", "--quick", "--only", "overlap,codecs", "--lengths", "48", "--model"])
+        .arg(model())
+        .arg("--json")
+        .arg(&json)
+        .arg("--svg")
+        .arg(folder.path())
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let table = String::from_utf8(output.stdout).unwrap();
+    println!("{table}");
+    let figures: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let rows = figures["overlap"]["rows"].as_array().unwrap();
+    // Three codecs over three links.
+    assert_eq!(rows.len(), 9);
+    for row in rows {
+        assert_eq!(row["n_tokens"], 48);
+        // 47 tokens of KV; the most a codec does to them is to halve them.
+        assert!(row["n_bytes"].as_f64().unwrap() > 47.0 * 23_040.0 / 2.0, "{row}");
+        assert!(row["prefill_ms"].as_f64().unwrap() > 0.0 && row["unhidden_ms"].as_f64().unwrap() >= 0.0, "{row}");
+    }
+    // Moving KV that was computed before takes at least the wire's time.
+    let shaped = rows.iter().find(|row| row["codec"] == "none" && row["link"] == "share60").unwrap();
+    let wire_ms = shaped["n_bytes"].as_f64().unwrap() / shaped["rate"].as_f64().unwrap() * 1e3;
+    let after_ms = shaped["after_ms"].as_f64().unwrap();
+    assert!(after_ms > 0.9 * wire_ms, "{after_ms} ms for {wire_ms} ms of wire: the link is not shaped");
+    assert!(figures["codecs"][2]["ratio"].as_f64().unwrap() > 1.8, "{figures}");
+    assert!(figures["wire"].is_null() && table.contains("un-hidden"), "{table}");
+    for chart in ["unhidden.svg", "ttft.svg"] {
+        assert!(std::fs::read_to_string(folder.path().join(chart)).unwrap().contains("polyline"), "{chart}");
+    }
+}

@@ -1,0 +1,130 @@
+//! A dropped client leaves nothing behind: 1,000 cancellations at random points, counted.
+
+use std::ffi::OsString;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_schemas::SequenceRequest;
+use baton_schemas::generate::Sampling;
+use baton_schemas::node::{KEY_VARIABLE, TokenizeRequest};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use harness::{BATON, eventually_async, long_prompt, model};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+const N_CANCELLED: usize = 1_000;
+const AT_ONCE: usize = 8;
+
+/// A node with the real model, its client, and the folder its socket is in.
+async fn node() -> (Child, RemoteEngine, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("node.sock");
+    let mut listen = OsString::from("unix:");
+    listen.push(&socket);
+    let mut node = Command::new(&*BATON)
+        .args(["node", "--child", "--threads", "1", "--model"])
+        .arg(model())
+        .arg("--listen")
+        .arg(listen)
+        .env(KEY_VARIABLE, "secret")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(node.stdout.take().unwrap()).read_line(&mut ready).await.unwrap();
+    assert!(ready.contains("ready"), "{ready}");
+    (node, RemoteEngine::new(&NodeAddress::Unix(socket), "secret").unwrap(), folder)
+}
+
+/// A small generator: the test must be the same every time.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *state >> 33
+}
+
+fn open_files(node: &Child) -> Option<usize> {
+    Some(std::fs::read_dir(format!("/proc/{}/fd", node.id()?)).ok()?.count())
+}
+
+#[tokio::test]
+async fn a_thousand_random_cancellations_leak_no_slot() {
+    let (node, engine, _folder) = node().await;
+    let tokens = async |text: String| {
+        engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: false }).await.unwrap()
+    };
+    let mut prompts = Vec::new();
+    for (i, n_words) in [3, 20, 60, 400].into_iter().enumerate() {
+        prompts.push(tokens(long_prompt(&i.to_string(), n_words)).await);
+    }
+    let files_before = open_files(&node);
+
+    let mut seed = 42;
+    let (mut running, mut n_begun, mut reached) = (FuturesUnordered::new(), 0, [0; 3]);
+    while n_begun < N_CANCELLED || !running.is_empty() {
+        while running.len() < AT_ONCE && n_begun < N_CANCELLED {
+            n_begun += 1;
+            let mut prompt = prompts[random(&mut seed) as usize % prompts.len()].clone();
+            // Half have a first token of their own, so that prefill is not always cached away.
+            if n_begun % 2 == 0 {
+                prompt[0] = (random(&mut seed) % 40_000) as u32;
+            }
+            let request = SequenceRequest {
+                prompt,
+                sampling: Sampling { seed: n_begun as u64, ..Sampling::default() },
+                ignore_eos: true,
+                ..SequenceRequest::default()
+            };
+            // Most leave early; some stay until their tokens come.
+            let longest_ms = [30, 100, 300, 2_000][random(&mut seed) as usize % 4];
+            let patience = Duration::from_millis(random(&mut seed) % longest_ms);
+            let engine = &engine;
+            running.push(async move {
+                // Cut by time: in the queue, during prefill, or among the tokens.
+                let deadline = tokio::time::sleep(patience);
+                tokio::pin!(deadline);
+                let mut n_deltas = 0;
+                let cut = async {
+                    let mut deltas = engine.generate(request).await.unwrap();
+                    while let Some(delta) = deltas.next().await {
+                        delta.unwrap();
+                        n_deltas += 1;
+                    }
+                };
+                tokio::select! {
+                    () = cut => panic!("an endless reply ended"),
+                    () = &mut deadline => {}
+                }
+                n_deltas
+            });
+        }
+        if let Some(n_deltas) = running.next().await {
+            reached[n_deltas.min(2)] += 1;
+        }
+    }
+    drop(running);
+    let [queued, prefilling, decoding] = reached;
+    println!("cancelled: {queued} before a slot, {prefilling} in prefill, {decoding} while decoding");
+    assert!(queued > 0 && prefilling > 0 && decoding > 0, "every stage is to be met: {reached:?}");
+
+    let began = Instant::now();
+    eventually_async("all slots to be free", || async {
+        let load = engine.load().await.unwrap();
+        (load.active_slots, load.queued) == (0, 0)
+    })
+    .await;
+    println!("all slots were free {:?} after the last cancellation", began.elapsed());
+    // Connections close a moment after their streams.
+    eventually_async("all connections to be closed", || async {
+        open_files(&node).zip(files_before).is_none_or(|(now, before)| now <= before + 2)
+    })
+    .await;
+    // And the engine works as before.
+    let request =
+        SequenceRequest { prompt: prompts[0].clone(), max_tokens: Some(4), ignore_eos: true, ..Default::default() };
+    assert_eq!(engine.generate(request).await.unwrap().count().await, 6, "started, four tokens, finished");
+}

@@ -1,0 +1,73 @@
+//! `baton doctor`: what it says of this machine is true, and what is wrong makes it fail.
+
+use std::process::{Command, Output};
+
+use harness::{BATON, CLUSTER_KEY, Node, model};
+use serde_json::Value;
+
+fn doctor(key: &str, args: &[&str]) -> Output {
+    let sizes = ["--tokens", "64", "--new-tokens", "8", "--threads", "1"];
+    let mut command = Command::new(&*BATON);
+    command.env("BATON_CLUSTER_KEY", key).args(["doctor", "--model"]).arg(model()).args(sizes).args(args);
+    command.output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[test]
+fn on_one_device_a_handoff_changes_nothing() {
+    let output = doctor("", &["--devices", "cpu", "--json"]);
+    let report = json(&output);
+    let handoff = &report["handoffs"][0];
+    assert_eq!((&handoff["from"], &handoff["to"]), (&"cpu".into(), &"cpu".into()), "{report}");
+    assert_eq!(handoff["verdict"], "exact", "{report}");
+    assert_eq!(handoff["kv_distance"], 0.0, "{report}");
+    assert!(handoff["n_bytes"].as_u64().unwrap() > 0, "{report}");
+    assert!(report["speeds"][0]["prefill_tps"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(output.status.success());
+}
+
+#[test]
+fn a_node_elsewhere_is_tried_and_what_is_wrong_is_said() {
+    let node = Node::with(&["--model", model().to_str().unwrap(), "--role", "prefill", "--threads", "1"]);
+    let output = doctor(CLUSTER_KEY, &["--devices", "cpu", "--prefill", &node.url, "--json"]);
+    let report = json(&output);
+    assert_eq!(report["handoffs"][1]["from"], node.url.as_str(), "{report}");
+    assert_eq!(report["handoffs"][1]["verdict"], "exact", "{report}");
+    assert!(output.status.success());
+    // With another key nothing is learned from the node, and the command fails.
+    let output = doctor("another key", &["--devices", "cpu", "--prefill", &node.url]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().any(|line| line.contains("FAILED") && line.contains("key")), "{text}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("1 of the checks failed"));
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let output = doctor("", &["--devices", "cpu,Warp9"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("there is no device \"Warp9\" here; there is cpu"), "{error}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// Real handoffs between two backends, on Mesa's software driver if there is no other: `scripts/check-vulkan.sh`.
+#[cfg(feature = "vulkan")]
+#[test]
+fn kv_moves_between_the_processor_and_vulkan() {
+    let output = doctor("", &["--json"]);
+    let report = json(&output);
+    let devices: Vec<&str> = report["devices"].as_array().unwrap().iter().filter_map(|d| d["name"].as_str()).collect();
+    assert!(devices.contains(&"cpu") && devices.contains(&"Vulkan0"), "{report}");
+    for (from, to) in [("cpu", "Vulkan0"), ("Vulkan0", "cpu")] {
+        let of_pair = |h: &&Value| h["from"] == from && h["to"] == to;
+        let handoff = report["handoffs"].as_array().unwrap().iter().find(of_pair).unwrap();
+        println!("{handoff}");
+        assert_eq!(handoff["verdict"], "close", "{report}");
+        // Different kernels: equal to the bit would mean that both ran on the processor.
+        assert!(handoff["kv_distance"].as_f64().unwrap() > 0.0, "{report}");
+    }
+    assert!(output.status.success());
+}

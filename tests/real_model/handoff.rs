@@ -1,0 +1,104 @@
+//! A prompt computed by one process and decoded by another, through the same endpoint as ever.
+
+use harness::{Node, Server, chat, long_prompt};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+/// The route and the reply.
+async fn ask(server: &Server, body: &Value) -> (String, Value) {
+    ask_with(server, body, "always_handoff").await
+}
+
+async fn ask_with(server: &Server, body: &Value, policy: &str) -> (String, Value) {
+    let url = format!("{}/v1/chat/completions", server.base);
+    let call = reqwest::Client::new().post(url).header("x-baton-policy", policy).json(body);
+    let response = call.send().await.unwrap();
+    let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
+    (route, response.json().await.unwrap())
+}
+
+fn text(reply: &Value) -> &str {
+    reply["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{reply}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_reply_with_the_prompt_computed_elsewhere() {
+    let node = Node::start(&["--role", "prefill"]);
+    let [alone, server] = [1, 2].map(|_| Server::start(&["--prefill", &node.url, "--no-calibration"]));
+    let body = chat(&long_prompt("handoff", 600), json!({ "max_tokens": 24 }));
+    let (direct_route, expected) = ask_with(&alone, &body, "direct").await;
+    assert!(direct_route.starts_with("direct; decode=local"), "{direct_route}");
+    let (route, reply) = ask(&server, &body).await;
+    assert!(route.starts_with("handoff; prefill=prefill-1; decode=local"), "{route}");
+    assert_eq!(text(&reply), text(&expected));
+    assert_eq!(reply["usage"], expected["usage"]);
+    let handoff = &reply["timings"]["handoff"];
+    println!("{handoff}");
+    let n_prompt = reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(handoff["n_tokens"], n_prompt - 1);
+    assert_eq!(handoff["failure"], Value::Null);
+    assert!(handoff["n_bytes"].as_u64().unwrap() > (n_prompt - 1) * 23_040);
+    for time in ["prefill_ms", "transfer_ms", "hidden_ms", "unhidden_ms", "import_ms"] {
+        assert!(handoff[time].as_f64().unwrap() >= 0.0, "{time}");
+    }
+
+    // Everything is here now: nothing is moved, and nothing says that it was.
+    let (route, again) = ask(&server, &body).await;
+    assert!(route.starts_with("direct; decode=local; policy=always_handoff; reason=cached"), "{route}");
+    assert_eq!((text(&again), &again["timings"]["handoff"]), (text(&expected), &Value::Null));
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let url = format!("{}/v1/chat/completions", server.base);
+    let call = reqwest::Client::new().post(&url).header("x-baton-policy", "always_handoff").json(&streamed);
+    let response = call.send().await.unwrap();
+    assert!(response.headers()["x-baton-route"].to_str().unwrap().starts_with("direct; decode=local"));
+    response.bytes().await.unwrap();
+    let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+    println!("{}", state["routes"]);
+    let last = state["routes"].as_array().unwrap().iter().map(|r| (&r["reason"], &r["prefill"])).collect::<Vec<_>>();
+    assert_eq!(last.iter().filter(|r| **r == (&json!("cached"), &Value::Null)).count(), 2, "{last:?}");
+
+    // A second turn moves only what is new.
+    let mut second = body.clone();
+    let messages = second["messages"].as_array_mut().unwrap();
+    messages.push(json!({ "role": "assistant", "content": text(&reply) }));
+    messages.push(json!({ "role": "user", "content": long_prompt("And then", 100) }));
+    let (_, reply) = ask(&server, &second).await;
+    let cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let moved = reply["timings"]["handoff"]["n_tokens"].as_u64().unwrap();
+    assert!(cached >= n_prompt - 1, "{reply}");
+    assert_eq!(cached + moved + 1, reply["usage"]["prompt_tokens"].as_u64().unwrap());
+
+    // A policy that there is not.
+    let url = format!("{}/v1/chat/completions", server.base);
+    let call = reqwest::Client::new().post(url).header("x-baton-policy", "quickest").json(&body);
+    assert_eq!(call.send().await.unwrap().status(), 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_node_that_dies_or_freezes_costs_no_reply() {
+    let body = |tag: &str| chat(&long_prompt(tag, 600), json!({ "max_tokens": 8 }));
+    for (signal, tag, failures) in [
+        (Signal::KILL, "killed", ["prefill_lost", "prefill_down"]),
+        (Signal::STOP, "frozen", ["prefill_stalled", "prefill_stalled"]),
+    ] {
+        let node = Node::start(&["--role", "prefill", "--ubatch", "64"]);
+        let arguments = ["--prefill", &node.url, "--no-calibration", "--ubatch", "64"];
+        let [alone, server] = [1, 2].map(|_| Server::start(&arguments));
+        let (_, expected) = ask_with(&alone, &body(tag), "direct").await;
+        let request = body(tag);
+        let reply = tokio::join!(ask(&server, &request), async {
+            // Some chunks into a prefill that takes seconds.
+            tokio::time::sleep(std::time::Duration::from_millis(1_500)).await;
+            node.signal(signal);
+        });
+        let (route, reply) = reply.0;
+        assert_eq!(text(&reply), text(&expected), "{tag}");
+        let handoff = &reply["timings"]["handoff"];
+        println!("{tag}: {handoff}");
+        let failure = handoff["failure"].as_str().unwrap();
+        assert!(failures.contains(&failure), "{handoff}");
+        assert!(route.ends_with(&format!("; failure={failure}")), "{route}");
+        node.signal(Signal::CONT);
+    }
+}

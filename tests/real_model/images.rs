@@ -1,0 +1,219 @@
+//! Images through the endpoint, in every dialect and past the loss of a node: the real model, a projector of random
+//! weights, real sockets and processes.
+
+use std::io::Cursor;
+use std::path::Path;
+use std::process::Command;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures::StreamExt;
+use harness::{BATON, Node, Server, eventually_async};
+use image::{ImageFormat, Rgb, RgbImage};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tiny_gguf::projector::{self, N_ROWS, Projector};
+
+/// Small enough for several in the tests' machine.
+const SIZES: [&str; 6] = ["--ctx-size", "1024", "--kv-cells", "2048", "--slots", "2"];
+
+/// A projector for SmolLM2-135M, whose rows have 576 values.
+fn eyes(folder: &tempfile::TempDir) -> String {
+    let path = folder.path().join("mmproj.gguf");
+    projector::write(&path, Projector::Mlp, 576, 1);
+    path.to_str().unwrap().to_owned()
+}
+
+/// A picture in base64: squares of a colour on black.
+fn picture(colour: [u8; 3], width: u32, format: ImageFormat) -> String {
+    let picture = RgbImage::from_fn(width, 40, |x, y| Rgb(if (x / 8 + y / 8) % 2 == 0 { colour } else { [0; 3] }));
+    let mut bytes = Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, format).unwrap();
+    STANDARD.encode(bytes.into_inner())
+}
+
+fn red() -> String {
+    picture([255, 0, 0], 48, ImageFormat::Png)
+}
+
+fn uri(data: &str) -> String {
+    format!("data:image/png;base64,{data}")
+}
+
+fn chat(content: &Value, more: &Value) -> Value {
+    let mut body = json!({ "model": "smollm2", "messages": [{ "role": "user", "content": content }], "max_tokens": 12,
+        "temperature": 0, "ignore_eos": true });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// An OpenAI chat about an image.
+fn about(data: &str, more: &Value) -> Value {
+    let text = json!({ "type": "text", "text": "What do you see?" });
+    chat(&json!([text, { "type": "image_url", "image_url": { "url": uri(data) } }]), more)
+}
+
+async fn post(server: &Server, path: &str, body: &Value) -> (u16, String, String) {
+    let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
+    let route = response.headers().get("x-baton-route").map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default();
+    (response.status().as_u16(), route, response.text().await.unwrap())
+}
+
+async fn whole(server: &Server, path: &str, body: &Value) -> Value {
+    let (status, _, text) = post(server, path, body).await;
+    assert_eq!(status, 200, "{path}: {text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn said(reply: &Value) -> &str {
+    reply["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{reply}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_dialect_takes_images_and_counts_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&[&SIZES[..], &["--mmproj", &eyes(&folder)]].concat());
+    let red = red();
+    let openai = "/v1/chat/completions";
+    let blind = whole(&server, openai, &chat(&json!("What do you see?"), &json!({}))).await;
+    let first = whole(&server, openai, &about(&red, &json!({}))).await;
+    let n_prompt = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(n_prompt(&first) >= n_prompt(&blind) + N_ROWS as u64, "{first}");
+    let again = whole(&server, openai, &about(&red, &json!({}))).await;
+    let n_cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert_eq!((n_cached, said(&again)), (n_prompt(&first) - 1, said(&first)));
+    // Noise hardly ever changes the first words, but always how sure they are.
+    let sureness = async |data: &str| {
+        let reply = whole(&server, openai, &about(data, &json!({ "logprobs": true }))).await;
+        reply["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap()
+    };
+    let of_red = sureness(&red).await;
+    let blue = picture([0, 0, 255], 48, ImageFormat::Png);
+    assert!((of_red - sureness(&blue).await).abs() > 1e-3, "the image makes no difference");
+    assert!((of_red - sureness(&red).await).abs() < 1e-6, "the same image does");
+    for format in [ImageFormat::Jpeg, ImageFormat::Gif, ImageFormat::WebP] {
+        whole(&server, openai, &about(&picture([9, 99, 9], 48, format), &json!({}))).await;
+    }
+    // Two choices share what was seen.
+    let both = whole(&server, openai, &about(&red, &json!({ "n": 2 }))).await;
+    assert_eq!(both["choices"][1]["message"]["content"], both["choices"][0]["message"]["content"]);
+
+    let source = json!({ "type": "base64", "media_type": "image/png", "data": red });
+    let block = json!({ "type": "image", "source": source });
+    let content = json!([block, { "type": "text", "text": "What do you see?" }]);
+    let message = whole(&server, "/v1/messages", &chat(&content, &json!({}))).await;
+    assert!(!message["content"][0]["text"].as_str().unwrap().is_empty(), "{message}");
+    let counted = whole(&server, "/v1/messages/count_tokens", &chat(&content, &json!({}))).await;
+    assert!(counted["input_tokens"].as_u64().unwrap() >= n_prompt(&blind) + N_ROWS as u64, "{counted}");
+    let parts = json!([{ "type": "input_text", "text": "What?" }, { "type": "input_image", "image_url": uri(&red) }]);
+    let body = json!({ "model": "smollm2", "input": [{ "role": "user", "content": parts }], "max_output_tokens": 8 });
+    let response = whole(&server, "/v1/responses", &body).await;
+    assert!(response["usage"]["input_tokens"].as_u64().unwrap() > N_ROWS as u64, "{response}");
+    let options = json!({ "num_predict": 8, "temperature": 0 });
+    let body = json!({ "model": "smollm2", "stream": false, "options": options, "messages": [
+        { "role": "user", "content": "What do you see?", "images": [red] }] });
+    let ollama = whole(&server, "/api/chat", &body).await;
+    assert!(ollama["prompt_eval_count"].as_u64().unwrap() >= n_prompt(&blind) + N_ROWS as u64, "{ollama}");
+    let body = json!({ "model": "smollm2", "stream": false, "options": options, "prompt": "What?", "images": [red] });
+    assert!(!whole(&server, "/api/generate", &body).await["response"].as_str().unwrap().is_empty());
+    let shown = whole(&server, "/api/show", &json!({ "model": "smollm2" })).await;
+    assert!(shown["capabilities"].as_array().unwrap().contains(&json!("vision")), "{shown}");
+
+    let (status, _, events) = post(&server, openai, &about(&red, &json!({ "stream": true }))).await;
+    assert!(status == 200 && events.ends_with("data: [DONE]\n\n"), "{events}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_image_is_a_400_that_names_its_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&[&SIZES[..], &["--mmproj", &eyes(&folder)]].concat());
+    let cut = STANDARD.encode(&STANDARD.decode(red()).unwrap()[..50]);
+    let long = picture([1, 2, 3], 4_100, ImageFormat::Png);
+    for (url, part) in [
+        (uri("%%%"), "is not valid base64"),
+        (uri("aGVsbG8="), "is not a PNG, JPEG, WebP or GIF"),
+        (uri(&cut), "cannot be read"),
+        (uri(&long), "too long and thin"),
+        ("https://example.com/a.png".to_owned(), "never fetches"),
+        ("file:///etc/hosts".to_owned(), "never fetches"),
+    ] {
+        let body = chat(&json!([{ "type": "image_url", "image_url": { "url": url } }]), &json!({}));
+        let (status, _, reply) = post(&server, "/v1/chat/completions", &body).await;
+        assert_eq!(status, 400, "{part}: {reply}");
+        let error = serde_json::from_str::<Value>(&reply).unwrap()["error"].take();
+        assert!(error["message"].as_str().is_some_and(|message| message.contains(part)), "{part}: {error}");
+        assert_eq!(error["param"], "messages[0].content[0].image_url.url", "{error}");
+    }
+    let many = json!(vec![json!({ "type": "image_url", "image_url": { "url": uri(&red()) } }); 17]);
+    let (status, _, reply) = post(&server, "/v1/chat/completions", &chat(&many, &json!({}))).await;
+    assert!(status == 400 && reply.contains("16 images"), "{reply}");
+    // Its engine has not noticed.
+    whole(&server, "/v1/chat/completions", &about(&red(), &json!({}))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_about_an_image_outlives_its_node_and_goes_to_none_that_is_blind() {
+    let folder = tempfile::tempdir().unwrap();
+    let eyes = eyes(&folder);
+    let node = |more: &[&str]| Node::start(&[&SIZES[..], more].concat());
+    let decode = [node(&["--mmproj", &eyes]), node(&["--mmproj", &eyes]), node(&[])];
+    let prefill = node(&["--role", "prefill"]);
+    let nodes = decode.each_ref().map(|node| ["--decode", node.url.as_str()]).concat();
+    let more = ["--prefill", &prefill.url, "--policy", "always_handoff", "--no-calibration", "--name", "smollm2"];
+    let server = Server::with(&[&nodes[..], &more].concat());
+    let body = about(&red(), &json!({ "max_tokens": 150 }));
+    let ready = || async {
+        let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
+        state["models"][0]["nodes"].as_array().unwrap().iter().all(|node| node["life"] == "ready")
+    };
+    eventually_async("all nodes", ready).await;
+    let (status, route, undisturbed) = post(&server, "/v1/chat/completions", &body).await;
+    assert_eq!(status, 200, "{undisturbed}");
+    assert!(route.starts_with("direct; decode=decode-") && route.contains("reason=images"), "{route}");
+    let undisturbed: Value = serde_json::from_str(&undisturbed).unwrap();
+
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&streamed);
+    let response = request.send().await.unwrap();
+    let route = response.headers()["x-baton-route"].to_str().unwrap().to_owned();
+    let (mut bytes, mut text, mut killed) = (response.bytes_stream(), String::new(), false);
+    while let Some(chunk) = bytes.next().await {
+        text += &String::from_utf8_lossy(&chunk.unwrap());
+        if !killed && text.matches("data: ").count() > 8 {
+            let of = if route.contains("decode=decode-1;") { 0 } else { 1 };
+            decode[of].signal(Signal::KILL);
+            killed = true;
+        }
+    }
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
+    let events = events.map(|data| serde_json::from_str::<Value>(data).unwrap());
+    let whole: String = events.filter_map(|e| Some(e["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect();
+    assert!(killed && text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(whole, said(&undisturbed));
+    for _ in 0..4 {
+        let (status, route, reply) = post(&server, "/v1/chat/completions", &about(&red(), &json!({}))).await;
+        assert_eq!(status, 200, "{reply}");
+        assert!(!route.contains("decode=decode-3"), "{route}");
+    }
+}
+
+#[test]
+fn a_projector_that_does_not_fit_ends_the_start_with_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_another = folder.path().join("mmproj.gguf");
+    projector::write(&of_another, Projector::Mlp, 640, 1);
+    let model = harness::model();
+    let check = |command: &str, projector: &Path, part: &str| {
+        let mut process = Command::new(&*BATON);
+        process.args([command, "--listen", "127.0.0.1:0", "--threads", "1", "--model"]).arg(&model);
+        let output = process.arg("--mmproj").arg(projector).env("BATON_CLUSTER_KEY", "k").output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr).into_owned();
+        println!("{command}: {log}");
+        assert!(!output.status.success(), "{log}");
+        assert_eq!(log.lines().filter(|line| line.contains(part)).count(), 1, "{log}");
+    };
+    check("node", &of_another, "the projector of another model");
+    check("serve", &of_another, "the projector of another model");
+    check("node", &model, "is no projector");
+}

@@ -1,0 +1,19 @@
+//! Promises that only a real model can show: exact numerics, KV handoffs between processes, grammars, tool calls, images.
+//! Each engine computes on one thread: run no more tests at once than there are cores.
+
+mod bench;
+mod cancellation;
+mod decode_nodes;
+mod demo;
+mod dialects;
+mod doctor;
+mod engine_recovery;
+mod exact;
+mod generation;
+mod handoff;
+mod images;
+mod own_models;
+mod start_up;
+mod structured;
+mod tools;
+mod upstreams;

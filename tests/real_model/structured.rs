@@ -1,0 +1,169 @@
+//! Structured output: whatever a small model would say, what it says is what was asked for.
+
+use harness::{Server, chat};
+use serde_json::{Value, json};
+
+async fn post(server: &Server, body: &Value) -> (u16, Value) {
+    let url = format!("{}/v1/chat/completions", server.base);
+    let response = reqwest::Client::new().post(url).json(body).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+/// A request for a person, in a schema's shape.
+fn person(more: Value) -> Value {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "minLength": 1, "maxLength": 20 },
+            "age": { "type": "integer", "minimum": 0, "maximum": 150 },
+            "colour": { "enum": ["red", "green", "blue"] },
+            "tags": { "type": "array", "items": { "$ref": "#/$defs/tag" }, "minItems": 1, "maxItems": 3 },
+        },
+        "required": ["name", "age", "colour", "tags"],
+        "additionalProperties": false,
+        "$defs": { "tag": { "type": "string", "pattern": "^[a-z]{2,8}$" } },
+    });
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "person", "strict": true, "schema": schema } });
+    let mut body = chat("Tell me about a person.", json!({ "response_format": format, "max_tokens": 200 }));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn check_person(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    let fields = value.as_object().unwrap();
+    assert_eq!(fields.keys().collect::<Vec<_>>(), ["name", "age", "colour", "tags"], "{text}");
+    assert!((1..=20).contains(&value["name"].as_str().unwrap().chars().count()), "{text}");
+    assert!((0..=150).contains(&value["age"].as_i64().unwrap()), "{text}");
+    assert!(["red", "green", "blue"].contains(&value["colour"].as_str().unwrap()), "{text}");
+    let tags = value["tags"].as_array().unwrap();
+    let is_tag =
+        |t: &Value| t.as_str().is_some_and(|t| (2..=8).contains(&t.len()) && t.bytes().all(|b| b.is_ascii_lowercase()));
+    assert!((1..=3).contains(&tags.len()) && tags.iter().all(is_tag), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_is_kept_greedy_and_at_any_temperature() {
+    let server = Server::start(&[]);
+    for (temperature, seed) in [(0.0, 1), (0.8, 2), (1.5, 3), (2.0, 4), (2.0, 5)] {
+        let (status, reply) = post(&server, &person(json!({ "temperature": temperature, "seed": seed }))).await;
+        assert_eq!(status, 200, "{reply}");
+        let choice = &reply["choices"][0];
+        println!("{}", choice["message"]["content"]);
+        check_person(choice["message"]["content"].as_str().unwrap());
+        assert_eq!(choice["finish_reason"], "stop");
+    }
+    // The same seed says the same, from a schema that is compiled already.
+    let again = person(json!({ "temperature": 1.5, "seed": 3 }));
+    let (first, second) = (post(&server, &again).await.1, post(&server, &again).await.1);
+    assert_eq!(first["choices"], second["choices"]);
+
+    let object = chat(
+        "Give me a JSON object.",
+        json!({
+            "response_format": { "type": "json_object" }, "max_tokens": 300, "temperature": 1.0, "seed": 7,
+        }),
+    );
+    let (_, reply) = post(&server, &object).await;
+    let choice = &reply["choices"][0];
+    if choice["finish_reason"] == "stop" {
+        let text = choice["message"]["content"].as_str().unwrap();
+        assert!(serde_json::from_str::<Value>(text).unwrap().is_object(), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn llama_servers_form_of_a_schema_is_kept() {
+    let server = Server::start(&[]);
+    let mut body = person(json!({ "temperature": 1.0, "seed": 5 }));
+    let schema = body["response_format"]["json_schema"]["schema"].take();
+    body["response_format"] = json!({ "type": "json_object", "schema": schema });
+    let (status, reply) = post(&server, &body).await;
+    assert_eq!(status, 200, "{reply}");
+    check_person(reply["choices"][0]["message"]["content"].as_str().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_dialect_is_told_its_own_field_for_what_nothing_can_keep() {
+    let server = Server::start(&[]);
+    let schema = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });
+    let said = json!([{ "role": "user", "content": "Hi" }]);
+    let tool = |name: &str, parameters: &Value| {
+        json!({ "type": "function",
+        "function": { "name": name, "parameters": parameters } })
+    };
+    let tools = json!([tool("well", &json!({ "type": "object" })), tool("ill", &schema)]);
+    let typed = |schema: &Value| json!({ "type": "json_schema", "name": "n", "schema": schema });
+    for (path, mut body, field) in [
+        (
+            "/v1/chat/completions",
+            json!({ "messages": said, "response_format": { "type": "json_object", "schema": schema } }),
+            "response_format",
+        ),
+        ("/v1/chat/completions", json!({ "messages": said, "tools": tools, "tool_choice": "required" }), "tools"),
+        ("/v1/responses", json!({ "input": "Hi", "text": { "format": typed(&schema) } }), "text.format"),
+        ("/api/chat", json!({ "messages": said, "format": schema }), "format"),
+        (
+            "/v1/messages",
+            json!({ "messages": said, "max_tokens": 9, "output_config": { "format": typed(&schema) } }),
+            "output_config.format",
+        ),
+    ] {
+        body["model"] = json!("smollm2");
+        let url = format!("{}{path}", server.base);
+        let response = reqwest::Client::new().post(url).json(&body).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), 400, "{path}");
+        let reply: Value = response.json().await.unwrap();
+        println!("{path}: {reply}");
+        let message = reply["error"]["message"].as_str().or(reply["error"].as_str()).unwrap();
+        assert!(message.contains(&format!("'{field}'")), "{message}");
+        if path.starts_with("/v1") && path != "/v1/messages" {
+            assert_eq!(reply["error"]["param"], field);
+        }
+        if field == "tools" {
+            assert!(message.contains("\"ill\""), "{message}");
+        }
+    }
+    let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
+    let requests: Vec<_> = metrics.lines().filter(|line| line.starts_with("baton_requests_total{")).collect();
+    assert!(requests.iter().any(|line| line.contains("refused") && line.ends_with(" 5")), "{requests:?}");
+    assert!(!requests.iter().any(|line| line.contains("failed")), "{requests:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_kept_is_refused_by_name() {
+    let server = Server::start(&[]);
+    let of = |schema: Value| {
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        chat("Hi", json!({ "response_format": format }))
+    };
+    for wrong in [
+        json!({ "type": "object", "properties": { "a": { "type": "strnig" } } }),
+        json!({ "type": "array", "uniqueItems": true }),
+        json!({ "type": "string", "pattern": "(unclosed" }),
+        json!({ "$ref": "https://example.com/schema.json" }),
+    ] {
+        let (status, reply) = post(&server, &of(wrong.clone())).await;
+        assert_eq!(status, 400, "{wrong}: {reply}");
+        let message = reply["error"]["message"].as_str().unwrap();
+        assert!(message.contains("response_format"), "{message}");
+        println!("{wrong}: {message}");
+    }
+    assert_eq!(post(&server, &chat("Hi", json!({}))).await.0, 200, "and the engine lives");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_is_kept_across_an_engines_death() {
+    let server = Server::start(&[]);
+    let body = person(json!({ "temperature": 1.2, "seed": 11 }));
+    let (_, undisturbed) = post(&server, &body).await;
+    let engine = server.engine();
+    let (reply, ()) = tokio::join!(post(&server, &body), async {
+        tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+        rustix::process::kill_process(engine, rustix::process::Signal::KILL).unwrap();
+    });
+    let text = reply.1["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    check_person(&text);
+    println!("{text}\n{}", undisturbed["choices"][0]["message"]["content"]);
+}

@@ -1,0 +1,362 @@
+//! Tools and reasoning with the real model, real sockets and real processes.
+
+use std::time::Duration;
+
+use harness::{Server, chat, is_alive};
+use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
+
+async fn post(server: &Server, path: &str, body: &Value) -> (u16, Value) {
+    let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+async fn complete(server: &Server, body: &Value) -> Value {
+    let (status, reply) = post(server, "/v1/chat/completions", body).await;
+    assert_eq!(status, 200, "{reply}");
+    reply["choices"][0].clone()
+}
+
+/// A stream's chunks.
+async fn chunks(server: &Server, body: &Value) -> Vec<Value> {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({ "include_usage": true });
+    let url = format!("{}/v1/chat/completions", server.base);
+    let text = reqwest::Client::new().post(url).json(&body).send().await.unwrap().text().await.unwrap();
+    parse_chunks(&text)
+}
+
+fn parse_chunks(text: &str) -> Vec<Value> {
+    assert!(text.ends_with("data: [DONE]\n\n") && !text.contains("\"error\""), "{text}");
+    let chunks = text.lines().filter_map(|line| line.strip_prefix("data: {"));
+    chunks.map(|json| serde_json::from_str(&format!("{{{json}")).unwrap()).collect()
+}
+
+/// The calls that a stream's fragments add up to, as SDKs add them up.
+fn calls_of(chunks: &[Value]) -> Vec<(String, String)> {
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for call in chunks.iter().filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array()).flatten() {
+        let index = usize::try_from(call["index"].as_u64().unwrap()).unwrap();
+        let function = &call["function"];
+        if index == calls.len() {
+            assert!(call["id"].as_str().unwrap().starts_with("call_") && call["type"] == "function", "{call}");
+            calls.push((function["name"].as_str().unwrap().to_owned(), String::new()));
+        } else {
+            assert!(index + 1 == calls.len() && call["id"].is_null() && function["name"].is_null(), "{call}");
+        }
+        calls[index].1 += function["arguments"].as_str().unwrap();
+    }
+    calls
+}
+
+fn calls_in(choice: &Value) -> Vec<(String, String)> {
+    let function = |call: &Value| {
+        let of = |key: &str| call["function"][key].as_str().unwrap().to_owned();
+        (of("name"), of("arguments"))
+    };
+    choice["message"]["tool_calls"].as_array().map(|calls| calls.iter().map(function).collect()).unwrap_or_default()
+}
+
+fn weather() -> Value {
+    json!({ "type": "function", "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": { "type": "string", "minLength": 1, "maxLength": 20 },
+                "unit": { "enum": ["celsius", "fahrenheit"] },
+                "days": { "type": "integer", "minimum": 1, "maximum": 7 },
+            },
+            "required": ["city", "unit", "days"],
+        },
+    } })
+}
+
+fn clock() -> Value {
+    json!({ "type": "function", "function": { "name": "clock", "parameters": {
+        "type": "object", "properties": { "zone": { "enum": ["UTC", "CET"] } }, "required": ["zone"] } } })
+}
+
+fn named(name: &str) -> Value {
+    json!({ "type": "function", "function": { "name": name } })
+}
+
+fn ask(more: Value) -> Value {
+    let mut body = chat("What is the weather in Paris?", json!({ "max_tokens": 200, "tools": [weather(), clock()] }));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn check_weather(arguments: &str) {
+    let value: Value = serde_json::from_str(arguments).unwrap_or_else(|e| panic!("{e}: {arguments}"));
+    assert_eq!(value.as_object().unwrap().keys().collect::<Vec<_>>(), ["city", "unit", "days"], "{arguments}");
+    assert!((1..=20).contains(&value["city"].as_str().unwrap().chars().count()), "{arguments}");
+    assert!(["celsius", "fahrenheit"].contains(&value["unit"].as_str().unwrap()), "{arguments}");
+    assert!((1..=7).contains(&value["days"].as_i64().unwrap()), "{arguments}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forced_call_follows_its_schema_and_streams_as_it_is() {
+    let server = Server::start(&[]);
+    for (temperature, seed) in [(0.0, 1), (1.0, 2), (2.0, 3)] {
+        let body = ask(
+            json!({ "tool_choice": named("get_weather"), "temperature": temperature, "seed": seed, "stop": ["city"] }),
+        );
+        let whole = complete(&server, &body).await;
+        println!("{}", whole["message"]);
+        assert_eq!(whole["finish_reason"], "tool_calls");
+        assert!(whole["message"]["content"].is_null(), "{whole}");
+        let calls = calls_in(&whole);
+        assert_eq!(calls.len(), 1, "{whole}");
+        assert_eq!(calls[0].0, "get_weather");
+        check_weather(&calls[0].1);
+
+        let chunks = chunks(&server, &body).await;
+        assert_eq!(calls_of(&chunks), calls);
+        let fragments = chunks.iter().filter(|c| c["choices"][0]["delta"]["tool_calls"].is_array()).count();
+        assert!(fragments > 3, "the arguments come in pieces: {fragments}");
+        let reasons: Vec<&str> = chunks.iter().filter_map(|c| c["choices"][0]["finish_reason"].as_str()).collect();
+        assert_eq!(reasons, ["tool_calls"]);
+        assert!(chunks.iter().all(|c| c["choices"][0]["delta"]["content"].as_str().is_none_or(str::is_empty)));
+        assert!(chunks.last().unwrap()["usage"]["completion_tokens"].as_u64().unwrap() > 10);
+    }
+}
+
+/// A template of gpt-oss's kind, as far as its format shows in it.
+const HARMONY: &str = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}\
+    <|start|>assistant{# <|channel|> #}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_familys_format_holds_a_call_to_its_schema() {
+    let fixture = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/engines/tests/fixtures/templates");
+        std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()
+    };
+    let newer_mistral = fixture("mistral") + "{# [ARGS] #}";
+    let templates = [
+        fixture("qwen3"),
+        fixture("llama3"),
+        fixture("mistral"),
+        newer_mistral,
+        fixture("tool_schema"),
+        HARMONY.into(),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("template.jinja");
+    // A length is not kept in Qwen3-Coder's format, so the city is one of two.
+    let (mut tool, mut strict) = (weather(), weather());
+    tool["function"]["parameters"]["properties"]["city"] = json!({ "enum": ["Paris", "Rome"] });
+    strict["function"]["strict"] = json!(true);
+    for (temperature, template) in [0.0, 0.7, 1.0, 1.0, 1.5, 1.0].into_iter().zip(templates) {
+        std::fs::write(&path, &template).unwrap();
+        let server = Server::start(&["--chat-template-file", path.to_str().unwrap()]);
+        let forced =
+            json!({ "tools": [tool], "tool_choice": named("get_weather"), "temperature": temperature, "seed": 5 });
+        let whole = complete(&server, &ask(forced.clone())).await;
+        println!("{}", whole["message"]);
+        assert_eq!(whole["finish_reason"], "tool_calls", "{template}");
+        let calls = calls_in(&whole);
+        assert_eq!(calls.len(), 1, "{whole}");
+        check_weather(&calls[0].1);
+        assert_eq!(calls_of(&chunks(&server, &ask(forced)).await), calls);
+        let free = ask(json!({ "tools": [strict], "max_tokens": 40, "temperature": temperature, "seed": 5 }));
+        println!("{}", complete(&server, &free).await["message"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_required_call_is_of_one_of_the_tools() {
+    let server = Server::start(&[]);
+    let body = ask(json!({ "tool_choice": "required", "parallel_tool_calls": false }));
+    let calls = calls_in(&complete(&server, &body).await);
+    assert_eq!(calls.len(), 1);
+    match calls[0].0.as_str() {
+        "get_weather" => check_weather(&calls[0].1),
+        "clock" => assert!(["{\"zone\": \"UTC\"}", "{\"zone\": \"CET\"}"].contains(&calls[0].1.as_str()), "{calls:?}"),
+        other => panic!("there is no tool {other}"),
+    }
+    // Several in one reply, each whole.
+    let several =
+        complete(&server, &ask(json!({ "tool_choice": "required", "tools": [clock()], "max_tokens": 400 }))).await;
+    println!("{}", several["message"]);
+    if several["finish_reason"] == "tool_calls" {
+        for (name, arguments) in calls_in(&several) {
+            assert_eq!(name, "clock");
+            assert!(serde_json::from_str::<Value>(&arguments).unwrap()["zone"].is_string(), "{arguments}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_of_responses_are_strict_where_that_is_possible() {
+    let server = Server::start(&[]);
+    let mut flat = clock()["function"].clone();
+    flat["type"] = json!("function");
+    flat["parameters"]["properties"]["zones"] = json!({ "type": "array", "uniqueItems": true });
+    let mut body = json!({ "model": "smollm2", "input": "Hi", "max_output_tokens": 8, "tools": [flat] });
+    let (status, reply) = post(&server, "/v1/responses", &body).await;
+    assert_eq!((status, &reply["tools"][0]["strict"]), (200, &Value::Null), "{reply}");
+    body["tools"][0]["strict"] = json!(true);
+    let (status, reply) = post(&server, "/v1/responses", &body).await;
+    assert_eq!(status, 400, "{reply}");
+    assert!(reply["error"]["message"].as_str().unwrap().contains("uniqueItems"), "{reply}");
+    body["tools"][0]["strict"] = json!(false);
+    let (status, reply) = post(&server, "/v1/responses", &body).await;
+    assert_eq!((status, &reply["tools"][0]["strict"]), (200, &json!(false)), "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_choice_ends_in_text_or_whole_calls() {
+    let server = Server::start(&[]);
+    let mut strict = weather();
+    strict["function"]["strict"] = json!(true);
+    for seed in 1..4 {
+        let body = ask(json!({ "tools": [strict], "temperature": 1.0, "seed": seed, "max_tokens": 80 }));
+        let choice = complete(&server, &body).await;
+        println!("{}", choice["message"]);
+        for (name, arguments) in calls_in(&choice) {
+            assert_eq!(name, "get_weather");
+            if choice["finish_reason"] == "tool_calls" {
+                check_weather(&arguments);
+            }
+        }
+    }
+    // Told not to, it does not even hear of them.
+    let none = ask(json!({ "tool_choice": "none", "max_tokens": 16 }));
+    let without = ask(json!({ "tools": [], "max_tokens": 16 }));
+    let (_, none) = post(&server, "/v1/chat/completions", &none).await;
+    let (_, without) = post(&server, "/v1/chat/completions", &without).await;
+    assert_eq!(none["choices"][0]["message"], without["choices"][0]["message"]);
+    assert_eq!(none["usage"]["prompt_tokens"], without["usage"]["prompt_tokens"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_calls_result_goes_on_in_words() {
+    let server = Server::start(&[]);
+    let call = json!({ "id": "call_1", "type": "function",
+        "function": { "name": "get_weather", "arguments": "{\"city\": \"Paris\", \"unit\": \"celsius\", \"days\": 1}" } });
+    let messages = json!([
+        { "role": "user", "content": "What is the weather in Paris?" },
+        { "role": "assistant", "content": null, "tool_calls": [call] },
+        { "role": "tool", "tool_call_id": "call_1", "content": "Sunny, 21 degrees." },
+    ]);
+    let body = ask(json!({ "messages": messages, "max_tokens": 40, "tool_choice": "none" }));
+    let (status, told) = post(&server, "/v1/chat/completions", &body).await;
+    assert_eq!(status, 200, "{told}");
+    println!("{}", told["choices"][0]["message"]);
+    // The call itself is in the prompt: without it, that is shorter by the call's tokens.
+    let mut without = body.clone();
+    without["messages"].as_array_mut().unwrap().remove(1);
+    let (_, untold) = post(&server, "/v1/chat/completions", &without).await;
+    let n_prompt = |reply: &Value| reply["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(n_prompt(&told) > n_prompt(&untold) + 25, "{told} {untold}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_called_is_refused_by_name() {
+    let server = Server::start(&[]);
+    let with = |parameters: Value| {
+        let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
+        ask(json!({ "tools": [tool], "tool_choice": "required" }))
+    };
+    for (body, words) in [
+        (with(json!({ "type": "object", "properties": { "a": { "type": "strnig" } } })), "tools"),
+        (
+            with(json!({ "type": "object", "properties": { "a": { "type": "array", "uniqueItems": true } } })),
+            "uniqueItems",
+        ),
+        (ask(json!({ "tool_choice": named("nope") })), "tool_choice"),
+        (ask(json!({ "tools": [{ "type": "function", "function": { "name": "a b" } }] })), "tools[0].function.name"),
+    ] {
+        let (status, reply) = post(&server, "/v1/chat/completions", &body).await;
+        assert_eq!(status, 400, "{body}: {reply}");
+        let message = reply["error"]["message"].as_str().unwrap();
+        println!("{message}");
+        assert!(message.contains(words), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_goes_on_when_its_engine_is_killed() {
+    let server = Server::start(&[]);
+    let long = json!({ "type": "function", "function": { "name": "note", "parameters": { "type": "object",
+        "properties": { "words": { "type": "array", "items": { "type": "string", "pattern": "^[a-z]{3,6}$" },
+            "minItems": 30, "maxItems": 30 } }, "required": ["words"] } } });
+    let body = ask(json!({ "tools": [long], "tool_choice": named("note"), "max_tokens": 400, "stream": true }));
+    let undisturbed = calls_of(&chunks(&server, &body).await);
+    let engine = server.engine();
+    let client = reqwest::Client::new();
+    let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
+    let mut text = String::new();
+    let whole = async {
+        while let Some(chunk) = stream.chunk().await.unwrap() {
+            text.push_str(&String::from_utf8_lossy(&chunk));
+            if text.matches("arguments").count() > 10 && is_alive(engine) {
+                kill_process(engine, Signal::KILL).unwrap();
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), whole).await.expect("the stream to end");
+    assert!(!is_alive(engine));
+    let calls = calls_of(&parse_chunks(&text));
+    assert_eq!(calls, undisturbed);
+    let words: Value = serde_json::from_str(&calls[0].1).unwrap();
+    assert_eq!(words["words"].as_array().unwrap().len(), 30);
+}
+
+/// The default model with a template whose prompts end like this.
+fn with_prompt_end(end: &str) -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("thinking.jinja");
+    let turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}";
+    std::fs::write(&path, format!("{turns}<|im_start|>assistant\n{end}")).unwrap();
+    let server = Server::start(&["--chat-template-file", path.to_str().unwrap()]);
+    (folder, server)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_model_thinks_is_told_apart() {
+    let body = chat("Why is the sky blue?", json!({ "max_tokens": 24 }));
+    let (_folder, server) = with_prompt_end(
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}",
+    );
+    let (_, thinking) = post(&server, "/v1/chat/completions", &body).await;
+    let message = &thinking["choices"][0]["message"];
+    assert!(message["content"] == "" && !message["reasoning_content"].as_str().unwrap().is_empty(), "{message}");
+    assert_eq!(message["reasoning"], message["reasoning_content"]);
+    let usage = &thinking["usage"];
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], usage["completion_tokens"]);
+    let streamed = chunks(&server, &body).await;
+    let said =
+        |name: &str| -> String { streamed.iter().filter_map(|c| c["choices"][0]["delta"][name].as_str()).collect() };
+    assert_eq!(
+        (said("reasoning_content"), said("content")),
+        (message["reasoning"].as_str().unwrap().to_owned(), String::new())
+    );
+
+    let mut off = body.clone();
+    off["chat_template_kwargs"] = json!({ "enable_thinking": false });
+    let (_, answer) = post(&server, "/v1/chat/completions", &off).await;
+    let message = &answer["choices"][0]["message"];
+    assert!(message["reasoning_content"].is_null() && !message["content"].as_str().unwrap().is_empty(), "{message}");
+    assert_eq!(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 0);
+    // A form that is asked for is the answer's, and thinking off leaves only that.
+    let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {
+        "type": "object", "properties": { "why": { "enum": ["light", "air"] } }, "required": ["why"] } } });
+    off["response_format"] = schema;
+    let object = complete(&server, &off).await;
+    assert!(object["message"]["content"].as_str().unwrap().starts_with("{\"why\": "), "{object}");
+
+    let ollama = |think: Value| {
+        json!({ "model": "smollm2", "messages": body["messages"], "think": think, "stream": false,
+        "options": { "temperature": 0, "num_predict": 12 } })
+    };
+    let (_, on) = post(&server, "/api/chat", &ollama(json!(true))).await;
+    assert!(on["message"]["content"] == "" && !on["message"]["thinking"].as_str().unwrap().is_empty(), "{on}");
+    let (_, off) = post(&server, "/api/chat", &ollama(json!(false))).await;
+    assert!(off["message"]["thinking"].is_null() && !off["message"]["content"].as_str().unwrap().is_empty(), "{off}");
+    let (_, shown) = post(&server, "/api/show", &json!({ "model": "smollm2" })).await;
+    assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
+}

@@ -1,0 +1,123 @@
+//! What is done to a cluster, drawn from a seed: at most one fault at a time on the decode nodes and one on the prefill
+//! nodes, so that there is always an engine that could answer.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use harness::occupy::occupy;
+use harness::relay::Fault;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use rustix::process::Signal;
+
+use super::cluster::{Cluster, Member};
+
+/// What can happen to a node or its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Scenario {
+    /// SIGKILL, and a new process later.
+    Kill,
+    /// SIGSTOP, and SIGCONT later.
+    Freeze,
+    /// SIGTERM, and a new process.
+    Restart,
+    /// The link is slow for a while.
+    SlowLink,
+    /// Connections are reset.
+    Reset,
+    /// Connections end in the middle of a reply.
+    Truncation,
+    /// Bits of KV flip.
+    BitFlip,
+    /// The node's slots and queue are taken by others.
+    FullQueue,
+}
+
+use Scenario::{BitFlip, Freeze, FullQueue, Kill, Reset, Restart, SlowLink, Truncation};
+
+/// For a decode node. Bits flip in KV alone: see [`Fault::Flip`].
+const FOR_DECODE: [Scenario; 7] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, FullQueue];
+const FOR_PREFILL: [Scenario; 8] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, BitFlip, FullQueue];
+
+/// How often each scenario took place, by task and name.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(pub Mutex<BTreeMap<(Scenario, &'static str), u64>>);
+
+impl Tally {
+    fn count(&self, scenario: Scenario, task: &'static str) {
+        *self.0.lock().unwrap().entry((scenario, task)).or_default() += 1;
+    }
+}
+
+/// Lets one thing after another happen to the nodes of each task, until it is dropped. Each round goes through all
+/// scenarios in another order, so that even a short run meets most of them.
+pub(crate) async fn happen(cluster: &Cluster, seed: u64, tally: &Tally) {
+    let decode = rounds(cluster, &cluster.decode, seed, ("decode", &FOR_DECODE), tally);
+    let prefill = rounds(cluster, &cluster.prefill, seed ^ 1, ("prefill", &FOR_PREFILL), tally);
+    tokio::join!(decode, prefill);
+}
+
+async fn rounds(
+    cluster: &Cluster,
+    members: &[tokio::sync::Mutex<Member>; 2],
+    seed: u64,
+    (task, scenarios): (&'static str, &[Scenario]),
+    tally: &Tally,
+) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    loop {
+        let mut order = scenarios.to_vec();
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.random_range(0..=i));
+        }
+        for scenario in order {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..600))).await;
+            let victim = rng.random_range(0..2);
+            tally.count(scenario, task);
+            befall(&mut *members[victim].lock().await, scenario, &mut rng).await;
+            // The other one is next only once this one is known to be back.
+            cluster.all_ready().await;
+        }
+    }
+}
+
+async fn befall(victim: &mut Member, scenario: Scenario, rng: &mut StdRng) {
+    println!("{scenario:?} {}", victim.name);
+    let mut pause = async |millis: std::ops::Range<u64>| {
+        tokio::time::sleep(Duration::from_millis(rng.random_range(millis))).await;
+    };
+    match scenario {
+        Kill => {
+            victim.kill();
+            pause(0..1_500).await;
+            victim.start_process().await;
+        }
+        Freeze => {
+            victim.signal(Signal::STOP);
+            // Shorter and longer than what counts as silence.
+            pause(500..9_000).await;
+            victim.signal(Signal::CONT);
+        }
+        Restart => {
+            victim.stop_process().await;
+            victim.start_process().await;
+        }
+        FullQueue => {
+            let url = victim.url();
+            let crowd = futures::future::join_all((0..24).map(|i| occupy(url.clone(), i)));
+            let _ = tokio::time::timeout(Duration::from_millis(1_500), crowd).await;
+        }
+        SlowLink | Reset | Truncation | BitFlip => {
+            let (fault, millis) = match scenario {
+                SlowLink => (Fault::Slow(100_000.0), 500..2_500),
+                Reset => (Fault::Reset, 20..200),
+                Truncation => (Fault::Truncate, 20..200),
+                _ => (Fault::Flip, 200..1_500),
+            };
+            victim.relay.set(fault);
+            pause(millis).await;
+            victim.relay.set(Fault::None);
+        }
+    }
+}

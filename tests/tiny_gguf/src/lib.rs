@@ -1,0 +1,129 @@
+//! Tiny models with random weights, for architectures whose real models are too large for a test.
+//!
+//! What they say is noise, but llama.cpp runs them as it runs the real ones, so whatever must hold for any weights can
+//! be tried on them. Tensor names and shapes are those of llama.cpp's `src/models/*.cpp`.
+
+mod architectures;
+pub mod bert;
+pub mod projector;
+mod tokenizer;
+
+use std::fs::File;
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+
+/// Architectures that can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// Interleaved RoPE, grouped-query attention.
+    Llama,
+    /// Half-split RoPE, norms on Q and K.
+    Qwen3,
+    /// The same with a mixture of experts.
+    Qwen3Moe,
+    /// Experts with biases, attention sinks, every other layer with a sliding window of [`WINDOW`].
+    GptOss,
+    /// Latent attention: K alone is kept.
+    DeepSeek2,
+    /// Recurrent.
+    Mamba,
+    /// An encoder.
+    Bert,
+}
+
+/// Positions that the windowed layers of [`Architecture::GptOss`] look back.
+pub const WINDOW: u32 = 16;
+
+/// Writes a model. The same architecture and seed give the same bytes.
+pub fn write(path: &Path, architecture: Architecture, seed: u64) {
+    write_with(path, architecture, seed, &[]);
+}
+
+/// The same with further keys of the architecture's own.
+pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &[(&str, u32)]) {
+    let mut draft = Draft::new(seed);
+    if architecture == Architecture::Bert {
+        draft.add_bert()
+    } else {
+        draft.add_architecture(architecture)
+    }
+    draft.numbers(numbers);
+    draft.write(path);
+}
+
+impl Draft {
+    fn write(&self, path: &Path) {
+        let metadata: Vec<(&str, &Value)> = self.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        let tensors: Vec<(&str, &QTensor)> = self.tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
+        gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();
+    }
+}
+
+/// A model under construction.
+struct Draft {
+    /// The prefix of the model's own keys.
+    architecture: &'static str,
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<(String, QTensor)>,
+    random: SplitMix64,
+}
+
+impl Draft {
+    fn new(seed: u64) -> Self {
+        Draft { architecture: "", metadata: Vec::new(), tensors: Vec::new(), random: SplitMix64(seed) }
+    }
+
+    fn set(&mut self, key: &str, value: Value) {
+        self.metadata.push((key.to_owned(), value));
+    }
+
+    /// Keys of the architecture's own.
+    fn numbers(&mut self, numbers: &[(&str, u32)]) {
+        for (key, number) in numbers {
+            self.set(&format!("{}.{key}", self.architecture), Value::U32(*number));
+        }
+    }
+
+    /// A weight of random values that keep the size of what they are multiplied with. `dims` as ggml counts them: the
+    /// contiguous dimension, which is the one multiplied over, first.
+    fn weight(&mut self, name: &str, dims: &[usize]) {
+        let bound = (3.0 / dims[0] as f32).sqrt();
+        self.values(name, dims, |random| bound * random.next());
+    }
+
+    /// A weight of ones, as norms have.
+    fn ones(&mut self, name: &str, n: usize) {
+        self.values(name, &[n], |_| 1.0);
+    }
+
+    /// Small random values, as biases have.
+    fn bias(&mut self, name: &str, dims: &[usize]) {
+        self.values(name, dims, |random| 0.1 * random.next());
+    }
+
+    fn values(&mut self, name: &str, dims: &[usize], mut value: impl FnMut(&mut SplitMix64) -> f32) {
+        let n = dims.iter().product();
+        let values: Vec<f32> = (0..n).map(|_| value(&mut self.random)).collect();
+        // Candle counts dimensions the other way round.
+        let shape: Vec<usize> = dims.iter().rev().copied().collect();
+        let tensor = Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
+        self.tensors.push((name.to_owned(), QTensor::quantize(&tensor, GgmlDType::F32).unwrap()));
+    }
+}
+
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    /// Uniform in -1..1.
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+}

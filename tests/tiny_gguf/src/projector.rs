@@ -1,0 +1,90 @@
+//! Projectors: what turns an image into rows that a language model takes for tokens. Named and shaped as llama.cpp's
+//! `clip.cpp` has them.
+
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::Value;
+
+use super::Draft;
+
+const N_LAYER: usize = 2;
+const N_EMBD: usize = 32;
+const N_HEAD: usize = 2;
+const N_FF: usize = 64;
+const PATCH: usize = 14;
+
+/// What can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Projector {
+    /// LLaVA's: a row for each patch, seen like text, with nothing around.
+    Mlp,
+    /// Gemma 3's: rows that see each other, between two control words.
+    Gemma3,
+}
+
+/// Rows that an image becomes, whatever its size.
+pub const N_ROWS: usize = 16;
+
+/// Writes a projector for models with rows of `n_embd` values. The same arguments give the same bytes.
+pub fn write(path: &Path, projector: Projector, n_embd: usize, seed: u64) {
+    let mut draft = Draft::new(seed);
+    draft.architecture = "clip.vision";
+    draft.set("general.architecture", Value::String("clip".into()));
+    draft.set("clip.has_vision_encoder", Value::Bool(true));
+    draft.set("clip.use_gelu", Value::Bool(true));
+    // Gemma's pools four by four patches to a row.
+    let (name, patches_per_side) = match projector {
+        Projector::Mlp => ("mlp", 4),
+        Projector::Gemma3 => ("gemma3", 16),
+    };
+    draft.set("clip.projector_type", Value::String(name.into()));
+    draft.numbers(&[
+        ("embedding_length", N_EMBD as u32),
+        ("feed_forward_length", N_FF as u32),
+        ("block_count", N_LAYER as u32),
+        ("projection_dim", n_embd as u32),
+        ("attention.head_count", N_HEAD as u32),
+        ("image_size", (PATCH * patches_per_side) as u32),
+        ("patch_size", PATCH as u32),
+    ]);
+    draft.set("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6));
+    for key in ["image_mean", "image_std"] {
+        draft.set(&format!("clip.vision.{key}"), Value::Array(vec![Value::F32(0.5); 3]));
+    }
+    draft.weight("v.patch_embd.weight", &[PATCH, PATCH, 3, N_EMBD]);
+    draft.bias("v.patch_embd.bias", &[N_EMBD]);
+    draft.weight("v.position_embd.weight", &[N_EMBD, patches_per_side * patches_per_side]);
+    for layer in 0..N_LAYER {
+        let blk = format!("v.blk.{layer}");
+        for name in ["attn_q", "attn_k", "attn_v", "attn_out"] {
+            draft.linear(&format!("{blk}.{name}"), N_EMBD, N_EMBD);
+        }
+        draft.linear(&format!("{blk}.ffn_up"), N_EMBD, N_FF);
+        draft.linear(&format!("{blk}.ffn_down"), N_FF, N_EMBD);
+        for name in ["ln1", "ln2"] {
+            draft.ones(&format!("{blk}.{name}.weight"), N_EMBD);
+            draft.bias(&format!("{blk}.{name}.bias"), &[N_EMBD]);
+        }
+    }
+    draft.ones("v.post_ln.weight", N_EMBD);
+    draft.bias("v.post_ln.bias", &[N_EMBD]);
+    match projector {
+        Projector::Mlp => {
+            draft.linear("mm.0", N_EMBD, n_embd);
+            draft.linear("mm.2", n_embd, n_embd);
+        }
+        Projector::Gemma3 => {
+            // Multiplied the other way round.
+            draft.weight("mm.input_projection.weight", &[n_embd, N_EMBD]);
+            draft.ones("mm.soft_emb_norm.weight", N_EMBD);
+        }
+    }
+    draft.write(path);
+}
+
+impl Draft {
+    fn linear(&mut self, name: &str, n_in: usize, n_out: usize) {
+        self.weight(&format!("{name}.weight"), &[n_in, n_out]);
+        self.bias(&format!("{name}.bias"), &[n_out]);
+    }
+}
