@@ -1,4 +1,4 @@
-//! Who a key belongs to: what it may ask for, how much, and how much of that is left.
+//! A key's account: what its holder may ask for, how much, and how much of that is left.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,15 +18,15 @@ pub struct KeyLimits {
     pub tokens_per_minute: Option<u32>,
     /// Requests served at once.
     pub max_concurrent: Option<usize>,
-    /// Of two keys with waiting requests the one with the higher priority goes first.
+    /// Requests of a key with a higher priority are admitted first.
     pub priority: u8,
-    /// Whether it may choose how its requests are planned.
+    /// May choose the planning policy of its requests.
     pub may_choose_policy: bool,
-    /// Whether it may see the endpoint at work: state, metrics, addresses of nodes.
+    /// May see the endpoint's state, its metrics and the addresses of nodes.
     pub is_operator: bool,
 }
 
-/// Priority of keys for which nothing is said.
+/// Priority of keys without a configured one.
 pub const DEFAULT_PRIORITY: u8 = 5;
 
 impl Default for KeyLimits {
@@ -52,7 +52,7 @@ pub struct Account {
     pub limits: KeyLimits,
     requests: Option<Rate>,
     tokens: Option<Rate>,
-    /// Who has its place since its limits were changed, and is charged for what still runs under this one.
+    /// The account that replaced this one when its limits changed. It is charged for what still runs under this one.
     successor: OnceLock<Arc<Account>>,
 }
 
@@ -68,9 +68,9 @@ impl Account {
         }
     }
 
-    /// Gives its place to the same holder with other limits, who has used what this one has.
+    /// Replaces this account by one of the same holder with other limits, which has used what this one has.
     pub fn succeed(&self, successor: &Arc<Account>) {
-        // From here on whatever ends is charged there.
+        // Requests that end from here on are charged to the successor.
         if self.successor.set(Arc::clone(successor)).is_err() {
             return;
         }
@@ -83,14 +83,14 @@ impl Account {
         carry(&self.tokens, &successor.tokens);
     }
 
-    /// Whether it may use a model that has these names. One whose names are not known yet is nobody's.
+    /// Returns true if it may use a model that has these names. A restricted key may not use a model without a known name.
     pub fn may_use<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> bool {
         let allowed = &self.limits.models;
         allowed.is_empty() || names.any(|name| allowed.iter().any(|allowed| names::are_same(allowed, name)))
     }
 
-    /// Takes one request, or says which rate is exhausted and until when. Tokens are charged when they are known: what
-    /// a reply turned out to need beyond what was left is paid back before the next one is let in.
+    /// Takes one request off its rate. Tokens are charged once they are counted, so a reply may overdraw their rate; the
+    /// debt must be paid back before the next request is admitted. Errors: which rate is exhausted, and until when.
     pub(super) fn take_request(&self) -> Result<(), RequestError> {
         let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
             unit,
@@ -106,7 +106,7 @@ impl Account {
         Ok(())
     }
 
-    /// These tokens were used.
+    /// Charges used tokens.
     pub(super) fn charge_tokens(&self, n: u64) {
         let mut account = self;
         while let Some(successor) = account.successor.get() {
@@ -117,7 +117,7 @@ impl Account {
         }
     }
 
-    /// What is left, for `x-ratelimit-*`: `requests` and `tokens`, where they are limited.
+    /// What is left, for `x-ratelimit-*`: of `requests` and of `tokens`, where they are limited.
     pub fn quotas(&self) -> impl Iterator<Item = (&'static str, Quota)> {
         let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota()));
         of("requests", &self.requests).into_iter().chain(of("tokens", &self.tokens))

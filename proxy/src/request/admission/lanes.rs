@@ -1,53 +1,57 @@
-//! The queue: a lane for each key.
+//! The queue: a lane for each key. `P` is what an admitted request gets.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Account, Bounds, Permit, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
+use super::account::Account;
+use super::bounds::{Bounds, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
 
-/// Everybody who is in or waits. Lanes are there only while somebody is in them.
-pub(super) struct Lanes {
+/// All requests that run or wait. A lane exists only while its key has any.
+pub(super) struct Lanes<P> {
     pub(super) bounds: Bounds,
     n_slots: usize,
-    lanes: HashMap<String, Lane>,
+    lanes: HashMap<String, Lane<P>>,
     next_ticket: u64,
 }
 
-#[derive(Default)]
-struct Lane {
+struct Lane<P> {
     n_running: usize,
-    waiting: VecDeque<Waiter>,
+    waiting: VecDeque<Waiter<P>>,
 }
 
-/// Somebody who waits.
-pub(super) struct Waiter {
+/// A waiting request.
+pub(super) struct Waiter<P> {
     ticket: u64,
-    /// Whose it is.
     pub(super) account: Arc<Account>,
-    /// Where the permit goes.
-    pub(super) answer: oneshot::Sender<Result<Permit, Refusal>>,
+    pub(super) answer: oneshot::Sender<Result<P, Refusal>>,
 }
 
-/// Why somebody does not get in.
+/// Why a request is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The house and its queue are full.
+    /// As many requests run as may, and the queue is full.
     Full { limit: usize },
     /// The key has as many requests running as it may.
     Concurrency { limit: usize },
 }
 
-impl Lane {
-    /// Whether another of this account's requests may run, as far as the account goes.
+impl<P> Default for Lane<P> {
+    fn default() -> Self {
+        Lane { n_running: 0, waiting: VecDeque::new() }
+    }
+}
+
+impl<P> Lane<P> {
+    /// Returns true if the account's own limit allows another running request.
     fn has_room(&self, account: &Account) -> bool {
         account.limits.max_concurrent.is_none_or(|limit| self.n_running < limit)
     }
 }
 
-impl Lanes {
-    pub(super) fn new(bounds: Bounds) -> Lanes {
+impl<P> Lanes<P> {
+    pub(super) fn new(bounds: Bounds) -> Self {
         Lanes { bounds, n_slots: 0, lanes: HashMap::new(), next_ticket: 0 }
     }
 
@@ -60,7 +64,7 @@ impl Lanes {
         self.bounds.max_requests.unwrap_or(room)
     }
 
-    /// Notes how many slots the engines have; says whether that is news.
+    /// Sets how many slots the engines have. Returns true if that changed.
     pub(super) fn set_slots(&mut self, n_slots: usize) -> bool {
         std::mem::replace(&mut self.n_slots, n_slots) != n_slots
     }
@@ -73,8 +77,8 @@ impl Lanes {
         self.lanes.values().map(|lane| lane.waiting.len()).sum()
     }
 
-    /// Lets a newcomer in if there is room and nobody of its key is before it. Others who wait while there is room wait
-    /// for their own key.
+    /// Admits a new request if there is room and no request of its key waits. Requests that wait though there is room wait
+    /// for their own key's limit.
     pub(super) fn try_enter(&mut self, account: &Arc<Account>) -> bool {
         let has_room = self.n_running() < self.max_requests();
         let lane = self.lanes.entry(account.name.clone()).or_default();
@@ -85,12 +89,12 @@ impl Lanes {
         enters
     }
 
-    /// Puts a newcomer at the end of its lane; returns its ticket. In a full queue it takes the place of the last one in
-    /// a lane that is longer than its own would be.
+    /// Puts a new request at the end of its lane; returns its ticket. In a full queue it takes the place of the last request
+    /// in a lane that is longer than its own would be.
     pub(super) fn wait(
         &mut self,
         account: &Arc<Account>,
-        answer: oneshot::Sender<Result<Permit, Refusal>>,
+        answer: oneshot::Sender<Result<P, Refusal>>,
     ) -> Result<u64, Refusal> {
         if self.n_waiting() >= self.bounds.max_waiting {
             let own = self.lanes.get(&account.name).map_or(0, |lane| lane.waiting.len());
@@ -103,7 +107,7 @@ impl Lanes {
                 self.sweep(&account.name);
                 return Err(if is_own_limit { self.concurrency(account) } else { full });
             };
-            // Gone already: then it does not mind.
+            // Its client may be gone already.
             let _ = displaced.answer.send(Err(full));
         }
         let ticket = self.next_ticket;
@@ -113,12 +117,12 @@ impl Lanes {
         Ok(ticket)
     }
 
-    /// Takes the one out of the queue whose turn it is, and counts it as running.
-    pub(super) fn next(&mut self) -> Option<Waiter> {
+    /// Takes the next request out of the queue and counts it as running.
+    pub(super) fn next(&mut self) -> Option<Waiter<P>> {
         if self.n_running() >= self.max_requests() {
             return None;
         }
-        let order = |lane: &Lane| {
+        let order = |lane: &Lane<P>| {
             let first = lane.waiting.front()?;
             let may_run = lane.has_room(&first.account);
             may_run.then_some((std::cmp::Reverse(first.account.limits.priority), lane.n_running, first.ticket))
@@ -129,7 +133,7 @@ impl Lanes {
         lane.waiting.pop_front()
     }
 
-    /// One of this account's requests is over.
+    /// One of this account's requests has ended.
     pub(super) fn leave(&mut self, account: &Account) {
         if let Some(lane) = self.lanes.get_mut(&account.name) {
             lane.n_running = lane.n_running.saturating_sub(1);
@@ -137,7 +141,7 @@ impl Lanes {
         self.sweep(&account.name);
     }
 
-    /// The holder of this ticket does not wait any more.
+    /// The request with this ticket does not wait any more.
     pub(super) fn give_up(&mut self, account: &Account, ticket: u64) {
         if let Some(lane) = self.lanes.get_mut(&account.name) {
             lane.waiting.retain(|waiter| waiter.ticket != ticket);
@@ -145,31 +149,31 @@ impl Lanes {
         self.sweep(&account.name);
     }
 
-    /// How many go before the holder of this ticket if nobody comes or leaves, and itself. An estimate: whose key has
-    /// fewest running when a place is free is not known yet.
+    /// The place in the queue of the request with this ticket, from 1. An estimate: the order among equals depends on how
+    /// many requests each key has running when a place becomes free.
     pub(super) fn place_of(&self, ticket: u64) -> Option<usize> {
         let waiting = || self.lanes.values().flat_map(|lane| &lane.waiting);
-        let order = |waiter: &Waiter| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);
+        let order = |waiter: &Waiter<P>| (std::cmp::Reverse(waiter.account.limits.priority), waiter.ticket);
         let own = order(waiting().find(|waiter| waiter.ticket == ticket)?);
         Some(waiting().filter(|waiter| order(waiter) <= own).count())
     }
 
-    /// Whether it is the key's own limit that keeps it waiting.
+    /// Returns true if the key's own limit keeps its requests waiting.
     pub(super) fn is_at_own_limit(&self, account: &Account) -> bool {
         self.lanes.get(&account.name).is_some_and(|lane| !lane.has_room(account))
     }
 
-    /// The refusal of a full house.
+    /// The refusal when the queue is full.
     pub(super) fn full(&self) -> Refusal {
         Refusal::Full { limit: self.max_requests() }
     }
 
-    /// The refusal of a key that has enough running.
+    /// The refusal when the key's own limit is reached.
     pub(super) fn concurrency(&self, account: &Account) -> Refusal {
         Refusal::Concurrency { limit: account.limits.max_concurrent.unwrap_or(self.max_requests()) }
     }
 
-    /// Removes a lane that nobody is in: keys come and go with the configuration.
+    /// Removes an empty lane: the configuration may add and remove keys at any time.
     fn sweep(&mut self, name: &str) {
         if self.lanes.get(name).is_some_and(|lane| lane.n_running == 0 && lane.waiting.is_empty()) {
             self.lanes.remove(name);

@@ -1,7 +1,7 @@
 //! A rate a minute, with a whole minute's worth in reserve, on `governor`'s generic cell rate algorithm.
 //!
-//! What a request needs is known only when it is over, so it is charged afterwards. What the reserve cannot pay then is
-//! a debt, and nothing is let in before it is paid.
+//! The tokens of a request are known only when it has ended, so they are charged afterwards. What the reserve cannot pay
+//! then is a debt, and no request is admitted before it is paid.
 
 use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};
@@ -39,7 +39,7 @@ pub struct Quota {
 }
 
 impl Rate {
-    /// `None` for a rate of nothing, which is no rate.
+    /// `None` for a limit of 0, which means no limit.
     pub(super) fn per_minute(limit: u32) -> Option<Rate> {
         let limit = NonZeroU32::new(limit)?;
         let limiter = governor::RateLimiter::direct(governor::Quota::per_minute(limit)).with_middleware();
@@ -47,14 +47,14 @@ impl Rate {
         Some(Rate { limit, limiter, clock: DefaultClock::default(), balance })
     }
 
-    /// How much of the rate is in use: what time has not given back yet, debts included.
+    /// How much of the rate is in use: what was taken and has not been refilled yet, debts included.
     pub(super) fn used(&self) -> u64 {
         let balance = self.lock();
         let missing = f64::from(self.limit.get()) - self.owned(&balance);
         missing.max(0.0).ceil() as u64
     }
 
-    /// What is there now; negative with a debt.
+    /// What is left now; negative with a debt.
     fn owned(&self, balance: &Balance) -> f64 {
         let (left, at) = balance.left;
         let limit = f64::from(self.limit.get());
@@ -66,14 +66,14 @@ impl Rate {
         f64::from(self.limit.get()) / 60.0
     }
 
-    /// Takes one, or says after what time there will be one.
+    /// Takes one. Errors: when there will be one.
     pub(super) fn take(&self) -> Result<(), Duration> {
         let mut balance = self.lock();
         self.pay_debt(&mut balance)?;
         self.pay(&mut balance, NonZeroU32::MIN)
     }
 
-    /// Uses so many, whether or not they are there.
+    /// Takes `n`, at the price of a debt if they are not left.
     pub(super) fn charge(&self, n: u64) {
         let mut balance = self.lock();
         balance.debt = balance.debt.saturating_add(n);
@@ -81,7 +81,7 @@ impl Rate {
         let _ = self.pay_debt(&mut balance);
     }
 
-    /// Says after what time the debt will be paid, if it is not.
+    /// Errors: when the debt will be paid, if there is one.
     pub(super) fn settle(&self) -> Result<(), Duration> {
         self.pay_debt(&mut self.lock())
     }
@@ -94,7 +94,7 @@ impl Rate {
         Quota {
             limit,
             remaining: owned.max(0.0) as u32,
-            // A debt beyond a day is a day's: nobody plans further ahead.
+            // A debt of more than a day is shown as a day.
             reset: Duration::from_secs_f64(missing.clamp(0.0, 86_400.0)),
         }
     }
@@ -107,7 +107,7 @@ impl Rate {
         Ok(())
     }
 
-    /// Pays `n`, which is not more than the limit, or says after what time that will be possible.
+    /// Pays `n`, which is at most the limit. Errors: when that will be possible.
     fn pay(&self, balance: &mut Balance, n: NonZeroU32) -> Result<(), Duration> {
         match self.limiter.check_n(n) {
             Ok(Ok(state)) => {
@@ -115,7 +115,7 @@ impl Rate {
                 Ok(())
             }
             Ok(Err(not_until)) => Err(not_until.wait_time_from(self.clock.now())),
-            // Not reached while `n` is within the limit; a minute refills all there is.
+            // Unreachable while `n` is within the limit. A minute refills the whole reserve.
             Err(_) => Err(Duration::from_secs(60)),
         }
     }

@@ -1,5 +1,8 @@
+use std::time::Duration;
+
 use futures::FutureExt;
 
+use super::bounds::WITHOUT_SLOTS;
 use super::*;
 
 fn account(name: &str, limits: KeyLimits) -> Arc<Account> {
@@ -30,7 +33,7 @@ async fn a_place_is_free_again_when_its_permit_is_dropped() {
     assert_eq!(door.n_admitted(), 0);
 }
 
-/// Fills a house with one place, lets these wait, and says in which order they get in.
+/// Fills a admission with one place, lets these wait, and says in which order they get in.
 async fn order(waiting: &[&Arc<Account>]) -> String {
     let door = door(1, 100);
     let first = enter(&door, &free("first")).await.unwrap();
@@ -107,14 +110,14 @@ async fn a_full_queue_is_shared_between_keys() {
 
 #[tokio::test(start_paused = true)]
 async fn waiting_ends_at_the_deadline_with_the_reason() {
-    let house = door(1, 4);
-    let _running = enter(&house, &free("a")).await.unwrap();
-    assert!(matches!(enter(&house, &free("b")).await, Err(RequestError::Overloaded { limit: 1, .. })));
-    let house = door(9, 4);
+    let admission = door(1, 4);
+    let _running = enter(&admission, &free("a")).await.unwrap();
+    assert!(matches!(enter(&admission, &free("b")).await, Err(RequestError::Overloaded { limit: 1, .. })));
+    let admission = door(9, 4);
     let one = account("one", KeyLimits { max_concurrent: Some(1), ..KeyLimits::default() });
-    let _running = enter(&house, &one).await.unwrap();
-    assert!(matches!(enter(&house, &one).await, Err(RequestError::TooManyAtOnce { limit: 1, .. })));
-    assert!(enter(&house, &free("other")).await.is_ok(), "one key's limit is no other's");
+    let _running = enter(&admission, &one).await.unwrap();
+    assert!(matches!(enter(&admission, &one).await, Err(RequestError::TooManyAtOnce { limit: 1, .. })));
+    assert!(enter(&admission, &free("other")).await.is_ok(), "one key's limit is no other's");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use tracing::Instrument;
 use crate::app::App;
 use crate::error::RequestError;
 use crate::observe::EmbedWatch;
-use crate::request::failover::{Attempts, ask};
+use crate::request::failover::{StartRetry, ask};
 use crate::request::generate::Caller;
 use crate::targets::nodes::{Node, ServedModel, Sight, Task};
 use crate::targets::upstreams;
@@ -176,7 +176,7 @@ async fn compute(
     facts: EmbeddingFacts,
 ) -> Result<(Vec<Vec<f32>>, EmbedTimings), RequestError> {
     let (mut vectors, mut timings) = (Vec::with_capacity(inputs.len()), EmbedTimings::default());
-    let mut attempts = Attempts::default();
+    let mut attempts = StartRetry::default();
     loop {
         let error = match choose(model, attempts.failed()).await {
             Ok(node) => {

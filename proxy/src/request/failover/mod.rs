@@ -1,312 +1,359 @@
-//! One choice's deltas, whatever happens to the engines behind them.
+//! The deltas of one choice, through lost engines, failing engines and late tokens.
 //!
 //! A sequence is a function of its prompt, its sampling and the tokens so far, so any engine with the same model can
-//! take it up where another left it. The reader of the stream sees a pause and then the next token.
+//! continue it. The reader of the stream sees a pause and then the next token.
+//!
+//! ```text
+//! begin ─> Streaming ─────> Done
+//!            │    ▲
+//!            ├─> Hedging    when the first token is late, until one of two routes gives it
+//!            │    │
+//!            └─> TakingUp   when the engine is lost or fails, until another one continues
+//! ```
 
-mod account;
-mod attempts;
-mod engine_failure;
 mod hedge;
-mod patience;
-
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+mod learning;
+mod progress;
+mod retryable;
+mod route_run;
+mod start_retry;
+mod take_up;
+mod token_deadline;
 
 use baton_engines::DeltaStream;
-use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::{Delta, FinishReason, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
-use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt};
 use tokio::sync::watch;
-use tokio::time::Instant;
-use tracing::{Instrument, Span};
+use tracing::Span;
 
-use self::account::Earlier;
-use self::attempts::may_pass;
-pub use self::attempts::{Attempts, ask, ask_about};
-use self::engine_failure::is_engine_failure;
-use self::hedge::Hedge;
-use self::patience::Patience;
-use crate::error::RequestError;
-use crate::request::plan::{self, Plan, PlanRequest};
-use crate::targets::nodes::{Claim, Sight, Task};
+use self::hedge::{Race, RaceEvent};
+use self::progress::Progress;
+use self::retryable::{has_other_engine, is_engine_failure, is_transient};
+use self::route_run::{RouteRun, RunEvent, accept, projector_of};
+pub use self::start_retry::{StartRetry, ask, ask_about};
+use self::take_up::{LostRoute, take_up};
+use self::token_deadline::Overdue;
+use crate::request::plan::Plan;
+use crate::targets::nodes::{Sight, Task};
 
-/// Engines that one sequence may lose in a row, without a token between, before its client is told.
-const MAX_ATTEMPTS: u32 = 8;
-
-/// Between attempts to find an engine that goes on.
-const RETRY_PAUSE: Duration = Duration::from_millis(250);
-
-/// How long an engine that goes on is looked for. It outlasts the restart of a local engine, and of a node that its
-/// machine's service manager starts again.
-const TAKE_UP_DEADLINE: Duration = Duration::from_secs(30);
+/// Engines that one sequence may lose in a row, without a token between, before its client gets the error.
+const MAX_LOSSES: u32 = 8;
 
 /// A sequence on its way through the pool.
 pub struct Resilient {
-    plan: Plan,
-    /// Who wants to know what it is on now.
-    followers: watch::Sender<Plan>,
+    state: SequenceState,
+    /// The prompt and the tokens so far: what any engine needs to continue.
     request: SequenceRequest,
-    deltas: DeltaStream,
-    claims: Vec<Claim>,
-    planned: Instant,
-    /// Tokens one sequence may hold.
-    n_ctx: usize,
-    /// A second route for the first token, and the wait that it may belong to.
-    hedge: Option<Hedge>,
-    /// There was one. A request has no third route.
+    progress: Progress,
+    losses: Losses,
+    /// A request gets no third route.
     was_hedged: bool,
-    /// The last wait ended because no token came, though the node lives.
-    is_stuck: bool,
-    /// An engine failed at it, and another one has it now.
-    engine_failure: Option<EngineError>,
-    patience: Patience,
-    /// It goes on where it did not begin: its engine was lost, or a second route was quicker. When that one had its slot
-    /// was not noted, so nothing is learned from its times.
-    is_taken_up: bool,
-    /// What came of the handoff, if there was one.
-    handoff: Option<HandoffTimings>,
-    /// When it had its slot on the decode node, after the plan.
-    slot_ms: f64,
-    /// When the first token of a direct route came, after the plan.
-    first_token_ms: Option<f64>,
-    /// Deltas that have come and were not passed on yet: those of a second route that has become the only one.
-    said: VecDeque<Delta>,
-    /// Of its whole life, whichever nodes it is on.
+    followers: watch::Sender<Plan>,
+    /// Covers the whole sequence, whichever nodes it is on.
     span: Span,
 }
 
+/// What a sequence is doing.
+enum SequenceState {
+    /// One engine generates.
+    Streaming(Box<RouteRun>),
+    /// Two engines race for the first token.
+    Hedging(Box<Race>),
+    /// No engine generates; one that continues is looked for.
+    TakingUp(LostRoute),
+    /// The last delta was passed on, or an error.
+    Done,
+}
+
+/// A transition: the state that follows, and the delta that the reader gets, if any.
+struct NextState {
+    state: SequenceState,
+    delta: Option<Delta>,
+}
+
+/// The engines that a sequence has lost.
+#[derive(Default)]
+struct Losses {
+    /// Since the last token.
+    n_in_a_row: u32,
+    /// The first failure that an engine reported. A second one shows that the request is to blame, and its client gets
+    /// the first.
+    engine_failure: Option<EngineError>,
+}
+
+/// How an engine stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LossKind {
+    /// The node is gone or silent.
+    Lost,
+    /// The node is alive and gives no token. It may serve other requests well.
+    Stuck,
+    /// The engine reports a failure.
+    Failed,
+}
+
+impl LossKind {
+    fn of(error: &EngineError) -> LossKind {
+        if is_engine_failure(error) { LossKind::Failed } else { LossKind::Lost }
+    }
+}
+
+impl From<SequenceState> for NextState {
+    fn from(state: SequenceState) -> NextState {
+        NextState { state, delta: None }
+    }
+}
+
 impl Resilient {
-    /// Starts a sequence on `plan`'s decode node. Returns once the node has accepted it; or, where a second route may be
-    /// started, once its first token is late, and then that it is accepted is waited for as the token is. The span
-    /// lives as long as the sequence. Errors: the node's refusal, or that it is lost.
+    /// Starts a sequence on `plan`'s decode node. Returns once the node has accepted it. Where hedging is configured, it
+    /// returns as soon as the first token is late, and acceptance is then awaited with the token. The span lives as long
+    /// as the sequence. Errors: the node's refusal, or that it is lost.
     pub async fn begin(plan: Plan, mut request: SequenceRequest, span: Span) -> Result<Resilient, EngineError> {
         request.kv_source = plan.kv_source(&span);
-        let mut patience = Patience::for_first_token(&plan);
+        let followers = watch::Sender::new(plan.clone());
+        let mut run = RouteRun::claim(plan);
         // The wait for the first token begins here.
-        let (planned, (late, _)) = (Instant::now(), patience.due());
-        let (claims, n_ctx) = (plan.claim(), n_ctx_of(&plan));
-        let mut acceptance = acceptance(&plan, request.clone(), &span);
-        let deltas = tokio::select! {
+        let due = run.deadline.due();
+        let mut acceptance = accept(&run.plan, request.clone(), &span);
+        run.deltas = tokio::select! {
             biased;
             accepted = &mut acceptance => accepted?,
-            () = tokio::time::sleep_until(late), if plan.model.deadlines.hedge => {
+            () = tokio::time::sleep_until(due.at), if run.plan.model.deadlines.hedge => {
                 futures::stream::once(acceptance).try_flatten().boxed()
             }
         };
         Ok(Resilient {
-            followers: watch::Sender::new(plan.clone()),
-            plan,
+            state: SequenceState::Streaming(Box::new(run)),
             request,
-            deltas,
-            claims,
-            planned,
-            n_ctx,
-            hedge: None,
+            progress: Progress::default(),
+            losses: Losses::default(),
             was_hedged: false,
-            is_stuck: false,
-            engine_failure: None,
-            patience,
-            is_taken_up: false,
-            handoff: None,
-            slot_ms: 0.0,
-            first_token_ms: None,
-            said: VecDeque::new(),
+            followers,
             span,
         })
     }
 
-    /// The plan that the sequence is on, as it changes: what was planned may turn out otherwise.
+    /// The plan that the sequence is on. It changes with the route.
     pub fn follow(&self) -> watch::Receiver<Plan> {
         self.followers.subscribe()
     }
 
-    /// The sequence's deltas: those of a single engine, whoever they come from. Dropping the stream cancels.
+    /// The sequence's deltas, as a single engine would give them. Dropping the stream cancels the sequence.
     pub fn into_deltas(mut self) -> DeltaStream {
         let deltas = async_stream::try_stream! {
-            let mut earlier = Earlier::default();
-            let mut n_attempts = 0;
-            loop {
-                match self.next_delta().await {
-                    Ok(Delta::Started { n_cached }) => {
-                        self.has_begun(n_cached);
-                        if !std::mem::replace(&mut earlier.started, true) {
-                            earlier.n_there = n_cached;
-                            yield Delta::Started { n_cached };
-                        }
-                    }
-                    Ok(Delta::Handoff(timings)) => {
-                        self.patience.begins_anew();
-                        self.learn_handoff(&timings);
-                        if !std::mem::replace(&mut earlier.handed_over, true) {
-                            earlier.n_there += timings.n_tokens;
-                            yield Delta::Handoff(timings);
-                        }
-                    }
-                    Ok(Delta::Token(token)) => {
-                        if n_attempts > 0 || self.request.generated.is_empty() {
-                            self.first_token_came();
-                        }
-                        earlier.first_token.get_or_insert_with(Instant::now);
-                        n_attempts = 0;
-                        self.request.generated.push(token.id);
-                        self.patience = Patience::for_next_token(&self.plan);
-                        yield Delta::Token(token);
-                    }
-                    Ok(Delta::Finished { reason, timings }) => {
-                        self.learn_finished(&timings);
-                        yield Delta::Finished { reason, timings: earlier.and(timings, &self.request) };
-                        break;
-                    }
-                    Err(error) if error.is_lost_engine() || self.may_fail_over(&error) => {
-                        n_attempts += 1;
-                        self.left_by(&error);
-                        earlier.n_tokens = self.request.generated.len() as u32;
-                        if self.is_complete() {
-                            // The engine died between the last token and saying so.
-                            let timings = earlier.and(Timings::default(), &self.request);
-                            yield Delta::Finished { reason: FinishReason::Length, timings };
-                            break;
-                        }
-                        if n_attempts >= MAX_ATTEMPTS {
-                            Err(error.clone())?;
-                        }
-                        self.take_up(error).await.map_err(|error| self.first_of(error))?;
-                    }
-                    Err(error) => Err(self.first_of(error))?,
-                }
+            while let Some(delta) = self.next_delta().await? {
+                yield delta;
             }
         };
         deltas.boxed()
     }
 
-    /// It has its slot, with this much of its tokens' KV. Nobody is asked for what is there.
-    fn has_begun(&mut self, n_cached: u32) {
-        self.patience.begins_anew();
-        self.slot_ms = self.planned.elapsed().as_secs_f64() * 1e3;
-        if self.plan.prefill().is_some() && n_cached as usize >= self.request.n_prefill() {
-            let plan = self.plan.cached();
-            self.claims = plan.claim();
-            self.is_on(plan);
+    /// Goes from state to state until there is a delta for the reader. `None` after the last one.
+    async fn next_delta(&mut self) -> Result<Option<Delta>, EngineError> {
+        loop {
+            // An error leaves `Done` behind.
+            let next = match std::mem::replace(&mut self.state, SequenceState::Done) {
+                SequenceState::Streaming(run) => self.stream(run).await?,
+                SequenceState::Hedging(race) => self.race(*race).await?,
+                SequenceState::TakingUp(lost) => self.take_up(lost).await?,
+                SequenceState::Done => return Ok(None),
+            };
+            self.state = next.state;
+            if next.delta.is_some() {
+                return Ok(next.delta);
+            }
         }
     }
 
-    /// What a node has to see to go on.
-    fn sight(&self) -> Sight<'_> {
-        Sight::by(projector_of(&self.request))
+    /// `Streaming` → itself with each delta, `Hedging` when the first token is late, `TakingUp` when the engine is lost,
+    /// `Done` with the last delta.
+    async fn stream(&mut self, mut run: Box<RouteRun>) -> Result<NextState, EngineError> {
+        match run.next().await {
+            RunEvent::Delta(Ok(delta)) => Ok(self.stream_on(run, delta)),
+            RunEvent::Delta(Err(error)) if error.is_lost_engine() || self.may_fail_over(&run, &error) => {
+                self.lose(*run, LossKind::of(&error), error)
+            }
+            RunEvent::Delta(Err(error)) => Err(self.first_failure_or(error)),
+            RunEvent::Overdue(Overdue::Late) => Ok(self.hedge(run).into()),
+            RunEvent::Overdue(Overdue::Stuck) => {
+                let waited = run.deadline.longest_wait().as_secs_f32();
+                let error = EngineError::lost(format!("no token for {waited} s, though its node lives"));
+                self.lose(*run, LossKind::Stuck, error)
+            }
+        }
     }
 
-    fn is_on(&mut self, plan: Plan) {
-        self.followers.send_replace(plan.clone());
-        self.plan = plan;
+    /// `Hedging` → `Streaming` on the route that gives the first token, or on the second one if the first is lost or stuck.
+    async fn race(&mut self, mut race: Race) -> Result<NextState, EngineError> {
+        match race.next().await {
+            RaceEvent::First(Ok(delta)) if is_decisive(&delta) => Ok(self.stream_on(race.first, delta)),
+            RaceEvent::First(Ok(delta)) => {
+                let delta = self.receive(&mut race.first, delta);
+                Ok(NextState { state: SequenceState::Hedging(Box::new(race)), delta })
+            }
+            RaceEvent::First(Err(error)) if is_transient(&error) || self.may_fail_over(&race.first, &error) => {
+                if error.is_lost_engine() || is_engine_failure(&error) {
+                    self.count_loss(&race.first.plan, LossKind::of(&error), &error);
+                }
+                Ok(self.switch_to(race.into_second()).into())
+            }
+            RaceEvent::First(Err(error)) => Err(self.first_failure_or(error)),
+            RaceEvent::Second(Ok(delta)) => {
+                let is_decisive = is_decisive(&delta);
+                race.held_back.push(delta);
+                if !is_decisive {
+                    return Ok(SequenceState::Hedging(Box::new(race)).into());
+                }
+                race.first.learn_overtaken();
+                race.first.plan.model.fallbacks.count("hedge_won");
+                Ok(self.switch_to(race.into_second()).into())
+            }
+            RaceEvent::Second(Err(error)) => {
+                tracing::info!(%error, "the second route of a late request was lost; the first one is awaited");
+                if error.is_lost_engine() {
+                    race.second.plan.decode().failed(Task::Decode, "decode_lost");
+                }
+                Ok(SequenceState::Streaming(race.first).into())
+            }
+            RaceEvent::FirstIsStuck => Ok(self.switch_to(race.into_second()).into()),
+        }
     }
 
-    fn is_complete(&self) -> bool {
+    /// `TakingUp` → `Streaming` on the engine that accepts the rest.
+    async fn take_up(&mut self, lost: LostRoute) -> Result<NextState, EngineError> {
+        let taken_up = take_up(lost, &mut self.request, &self.span).await;
+        let run = taken_up.map_err(|error| self.first_failure_or(error))?;
+        Ok(self.switch_to(Box::new(run)).into())
+    }
+
+    fn stream_on(&mut self, mut run: Box<RouteRun>, delta: Delta) -> NextState {
+        let is_last = matches!(delta, Delta::Finished { .. });
+        let delta = self.receive(&mut run, delta);
+        NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, delta }
+    }
+
+    /// Learns from a delta. Returns what the reader gets of it.
+    fn receive(&mut self, run: &mut RouteRun, delta: Delta) -> Option<Delta> {
+        match delta {
+            Delta::Started { n_cached } => {
+                if run.has_slot(n_cached, &self.request) {
+                    self.followers.send_replace(run.plan.clone());
+                }
+                self.progress.start(n_cached).then_some(delta)
+            }
+            Delta::Handoff(timings) => {
+                run.learn_handoff(&timings, &self.request);
+                self.progress.hand_over(&timings).then_some(delta)
+            }
+            Delta::Token(token) => {
+                if !run.has_token {
+                    run.learn_first_token(&self.request);
+                }
+                self.progress.token();
+                self.losses.n_in_a_row = 0;
+                self.request.generated.push(token.id);
+                run.expect_next_token();
+                Some(Delta::Token(token))
+            }
+            Delta::Finished { reason, timings } => {
+                run.learn_finished(&timings, &self.request);
+                Some(Delta::Finished { reason, timings: self.progress.timings(timings, &self.request) })
+            }
+        }
+    }
+
+    /// The first token is late: `Streaming` → `Hedging`, if that is configured and another node is ready.
+    fn hedge(&mut self, mut run: Box<RouteRun>) -> SequenceState {
+        run.count_late();
+        if !run.plan.model.deadlines.hedge || self.was_hedged || !self.request.generated.is_empty() {
+            return SequenceState::Streaming(run);
+        }
+        match hedge::start(&run.plan, &self.request, &self.span) {
+            Ok(second) => {
+                tracing::info!(route = %second.plan, "a late request was started a second time; the first token decides");
+                run.plan.model.fallbacks.count("hedged");
+                self.was_hedged = true;
+                SequenceState::Hedging(Box::new(Race { first: run, second: Box::new(second), held_back: Vec::new() }))
+            }
+            Err(error) => {
+                tracing::info!(%error, "there is no second route for a late request; the first one is awaited");
+                SequenceState::Streaming(run)
+            }
+        }
+    }
+
+    /// The sequence goes on alone on this run.
+    fn switch_to(&mut self, run: Box<RouteRun>) -> SequenceState {
+        // The other choices of the group stay where they are.
+        self.request.group = None;
+        self.followers.send_replace(run.plan.clone());
+        SequenceState::Streaming(run)
+    }
+
+    /// The engine does not go on: → `TakingUp`, or `Done` if nothing was left to generate. Dropping the run cancels what
+    /// is left of the sequence on its node. Errors: too many engines were lost in a row.
+    fn lose(&mut self, run: RouteRun, kind: LossKind, error: EngineError) -> Result<NextState, EngineError> {
+        self.losses.n_in_a_row += 1;
+        self.count_loss(&run.plan, kind, &error);
+        self.progress.lose(self.request.generated.len());
+        if self.is_complete(run.n_ctx) {
+            // The engine was lost between the last token and the last delta.
+            let timings = self.progress.timings(Timings::default(), &self.request);
+            let delta = Delta::Finished { reason: FinishReason::Length, timings };
+            return Ok(NextState { state: SequenceState::Done, delta: Some(delta) });
+        }
+        if self.losses.n_in_a_row >= MAX_LOSSES {
+            return Err(error);
+        }
+        Ok(SequenceState::TakingUp(LostRoute { plan: run.plan, error }).into())
+    }
+
+    /// Tells the node's breaker and the counters that the decode node does not go on.
+    fn count_loss(&mut self, plan: &Plan, kind: LossKind, error: &EngineError) {
+        let (node, fallbacks) = (plan.decode(), &plan.model.fallbacks);
+        match kind {
+            LossKind::Lost => {
+                node.failed(Task::Decode, "decode_lost");
+                node.forget();
+                fallbacks.count("decode_lost");
+            }
+            LossKind::Stuck => fallbacks.count("decode_lost"),
+            LossKind::Failed => {
+                node.failed(Task::Decode, "engine_failed");
+                fallbacks.count("engine_failed");
+                self.losses.engine_failure = Some(error.clone());
+            }
+        }
+        let n_generated = self.request.generated.len();
+        tracing::warn!(node = node.name, %error, n_generated, "a decode node stopped; another engine continues the stream");
+    }
+
+    /// Returns true if another engine is to continue where this one failed. Once for each sequence: if two engines fail,
+    /// the request is to blame.
+    fn may_fail_over(&self, run: &RouteRun, error: &EngineError) -> bool {
+        let sight = Sight::by(projector_of(&self.request));
+        is_engine_failure(error)
+            && self.losses.engine_failure.is_none()
+            && has_other_engine(&run.plan.model, &[run.plan.route.decode], sight)
+    }
+
+    /// The error that the client gets: of several engine failures the first.
+    fn first_failure_or(&self, error: EngineError) -> EngineError {
+        self.losses.engine_failure.clone().filter(|_| is_engine_failure(&error)).unwrap_or(error)
+    }
+
+    /// Returns true if no more tokens can follow: the client wants no more, or the context is full.
+    fn is_complete(&self, n_ctx: usize) -> bool {
         let n_generated = self.request.generated.len();
         let n_tokens = self.request.prompt.len() + n_generated;
-        // A node that is gone is still known for what it was.
-        self.request.max_tokens.is_some_and(|n| n_generated >= n as usize) || n_tokens >= self.n_ctx
-    }
-
-    /// The decode node is gone, or as good as gone.
-    fn lost(&mut self, error: &EngineError) {
-        let node = self.plan.decode();
-        // A node that lives serves others well, as far as is known.
-        if !std::mem::take(&mut self.is_stuck) {
-            node.failed(Task::Decode, "decode_lost");
-            node.forget();
-        }
-        self.plan.model.fallbacks.count("decode_lost");
-        let n_generated = self.request.generated.len();
-        tracing::warn!(node = node.name, %error, n_generated, "a decode node was lost: the stream is taken up elsewhere");
-    }
-
-    /// Finds another engine that goes on. Gives up with the error that came first.
-    async fn take_up(&mut self, lost: EngineError) -> Result<(), EngineError> {
-        // Its choices run on their own from here.
-        self.request.group = None;
-        // What is left of the sequence there ends, so that it stands in nobody's way.
-        (self.deltas, self.claims) = (futures::stream::empty().boxed(), Vec::new());
-        let deadline = Instant::now() + TAKE_UP_DEADLINE;
-        // An engine that has failed at this sequence does not take it up again; one that is lost may, once it is back.
-        let barred = is_engine_failure(&lost).then_some(self.plan.route.decode);
-        let mut failed = vec![self.plan.route.decode];
-        loop {
-            match self.start_again(&mut failed, barred).await {
-                Ok(()) => return Ok(()),
-                Err(RequestError::Engine(error)) if !may_pass(&error) => return Err(error),
-                Err(error) => tracing::info!(%error, "no engine takes the stream up yet"),
-            }
-            if Instant::now() >= deadline {
-                return Err(lost);
-            }
-            // Those that failed may be back, or have room now.
-            if failed.len() >= self.plan.model.n_seeing(self.sight()) {
-                failed = barred.into_iter().collect();
-            }
-            tokio::time::sleep(RETRY_PAUSE).await;
-        }
-    }
-
-    /// Starts what is left of the sequence on a node that has not failed yet, or else notes that it has. Never on
-    /// `barred`.
-    async fn start_again(&mut self, failed: &mut Vec<usize>, barred: Option<usize>) -> Result<(), RequestError> {
-        let model = Arc::clone(&self.plan.model);
-        model.any_ready_but(&[], self.sight()).await?;
-        let tokens = [&self.request.prompt[..], &self.request.generated[..]].concat();
-        let left = self.request.max_tokens.map(|n| n.saturating_sub(self.request.generated.len() as u32));
-        let request = PlanRequest {
-            tokens: &tokens,
-            n_replayed: u32::try_from(tokens.len() - 1 - self.request.n_prefill()).unwrap_or(u32::MAX),
-            scope: self.request.cache_scope,
-            max_tokens: left,
-            policy: self.plan.asked_policy,
-            projector: projector_of(&self.request),
-            exclude: failed.as_slice(),
-            exclude_prefill: &[],
-        };
-        let plan = plan::plan(&model, &request)?;
-        if barred == Some(plan.route.decode) {
-            return Err(EngineError::Unavailable { reason: "no other engine is ready".into() }.into());
-        }
-        self.request.kv_source = plan.kv_source(&self.span);
-        let claims = plan.claim();
-        let accepted = acceptance(&plan, self.request.clone(), &self.span).await;
-        self.deltas = accepted.inspect_err(|error| {
-            failed.push(plan.route.decode);
-            if error.is_lost_engine() {
-                plan.decode().failed(Task::Decode, "decode_lost");
-            }
-        })?;
-        tracing::info!(route = %plan, n_generated = self.request.generated.len(), "a stream was taken up");
-        (self.claims, self.handoff, self.first_token_ms, self.is_taken_up) = (claims, None, None, true);
-        (self.n_ctx, self.patience) = (n_ctx_of(&plan), Patience::for_first_token(&plan));
-        self.planned = Instant::now();
-        self.is_on(plan);
-        Ok(())
+        self.request.max_tokens.is_some_and(|n| n_generated >= n as usize) || n_tokens >= n_ctx
     }
 }
 
-/// That a plan's decode node accepts a sequence, or refuses it, or is lost.
-fn acceptance(
-    plan: &Plan,
-    request: SequenceRequest,
-    span: &Span,
-) -> BoxFuture<'static, Result<DeltaStream, EngineError>> {
-    let node = Arc::clone(plan.decode());
-    async move { node.call(node.engine.generate(request)).await }.instrument(span.clone()).boxed()
-}
-
-/// With which projector the images of a sequence are seen, if it has any.
-fn projector_of(request: &SequenceRequest) -> Option<&str> {
-    request.images.as_ref().map(|images| images.projector.as_str())
-}
-
-/// Tokens one sequence may hold on a plan's decode node.
-fn n_ctx_of(plan: &Plan) -> usize {
-    plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize)
+/// Returns true for a delta that decides a race.
+fn is_decisive(delta: &Delta) -> bool {
+    matches!(delta, Delta::Token(_) | Delta::Finished { .. })
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::request::admission::Permit;
-use crate::request::failover::{Attempts, Resilient, ask_about};
+use crate::request::failover::{Resilient, StartRetry, ask_about};
 use crate::request::plan::explanation::Explanation;
 use crate::request::plan::{self, PlanRequest};
 use crate::request::prompt;
@@ -80,12 +80,12 @@ async fn accept(
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
     let permit = app.admission.admit(&caller.account, &caller.place).instrument(span).await?;
     watch.meter(permit.meter());
-    let attempts = Attempts::about(request.images());
+    let attempts = StartRetry::about(request.images());
     let accepted = match (model, upstreams) {
         (Some(model), None) => on_nodes(&model, request, caller, loaded, (watch, attempts)).await?,
         (Some(model), Some(serving)) => {
             // Tokens mean nothing to an upstream, so for them an engine is waited for.
-            let attempts = if request.earlier_tokens().is_empty() { attempts.with_deputy() } else { attempts };
+            let attempts = if request.earlier_tokens().is_empty() { attempts.with_upstream() } else { attempts };
             match on_nodes(&model, request, caller, loaded, (watch, attempts)).await {
                 Err(error) if may_go_upstream(&error) => {
                     model.fallbacks.count("upstream");
@@ -139,10 +139,10 @@ async fn on_nodes(
     request: &GenerateRequest,
     caller: &Caller,
     loaded: Result<Loaded, RequestError>,
-    (watch, mut attempts): (&mut RequestWatch, Attempts),
+    (watch, mut attempts): (&mut RequestWatch, StartRetry),
 ) -> Result<Accepted, RequestError> {
     let Loaded { stay, waited } = loaded?;
-    if attempts.has_deputy() && !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
+    if attempts.has_upstream() && !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
         let retry_after = Duration::from_secs(1);
         return Err(RequestError::Unavailable { reason: "no engine is ready".to_owned(), retry_after });
     }
@@ -224,7 +224,7 @@ async fn start(
     model: &Arc<ServedModel>,
     request: &GenerateRequest,
     caller: &Caller,
-    attempts: &mut Attempts,
+    attempts: &mut StartRetry,
     watch: &mut RequestWatch,
 ) -> Result<Accepted, RequestError> {
     let (node, info) = model.ready_as(&request.model, attempts.failed(), attempts.sight()).await?;

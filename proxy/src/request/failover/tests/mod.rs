@@ -2,8 +2,9 @@
 
 mod traced;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_engines::Engine;
@@ -14,9 +15,11 @@ use baton_schemas::Token;
 use baton_schemas::generate::Conversation;
 use baton_schemas::image::PromptImages;
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use tokio::time::Instant;
 
+use super::take_up::{RETRY_PAUSE, TAKE_UP_DEADLINE};
 use super::*;
-use crate::request::plan::plan;
+use crate::request::plan::{PlanRequest, plan};
 use crate::targets::nodes::{Health, Node, ServedModel, Why, expected_output};
 
 /// A simulator whose streams break after so many tokens, a number of times.

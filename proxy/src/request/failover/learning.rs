@@ -1,0 +1,75 @@
+//! What a run teaches the pool: rates, links, corrections of predictions, and which node caches which prefix.
+
+use baton_schemas::SequenceRequest;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::Timings;
+
+use super::route_run::RouteRun;
+use crate::targets::nodes::{Claim, Task};
+
+impl RouteRun {
+    /// The run's first token came.
+    pub(super) fn learn_first_token(&mut self, request: &SequenceRequest) {
+        self.has_token = true;
+        self.claims.iter_mut().for_each(Claim::prompt_done);
+        self.plan.decode().succeeded(Task::Decode);
+        self.plan.decode().remember(request.cache_scope, &request.prompt);
+        let actual_ms = self.elapsed_ms();
+        let Some(prediction) = self.plan.prediction.filter(|_| self.is_first_route) else { return };
+        let routes = &self.plan.model.routes;
+        match &self.measured.handoff {
+            // A failed handoff is not what was predicted, so its times correct nothing.
+            Some(handoff) if handoff.failure.is_some() => {}
+            Some(handoff) => {
+                routes.note_error(prediction.ttft_ms, actual_ms);
+                let beside_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
+                // The decode node pulls KV only once it has a slot.
+                let own_ms = actual_ms - self.measured.slot_ms - handoff.queue_ms - beside_ms.max(0.0);
+                routes.correct(self.plan.route.prefill, self.plan.route.decode, prediction.own_ms(), own_ms);
+            }
+            None => {
+                routes.note_error(prediction.ttft_ms, actual_ms);
+                self.measured.first_token_ms = Some(actual_ms);
+            }
+        }
+    }
+
+    /// The prompt's handoff ended.
+    pub(super) fn learn_handoff(&mut self, timings: &HandoffTimings, request: &SequenceRequest) {
+        self.deadline.restart();
+        self.measured.handoff = Some(*timings);
+        self.plan.model.learn_handoff(self.plan.route, timings);
+        if let Some(failure) = timings.failure {
+            self.plan.model.fallbacks.count(failure.as_str());
+        } else if let Some(prefill) = self.plan.prefill() {
+            prefill.remember(request.cache_scope, &request.prompt);
+        }
+    }
+
+    /// The sequence is complete. `timings` are the engine's own.
+    pub(super) fn learn_finished(&self, timings: &Timings, request: &SequenceRequest) {
+        let model = &self.plan.model;
+        // An engine that continues a sequence computes its tokens again, and a second route begins beside the first:
+        // neither time is that of a plain request. Nor is a prompt with images, whose encoding takes time of its own.
+        if self.is_first_route && request.images.is_none() {
+            model.learn_stream(self.plan.route, timings);
+        }
+        if let Some((prediction, actual_ms)) = self.plan.prediction.zip(self.measured.first_token_ms) {
+            let beside_ms = timings.prompt_ms - timings.compute_ms - prediction.step_ms;
+            let own_ms = actual_ms - timings.queue_ms - beside_ms.max(0.0);
+            model.routes.correct(None, self.plan.route.decode, prediction.own_ms(), own_ms);
+        }
+        model.routes.learn_output(request.max_tokens, request.generated.len() as u32);
+        let tokens = [&request.prompt[..], &request.generated[..]].concat();
+        self.plan.decode().remember(request.cache_scope, &tokens);
+    }
+
+    /// Another route gave the first token before this one. Its prediction was wrong by the time waited, at least.
+    pub(super) fn learn_overtaken(&self) {
+        if let Some(prediction) = &self.plan.prediction {
+            let (route, waited_ms) = (self.plan.route, self.elapsed_ms());
+            self.plan.model.routes.note_error(prediction.ttft_ms, waited_ms);
+            self.plan.model.routes.correct(route.prefill, route.decode, prediction.own_ms(), waited_ms);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What the reader of a sequence has received so far, over all its engines.
+
+use baton_schemas::SequenceRequest;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::Timings;
+use tokio::time::Instant;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Progress {
+    has_started: bool,
+    is_handed_over: bool,
+    /// Prompt tokens that the first decode node did not have to compute: cached or handed over.
+    n_ready: u32,
+    first_token: Option<Instant>,
+    /// Tokens that came before the last engine was lost.
+    n_earlier: u32,
+}
+
+impl Progress {
+    /// An engine has a slot. Returns true the first time: the reader learns of one start only.
+    pub(super) fn start(&mut self, n_cached: u32) -> bool {
+        let is_first = !std::mem::replace(&mut self.has_started, true);
+        if is_first {
+            self.n_ready = n_cached;
+        }
+        is_first
+    }
+
+    /// A handoff ended. Returns true the first time: the reader learns of one handoff only.
+    pub(super) fn hand_over(&mut self, timings: &HandoffTimings) -> bool {
+        let is_first = !std::mem::replace(&mut self.is_handed_over, true);
+        if is_first {
+            self.n_ready += timings.n_tokens;
+        }
+        is_first
+    }
+
+    /// A token came.
+    pub(super) fn token(&mut self) {
+        self.first_token.get_or_insert_with(Instant::now);
+    }
+
+    /// The engine is lost after `n_generated` tokens.
+    pub(super) fn lose(&mut self, n_generated: usize) {
+        self.n_earlier = n_generated as u32;
+    }
+
+    /// The timings of the whole sequence, whose last engine reports `last`.
+    pub(super) fn timings(&self, last: Timings, request: &SequenceRequest) -> Timings {
+        if self.n_earlier == 0 {
+            return last;
+        }
+        Timings {
+            prompt_n: (request.prompt.len() as u32).saturating_sub(self.n_ready),
+            predicted_n: last.predicted_n + self.n_earlier,
+            predicted_ms: self.first_token.map_or(0.0, |first| first.elapsed().as_secs_f64() * 1e3),
+            ..last
+        }
+    }
+}

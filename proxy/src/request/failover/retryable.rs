@@ -1,0 +1,24 @@
+//! Which engine errors are worth another attempt, and where.
+
+use std::sync::Arc;
+
+use baton_schemas::EngineError;
+
+use crate::targets::nodes::{Node, ServedModel, Sight};
+
+/// Returns true if another engine, or the same one later, may take what this one refused.
+pub(super) fn is_transient(error: &EngineError) -> bool {
+    error.is_lost_engine() || matches!(error, EngineError::Unavailable { .. } | EngineError::QueueFull { .. })
+}
+
+/// Returns true if an engine reports a failure of its own. The error does not tell whether the engine or the request is
+/// to blame. One attempt on another engine does: it succeeds, or fails as well.
+pub(super) fn is_engine_failure(error: &EngineError) -> bool {
+    matches!(error, EngineError::Internal { .. })
+}
+
+/// Returns true if a decode node that is not in `failed` is ready and meets the request's need for images.
+pub(super) fn has_other_engine(model: &ServedModel, failed: &[usize], sight: Sight<'_>) -> bool {
+    let is_other = |(i, node): (usize, &Arc<Node>)| !failed.contains(&i) && model.ready_seeing(node, sight).is_some();
+    model.decode.iter().enumerate().any(is_other)
+}

@@ -1,0 +1,127 @@
+//! One engine's run of a sequence on one route: its stream, its claims, its deadlines and what was measured.
+
+use std::sync::Arc;
+
+use baton_engines::DeltaStream;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::sequence::Delta;
+use baton_schemas::{EngineError, SequenceRequest};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use tokio::time::Instant;
+use tracing::{Instrument, Span};
+
+use super::token_deadline::{Overdue, TokenDeadline};
+use crate::request::plan::Plan;
+use crate::targets::nodes::Claim;
+
+/// A sequence on one route. Dropping it cancels the sequence there and returns its claims.
+pub(super) struct RouteRun {
+    pub(super) plan: Plan,
+    pub(super) deltas: DeltaStream,
+    pub(super) claims: Vec<Claim>,
+    /// When the plan was made; after a lost engine, when this one accepted the rest.
+    pub(super) began: Instant,
+    /// Tokens that a sequence may hold on the decode node. Known even after that node is gone.
+    pub(super) n_ctx: usize,
+    pub(super) deadline: TokenDeadline,
+    /// False if the sequence began elsewhere: another engine was lost, or this is the second of two routes. Its times
+    /// then say nothing about the plan's prediction.
+    pub(super) is_first_route: bool,
+    pub(super) has_token: bool,
+    pub(super) measured: Measured,
+}
+
+/// What is measured of a run, until a prediction can be corrected by it.
+#[derive(Default)]
+pub(super) struct Measured {
+    pub(super) handoff: Option<HandoffTimings>,
+    /// From the plan to the slot on the decode node.
+    pub(super) slot_ms: f64,
+    /// From the plan to the first token of a direct route.
+    pub(super) first_token_ms: Option<f64>,
+}
+
+/// What a run gives next.
+pub(super) enum RunEvent {
+    Delta(Result<Delta, EngineError>),
+    Overdue(Overdue),
+}
+
+impl RouteRun {
+    /// Claims the plan's nodes. Asks no engine: `deltas` is empty until the caller sets it.
+    pub(super) fn claim(plan: Plan) -> RouteRun {
+        RouteRun {
+            deltas: futures::stream::empty().boxed(),
+            claims: plan.claim(),
+            began: Instant::now(),
+            n_ctx: plan.decode().info().map_or(usize::MAX, |info| info.n_ctx as usize),
+            deadline: TokenDeadline::first_token(&plan),
+            is_first_route: true,
+            has_token: false,
+            measured: Measured::default(),
+            plan,
+        }
+    }
+
+    /// Waits for the next delta, or for the next deadline if that is earlier.
+    pub(super) async fn next(&mut self) -> RunEvent {
+        let due = self.deadline.due();
+        tokio::select! {
+            biased;
+            delta = next_of(&mut self.deltas) => RunEvent::Delta(delta),
+            () = tokio::time::sleep_until(due.at) => RunEvent::Overdue(due.overdue),
+        }
+    }
+
+    /// The sequence has a slot, with the KV of `n_cached` of its tokens. Returns true if the plan changed: nothing is left
+    /// to hand over.
+    pub(super) fn has_slot(&mut self, n_cached: u32, request: &SequenceRequest) -> bool {
+        self.deadline.restart();
+        self.measured.slot_ms = self.elapsed_ms();
+        let needs_no_prefill = self.plan.prefill().is_some() && n_cached as usize >= request.n_prefill();
+        if needs_no_prefill {
+            self.plan = self.plan.cached();
+            self.claims = self.plan.claim();
+        }
+        needs_no_prefill
+    }
+
+    /// A token came: the next one has deadlines of its own.
+    pub(super) fn expect_next_token(&mut self) {
+        self.deadline = TokenDeadline::next_token(&self.plan);
+    }
+
+    /// The token is late: counts it. The wait goes on.
+    pub(super) fn count_late(&mut self) {
+        self.deadline.set_late();
+        let (node, reason) = (&self.plan.decode().name, self.deadline.reason);
+        self.plan.model.fallbacks.count(reason);
+        let waited_ms = self.began.elapsed().as_millis();
+        tracing::warn!(node, reason, waited_ms, "a token is late; its node is alive, so the wait goes on");
+    }
+
+    pub(super) fn elapsed_ms(&self) -> f64 {
+        self.began.elapsed().as_secs_f64() * 1e3
+    }
+}
+
+/// The next delta. A stream that ends without a last delta has lost its engine.
+pub(super) async fn next_of(deltas: &mut DeltaStream) -> Result<Delta, EngineError> {
+    deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))
+}
+
+/// Asks a plan's decode node to accept a sequence. Errors: the node's refusal, or that it is lost.
+pub(super) fn accept(
+    plan: &Plan,
+    request: SequenceRequest,
+    span: &Span,
+) -> BoxFuture<'static, Result<DeltaStream, EngineError>> {
+    let node = Arc::clone(plan.decode());
+    async move { node.call(node.engine.generate(request)).await }.instrument(span.clone()).boxed()
+}
+
+/// The projector that a sequence's images were encoded with; `None` without images.
+pub(super) fn projector_of(request: &SequenceRequest) -> Option<&str> {
+    request.images.as_ref().map(|images| images.projector.as_str())
+}
