@@ -3,7 +3,7 @@
 //! [`Engine`] is the one interface. [`llama`] runs GGUF models through llama.cpp, [`sim`] plays a model at configured
 //! speeds, [`remote`] is an engine in another process, reached over the node protocol that [`node`] serves around any
 //! engine. [`handoff`] pulls a prompt's KV from another node, [`transport`] says what clients of nodes trust. All
-//! engines pass one contract suite (`engines/tests/engine_contract.rs`). [`upstream`] is no engine: a client of servers
+//! engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is no engine: a client of servers
 //! that speak text instead of tokens (Ollama, llama-server, vLLM, …).
 
 pub mod embed;

@@ -1,90 +1,48 @@
 //! Pulls over the node protocol.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use baton_schemas::kv::{Codec, Contiguous, Fingerprint, Placement, VerifiedKv};
 use baton_schemas::sequence::CacheScope;
 use futures::future::BoxFuture;
-use reqwest::Client;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use super::codecs::LinkCodecs;
 use super::peers::{Match, Peers, compare};
-use super::receive::{HEAD_TIMEOUT, Peer, failure_of};
+use super::policy::PullPolicy;
+use super::receive::{Peer, PullClient, failure_of};
 use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
 use crate::engine::Engine;
 use crate::remote::{ClientError, NodeAddress, RemoteEngine};
 use crate::trace;
-use crate::transport::Transport;
-
-/// A prefill node in the same network answers well within this, or is gone.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// For the prefill node's queue and its first chunk, and between chunks, where nothing was predicted. Longer, and the
-/// decode node had better begin itself.
-const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
-
-/// What KV may travel in unless the operator says otherwise: nothing is lost in these.
-const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
-
-/// How pulls are made.
-#[derive(Debug, Clone)]
-pub struct PullPolicy {
-    /// Take KV of other weights of the same base model if the canary's distance is at most this.
-    pub max_canary_distance: Option<f64>,
-    /// How KV may travel; of these, each link gets the one that its measured rates speak for. Without any: the lossless
-    /// ones.
-    pub codecs: Vec<Codec>,
-    /// What is trusted, and what may travel readable.
-    pub transport: Transport,
-    /// How long no new position has to come, signs of life aside, for a pull of which nobody has predicted how long it
-    /// takes. All of it may take this and 50 ms for each position.
-    pub allowance: Duration,
-}
-
-impl Default for PullPolicy {
-    fn default() -> Self {
-        PullPolicy {
-            max_canary_distance: None,
-            codecs: Vec::new(),
-            transport: Transport::default(),
-            allowance: DEFAULT_ALLOWANCE,
-        }
-    }
-}
 
 /// Pulls from prefill nodes. Cheap to clone.
 #[derive(Clone)]
 pub struct HttpPuller(Arc<Inner>);
 
-pub(super) struct Inner {
-    pub(super) client: Client,
+struct Inner {
+    client: PullClient,
     runtime: Handle,
-    pub(super) cluster_key: String,
-    pub(super) policy: PullPolicy,
     peers: Peers,
-    pub(super) links: LinkCodecs,
     local: OnceLock<LocalKv>,
 }
 
 impl HttpPuller {
     /// A puller whose tasks run on the current tokio runtime.
     pub fn new(cluster_key: &str, policy: PullPolicy) -> Result<HttpPuller, EngineError> {
-        let builder = policy.transport.client().connect_timeout(CONNECT_TIMEOUT);
-        Ok(HttpPuller(Arc::new(Inner {
-            client: builder.build().map_err(EngineError::internal)?,
-            runtime: Handle::try_current().map_err(EngineError::internal)?,
+        let http = policy.transport.client().connect_timeout(policy.timeouts.connect);
+        let client = PullClient {
+            http: http.build().map_err(EngineError::internal)?,
             cluster_key: cluster_key.to_owned(),
             policy,
-            peers: Peers::default(),
             links: LinkCodecs::default(),
-            local: OnceLock::new(),
-        })))
+        };
+        let runtime = Handle::try_current().map_err(EngineError::internal)?;
+        Ok(HttpPuller(Arc::new(Inner { client, runtime, peers: Peers::default(), local: OnceLock::new() })))
     }
 }
 
@@ -121,15 +79,16 @@ impl KvPuller for HttpPuller {
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
         let (inner, url) = (Arc::clone(&self.0), source.url.trim_end_matches('/').to_owned());
         Box::pin(async move {
-            if let Err(error) = inner.policy.transport.check(&url) {
+            if let Err(error) = inner.client.policy.transport.check(&url) {
                 tracing::warn!(url, %error, "the link is not measured");
                 return Err(HandoffFailure::AddressRefused);
             }
-            let measured = link::measure(&inner.client, &url, &inner.cluster_key).await.map_err(|error| {
-                tracing::info!(url, %error, "the link cannot be measured");
-                if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
-            })?;
-            inner.links.measured(&url, &measured);
+            let measured =
+                link::measure(&inner.client.http, &url, &inner.client.cluster_key).await.map_err(|error| {
+                    tracing::info!(url, %error, "the link cannot be measured");
+                    if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
+                })?;
+            inner.client.links.measured(&url, &measured);
             Ok(measured)
         })
     }
@@ -166,27 +125,20 @@ impl Inner {
                 outcome?
             }
         };
-        let outcome = self
-            .receive(Peer { url, fingerprint, codecs: &self.codecs(url) }, local, order, |kv| {
-                sink.send(Pulled::Chunk(kv))
-            })
-            .await;
+        let codecs = self.client.links.choose(url, self.client.policy.allowed_codecs());
+        let peer = Peer { url, fingerprint, codecs: &codecs };
+        let outcome = self.client.receive(peer, local, order, |kv| sink.send(Pulled::Chunk(kv))).await;
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
         outcome
     }
 
-    /// What a peer may answer with, best first.
-    fn codecs(&self, url: &str) -> Vec<Codec> {
-        let allowed = &self.policy.codecs[..];
-        self.links.choose(url, if allowed.is_empty() { &LOSSLESS } else { allowed })
-    }
-
     /// Finds out whether a peer's KV may be taken.
     async fn examine(&self, url: &str, local: &LocalKv) -> Result<Fingerprint, HandoffFailure> {
+        let policy = &self.client.policy;
         let address = NodeAddress::Url(url.to_owned());
-        let node = RemoteEngine::with_transport(&address, &self.cluster_key, &self.policy.transport);
+        let node = RemoteEngine::with_transport(&address, &self.client.cluster_key, &policy.transport);
         let node = node.map_err(|error| {
             tracing::warn!(url, %error, "the prefill node is not asked");
             match error {
@@ -194,7 +146,8 @@ impl Inner {
                 ClientError::Setup(_) => HandoffFailure::PrefillDown,
             }
         })?;
-        let info = tokio::time::timeout(HEAD_TIMEOUT, node.info()).await.map_err(|_| HandoffFailure::PrefillStalled)?;
+        let info = tokio::time::timeout(policy.timeouts.head, node.info()).await;
+        let info = info.map_err(|_| HandoffFailure::PrefillStalled)?;
         let info = info.map_err(|error| {
             tracing::warn!(url, %error, "the prefill node does not answer");
             failure_of(&error)
@@ -203,7 +156,7 @@ impl Inner {
             tracing::warn!(url, "the prefill node's model cannot be handed over");
             return Err(HandoffFailure::FingerprintMismatch);
         };
-        match (compare(&local.identity, &peer), self.policy.max_canary_distance) {
+        match (compare(&local.identity, &peer), policy.max_canary_distance) {
             (Match::Exact, _) => Ok(peer.fingerprint),
             (Match::Impossible(why), _) => {
                 tracing::warn!(url, why, "the prefill node's KV does not fit this model");
@@ -239,7 +192,7 @@ impl Inner {
             std::future::ready(())
         };
         let peer = Peer { url, fingerprint: peer, codecs: &[Codec::None] };
-        self.receive(peer, local, order, keep).await?;
+        self.client.receive(peer, local, order, keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))
     }

@@ -10,6 +10,7 @@ mod http;
 mod link;
 mod patience;
 mod peers;
+mod policy;
 mod receive;
 
 use std::sync::Arc;
@@ -24,8 +25,9 @@ use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
 pub use self::buffers::Buffers;
-pub use self::http::{HttpPuller, PullPolicy};
+pub use self::http::HttpPuller;
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
+pub use self::policy::{PullPolicy, PullTimeouts};
 
 /// Chunks that are received ahead of the engine.
 pub const PULL_WINDOW: usize = 2;

@@ -10,23 +10,22 @@ use baton_schemas::kv::{
 };
 use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
-use reqwest::Response;
+use reqwest::{Client, Response};
 
-use super::codecs::Sample;
-use super::http::Inner;
+use super::codecs::{LinkCodecs, Sample};
 use super::patience::Patience;
+use super::policy::PullPolicy;
 use super::{LocalKv, PullOrder, PullReport};
 use crate::remote::accepted;
 use crate::trace;
 
-/// Until the reply's head. The prefill node answers before it computes.
-pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Without a single byte. The prefill node gives a sign of life every second.
-const STALL_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A peer shows every second that it lives: one of which something came so recently does.
-const SIGNS_OF_LIFE: Duration = Duration::from_secs(3);
+/// What all pulls of an engine share.
+pub(super) struct PullClient {
+    pub(super) http: Client,
+    pub(super) cluster_key: String,
+    pub(super) policy: PullPolicy,
+    pub(super) links: LinkCodecs,
+}
 
 /// A prefill node whose KV is taken.
 pub(super) struct Peer<'a> {
@@ -37,7 +36,7 @@ pub(super) struct Peer<'a> {
     pub(super) codecs: &'a [Codec],
 }
 
-impl Inner {
+impl PullClient {
     /// One pull. What arrives is verified here and handed to `take`, which may wait.
     pub(super) async fn receive<F: Future<Output = ()>>(
         &self,
@@ -70,10 +69,10 @@ impl Inner {
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
-            let deadline = patience.deadline().min(asked + STALL_TIMEOUT);
+            let deadline = patience.deadline().min(asked + self.policy.timeouts.stall);
             let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
                 Err(_) => {
-                    let lives = asked.elapsed() < SIGNS_OF_LIFE;
+                    let lives = asked.elapsed() < self.policy.timeouts.life_sign;
                     tracing::warn!(url, position = reader.position(), lives, "the prefill node stalls");
                     return Err(match predicted {
                         Some(_) if lives => HandoffFailure::PrefillLate,
@@ -113,14 +112,16 @@ impl Inner {
     }
 
     async fn open(&self, url: &str, request: &PrefillRequest) -> Result<Response, HandoffFailure> {
-        let call = self.client.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
+        let call = self.http.post(format!("{url}{BASE_PATH}/prefill")).bearer_auth(&self.cluster_key).json(request);
         let call = match trace::traceparent(&tracing::Span::current()) {
             Some(parent) => call.header(trace::TRACEPARENT, parent),
             None => call,
         };
         // With the body of a refusal, which could be as long in coming as a head.
         let answer = async { accepted(call.send().await).await };
-        let answer = tokio::time::timeout(HEAD_TIMEOUT, answer).await.map_err(|_| HandoffFailure::PrefillStalled)?;
+        let answer = tokio::time::timeout(self.policy.timeouts.head, answer)
+            .await
+            .map_err(|_| HandoffFailure::PrefillStalled)?;
         answer.map_err(|error| {
             tracing::warn!(url, %error, "the prefill node refused or cannot be reached");
             failure_of(&error)

@@ -11,6 +11,7 @@ pub mod link;
 mod loopback;
 mod text;
 mod vectors;
+mod wrapper;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,6 +30,7 @@ use tokio::time::Instant;
 
 use self::cache::PrefixCache;
 use self::text::{N_VOCAB, Speaker};
+pub use self::wrapper::{EngineWrapper, UnusedEngine};
 use crate::embed;
 use crate::engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream, PrefillReport};
 use crate::handoff::{self, KvPuller};

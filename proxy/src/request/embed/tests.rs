@@ -5,11 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_engines::sim::{SimConfig, SimEngine};
-use baton_engines::{DeltaStream, EmbedStream, Engine};
-use baton_schemas::SequenceRequest;
-use baton_schemas::generate::Conversation;
-use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
+use baton_engines::{EmbedStream, Engine};
 
 use super::*;
 use crate::observe::Observer;
@@ -27,29 +24,9 @@ struct Mortal {
 }
 
 #[async_trait]
-impl Engine for Mortal {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        self.sim.info().await
-    }
-
-    async fn load(&self) -> Result<NodeLoad, EngineError> {
-        self.sim.load().await
-    }
-
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.sim.render(conversation).await
-    }
-
-    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        self.sim.tokenize(request).await
-    }
-
-    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        self.sim.detokenize(tokens).await
-    }
-
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
-        self.sim.generate(request).await
+impl EngineWrapper for Mortal {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
     }
 
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {

@@ -172,11 +172,9 @@ mod tests {
     use std::sync::{Mutex, OnceLock};
 
     use async_trait::async_trait;
-    use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
     use baton_engines::{DeltaStream, Engine};
-    use baton_schemas::generate::Conversation;
     use baton_schemas::handoff::{HandoffFailure, HandoffTimings, KvSource, LinkMeasurement};
-    use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
     use baton_schemas::sequence::Timings;
 
     use super::*;
@@ -190,25 +188,9 @@ mod tests {
     }
 
     #[async_trait]
-    impl Engine for Pulling {
-        async fn info(&self) -> Result<NodeInfo, EngineError> {
-            self.sim.info().await
-        }
-
-        async fn load(&self) -> Result<NodeLoad, EngineError> {
-            self.sim.load().await
-        }
-
-        async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-            self.sim.render(conversation).await
-        }
-
-        async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-            self.sim.tokenize(request).await
-        }
-
-        async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-            self.sim.detokenize(tokens).await
+    impl EngineWrapper for Pulling {
+        fn inner(&self) -> &dyn Engine {
+            &self.sim
         }
 
         async fn measure_link(&self, _: &KvSource) -> Result<LinkMeasurement, EngineError> {
@@ -234,7 +216,7 @@ mod tests {
         let asked = Arc::default();
         let pulling =
             Pulling { sim: SimEngine::new(SimConfig::default()), n_failures: 3.into(), asked: Arc::clone(&asked) };
-        let info = Arc::new(pulling.info().await.unwrap());
+        let info = Arc::new(Engine::info(&pulling).await.unwrap());
         let node = |name: &str, engine: Arc<dyn Engine>| {
             let health = Health::new(name);
             health.answers(Arc::clone(&info));

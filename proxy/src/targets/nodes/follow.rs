@@ -116,11 +116,10 @@ mod tests {
     use std::sync::Mutex;
 
     use async_trait::async_trait;
-    use baton_engines::sim::{SimConfig, SimEngine};
-    use baton_engines::{DeltaStream, Engine, LoadStream};
-    use baton_schemas::generate::Conversation;
-    use baton_schemas::node::{NodeInfo, NodeLoad, Phase, TokenizeRequest};
-    use baton_schemas::{EngineError, SequenceRequest, Token};
+    use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine, UnusedEngine};
+    use baton_engines::{Engine, LoadStream};
+    use baton_schemas::EngineError;
+    use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
 
     use super::*;
     use crate::targets::nodes::Health;
@@ -140,7 +139,11 @@ mod tests {
     }
 
     #[async_trait]
-    impl Engine for Scripted {
+    impl EngineWrapper for Scripted {
+        fn inner(&self) -> &dyn Engine {
+            &UnusedEngine
+        }
+
         async fn load(&self) -> Result<NodeLoad, EngineError> {
             if self.is_frozen { std::future::pending().await } else { Ok(active(7)) }
         }
@@ -165,22 +168,6 @@ mod tests {
         async fn info(&self) -> Result<NodeInfo, EngineError> {
             SimEngine::new(SimConfig::default()).info().await
         }
-
-        async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
     }
 
     fn active(active_slots: u32) -> NodeLoad {
@@ -191,7 +178,7 @@ mod tests {
     async fn follows(streams: &[(Vec<NodeLoad>, Then)], is_frozen: bool, secs: f32) -> (Vec<&'static str>, u32) {
         let engine = Scripted { streams: Mutex::new(streams.iter().cloned().collect()), is_frozen };
         let health = Health::new("it");
-        health.answers(Arc::new(engine.info().await.unwrap()));
+        health.answers(Arc::new(Engine::info(&engine).await.unwrap()));
         let node = Node::new("it".into(), None, Arc::new(engine), Arc::clone(&health));
         let mut changes = health.subscribe();
         let mut seen = Vec::new();

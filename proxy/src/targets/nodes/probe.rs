@@ -67,10 +67,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use async_trait::async_trait;
-    use baton_engines::DeltaStream;
-    use baton_schemas::generate::Conversation;
-    use baton_schemas::node::TokenizeRequest;
-    use baton_schemas::{SequenceRequest, Token};
+    use baton_engines::sim::{EngineWrapper, UnusedEngine};
 
     use super::*;
 
@@ -81,30 +78,14 @@ mod tests {
     }
 
     #[async_trait]
-    impl Engine for Moody {
+    impl EngineWrapper for Moody {
+        fn inner(&self) -> &dyn Engine {
+            &UnusedEngine
+        }
+
         async fn load(&self) -> Result<NodeLoad, EngineError> {
             let question = self.n_asked.fetch_add(1, Ordering::SeqCst);
             if self.answers.contains(&question) { Ok(NodeLoad::default()) } else { std::future::pending().await }
-        }
-
-        async fn info(&self) -> Result<NodeInfo, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
-            Err(EngineError::internal("not asked here"))
-        }
-
-        async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
-            Err(EngineError::internal("not asked here"))
         }
     }
 

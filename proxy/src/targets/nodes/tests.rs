@@ -3,11 +3,10 @@
 use std::sync::OnceLock;
 
 use async_trait::async_trait;
-use baton_engines::sim::{SimConfig, SimEngine};
-use baton_engines::{DeltaStream, Engine};
-use baton_schemas::generate::Conversation;
-use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
-use baton_schemas::{EngineError, SequenceRequest, Token};
+use baton_engines::Engine;
+use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine, UnusedEngine};
+use baton_schemas::EngineError;
+use baton_schemas::node::{NodeInfo, NodeLoad};
 
 use super::*;
 use crate::app::App;
@@ -20,29 +19,13 @@ use crate::request::admission::{Admission, Bounds, KeyLimits};
 struct Silent;
 
 #[async_trait]
-impl Engine for Silent {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        Err(EngineError::internal("not asked here"))
+impl EngineWrapper for Silent {
+    fn inner(&self) -> &dyn Engine {
+        &UnusedEngine
     }
 
     async fn load(&self) -> Result<NodeLoad, EngineError> {
         Ok(NodeLoad::default())
-    }
-
-    async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
-        Err(EngineError::internal("not asked here"))
-    }
-
-    async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        Err(EngineError::internal("not asked here"))
-    }
-
-    async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
-        Err(EngineError::internal("not asked here"))
-    }
-
-    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
-        Err(EngineError::internal("not asked here"))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
-use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::{DeltaStream, EmbedStream, Engine};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
 use baton_schemas::generate::{ChatPrompt, Conversation, Input};
@@ -55,9 +55,9 @@ impl Stopping {
 }
 
 #[async_trait]
-impl Engine for Stopping {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        self.sim.info().await
+impl EngineWrapper for Stopping {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
     }
 
     async fn load(&self) -> Result<NodeLoad, EngineError> {
@@ -164,25 +164,9 @@ async fn a_reply_comes_whatever_its_node_stops_at() {
 struct Refusing(SimEngine, EngineError);
 
 #[async_trait]
-impl Engine for Refusing {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        self.0.info().await
-    }
-
-    async fn load(&self) -> Result<NodeLoad, EngineError> {
-        self.0.load().await
-    }
-
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.0.render(conversation).await
-    }
-
-    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        self.0.tokenize(request).await
-    }
-
-    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        self.0.detokenize(tokens).await
+impl EngineWrapper for Refusing {
+    fn inner(&self) -> &dyn Engine {
+        &self.0
     }
 
     async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {

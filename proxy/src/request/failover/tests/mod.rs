@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_engines::Engine;
-use baton_engines::sim::{SimConfig, SimEngine};
+use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_planner::deadlines::Deadlines;
 use baton_planner::rates::Curve;
 use baton_schemas::Token;
-use baton_schemas::generate::Conversation;
 use baton_schemas::image::PromptImages;
-use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::node::NodeInfo;
 use tokio::time::Instant;
 
 use super::take_up::{RETRY_PAUSE, TAKE_UP_DEADLINE};
@@ -49,25 +48,9 @@ impl Drop for Running {
 }
 
 #[async_trait]
-impl Engine for Late {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        self.sim.info().await
-    }
-
-    async fn load(&self) -> Result<NodeLoad, EngineError> {
-        self.sim.load().await
-    }
-
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.sim.render(conversation).await
-    }
-
-    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        self.sim.tokenize(request).await
-    }
-
-    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        self.sim.detokenize(tokens).await
+impl EngineWrapper for Late {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
@@ -92,25 +75,9 @@ impl Engine for Late {
 }
 
 #[async_trait]
-impl Engine for Mortal {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        self.sim.info().await
-    }
-
-    async fn load(&self) -> Result<NodeLoad, EngineError> {
-        self.sim.load().await
-    }
-
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.sim.render(conversation).await
-    }
-
-    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        self.sim.tokenize(request).await
-    }
-
-    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        self.sim.detokenize(tokens).await
+impl EngineWrapper for Mortal {
+    fn inner(&self) -> &dyn Engine {
+        &self.sim
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
@@ -243,7 +210,7 @@ async fn an_engine_that_dies_at_every_token_is_given_up_only_without_progress() 
 async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error() {
     for comes_back in [true, false] {
         let engine = mortal(3, 1);
-        let info = Arc::new(engine.info().await.unwrap());
+        let info = Arc::new(Engine::info(&engine).await.unwrap());
         let health = Health::new("mortal");
         health.answers(Arc::clone(&info));
         let model = model(vec![Node::new("mortal".into(), None, Arc::new(engine), Arc::clone(&health))]);
@@ -451,25 +418,9 @@ async fn a_hedge_takes_over_when_the_first_route_dies() {
 struct Breaks(Arc<dyn Engine>, Duration);
 
 #[async_trait]
-impl Engine for Breaks {
-    async fn info(&self) -> Result<NodeInfo, EngineError> {
-        self.0.info().await
-    }
-
-    async fn load(&self) -> Result<NodeLoad, EngineError> {
-        self.0.load().await
-    }
-
-    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
-        self.0.render(conversation).await
-    }
-
-    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        self.0.tokenize(request).await
-    }
-
-    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        self.0.detokenize(tokens).await
+impl EngineWrapper for Breaks {
+    fn inner(&self) -> &dyn Engine {
+        &*self.0
     }
 
     async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {

@@ -12,6 +12,7 @@ use baton_schemas::node::Role;
 use bytes::Bytes;
 
 use super::{Decoder, OK, begin, small_info};
+use crate::own_process::is_own;
 use crate::peers::fake::{Call, FakeNode, say};
 use crate::peers::{KEY, TestNode, generate, node, request_alone, serve, small_sim};
 
@@ -128,6 +129,9 @@ async fn garbage_is_no_kv() {
 
 #[tokio::test]
 async fn claimed_lengths_take_no_memory() {
+    if !is_own("hostile_peer::lies::claimed_lengths_take_no_memory") {
+        return;
+    }
     const TEN_GB: u64 = 10_000_000_000;
     let real = honest().await;
     let claim = |kind: u8, index: u32| {

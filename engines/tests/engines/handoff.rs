@@ -1,10 +1,6 @@
 //! One engine prefills, another decodes, and KV goes between them over TCP: the reply is the one that a single engine
 //! gives.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
-
-mod peers;
-
 use std::sync::Arc;
 
 use baton_engines::Engine;
@@ -13,7 +9,9 @@ use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::Token;
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::Role;
-use peers::{Reply, TestNode};
+
+use crate::peers;
+use crate::peers::{Reply, TestNode};
 
 async fn generate(engine: &dyn Engine, prompt: &[Token], n: u32, source: Option<&TestNode>) -> Reply {
     peers::generate(engine, peers::request(prompt, n, source.map(|node| node.url.as_str()))).await
@@ -85,22 +83,19 @@ async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
 
 #[cfg(feature = "llama")]
 mod llama {
+    use baton_engines::handoff::KvPuller;
     use baton_engines::llama::{LlamaConfig, LlamaEngine};
 
     use super::*;
+    use crate::models;
 
     fn config() -> Option<LlamaConfig> {
-        let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
-            assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-            println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
-            return None;
-        };
+        let model = models::smollm2()?;
         Some(LlamaConfig { n_threads: Some(1), n_ctx: Some(4_352), n_slots: 2, ..LlamaConfig::new(model) })
     }
 
     async fn start(config: LlamaConfig, puller: Option<Arc<HttpPuller>>) -> Arc<LlamaEngine> {
-        let puller = puller.map(|p| p as Arc<dyn baton_engines::handoff::KvPuller>);
-        tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
+        models::start(config, puller.map(|puller| puller as Arc<dyn KvPuller>)).await
     }
 
     async fn prompt(engine: &dyn Engine, n: usize, salt: usize) -> Vec<Token> {

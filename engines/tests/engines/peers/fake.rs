@@ -12,19 +12,19 @@ use super::recording::Recording;
 
 /// A request as it came.
 #[derive(Debug, Clone)]
-pub struct Call {
-    pub head: String,
-    pub body: Vec<u8>,
+pub(crate) struct Call {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Call {
     /// Whether KV is asked for, and not what the node is.
-    pub fn is_pull(&self) -> bool {
+    pub(crate) fn is_pull(&self) -> bool {
         self.head.starts_with("POST /node/v1/prefill ")
     }
 
     /// Puts the same question to a real node; the answer with its head, to the end.
-    pub async fn relay(&self, address: &str) -> Recording {
+    pub(crate) async fn relay(&self, address: &str) -> Recording {
         let mut upstream = TcpStream::connect(address).await.unwrap();
         let (first, rest) = self.head.split_once("\r\n").unwrap();
         let headers = rest.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length"));
@@ -42,8 +42,8 @@ impl Call {
 type Script = Arc<dyn Fn(Call, TcpStream) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// Answers calls by a script, one a connection. Dropping it closes everything.
-pub struct FakeNode {
-    pub url: String,
+pub(crate) struct FakeNode {
+    pub(crate) url: String,
     script: Arc<Mutex<Script>>,
     n_connections: Arc<Mutex<usize>>,
     _task: JoinSet<()>,
@@ -51,7 +51,7 @@ pub struct FakeNode {
 
 impl FakeNode {
     /// Answers like `script` on a port of its own. The connection closes when a script ends.
-    pub async fn start<F: Future<Output = ()> + Send + 'static>(
+    pub(crate) async fn start<F: Future<Output = ()> + Send + 'static>(
         script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
     ) -> FakeNode {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -80,7 +80,7 @@ impl FakeNode {
     }
 
     /// Answers like `script` from now on.
-    pub fn follow<F: Future<Output = ()> + Send + 'static>(
+    pub(crate) fn follow<F: Future<Output = ()> + Send + 'static>(
         &self,
         script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
     ) {
@@ -88,7 +88,7 @@ impl FakeNode {
     }
 
     /// Connections so far.
-    pub fn n_connections(&self) -> usize {
+    pub(crate) fn n_connections(&self) -> usize {
         *self.n_connections.lock().unwrap()
     }
 }
@@ -118,7 +118,7 @@ async fn read_call(stream: &mut TcpStream) -> Option<Call> {
 }
 
 /// Sends bytes and closes; a reader that left early does not matter.
-pub async fn say(mut stream: TcpStream, bytes: impl AsRef<[u8]>) {
+pub(crate) async fn say(mut stream: TcpStream, bytes: impl AsRef<[u8]>) {
     drop(stream.write_all(bytes.as_ref()).await);
     drop(stream.shutdown().await);
     // The rest of what the peer says, so that the close is no reset.
@@ -127,7 +127,7 @@ pub async fn say(mut stream: TcpStream, bytes: impl AsRef<[u8]>) {
 }
 
 /// Sends bytes one by one with a pause after each, for ever or until the reader leaves.
-pub async fn drip(mut stream: TcpStream, bytes: Vec<u8>, pause: std::time::Duration) {
+pub(crate) async fn drip(mut stream: TcpStream, bytes: Vec<u8>, pause: std::time::Duration) {
     for byte in bytes.into_iter().chain(std::iter::repeat(b'x')) {
         if stream.write_all(&[byte]).await.is_err() {
             return;

@@ -1,8 +1,7 @@
-//! Contexts that prefill chunk by chunk, and what is looked at in them. Two tests use it, each a part of it.
-#![allow(dead_code, reason = "each test compiles the whole of it")]
+//! Contexts that prefill chunk by chunk and export what they computed.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use baton_engines::gguf::Gguf;
 use baton_engines::llama::LlamaConfig;
@@ -156,14 +155,4 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
     logits.iter().map(|l| f64::from(l - max) - sum.ln()).collect()
-}
-
-/// The model that an environment variable names; `None`, said aloud, if it names none. In CI that is a failure.
-pub(crate) fn model(variable: &str) -> Option<PathBuf> {
-    let model = std::env::var_os(variable).map(PathBuf::from);
-    if model.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        println!("SKIPPED: {variable} does not name a model; `make test` sets it");
-    }
-    model
 }

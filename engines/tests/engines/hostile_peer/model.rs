@@ -3,27 +3,20 @@
 use std::sync::Arc;
 
 use baton_engines::Engine;
-use baton_engines::handoff::{KvPuller, PullPolicy};
-use baton_engines::llama::{LlamaConfig, LlamaEngine};
+use baton_engines::handoff::PullPolicy;
+use baton_engines::llama::LlamaConfig;
 use baton_schemas::Token;
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::{Role, TokenizeRequest};
 
+use crate::models;
 use crate::peers::fake::{FakeNode, say};
 use crate::peers::{KEY, generate, node, puller, request};
 
 fn config() -> Option<LlamaConfig> {
-    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
-        return None;
-    };
+    let model = models::smollm2()?;
     let base = LlamaConfig::new(model);
     Some(LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), n_slots: 2, n_ubatch: 64, ..base })
-}
-
-async fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
-    tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
 }
 
 async fn prompt(engine: &dyn Engine, n: usize) -> Vec<Token> {
@@ -39,8 +32,8 @@ async fn prompt(engine: &dyn Engine, n: usize) -> Vec<Token> {
 async fn damage_costs_neither_the_reply_nor_another_stream() {
     const N_PROMPT: usize = 300;
     let Some(config) = config() else { return };
-    let real = node(start(config.clone(), None).await, Role::Prefill, KEY).await;
-    let alone = start(config.clone(), None).await;
+    let real = node(models::start(config.clone(), None).await, Role::Prefill, KEY).await;
+    let alone = models::start(config.clone(), None).await;
     let prompt = prompt(alone.as_ref(), N_PROMPT).await;
     // Begins otherwise, so that neither finds the other's KV.
     let other_prompt = &prompt[1..21];
@@ -48,7 +41,7 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
     let expected_other = generate(alone.as_ref(), request(other_prompt, 96, None)).await.tokens;
 
     // From here on the prefill node has the prompt, and answers at once however busy the machine is.
-    let decoder = start(config.clone(), Some(puller(PullPolicy::default()))).await;
+    let decoder = models::start(config.clone(), Some(puller(PullPolicy::default()))).await;
     let whole = generate(decoder.as_ref(), request(&prompt, 16, Some(&real.url))).await;
     assert_eq!((whole.handoff.unwrap().failure, &whole.tokens), (None, &expected));
 
@@ -70,7 +63,7 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
             }
         })
         .await;
-        let decoder = start(config.clone(), Some(puller(PullPolicy::default()))).await;
+        let decoder = models::start(config.clone(), Some(puller(PullPolicy::default()))).await;
         let other = {
             let (decoder, request) = (Arc::clone(&decoder), request(other_prompt, 96, None));
             tokio::spawn(async move { generate(decoder.as_ref(), request).await.tokens })

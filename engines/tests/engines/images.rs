@@ -1,7 +1,5 @@
 //! Images in prompts, with the real models and projectors of random weights: what is seen is noise, but it is seen, and
 //! only where it should be.
-#![cfg(feature = "llama")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 use std::io::Cursor;
 use std::path::Path;
@@ -19,24 +17,16 @@ use image::{ImageFormat, Rgb, RgbImage};
 use tiny_gguf::projector::{self, N_ROWS, Projector};
 use tokio::sync::oneshot;
 
+use crate::models;
+
 /// Values of a row of SmolLM2-135M, and of Gemma 3 270M.
 const SMOL: usize = 576;
 const GEMMA: usize = 640;
 
 const GEMMA_TEMPLATE: &str = "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n";
 
-/// The path that a variable names.
-fn model(variable: &str) -> Option<String> {
-    let path = std::env::var(variable).ok();
-    if path.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real models");
-        println!("SKIPPED: {variable} does not name a model; `make test` sets it");
-    }
-    path
-}
-
 /// A model with a projector that is written for it.
-fn eyed(model: &str, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
+fn eyed(model: &Path, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mmproj.gguf");
     projector::write(&path, kind, n_embd, 1);
@@ -46,7 +36,7 @@ fn eyed(model: &str, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
     Arc::new(LlamaEngine::start(config, None).unwrap())
 }
 
-fn config(model: &str, projector: &Path) -> LlamaConfig {
+fn config(model: &Path, projector: &Path) -> LlamaConfig {
     LlamaConfig { projector: Some(projector.to_owned()), ..LlamaConfig::new(model) }
 }
 
@@ -151,25 +141,25 @@ async fn sees(engine: &LlamaEngine) {
 
 #[tokio::test]
 async fn images_are_seen_and_cached_as_what_they_are() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     sees(&eyed(&model, Projector::Mlp, SMOL)).await;
 }
 
 #[tokio::test]
 async fn rows_that_see_each_other_are_seen_at_once() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     sees(&eyed(&model, Projector::Gemma3, SMOL)).await;
 }
 
 #[tokio::test]
 async fn a_sliding_window_slides_over_images() {
-    let Some(model) = model("BATON_TEST_SWA_MODEL") else { return };
+    let Some(model) = models::gemma3() else { return };
     sees(&eyed(&model, Projector::Gemma3, GEMMA)).await;
 }
 
 #[tokio::test]
 async fn a_stream_goes_on_where_another_engine_left_it() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let whole = answer(&eyed(&model, Projector::Mlp, SMOL), &[red()]).await.0;
     let other = eyed(&model, Projector::Mlp, SMOL);
     let mut request = request(&other, &[red()], 24).await;
@@ -179,7 +169,7 @@ async fn a_stream_goes_on_where_another_engine_left_it() {
 
 #[tokio::test]
 async fn a_text_beside_images_says_what_it_says_alone() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let engine = eyed(&model, Projector::Mlp, SMOL);
     let text = async |engine: &LlamaEngine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
@@ -209,7 +199,7 @@ async fn a_text_beside_images_says_what_it_says_alone() {
 
 #[tokio::test]
 async fn a_reader_that_leaves_takes_its_slot_along() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let engine = eyed(&model, Projector::Gemma3, SMOL);
     let of_red = answer(&engine, &[red()]).await;
     for n_read in 0..3 {
@@ -232,7 +222,7 @@ async fn a_reader_that_leaves_takes_its_slot_along() {
 
 #[tokio::test]
 async fn what_cannot_be_seen_is_refused_and_nothing_else() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let engine = eyed(&model, Projector::Mlp, SMOL);
     let refused = |outcome: Result<Vec<Token>, EngineError>, part: &str| match outcome {
         Err(error) => assert!(error.to_string().contains(part), "{error}"),
@@ -273,7 +263,7 @@ async fn what_cannot_be_seen_is_refused_and_nothing_else() {
 
 #[tokio::test]
 async fn a_file_that_is_no_projector_of_the_model_ends_the_start() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let refused = |projector: &Path, part: &str| {
         let config = config(&model, projector);
@@ -283,7 +273,7 @@ async fn a_file_that_is_no_projector_of_the_model_ends_the_start() {
     let of_another = folder.path().join("gemma.gguf");
     projector::write(&of_another, Projector::Mlp, GEMMA, 1);
     refused(&of_another, "the projector of another model");
-    refused(Path::new(&model), "is no projector");
+    refused(&model, "is no projector");
     refused(&folder.path().join("missing.gguf"), "no model file at");
     let text = folder.path().join("text.gguf");
     std::fs::write(&text, "hello").unwrap();

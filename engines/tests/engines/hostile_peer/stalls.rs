@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engines::handoff::PullPolicy;
+use baton_engines::handoff::{PullPolicy, PullTimeouts};
 use baton_engines::sim::SimEngine;
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::{HandoffFailure, KvSource};
@@ -16,8 +16,16 @@ use super::{Decoder, OK, begin, small_info};
 use crate::peers::fake::{Call, FakeNode, drip, say};
 use crate::peers::{KEY, generate, node, request, small_sim};
 
-/// Deadlines of a pull are 5 s each; a busy machine may need some more.
-const ABOUT_A_DEADLINE: Duration = Duration::from_secs(9);
+/// Gives up on a silent peer after half a second, as a product's puller does after five.
+fn impatient() -> PullPolicy {
+    let timeouts = PullTimeouts { head: HALF_A_SECOND, stall: HALF_A_SECOND, ..PullTimeouts::default() };
+    PullPolicy { timeouts, ..PullPolicy::default() }
+}
+
+const HALF_A_SECOND: Duration = Duration::from_millis(500);
+
+/// A multiple of every deadline here, for a busy machine, and less than the product's own deadlines.
+const SOON: Duration = Duration::from_millis(4_500);
 
 /// A peer that is honest about what it is, and answers pulls by `stall`.
 async fn staller<F: Future<Output = ()> + Send + 'static>(
@@ -58,7 +66,7 @@ async fn signs_of_life_without_end_are_not_waited_for() {
     })
     .await;
     let policy = PullPolicy { allowance: Duration::from_secs(1), ..PullPolicy::default() };
-    gives_up(&fake, policy, Duration::from_secs(4)).await;
+    gives_up(&fake, policy, SOON).await;
 }
 
 #[tokio::test]
@@ -80,7 +88,7 @@ async fn a_pull_is_waited_for_as_long_as_its_plan_says() {
     let reply = generate(&decoder.engine, request).await;
     assert_eq!(reply.tokens, decoder.expected);
     assert_eq!(reply.handoff.unwrap().failure, Some(HandoffFailure::PrefillLate), "slow, and no worse");
-    assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+    assert!(began.elapsed() < 2 * SOON, "{:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -90,8 +98,10 @@ async fn a_node_that_is_silent_is_not_merely_late() {
         std::future::pending::<()>().await;
     })
     .await;
-    let decoder = Decoder::new(PullPolicy::default()).await;
-    let source = KvSource { patience_ms: Some(3_500), ..KvSource::at(&fake.url) };
+    // Longer without a byte than a peer that lives is.
+    let timeouts = PullTimeouts { life_sign: Duration::from_millis(300), ..PullTimeouts::default() };
+    let decoder = Decoder::new(PullPolicy { timeouts, ..PullPolicy::default() }).await;
+    let source = KvSource { patience_ms: Some(600), ..KvSource::at(&fake.url) };
     let request = SequenceRequest { kv_source: Some(source), ..request(&decoder.prompt, 4, None) };
     let reply = generate(&decoder.engine, request).await;
     assert_eq!(reply.handoff.unwrap().failure, Some(HandoffFailure::PrefillStalled));
@@ -105,22 +115,22 @@ async fn a_record_byte_by_byte_is_not_waited_for() {
         drip(stream, [OK.as_bytes(), &record].concat(), Duration::from_millis(20)).await;
     })
     .await;
-    let policy = PullPolicy { allowance: Duration::from_secs(3), ..PullPolicy::default() };
-    gives_up(&fake, policy, Duration::from_secs(6)).await;
+    let policy = PullPolicy { allowance: Duration::from_secs(1), ..PullPolicy::default() };
+    gives_up(&fake, policy, SOON).await;
 }
 
 #[tokio::test]
 async fn an_http_head_byte_by_byte_is_not_waited_for() {
     let head = b"HTTP/1.1 200 OK\r\nx: ".to_vec();
     let fake = staller(move |_, stream| drip(stream, head.clone(), Duration::from_millis(20))).await;
-    gives_up(&fake, PullPolicy::default(), ABOUT_A_DEADLINE).await;
+    gives_up(&fake, impatient(), SOON).await;
 }
 
 #[tokio::test]
 async fn a_refusal_byte_by_byte_is_not_waited_for() {
     let head = b"HTTP/1.1 503 Busy\r\n\r\n{\"error\":".to_vec();
     let fake = staller(move |_, stream| drip(stream, head.clone(), Duration::from_millis(20))).await;
-    gives_up(&fake, PullPolicy::default(), ABOUT_A_DEADLINE).await;
+    gives_up(&fake, impatient(), SOON).await;
 }
 
 #[tokio::test]
@@ -131,6 +141,6 @@ async fn silence_is_not_waited_for() {
             std::future::pending::<()>().await;
         })
         .await;
-        gives_up(&fake, PullPolicy::default(), ABOUT_A_DEADLINE).await;
+        gives_up(&fake, impatient(), SOON).await;
     }
 }

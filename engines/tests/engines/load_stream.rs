@@ -1,5 +1,4 @@
 //! The stream of a node's loads, over a real socket: what it tells, when it ends, and who may read it.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,23 +1,17 @@
 //! KV that leaves one context and enters another, chunk by chunk: the same bytes, the same logits.
-#![cfg(feature = "llama")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
-
-#[path = "kv_state/rig.rs"]
-mod rig;
 
 use std::time::Instant;
 
 use baton_engines::llama::transfer::TransferError;
 use baton_engines::llama::{StateError, blob::BlobError};
 use baton_schemas::kv::{Chunk, RopePairing};
-use rig::{N_SLOTS, Rig, SCRATCH, assert_part_of, divergence, without_window};
 
-const SMOLLM2: &str = "BATON_TEST_MODEL";
-const GEMMA: &str = "BATON_TEST_SWA_MODEL";
+use crate::kv_rig::{N_SLOTS, Rig, SCRATCH, assert_part_of, divergence, without_window};
+use crate::models;
 
 #[test]
 fn a_context_filled_with_chunks_continues_bit_for_bit() {
-    let Some(model) = rig::model(SMOLLM2) else { return };
+    let Some(model) = models::smollm2() else { return };
     let rig = Rig::load(&model);
     for (n_chunk, n) in [(512, 2), (512, 514), (512, 2_000), (100, 1_000), (64, 66), (64, 700)] {
         let tokens = rig.prose(n);
@@ -36,7 +30,7 @@ fn a_context_filled_with_chunks_continues_bit_for_bit() {
 
 #[test]
 fn exporting_disturbs_nothing() {
-    let Some(model) = rig::model(SMOLLM2) else { return };
+    let Some(model) = models::smollm2() else { return };
     let rig = Rig::load(&model);
     let tokens = rig.prose(301);
     let (mut exported, mut plain) = (rig.context(512), rig.context(512));
@@ -50,7 +44,7 @@ fn exporting_disturbs_nothing() {
 /// Other sequences came first, left holes, and go on in between: the cells are anywhere, and out of order.
 #[test]
 fn a_busy_cache_gives_and_takes_the_same_rows() {
-    let Some(model) = rig::model(SMOLLM2) else { return };
+    let Some(model) = models::smollm2() else { return };
     let rig = Rig::load(&model);
     let (tokens, other) = (rig.prose(301), rig.noise(190));
     let mut plain = rig.context(512);
@@ -68,7 +62,7 @@ fn a_busy_cache_gives_and_takes_the_same_rows() {
 
 #[test]
 fn a_sliding_window_comes_along() {
-    let Some(model) = rig::model(GEMMA) else { return };
+    let Some(model) = models::gemma3() else { return };
     let rig = Rig::load(&model);
     // More than the windowed cache's 2,048 cells: it wraps within a chunk, whose cells are then out of order.
     let n = 2_400;
@@ -108,7 +102,7 @@ fn a_sliding_window_comes_along() {
 
 #[test]
 fn a_refused_import_leaves_the_cache_as_it_was() {
-    let Some(model) = rig::model(SMOLLM2) else { return };
+    let Some(model) = models::smollm2() else { return };
     let rig = Rig::load(&model);
     let tokens = rig.prose(321);
     let mut source = rig.context(512);
@@ -138,7 +132,7 @@ fn a_refused_import_leaves_the_cache_as_it_was() {
 
 #[test]
 fn what_a_slot_does_not_hold_is_not_exported() {
-    let Some(model) = rig::model(SMOLLM2) else { return };
+    let Some(model) = models::smollm2() else { return };
     let rig = Rig::load(&model);
     let mut source = rig.context(256);
     source.compute(0, 0, &rig.prose(100));
@@ -153,28 +147,27 @@ fn what_a_slot_does_not_hold_is_not_exported() {
     assert!(matches!(export(N_SLOTS, 0..10), TransferError::NoSuchSlot { .. }));
 }
 
-/// Not a check: what a chunk costs on this machine.
+/// Otherwise a handoff would cost more than it saves. Usual is a thousandth; without flash attention a GPU's export takes
+/// longer than the prefill.
 #[test]
-fn speed_of_a_chunk() {
-    let Some(model) = rig::model(SMOLLM2) else { return };
+fn moving_a_chunk_costs_a_fraction_of_computing_it() {
+    let Some(model) = models::smollm2() else { return };
     let rig = Rig::load(&model);
     let (mut source, mut target) = (rig.context(1_024), rig.context(1_024));
-    source.compute(0, 0, &rig.prose(512));
-    let mut seconds = [f64::MAX; 3];
-    for _ in 0..20 {
-        let at = [Instant::now()];
+    let tokens = rig.prose(512);
+    let began = Instant::now();
+    source.compute(0, 0, &tokens);
+    let computed = began.elapsed();
+    let moved = (0..5).map(|_| {
+        let began = Instant::now();
         let chunk = source.kv.export(&mut source.ctx, 0, 0..512, 512).unwrap();
-        let exported = Instant::now();
         let blob = target.blob(&chunk);
-        let built = Instant::now();
         target.kv.import(&mut target.ctx, 0, 0, &blob).unwrap();
-        let imported = Instant::now();
+        let moved = began.elapsed();
         target.ctx.clear_kv_cache_seq(Some(0), None, None).unwrap();
-        for (best, took) in seconds.iter_mut().zip([exported - at[0], built - exported, imported - built]) {
-            *best = best.min(took.as_secs_f64());
-        }
-    }
-    let bytes = 512.0 * source.kv.layout().bytes_per_position() as f64;
-    let [export, build, import] = seconds.map(|s| bytes / s / 1e9);
-    println!("a chunk of 512 tokens, {bytes} B: export {export:.1}, build {build:.1}, import {import:.1} GB/s");
+        moved
+    });
+    let moved = moved.min().unwrap();
+    println!("512 tokens: {computed:?} to compute, {moved:?} to export, build and import");
+    assert!(moved < computed / 10, "{computed:?} to compute, {moved:?} to move");
 }

@@ -1,6 +1,4 @@
 //! A cache that is too small for everybody: sequences are set back and continued, and none is lost.
-#![cfg(feature = "llama")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 use std::sync::Arc;
 
@@ -11,15 +9,13 @@ use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{Delta, SequenceRequest};
 use futures::StreamExt;
 
+use crate::models;
+
 const N_NEW: u32 = 150;
 
 #[tokio::test]
 async fn sequences_that_do_not_fit_together_all_complete() {
-    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
-        return;
-    };
+    let Some(model) = models::smollm2() else { return };
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(512), n_cells: Some(512), ..LlamaConfig::new(model) };
     let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
     let tokens = async |text: String| {

@@ -2,15 +2,15 @@
 
 /// An HTTP/1.1 reply, head and all.
 #[derive(Debug, Clone)]
-pub struct Recording {
-    pub raw: Vec<u8>,
+pub(crate) struct Recording {
+    pub(crate) raw: Vec<u8>,
     /// Places in `raw` of the body's bytes, the framing of its chunks left out.
-    pub payload: Vec<usize>,
+    pub(crate) payload: Vec<usize>,
 }
 
 impl Recording {
     /// Finds the body of `raw`, which must be whole.
-    pub fn new(raw: Vec<u8>) -> Recording {
+    pub(crate) fn new(raw: Vec<u8>) -> Recording {
         let head_end = 4 + raw.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
         let head = String::from_utf8(raw[..head_end].to_vec()).unwrap().to_ascii_lowercase();
         let payload = match head.contains("transfer-encoding: chunked") {
@@ -21,7 +21,7 @@ impl Recording {
     }
 
     /// One past the last byte of the body.
-    pub fn payload_end(&self) -> usize {
+    pub(crate) fn payload_end(&self) -> usize {
         self.payload.last().map_or(0, |last| last + 1)
     }
 }

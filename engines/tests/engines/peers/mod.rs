@@ -1,9 +1,8 @@
 //! What the tests of handoffs between nodes share: nodes on loopback, and whole replies.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
-pub mod counting;
-pub mod fake;
-pub mod recording;
+pub(crate) mod counting;
+pub(crate) mod fake;
+pub(crate) mod recording;
 
 use std::sync::Arc;
 
@@ -19,14 +18,14 @@ use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 /// The cluster key of all that are honest.
-pub const KEY: &str = "the cluster's secret";
+pub(crate) const KEY: &str = "the cluster's secret";
 
 /// A node on loopback that lives until the guard is dropped.
-pub struct TestNode {
+pub(crate) struct TestNode {
     /// `HOST:PORT`
-    pub address: String,
+    pub(crate) address: String,
     /// `http://HOST:PORT`
-    pub url: String,
+    pub(crate) url: String,
     stop: CancellationToken,
 }
 
@@ -37,12 +36,12 @@ impl Drop for TestNode {
 }
 
 /// Serves an engine.
-pub async fn node(engine: Arc<dyn Engine>, role: Role, key: &str) -> TestNode {
+pub(crate) async fn node(engine: Arc<dyn Engine>, role: Role, key: &str) -> TestNode {
     serve(engine, role, key, None).await
 }
 
 /// Serves an engine, inside TLS if there is a certificate.
-pub async fn serve(engine: Arc<dyn Engine>, role: Role, key: &str, tls: Option<ServerTls>) -> TestNode {
+pub(crate) async fn serve(engine: Arc<dyn Engine>, role: Role, key: &str, tls: Option<ServerTls>) -> TestNode {
     let mut listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = listener.tcp_address().unwrap().to_string();
     if let Some(tls) = tls {
@@ -56,12 +55,12 @@ pub async fn serve(engine: Arc<dyn Engine>, role: Role, key: &str, tls: Option<S
 }
 
 /// A puller with the honest key.
-pub fn puller(policy: PullPolicy) -> Arc<HttpPuller> {
+pub(crate) fn puller(policy: PullPolicy) -> Arc<HttpPuller> {
     Arc::new(HttpPuller::new(KEY, policy).unwrap())
 }
 
 /// A simulator that computes at once, with little KV and short chunks.
-pub fn small_sim() -> SimConfig {
+pub(crate) fn small_sim() -> SimConfig {
     SimConfig {
         prefill_tps: 0.0,
         decode_tps: 0.0,
@@ -73,7 +72,7 @@ pub fn small_sim() -> SimConfig {
 }
 
 /// A request for `n` greedy tokens, with KV from `url`.
-pub fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRequest {
+pub(crate) fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRequest {
     let kv_source = url.map(KvSource::at);
     let mut request =
         SequenceRequest { prompt: prompt.to_vec(), max_tokens: Some(n), kv_source, ..SequenceRequest::default() };
@@ -82,20 +81,20 @@ pub fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRequest {
 }
 
 /// The same, with nothing cached from any other.
-pub fn request_alone(prompt: &[Token], n: u32, url: &str, scope: u64) -> SequenceRequest {
+pub(crate) fn request_alone(prompt: &[Token], n: u32, url: &str, scope: u64) -> SequenceRequest {
     SequenceRequest { cache_scope: CacheScope(scope), ..request(prompt, n, Some(url)) }
 }
 
 /// A whole reply.
 #[derive(Debug)]
-pub struct Reply {
-    pub tokens: Vec<Token>,
-    pub timings: Timings,
-    pub handoff: Option<HandoffTimings>,
+pub(crate) struct Reply {
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) timings: Timings,
+    pub(crate) handoff: Option<HandoffTimings>,
 }
 
 /// Generates to the end.
-pub async fn generate(engine: &dyn Engine, request: SequenceRequest) -> Reply {
+pub(crate) async fn generate(engine: &dyn Engine, request: SequenceRequest) -> Reply {
     let mut deltas = engine.generate(request).await.unwrap();
     let (mut tokens, mut handoff) = (Vec::new(), None);
     while let Some(delta) = deltas.next().await {
@@ -110,6 +109,6 @@ pub async fn generate(engine: &dyn Engine, request: SequenceRequest) -> Reply {
 }
 
 /// `n` tokens of the simulator's vocabulary.
-pub fn tokens(n: u32) -> Vec<Token> {
+pub(crate) fn tokens(n: u32) -> Vec<Token> {
     (0..n).map(|i| 1 + i % 250).collect()
 }

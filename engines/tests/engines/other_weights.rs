@@ -1,12 +1,8 @@
 //! Pairs of nodes whose files differ: the canary lets in what computes the same KV, and nothing else.
-#![cfg(feature = "llama")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
-
-mod peers;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use baton_engines::Engine;
@@ -20,14 +16,8 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use futures::StreamExt;
 
-fn model(variable: &str) -> Option<PathBuf> {
-    let model = std::env::var_os(variable).map(PathBuf::from);
-    if model.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        println!("SKIPPED: {variable} does not name a model; `make test` sets it");
-    }
-    model
-}
+use crate::models;
+use crate::peers;
 
 /// Writes `model` anew with every quantized tensor as f16, and each changed by `change` before that.
 fn as_f16(model: &Path, to: &Path, change: impl Fn(&str, Tensor) -> Tensor) {
@@ -64,7 +54,7 @@ fn other_rope_order(name: &str, values: Tensor) -> Tensor {
 
 async fn start(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(1_024), n_slots: 2, ..LlamaConfig::new(model) };
-    tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
+    models::start(config, puller).await
 }
 
 /// Pulls a prompt of 200 tokens and decodes 8: what came of the handoff, and the tokens.
@@ -82,7 +72,7 @@ async fn pull(decode_model: &Path, prefill_url: &str, limit: Option<f64>) -> (Op
 
 #[tokio::test(flavor = "multi_thread")]
 async fn other_weights_need_permission_and_a_canary_that_is_close() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (dequantized, confused) = (folder.path().join("f16.gguf"), folder.path().join("confused.gguf"));
     as_f16(&model, &dequantized, |_, values| values);
@@ -109,7 +99,7 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_distance_tells_kernels_from_mistakes() {
-    let Some(model) = model("BATON_TEST_MODEL") else { return };
+    let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (dequantized, confused) = (folder.path().join("f16.gguf"), folder.path().join("confused.gguf"));
     as_f16(&model, &dequantized, |_, values| values);
@@ -152,7 +142,7 @@ async fn the_distance_tells_kernels_from_mistakes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sliding_window_model_is_handed_over() {
-    let Some(model) = model("BATON_TEST_SWA_MODEL") else { return };
+    let Some(model) = models::gemma3() else { return };
     let node = peers::node(start(&model, None).await, Role::Prefill, peers::KEY).await;
     // Longer than the window, so that it has slid.
     let text = "In the harbour the boats lay still, and nobody spoke of the storm that was to come. ".repeat(60);

@@ -1,7 +1,4 @@
 //! Clients that leave at random points of a handoff: nothing of theirs stays behind on either node.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
-
-mod peers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,16 +8,15 @@ use baton_engines::handoff::{KvPuller, PullPolicy};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::node::Role;
-use baton_schemas::sequence::Delta;
+use baton_schemas::sequence::{CacheScope, Delta};
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use peers::counting::Counting;
-use peers::{KEY, TestNode, node, puller, request};
-use tokio::sync::Mutex;
 
-/// One test at a time: open files are counted for the whole process.
-static ALONE: Mutex<()> = Mutex::const_new(());
+use crate::own_process::is_own;
+use crate::peers;
+use crate::peers::counting::Counting;
+use crate::peers::{KEY, TestNode, node, puller, request};
 
 /// Idle connections, and the tasks on their ends, that may come and go. A leak would be one for each cancellation.
 const IDLE: usize = 12;
@@ -124,7 +120,7 @@ fn live_tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
-async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> Duration {
+async fn eventually(what: &str, holds: impl AsyncFn() -> bool) -> Duration {
     let began = Instant::now();
     while !holds().await {
         assert!(began.elapsed() < Duration::from_secs(30), "waited for {what}");
@@ -133,17 +129,30 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
     began.elapsed()
 }
 
-/// `n` clients, `at_once` at a time, each with a prompt of up to `max_prompt` tokens and up to `patience_ms`.
-async fn storm(pair: &Pair, n: usize, at_once: usize, max_prompt: u64, patience_ms: u64) -> Stages {
-    let (mut seed, mut n_begun, mut running, mut stages) = (42, 0, FuturesUnordered::new(), Stages::default());
-    while n_begun < n || !running.is_empty() {
-        while running.len() < at_once && n_begun < n {
+/// Clients that all leave.
+#[derive(Clone, Copy)]
+struct Storm {
+    n_clients: usize,
+    at_once: usize,
+    /// Tokens of the longest prompt.
+    max_prompt: u64,
+    max_patience_ms: u64,
+}
+
+/// Runs the clients, and counts where they left.
+async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
+    let mut seed = 42;
+    let mut n_begun = 0;
+    let mut running = FuturesUnordered::new();
+    let mut stages = Stages::default();
+    while n_begun < storm.n_clients || !running.is_empty() {
+        while running.len() < storm.at_once && n_begun < storm.n_clients {
             n_begun += 1;
-            let n_prompt = 65 + random(&mut seed) % (max_prompt - 65);
+            let n_prompt = 65 + random(&mut seed) % (storm.max_prompt - 65);
             // The first tokens are a number that no other prompt has.
             let number = [n_begun / 200, n_begun % 200].map(|digit| 1 + digit as u32);
             let prompt: Vec<Token> = number.into_iter().chain((2..n_prompt as u32).map(|i| 1 + i % 250)).collect();
-            let patience = Duration::from_millis(random(&mut seed) % patience_ms);
+            let patience = Duration::from_millis(random(&mut seed) % storm.max_patience_ms);
             let waits = match n_begun % 5 {
                 0 => Waits::ForToken,
                 1 => Waits::ForSlot,
@@ -163,80 +172,81 @@ async fn storm(pair: &Pair, n: usize, at_once: usize, max_prompt: u64, patience_
 }
 
 /// Lets a storm pass over a pair, and looks for what it left.
-async fn nothing_stays(pair: &Pair, n: usize, at_once: usize, max_prompt: u64, patience_ms: u64) {
+async fn nothing_stays(pair: &Pair, storm: Storm) {
     pair.check_works(&vec![7; 100]).await;
     let (files, tasks) = (open_files(), live_tasks());
-    let stages = storm(pair, n, at_once, max_prompt, patience_ms).await;
-    println!("{n} cancelled: {stages:?}");
+    let stages = run_storm(pair, storm).await;
+    println!("{} cancelled: {stages:?}", storm.n_clients);
     let Stages { queued, pulling, decoding, prefill_queue } = stages;
     assert!(queued > 0 && pulling > 0 && decoding > 0 && prefill_queue > 0, "every stage is to be met");
 
-    let idle_after = eventually("all slots to be free", || pair.is_idle()).await;
+    let idle_after = eventually("all slots to be free", async || pair.is_idle().await).await;
     let n_positions = pair.prefill.n_positions();
-    let closed_after = eventually("all connections and tasks to end", || async {
+    let closed_after = eventually("all connections and tasks to end", async || {
         let files_ended = open_files().zip(files).is_none_or(|(now, before)| now <= before + IDLE);
         files_ended && live_tasks() <= tasks + IDLE
     })
     .await;
     println!("slots were free after {idle_after:?}, connections closed after {closed_after:?}");
     println!("files {files:?} → {:?}, tasks {tasks} → {}", open_files(), live_tasks());
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(pair.prefill.n_positions(), n_positions, "nothing more was computed");
+    // The next handoff is all that the node has computed since.
     pair.check_works(&vec![8; 100]).await;
+    assert_eq!(pair.prefill.n_positions(), n_positions + 99, "something more was computed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_hundred_simulated_clients_leave_nothing() {
-    let _alone = ALONE.lock().await;
+    if !is_own("cancel_handoff::five_hundred_simulated_clients_leave_nothing") {
+        return;
+    }
     let config = SimConfig { prefill_tps: 100_000.0, decode_tps: 200.0, chunk_tokens: 64, ..SimConfig::default() };
     let prefill = SimEngine::new(SimConfig { n_slots: 2, ..config.clone() });
     let policy = PullPolicy::default();
     let decode = SimEngine::with_puller(SimConfig { n_slots: 8, ..config }, Some(puller(policy) as Arc<dyn KvPuller>));
     let pair = Pair::new(Arc::new(prefill), Arc::new(decode)).await;
-    nothing_stays(&pair, 500, 16, 3_000, 150).await;
+    let storm = Storm { n_clients: 500, at_once: 16, max_prompt: 3_000, max_patience_ms: 150 };
+    nothing_stays(&pair, storm).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_stops_within_a_chunk() {
-    let _alone = ALONE.lock().await;
     // A chunk takes 100 ms.
     let config = SimConfig { prefill_tps: 2_560.0, chunk_tokens: 256, ..SimConfig::default() };
     let prefill = Arc::new(SimEngine::new(config.clone()));
     let decode = Arc::new(SimEngine::with_puller(config, Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>)));
     let pair = Pair::new(prefill, decode).await;
-    for patience_ms in [250, 430, 610] {
-        let scope = baton_schemas::sequence::CacheScope(patience_ms);
+    for n_chunks in 1..=3 {
+        let scope = CacheScope(n_chunks);
         let request = SequenceRequest { cache_scope: scope, ..pair.request(&peers::tokens(16_000), 10) };
         let before = pair.prefill.n_positions();
-        leave_after(&pair.client, request, Waits::No, Duration::from_millis(patience_ms)).await;
+        let reply = pair.client.generate(request).await.unwrap();
+        eventually("the prefill to be under way", async || pair.prefill.n_positions() >= before + n_chunks * 256).await;
+        drop(reply);
         let at_leaving = pair.prefill.n_positions();
-        assert!(at_leaving > before, "it had begun");
-        eventually("the prefill's end", || pair.is_idle()).await;
-        tokio::time::sleep(Duration::from_millis(250)).await;
-        let more = pair.prefill.n_positions() - at_leaving;
+        eventually("the prefill's end", async || pair.is_idle().await).await;
+        // The next handoff is all that the node has computed since, but for the chunk that was being computed.
+        pair.check_works(&vec![n_chunks as u32 + 100; 100]).await;
+        let more = pair.prefill.n_positions() - at_leaving - 99;
         assert!(more <= 256, "{more} positions were computed after the client had left");
     }
 }
 
 #[cfg(feature = "llama")]
 #[tokio::test(flavor = "multi_thread")]
-async fn fifty_clients_of_a_real_model_leave_nothing() {
-    use baton_engines::llama::{LlamaConfig, LlamaEngine};
-    let _alone = ALONE.lock().await;
-    let Some(model) = std::env::var_os("BATON_TEST_MODEL") else {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        return println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
-    };
+async fn sixty_clients_of_a_real_model_leave_nothing() {
+    use baton_engines::llama::LlamaConfig;
+
+    use crate::models;
+    if !is_own("cancel_handoff::sixty_clients_of_a_real_model_leave_nothing") {
+        return;
+    }
+    let Some(model) = models::smollm2() else { return };
     let base = LlamaConfig::new(model);
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), n_slots: 2, n_ubatch: 64, ..base };
-    let start = |puller: Option<Arc<dyn KvPuller>>| {
-        let config = LlamaConfig { n_slots: if puller.is_some() { 6 } else { 2 }, ..config.clone() };
-        async move {
-            tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
-        }
-    };
-    let prefill = start(None).await;
-    let decode = start(Some(puller(PullPolicy::default()))).await;
-    let pair = Pair::new(prefill, decode).await;
-    nothing_stays(&pair, 60, 8, 200, 4_000).await;
+    let prefill = models::start(config.clone(), None).await;
+    let decode =
+        models::start(LlamaConfig { n_slots: 6, ..config }, Some(puller(PullPolicy::default()) as Arc<dyn KvPuller>));
+    let pair = Pair::new(prefill, decode.await).await;
+    let storm = Storm { n_clients: 60, at_once: 8, max_prompt: 200, max_patience_ms: 4_000 };
+    nothing_stays(&pair, storm).await;
 }

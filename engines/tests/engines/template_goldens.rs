@@ -2,8 +2,6 @@
 //!
 //! `expected.py` beside them wrote the expected texts with the reference, set up as transformers sets it up.
 
-#![allow(clippy::unwrap_used, reason = "a fixture that cannot be read fails the test")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

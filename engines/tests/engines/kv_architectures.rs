@@ -1,16 +1,12 @@
 //! The handoff's ground on architectures whose real models are too large for a test: tiny ones with random weights.
-#![cfg(feature = "llama")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
-
-#[path = "kv_state/rig.rs"]
-mod rig;
 
 use baton_engines::gguf::Gguf;
 use baton_engines::llama::probe::NoHandoff;
 use baton_engines::llama::transfer::TransferError;
 use baton_schemas::kv::RopePairing;
-use rig::{Rig, assert_part_of, divergence, without_window};
 use tiny_gguf::{Architecture, WINDOW};
+
+use crate::kv_rig::{Rig, assert_part_of, divergence, without_window};
 
 /// The file lives as long as the first of the two.
 fn tiny(architecture: Architecture) -> (tempfile::TempDir, Rig) {

@@ -1,20 +1,18 @@
 //! Nodes behind TLS with an operator's own CA: what works, and what the operator reads when it does not.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use baton_engines::Engine;
-use baton_engines::node::{ClusterKey, Listener, ServerTls, router};
+use baton_engines::node::ServerTls;
 use baton_engines::remote::{ClientError, NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::transport::{AddressError, Transport};
 use baton_schemas::EngineError;
 use baton_schemas::node::Role;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tokio_util::sync::CancellationToken;
 
-const KEY: &str = "the cluster's secret";
+use crate::peers::{self, KEY, TestNode};
 
 /// An operator's certificate authority, in a folder of its own.
 struct Ca {
@@ -53,31 +51,8 @@ impl Ca {
     }
 }
 
-/// A node around the simulator that lives until the guard is dropped.
-struct Node {
-    /// `127.0.0.1:PORT`
-    address: String,
-    stop: CancellationToken,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-async fn node(tls: Option<&ServerTls>) -> Node {
-    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.tcp_address().unwrap().to_string();
-    let listener = match tls {
-        Some(tls) => listener.with_tls(tls.clone()),
-        None => listener,
-    };
-    let stop = CancellationToken::new();
-    let stopped = stop.clone();
-    let router = router(Arc::new(SimEngine::new(SimConfig::default())), Role::Both, ClusterKey::new(KEY));
-    tokio::spawn(async move { listener.serve(router, stopped).await.unwrap() });
-    Node { address, stop }
+async fn node(tls: Option<&ServerTls>) -> TestNode {
+    peers::serve(Arc::new(SimEngine::new(SimConfig::default())), Role::Both, KEY, tls.cloned()).await
 }
 
 fn client(url: &str, key: &str, transport: &Transport) -> RemoteEngine {

@@ -1,6 +1,4 @@
 //! Vectors are what a plain llama.cpp loop gives, for every kind of model, and generation does not notice them.
-#![cfg(feature = "llama")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +12,8 @@ use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tempfile::TempDir;
 use tiny_gguf::Architecture;
+
+use crate::models;
 
 fn config(model: &Path) -> LlamaConfig {
     LlamaConfig { n_threads: Some(1), n_ctx: Some(4_096), ..LlamaConfig::new(model) }
@@ -109,25 +109,15 @@ async fn a_reranker_gives_no_vectors() {
     assert!(matches!(refused, Some(EngineError::Unsupported { .. })));
 }
 
-/// The real model's path is given by the test runner, which has pulled it.
-fn real_model() -> Option<PathBuf> {
-    let model = std::env::var_os("BATON_TEST_MODEL").map(PathBuf::from);
-    if model.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
-        println!("SKIPPED: BATON_TEST_MODEL does not name a model; `make test` sets it");
-    }
-    model
-}
-
 #[tokio::test]
 async fn the_real_models_vectors_are_the_plain_loops() {
-    let Some(model) = real_model() else { return };
+    let Some(model) = models::smollm2() else { return };
     check(&model, Pooling::Last, &[8, 64, 700], 5e-3).await;
 }
 
 #[tokio::test]
 async fn a_reply_is_the_same_beside_vectors() {
-    let Some(model) = real_model() else { return };
+    let Some(model) = models::smollm2() else { return };
     let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
     let prompt = tokens(&engine, "The three largest cities of France are").await;
     let request = SequenceRequest {

@@ -1,0 +1,147 @@
+//! Engines for tests: one that changes a few answers of another engine, and one that must not be called.
+
+use async_trait::async_trait;
+use baton_schemas::embed::EmbedSequences;
+use baton_schemas::generate::Conversation;
+use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
+use baton_schemas::{EngineError, SequenceRequest, Token};
+
+use crate::engine::{DeltaStream, EmbedStream, Engine, KvStream, LoadStream};
+
+/// An engine around another one. A method that an implementation leaves out is passed on to [`EngineWrapper::inner`].
+#[async_trait]
+pub trait EngineWrapper: Send + Sync + 'static {
+    /// The wrapped engine.
+    fn inner(&self) -> &dyn Engine;
+
+    /// See [`Engine::info`].
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        self.inner().info().await
+    }
+
+    /// See [`Engine::load`].
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        self.inner().load().await
+    }
+
+    /// See [`Engine::loads`].
+    async fn loads(&self) -> Result<LoadStream, EngineError> {
+        self.inner().loads().await
+    }
+
+    /// See [`Engine::render`].
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        self.inner().render(conversation).await
+    }
+
+    /// See [`Engine::tokenize`].
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        self.inner().tokenize(request).await
+    }
+
+    /// See [`Engine::detokenize`].
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        self.inner().detokenize(tokens).await
+    }
+
+    /// See [`Engine::generate`].
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        self.inner().generate(request).await
+    }
+
+    /// See [`Engine::embed`].
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        self.inner().embed(request).await
+    }
+
+    /// See [`Engine::prefill`].
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
+        self.inner().prefill(request).await
+    }
+
+    /// See [`Engine::measure_link`].
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        self.inner().measure_link(source).await
+    }
+}
+
+#[async_trait]
+impl<W: EngineWrapper> Engine for W {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        EngineWrapper::info(self).await
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        EngineWrapper::load(self).await
+    }
+
+    async fn loads(&self) -> Result<LoadStream, EngineError> {
+        EngineWrapper::loads(self).await
+    }
+
+    async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
+        EngineWrapper::render(self, conversation).await
+    }
+
+    async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        EngineWrapper::tokenize(self, request).await
+    }
+
+    async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
+        EngineWrapper::detokenize(self, tokens).await
+    }
+
+    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        EngineWrapper::generate(self, request).await
+    }
+
+    async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
+        EngineWrapper::embed(self, request).await
+    }
+
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
+        EngineWrapper::prefill(self, request).await
+    }
+
+    async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
+        EngineWrapper::measure_link(self, source).await
+    }
+}
+
+/// An engine that fails every call. A test wraps it to show that only the methods it replaces are called.
+#[derive(Debug, Clone, Copy)]
+pub struct UnusedEngine;
+
+impl UnusedEngine {
+    fn called<T>() -> Result<T, EngineError> {
+        Err(EngineError::internal("this test does not expect the call"))
+    }
+}
+
+#[async_trait]
+impl Engine for UnusedEngine {
+    async fn info(&self) -> Result<NodeInfo, EngineError> {
+        Self::called()
+    }
+
+    async fn load(&self) -> Result<NodeLoad, EngineError> {
+        Self::called()
+    }
+
+    async fn render(&self, _: &Conversation) -> Result<Vec<Token>, EngineError> {
+        Self::called()
+    }
+
+    async fn tokenize(&self, _: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
+        Self::called()
+    }
+
+    async fn detokenize(&self, _: &[Token]) -> Result<String, EngineError> {
+        Self::called()
+    }
+
+    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+        Self::called()
+    }
+}

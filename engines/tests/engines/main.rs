@@ -1,0 +1,35 @@
+//! What the crate promises, a module for each promise. Modules named in the first block are shared fixtures.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+
+#[cfg(feature = "llama")]
+mod kv_rig;
+#[cfg(feature = "llama")]
+mod models;
+mod own_process;
+mod peers;
+
+mod cancel_handoff;
+mod contract;
+#[cfg(feature = "llama")]
+mod embeddings;
+#[cfg(feature = "llama")]
+mod forged_turns;
+#[cfg(feature = "llama")]
+mod full_cache;
+#[cfg(feature = "llama")]
+mod grammar;
+mod handoff;
+mod hostile_peer;
+#[cfg(feature = "llama")]
+mod images;
+#[cfg(feature = "llama")]
+mod kv_architectures;
+#[cfg(feature = "llama")]
+mod kv_state;
+mod load_stream;
+mod node_tls;
+#[cfg(feature = "llama")]
+mod other_weights;
+#[cfg(feature = "llama")]
+mod resume;
+mod template_goldens;

@@ -1,0 +1,31 @@
+//! The real models. The test runner, which has pulled them, names their files: this crate cannot download anything.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use baton_engines::handoff::KvPuller;
+use baton_engines::llama::{LlamaConfig, LlamaEngine};
+
+/// SmolLM2 135M.
+pub(crate) fn smollm2() -> Option<PathBuf> {
+    named_by("BATON_TEST_MODEL")
+}
+
+/// Gemma 3 270M, which has a sliding window.
+pub(crate) fn gemma3() -> Option<PathBuf> {
+    named_by("BATON_TEST_SWA_MODEL")
+}
+
+fn named_by(variable: &str) -> Option<PathBuf> {
+    let model = std::env::var_os(variable).map(PathBuf::from);
+    if model.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI must run this with the real model");
+        println!("SKIPPED: {variable} does not name a model; `make test` sets it");
+    }
+    model
+}
+
+/// Starts an engine off the async threads.
+pub(crate) async fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
+    tokio::task::spawn_blocking(move || Arc::new(LlamaEngine::start(config, puller).unwrap())).await.unwrap()
+}

@@ -1,0 +1,47 @@
+//! An engine that counts what it computes for others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use baton_engines::Engine;
+use baton_engines::engine::{KvEvent, KvStream};
+use baton_engines::sim::EngineWrapper;
+use baton_schemas::EngineError;
+use baton_schemas::handoff::PrefillRequest;
+use futures::StreamExt;
+
+/// Passes everything on.
+pub(crate) struct Counting {
+    inner: Arc<dyn Engine>,
+    n_positions: Arc<AtomicU64>,
+}
+
+impl Counting {
+    pub(crate) fn new(inner: Arc<dyn Engine>) -> Counting {
+        Counting { inner, n_positions: Arc::default() }
+    }
+
+    /// Positions handed over, or on their way, since the start.
+    pub(crate) fn n_positions(&self) -> u64 {
+        self.n_positions.load(Ordering::Relaxed)
+    }
+}
+
+#[async_trait]
+impl EngineWrapper for Counting {
+    fn inner(&self) -> &dyn Engine {
+        &*self.inner
+    }
+
+    async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
+        let n_positions = Arc::clone(&self.n_positions);
+        let events = self.inner.prefill(request).await?;
+        let counted = events.inspect(move |event| {
+            if let Ok(KvEvent::Chunk(chunk)) = event {
+                n_positions.fetch_add(u64::from(chunk.p1 - chunk.p0), Ordering::Relaxed);
+            }
+        });
+        Ok(counted.boxed())
+    }
+}
