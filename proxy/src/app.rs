@@ -15,12 +15,12 @@ use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
+use crate::http::Backend;
 use crate::http::backend::{Model, ReadyModel};
-use crate::http::{Backend, Health};
 use crate::observe::Observer;
 use crate::observe::metrics;
-use crate::observe::readiness::standing;
-use crate::observe::state::{self, EndpointState};
+use crate::observe::readiness::{self, Readiness};
+use crate::observe::state::{self, EndpointState, Observed, RequestsState};
 use crate::request::admission::{Account, Admission};
 use crate::request::embed::{self, Embedded};
 use crate::request::failover::{ask, ask_about};
@@ -28,7 +28,7 @@ use crate::request::generate::{self, Caller, Generation};
 use crate::request::plan::explanation::Explanation;
 use crate::request::prompt;
 use crate::targets::model_loading::{Residency, Stay};
-use crate::targets::nodes::{Life, Node, Pool, ServedModel, Sight, Unused, names};
+use crate::targets::nodes::{Life, Node, Pool, ServedModel, Sight, names};
 use crate::targets::upstreams::{self, ServedByUpstreams, UpstreamPool};
 
 /// When to ask again for a model of an upstream that has not been heard of yet.
@@ -116,15 +116,6 @@ impl App {
             None => Ok(None),
         }
     }
-
-    /// Own models that could not be loaded, in a sentence each that is safe to show.
-    pub fn failed_loads(&self) -> Vec<String> {
-        let failed = |model: &Arc<ServedModel>| {
-            let why = model.resident.as_ref()?.presence().last_failure?;
-            Some(format!("the model {:?} could not be loaded: {why}", model.name.get().map_or("", String::as_str)))
-        };
-        self.pool.models().iter().filter_map(failed).collect()
-    }
 }
 
 #[async_trait]
@@ -173,11 +164,25 @@ impl Backend for App {
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {
-        state::snapshot(self, with_addresses)
+        let upstreams = self.upstreams.load();
+        // Without this, the limit would be known only from the first request on.
+        self.admission.set_slots(self.n_slots());
+        let observed = Observed {
+            pool: &self.pool,
+            upstreams: &upstreams,
+            requests: RequestsState {
+                admitted: self.admission.n_admitted() as u64,
+                limit: self.admission.limit() as u64,
+                waiting: self.admission.n_waiting() as u64,
+            },
+            journal: &self.observer.journal,
+            memory_budget: Some(self.residency.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
+        };
+        state::snapshot(&observed, with_addresses)
     }
 
     fn metrics(&self) -> String {
-        metrics::text(&self.observer.metrics, &state::snapshot(self, false))
+        metrics::text(&self.observer.metrics, &self.state(false))
     }
 
     fn replied(&self, route: &str, status: u16) {
@@ -185,33 +190,15 @@ impl Backend for App {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
-        // Which one is not for everybody: it is in the state.
-        let failed = self.failed_loads().len();
-        let failed = (failed > 0).then(|| format!("own models that could not be loaded: {failed}"));
-        self.pool.unused().into_iter().map(warning).chain(failed).chain(standing(self).warnings()).collect()
+        readiness::warnings(&self.pool, &self.upstreams.load())
     }
 
-    fn lives(&self) -> BTreeMap<Life, usize> {
-        let models = self.pool.models();
-        // A node lies in the lists of all models that it may serve, and may have both tasks.
-        let mut nodes: Vec<&Arc<Node>> = Vec::new();
-        // What comes and goes with its requests is as it should be while it is not there.
-        let there = models.iter().filter(|model| model.resident.is_none());
-        for node in there.flat_map(|model| model.decode.iter().chain(&model.prefill)) {
-            if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
-                nodes.push(node);
-            }
-        }
-        let mut lives = BTreeMap::new();
-        for node in nodes {
-            *lives.entry(node.health.life()).or_default() += 1;
-        }
-        lives
+    fn node_states(&self) -> BTreeMap<Life, usize> {
+        readiness::node_states(&self.pool)
     }
 
-    fn health(&self) -> Health {
-        standing(self).health()
+    fn readiness(&self) -> Readiness {
+        readiness::readiness(&self.pool, &self.upstreams.load())
     }
 
     async fn ready(&self, model: Option<&str>, caller: &Caller) -> Result<ReadyModel, RequestError> {

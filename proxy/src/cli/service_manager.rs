@@ -6,8 +6,9 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 
 use crate::app::App;
+use crate::http::Backend;
 use crate::http::server::Shutdown;
-use crate::http::{Backend, Health};
+use crate::observe::readiness::Readiness;
 
 /// Between looks at the endpoint's health until it is well.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -16,7 +17,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 pub(super) fn keep_informed(app: Arc<App>, shutdown: Shutdown) {
     tokio::spawn(async move {
         let ready = async {
-            while app.health() != Health::Ok {
+            while app.readiness() != Readiness::Ok {
                 tokio::time::sleep(INTERVAL).await;
             }
         };

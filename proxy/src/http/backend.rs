@@ -14,6 +14,7 @@ use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::error::RequestError;
+use crate::observe::readiness::Readiness;
 use crate::observe::state::{EndpointState, Life};
 use crate::request::embed::Embedded;
 use crate::request::generate::{Caller, Generation};
@@ -46,16 +47,16 @@ pub trait Backend: Send + Sync + 'static {
     /// A reply's head was made for this route (its pattern, not the path), with this status.
     fn replied(&self, route: &str, status: u16);
 
-    /// Whether a request sent now would be answered.
-    fn health(&self) -> Health;
+    /// Returns whether a request sent now would be answered.
+    fn readiness(&self) -> Readiness;
 
     /// What is not as configured and costs no request its reply, in words that are safe to show to anybody.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// How many nodes are in each state of their lives.
-    fn lives(&self) -> BTreeMap<Life, usize> {
+    /// How many nodes are in each state.
+    fn node_states(&self) -> BTreeMap<Life, usize> {
         BTreeMap::new()
     }
 
@@ -163,21 +164,4 @@ pub struct ReadyModel {
 pub fn find(models: Vec<Model>, name: &str) -> Result<Model, RequestError> {
     let found = models.into_iter().find(|model| model.is_called(name));
     found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
-}
-
-/// Whether the endpoint can answer. Reasons are shown to anybody: no paths, no addresses.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Health {
-    /// Yes.
-    Ok,
-    /// Not yet.
-    Loading {
-        /// What is being waited for.
-        reason: String,
-    },
-    /// No.
-    Unavailable {
-        /// Why.
-        reason: String,
-    },
 }

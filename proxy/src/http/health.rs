@@ -11,13 +11,14 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::HttpState;
 use super::errors::{Failure, Retry};
 use super::openapi::Operation;
 use super::steps::{STOPPING, Stopping};
-use super::{Health, HttpState};
+use crate::observe::readiness::Readiness;
 use crate::targets::nodes::Life;
 
-/// A small model loads in about this time; who waits for a large one asks again.
+/// A small model loads in about this time; a client that waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, JsonSchema)]
@@ -26,7 +27,7 @@ struct Report {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorBody>,
-    /// What is not as configured, and costs no request its reply.
+    /// What differs from the configuration though requests are answered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
     /// How many nodes are in which state, unless all are ready.
@@ -38,20 +39,22 @@ fn all_ready(nodes: &BTreeMap<Life, usize>) -> bool {
     nodes.keys().all(|life| *life == Life::Ready)
 }
 
-/// What is said of it.
 pub(super) fn operation() -> Operation {
     Operation::new("Whether a request sent now would be answered").public().replies::<Report>().unavailable::<Report>()
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.
 pub async fn health(State(state): State<HttpState>, stopping: Option<Extension<Stopping>>) -> Response {
-    let (warnings, nodes) = (state.backend.warnings(), state.backend.lives());
+    let (warnings, nodes) = (state.backend.warnings(), state.backend.node_states());
     let is_stopping = stopping.is_some_and(|Extension(stopping)| stopping.0.is_cancelled());
-    let health = if is_stopping { Health::Unavailable { reason: STOPPING.to_owned() } } else { state.backend.health() };
-    let (status, reason) = match health {
-        Health::Ok => return Json(Report { status: "ok", error: None, warnings, nodes }).into_response(),
-        Health::Loading { reason } => ("loading", reason),
-        Health::Unavailable { reason } => ("unavailable", reason),
+    let readiness = match is_stopping {
+        true => Readiness::Unavailable { reason: STOPPING.to_owned() },
+        false => state.backend.readiness(),
+    };
+    let (status, reason) = match readiness {
+        Readiness::Ok => return Json(Report { status: "ok", error: None, warnings, nodes }).into_response(),
+        Readiness::Loading { reason } => ("loading", reason),
+        Readiness::Unavailable { reason } => ("unavailable", reason),
     };
     let error = ErrorBody::new(ErrorKind::Unavailable, reason);
     let failure = Failure { retry: Retry::After(RETRY_AFTER), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) };

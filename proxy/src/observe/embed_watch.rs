@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engines::trace::{self, TARGET};
+use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
 
 use super::{Observer, Outcome};
 use crate::error::RequestError;
 use crate::observe::metrics::EmbedSummary;
-use crate::request::embed::Embedded;
-use crate::request::generate::Caller;
 
-/// Lives as long as the request. Dropped before it is told how that ended, the client has left.
+/// Travels with a request for vectors. Dropping it without [`done`](Self::done) or [`failed`](Self::failed) means that
+/// the client has left.
 pub struct EmbedWatch {
     observer: Arc<Observer>,
     span: Span,
@@ -26,19 +26,19 @@ pub struct EmbedWatch {
 }
 
 impl EmbedWatch {
-    /// A request has arrived.
-    pub fn begin(observer: &Arc<Observer>, caller: &Caller) -> EmbedWatch {
+    /// A request has arrived, perhaps as a part of its client's trace.
+    pub fn begin(observer: &Arc<Observer>, request_id: &str, trace: Option<Context>) -> EmbedWatch {
         let span = tracing::info_span!(
             target: TARGET,
             parent: None,
             "request",
             otel.kind = "server",
-            request_id = caller.request_id.as_str(),
+            request_id,
             model = Empty,
             n_prompt = Empty,
             error = Empty,
         );
-        trace::continue_from(&span, caller.trace.clone());
+        trace::continue_from(&span, trace);
         EmbedWatch {
             observer: Arc::clone(observer),
             span,
@@ -51,27 +51,29 @@ impl EmbedWatch {
         }
     }
 
-    /// The request's part of its trace, of which what it asks nodes and upstreams for is a part.
+    /// The request's span. Calls to nodes and upstreams belong into it.
     pub fn span(&self) -> &Span {
         &self.span
     }
 
-    /// It is for this model, by its public name.
+    /// The model's public name is known.
     pub fn is_for(&mut self, model: &str) {
         self.span.record("model", model);
         model.clone_into(&mut self.model);
     }
 
-    /// Its vectors are complete.
-    pub fn done(&mut self, embedded: &Embedded) {
+    /// All vectors are computed.
+    pub fn done(&mut self, n_vectors: u64, n_tokens: u32) {
         self.outcome = Outcome::Done;
-        self.span.record("n_prompt", embedded.n_tokens);
-        (self.n_vectors, self.n_tokens) = (embedded.vectors.len() as u64, embedded.n_tokens.into());
+        self.span.record("n_prompt", n_tokens);
+        self.n_vectors = n_vectors;
+        self.n_tokens = n_tokens.into();
     }
 
-    /// It ends with an error.
+    /// The request ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
-        (self.outcome, self.error) = (Outcome::Failed, Some(error.kind()));
+        self.outcome = Outcome::Failed;
+        self.error = Some(error.kind());
         self.span.record("error", error.kind());
     }
 }

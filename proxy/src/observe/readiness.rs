@@ -1,82 +1,131 @@
-//! Whether the endpoint is well, as `/health` tells load balancers: once it has started, it is as long as one of its
-//! models could be answered for.
+//! Whether the endpoint can answer, as `/health` tells load balancers. Once it has started, it is ready as long as one of
+//! its models can be answered for.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::app::App;
-use crate::http::Health;
 use crate::targets::model_loading::Resident;
-use crate::targets::nodes::{Life, Node, ServedModel, Status, names};
+use crate::targets::nodes::{Life, Node, Pool, ServedModel, Status, Unused, names};
+use crate::targets::upstreams::UpstreamPool;
+
+/// Whether a request sent now would be answered. Reasons are shown to anybody: no paths, no addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    /// Yes.
+    Ok,
+    /// Not yet.
+    Loading {
+        /// What is being waited for.
+        reason: String,
+    },
+    /// No.
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+}
 
 /// Which models could answer a request that came now.
-pub(crate) struct Standing {
-    /// One of them could.
-    answers: bool,
-    /// Of each that could not, why. The endpoint is well as long as another can: a balancer that took it out of service
-    /// for one would take all of them from their clients.
-    problems: Vec<Health>,
+struct ModelsReadiness {
+    any_answers: bool,
+    /// Why the others cannot. They do not make the endpoint unready: a load balancer would take it out of service for all
+    /// models because of one.
+    problems: Vec<Readiness>,
 }
 
-impl Standing {
-    /// Whether a request sent now would be answered.
-    pub(crate) fn health(mut self) -> Health {
-        if self.answers || self.problems.is_empty() { Health::Ok } else { self.problems.swap_remove(0) }
-    }
-
-    /// What is said beside that it would be. Which model it is is not for everybody: it is in the state.
-    pub(crate) fn warnings(self) -> Vec<String> {
-        let silent = self.problems.into_iter().filter_map(|problem| match problem {
-            Health::Ok => None,
-            Health::Loading { reason } | Health::Unavailable { reason } => {
-                Some(format!("a model cannot be answered for now: {reason}"))
-            }
-        });
-        if self.answers { silent.collect() } else { Vec::new() }
-    }
+/// Returns whether a request sent now would be answered.
+pub fn readiness(pool: &Pool, upstreams: &UpstreamPool) -> Readiness {
+    let mut models = models_readiness(pool, upstreams);
+    if models.any_answers || models.problems.is_empty() { Readiness::Ok } else { models.problems.swap_remove(0) }
 }
 
-/// Looks at all models.
-pub(crate) fn standing(app: &App) -> Standing {
-    let (models, upstreams) = (app.pool.models(), app.upstreams.load());
-    let (mut answers, mut is_starting) = (upstreams.answers(), false);
+/// What differs from the configuration though requests are answered, a sentence each. Shown to anybody, so no model or
+/// address is named beyond the node's own name; the snapshot has the rest.
+pub fn warnings(pool: &Pool, upstreams: &UpstreamPool) -> Vec<String> {
+    let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
+    let n_failed = failed_loads(pool).len();
+    let failed = (n_failed > 0).then(|| format!("own models that could not be loaded: {n_failed}"));
+    let models = models_readiness(pool, upstreams);
+    let silent = models.problems.into_iter().filter(|_| models.any_answers).filter_map(|problem| match problem {
+        Readiness::Ok => None,
+        Readiness::Loading { reason } | Readiness::Unavailable { reason } => {
+            Some(format!("a model cannot be answered for now: {reason}"))
+        }
+    });
+    pool.unused().into_iter().map(warning).chain(failed).chain(silent).collect()
+}
+
+/// Own models that could not be loaded, a sentence each. Names models: for operators.
+pub(super) fn failed_loads(pool: &Pool) -> Vec<String> {
+    let failed = |model: &Arc<ServedModel>| {
+        let why = model.resident.as_ref()?.presence().last_failure?;
+        Some(format!("the model {:?} could not be loaded: {why}", model.name.get().map_or("", String::as_str)))
+    };
+    pool.models().iter().filter_map(failed).collect()
+}
+
+/// How many nodes are in each state. Nodes of models that are loaded on demand are left out: for them, not running is
+/// normal.
+pub fn node_states(pool: &Pool) -> BTreeMap<Life, usize> {
+    let models = pool.models();
+    // A node is in the lists of all models that it may serve, and may have both tasks.
+    let mut nodes: Vec<&Arc<Node>> = Vec::new();
+    let permanent = models.iter().filter(|model| model.resident.is_none());
+    for node in permanent.flat_map(|model| model.decode.iter().chain(&model.prefill)) {
+        if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
+            nodes.push(node);
+        }
+    }
+    let mut states = BTreeMap::new();
+    for node in nodes {
+        *states.entry(node.health.life()).or_default() += 1;
+    }
+    states
+}
+
+fn models_readiness(pool: &Pool, upstreams: &UpstreamPool) -> ModelsReadiness {
+    let models = pool.models();
+    let (mut any_answers, mut is_starting) = (upstreams.answers(), false);
     let mut problems = Vec::new();
     for model in models.iter().filter(|model| model.resident.is_none()) {
-        let deputies = || model.name.get().and_then(|name| upstreams.serving(name, false));
+        let serving = || model.name.get().and_then(|name| upstreams.serving(name, false));
         let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
-        if is_ready || deputies().is_some_and(|serving| serving.can_answer()) {
-            answers = true;
+        if is_ready || serving().is_some_and(|serving| serving.can_answer()) {
+            any_answers = true;
         } else {
             is_starting |= first_silent(model).is_some_and(|(node, _)| node.health.is_new());
             problems.push(why_silent(model));
         }
     }
-    // One that is loaded when it is needed could, until it was tried; that it failed is a warning of its own. While the
-    // endpoint starts, what is always there is waited for all the same, unless the other has been loaded before. A
-    // restart later on takes nothing out of service.
-    let could = |resident: &Resident| !is_starting || resident.health.last_info().is_some();
-    answers |= models.iter().filter_map(|model| model.resident.as_deref()).any(could);
+    // A model that is loaded on demand counts as one that answers; if its load fails, that is a warning of its own. While
+    // the endpoint starts, its permanent models are awaited all the same, unless the other was loaded before. A later
+    // restart takes nothing out of service.
+    let could_answer = |resident: &Resident| !is_starting || resident.health.last_info().is_some();
+    any_answers |= models.iter().filter_map(|model| model.resident.as_deref()).any(could_answer);
     let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| names::are_same(known, name)));
     if upstreams.unanswered(is_local).is_some() {
-        problems.push(Health::Unavailable { reason: "no upstream of a model answers, or all are busy".to_owned() });
+        problems.push(Readiness::Unavailable { reason: "no upstream of a model answers, or all are busy".to_owned() });
     }
     if models.is_empty() && upstreams.models().is_empty() && upstreams.may_yet_list() {
-        problems.push(Health::Unavailable { reason: "no upstream has told its models yet".to_owned() });
+        problems.push(Readiness::Unavailable { reason: "no upstream has told its models yet".to_owned() });
     }
-    Standing { answers, problems }
+    ModelsReadiness { any_answers, problems }
 }
 
-/// The first of a model's nodes that has something to say of why it cannot generate.
+/// The first of a model's decode nodes whose state explains why it cannot generate.
 fn first_silent(model: &ServedModel) -> Option<(&Arc<Node>, Status)> {
     let mut nodes = model.decode.iter().map(|node| (node, node.health.status()));
     nodes.find(|(_, status)| !matches!(status.life(), Life::Ready | Life::Suspect))
 }
 
 /// Why none of a model's nodes can generate.
-fn why_silent(model: &ServedModel) -> Health {
+fn why_silent(model: &ServedModel) -> Readiness {
     if let Some((_, status)) = first_silent(model) {
         return match status.life() {
-            Life::Draining | Life::Down => Health::Unavailable { reason: status.words },
-            Life::Starting | Life::Unloaded | Life::Ready | Life::Suspect => Health::Loading { reason: status.words },
+            Life::Draining | Life::Down => Readiness::Unavailable { reason: status.words },
+            Life::Starting | Life::Unloaded | Life::Ready | Life::Suspect => {
+                Readiness::Loading { reason: status.words }
+            }
         };
     }
     let only_prefill = |node: &Arc<Node>| node.info().is_some_and(|info| !info.role.decodes());
@@ -84,7 +133,7 @@ fn why_silent(model: &ServedModel) -> Health {
         true => "the nodes that are to generate only compute prompts (--role prefill)",
         false => "no node runs what a model's name stands for",
     };
-    Health::Unavailable { reason: reason.into() }
+    Readiness::Unavailable { reason: reason.into() }
 }
 
 #[cfg(test)]
@@ -101,26 +150,24 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::http::Backend;
-    use crate::observe::tests::app;
     use crate::targets::model_loading::{Process, ResidentSettings};
-    use crate::targets::nodes::{self, Pool, Why};
+    use crate::targets::nodes::{Health, Why};
 
-    /// A model whose node has this life.
-    fn served(name: &str, life: &Arc<nodes::Health>) -> ServedModel {
+    /// A model whose only node has this health.
+    fn served(name: &str, health: &Arc<Health>) -> ServedModel {
         let sim = Arc::new(SimEngine::new(SimConfig::default()));
-        let node = Node::new(name.to_owned(), None, sim, Arc::clone(life));
+        let node = Node::new(name.to_owned(), None, sim, Arc::clone(health));
         ServedModel::new(OnceLock::from(name.to_owned()), Vec::new(), vec![node], Vec::new())
     }
 
     /// A model whose node has not answered yet.
     fn starting(name: &str) -> Arc<ServedModel> {
-        Arc::new(served(name, &nodes::Health::new("it")))
+        Arc::new(served(name, &Health::new("it")))
     }
 
-    /// A model that comes and goes, and is not there.
-    fn unloaded(name: &str) -> (Arc<ServedModel>, Arc<nodes::Health>) {
-        let health = nodes::Health::of_a_kept_one(name);
+    /// A model that is loaded on demand, and is not loaded.
+    fn unloaded(name: &str) -> (Arc<ServedModel>, Arc<Health>) {
+        let health = Health::of_a_kept_one(name);
         health.unloads();
         let keep_alive = KeepAlive::Forever;
         let settings =
@@ -141,61 +188,66 @@ mod tests {
         Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap())
     }
 
-    /// An endpoint with `[model]`, which is starting, and one of `[[models]]`; and their lives.
-    async fn house() -> (App, [Arc<nodes::Health>; 2]) {
-        let life = nodes::Health::of_a_kept_one("m");
-        let (other, other_life) = unloaded("n");
-        let pool = Arc::new(Pool::of(vec![Arc::new(served("m", &life)), other]));
-        (App { pool, ..app().await }, [life, other_life])
+    /// `[model]`, which is starting, and one of `[[models]]`.
+    fn starting_beside_unloaded() -> (Pool, [Arc<Health>; 2]) {
+        let health = Health::of_a_kept_one("m");
+        let (other, other_health) = unloaded("n");
+        (Pool::of(vec![Arc::new(served("m", &health)), other]), [health, other_health])
+    }
+
+    fn readiness_of(pool: &Pool) -> Readiness {
+        readiness(pool, &UpstreamPool::default())
+    }
+
+    fn warnings_of(pool: &Pool) -> Vec<String> {
+        warnings(pool, &UpstreamPool::default())
     }
 
     #[tokio::test]
     async fn until_the_default_model_has_started_only_another_that_was_loaded_answers() {
-        let (app, [_, other]) = house().await;
-        assert!(matches!(app.health(), Health::Loading { .. }), "{:?}", app.health());
+        let (pool, [_, other]) = starting_beside_unloaded();
+        assert!(matches!(readiness_of(&pool), Readiness::Loading { .. }), "{:?}", readiness_of(&pool));
         other.answers(info().await);
-        assert_eq!(app.health(), Health::Ok);
+        assert_eq!(readiness_of(&pool), Readiness::Ok);
         other.unloads();
-        assert_eq!(app.health(), Health::Ok, "it can be loaded again");
+        assert_eq!(readiness_of(&pool), Readiness::Ok, "it can be loaded again");
     }
 
     #[tokio::test]
     async fn a_default_model_that_restarts_is_a_warning_beside_one_that_can_be_loaded() {
-        let (app, [life, _]) = house().await;
-        life.answers(info().await);
-        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 0));
-        life.loads("ended");
-        assert_eq!(app.health(), Health::Ok);
-        assert!(app.warnings()[0].contains("cannot be answered for"), "{:?}", app.warnings());
-        // Alone it leaves nobody who answers.
-        let alone = Pool::of(vec![app.pool.models()[0].clone()]);
-        let app = App { pool: Arc::new(alone), ..app };
-        assert!(matches!(app.health(), Health::Loading { .. }), "{:?}", app.health());
+        let (pool, [health, _]) = starting_beside_unloaded();
+        health.answers(info().await);
+        assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
+        health.loads("ended");
+        assert_eq!(readiness_of(&pool), Readiness::Ok);
+        assert!(warnings_of(&pool)[0].contains("cannot be answered for"), "{:?}", warnings_of(&pool));
+        // Alone, it leaves nothing that answers.
+        let alone = Pool::of(vec![pool.models()[0].clone()]);
+        assert!(matches!(readiness_of(&alone), Readiness::Loading { .. }), "{:?}", readiness_of(&alone));
     }
 
     #[tokio::test]
     async fn a_default_model_that_does_not_start_is_a_warning_beside_one_that_can_be_loaded() {
-        let (app, [life, _]) = house().await;
-        life.fails(&Why::plainly("start_failed", "broken"), Duration::from_secs(1));
-        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 1));
-        life.loads("starts");
-        assert_eq!((app.health(), app.warnings().len()), (Health::Ok, 1), "it is tried again");
+        let (pool, [health, _]) = starting_beside_unloaded();
+        health.fails(&Why::plainly("start_failed", "broken"), Duration::from_secs(1));
+        assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1));
+        health.loads("starts");
+        assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1), "it is tried again");
     }
 
     #[tokio::test]
     async fn one_model_that_cannot_be_answered_for_is_a_warning_beside_another() {
-        let ready = app().await;
-        assert_eq!((ready.health(), ready.warnings().len()), (Health::Ok, 0));
-        let both = [ready.pool.models()[0].clone(), starting("n")].to_vec();
-        let app = App { pool: Arc::new(Pool::of(both)), ..ready };
-        assert_eq!(app.health(), Health::Ok);
-        assert!(
-            app.warnings().iter().any(|warning| warning.contains("cannot be answered for")),
-            "{:?}",
-            app.warnings()
-        );
-        let app = App { pool: Arc::new(Pool::of(vec![starting("n")])), ..app };
-        assert!(matches!(app.health(), Health::Loading { .. }), "{:?}", app.health());
-        assert!(app.warnings().is_empty());
+        let health = Health::new("it");
+        health.answers(info().await);
+        let ready = Arc::new(served("m", &health));
+        let pool = Pool::of(vec![Arc::clone(&ready)]);
+        assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
+        let pool = Pool::of(vec![ready, starting("n")]);
+        assert_eq!(readiness_of(&pool), Readiness::Ok);
+        let is_warned = |warning: &String| warning.contains("cannot be answered for");
+        assert!(warnings_of(&pool).iter().any(is_warned), "{:?}", warnings_of(&pool));
+        let pool = Pool::of(vec![starting("n")]);
+        assert!(matches!(readiness_of(&pool), Readiness::Loading { .. }), "{:?}", readiness_of(&pool));
+        assert!(warnings_of(&pool).is_empty());
     }
 }

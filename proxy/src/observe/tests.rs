@@ -15,7 +15,8 @@ use serde_json::json;
 
 use super::*;
 use crate::app::App;
-use crate::observe::state::{self, EndpointState, Life};
+use crate::http::Backend;
+use crate::observe::state::{EndpointState, Life};
 use crate::request::admission::{Account, Admission, Bounds, KeyLimits, QueuePlace};
 use crate::request::generate::{Caller, Standing, generate};
 use crate::targets::nodes::{Health, Node, Pool, ServedModel};
@@ -71,7 +72,7 @@ pub(crate) fn caller() -> Caller {
 async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() {
     let app = app().await;
     let mut done = generate(&app, request("alias"), &caller()).await.unwrap();
-    assert_eq!(state::snapshot(&app, false).requests.admitted, 1);
+    assert_eq!(app.state(false).requests.admitted, 1);
     while let Some(event) = done.events.next().await {
         event.unwrap();
     }
@@ -81,7 +82,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     drop(left);
     assert!(generate(&app, request("nothing"), &caller()).await.is_err());
 
-    let state = state::snapshot(&app, false);
+    let state = app.state(false);
     assert_eq!(state.requests.admitted, 0);
     let [cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
     assert_eq!((cancelled.outcome, done.outcome), (Outcome::Cancelled, Outcome::Done));
@@ -92,7 +93,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     // What the engine takes nothing of has not failed.
     let refused = GenerateRequest { constraint: Some(Constraint::JsonObject), ..request("m") };
     assert!(generate(&app, refused, &caller()).await.is_err());
-    assert_eq!(state::snapshot(&app, false).routes[0].outcome, Outcome::Refused);
+    assert_eq!(app.state(false).routes[0].outcome, Outcome::Refused);
 
     let node = &state.models[0].nodes[0];
     assert_eq!((node.life, node.slots, node.engine.as_str()), (Life::Ready, 4, "sim"));
@@ -105,9 +106,9 @@ async fn the_snapshot_survives_json_and_holds_neither_prompts_nor_unasked_addres
     let mut reply = generate(&app, request("m"), &caller()).await.unwrap();
     while reply.events.next().await.is_some() {}
     drop(reply);
-    let hidden = serde_json::to_string(&state::snapshot(&app, false)).unwrap();
+    let hidden = serde_json::to_string(&app.state(false)).unwrap();
     assert!(!hidden.contains("secret") && !hidden.contains("10.0.0.7"), "{hidden}");
-    let shown = state::snapshot(&app, true);
+    let shown = app.state(true);
     let json = serde_json::to_value(&shown).unwrap();
     assert_eq!(json["models"][0]["nodes"][0]["address"], json!("http://10.0.0.7:9000"));
     assert_eq!(serde_json::from_value::<EndpointState>(json).unwrap(), shown);

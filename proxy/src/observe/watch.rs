@@ -12,7 +12,7 @@ use tracing::field::Empty;
 
 use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::RequestError;
-use crate::observe::metrics::{Routed, Summary};
+use crate::observe::metrics::{RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::generate::Caller;
 use crate::request::plan::Plan;
@@ -207,12 +207,12 @@ impl RequestWatch {
         }
     }
 
-    fn routed(&self) -> Option<Routed> {
+    fn route_summary(&self) -> Option<RouteSummary> {
         let planned = self.planned.as_ref()?;
         let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
         let predicted = planned.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
-        Some(Routed {
-            route: planned.route,
+        Some(RouteSummary {
+            kind: planned.route,
             reason: planned.reason,
             n_prompt: planned.n_prompt,
             n_cached: self.n_cached,
@@ -263,11 +263,11 @@ impl RequestWatch {
 impl Drop for RequestWatch {
     fn drop(&mut self) {
         let outcome = self.outcome();
-        self.observer.metrics.ended(&Summary {
+        self.observer.metrics.ended(&RequestSummary {
             model: &self.model,
             outcome,
             error: self.error,
-            routed: self.routed(),
+            route: self.route_summary(),
             e2e: self.arrived.elapsed().as_secs_f64(),
         });
         let error = self.error.unwrap_or_default();

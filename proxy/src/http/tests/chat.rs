@@ -201,11 +201,11 @@ async fn health_tells_whether_a_request_would_be_answered() {
         let reply = server.get(path).await;
         assert_eq!((reply.status, reply.text.as_str()), (200, r#"{"status":"ok"}"#));
     }
-    let loading = Fake { health: Some(Health::Loading { reason: "loading m".into() }), ..Fake::default() };
+    let loading = Fake { readiness: Some(Readiness::Loading { reason: "loading m".into() }), ..Fake::default() };
     let reply = start(loading).await.get("/health").await;
     reply.failed(503, "unavailable_error", None);
     assert_eq!((reply.json()["status"].as_str(), reply.header("retry-after")), (Some("loading"), "2"));
-    let gone = Fake { health: Some(Health::Unavailable { reason: "it crashed".into() }), ..Fake::default() };
+    let gone = Fake { readiness: Some(Readiness::Unavailable { reason: "it crashed".into() }), ..Fake::default() };
     let reply = start(gone).await.get("/health").await;
     assert_eq!(reply.failed(503, "unavailable_error", None)["message"], "it crashed");
     assert_eq!(reply.json()["status"], "unavailable");

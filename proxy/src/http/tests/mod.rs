@@ -37,8 +37,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::backend::{self, Model, ReadyModel};
 use super::server::{Deadlines, Shutdown, serve_with};
-use super::{AccessConfig, Backend, Health, HttpConfig};
+use super::{AccessConfig, Backend, HttpConfig};
 use crate::error::RequestError;
+use crate::observe::readiness::Readiness;
 use crate::observe::state::EndpointState;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::embed::Embedded;
@@ -60,7 +61,7 @@ enum Act {
 struct Fake {
     before: Vec<Act>,
     after: Vec<Act>,
-    health: Option<Health>,
+    readiness: Option<Readiness>,
     models_panic: bool,
     active_slots: u32,
     embed_request: Mutex<Option<EmbedRequest>>,
@@ -208,8 +209,8 @@ impl Backend for Fake {
         self.replies.lock().unwrap().push((route.to_owned(), status));
     }
 
-    fn health(&self) -> Health {
-        self.health.clone().unwrap_or(Health::Ok)
+    fn readiness(&self) -> Readiness {
+        self.readiness.clone().unwrap_or(Readiness::Ok)
     }
 }
 

@@ -12,7 +12,7 @@ mod states;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 
-pub use self::requests::{EmbedSummary, RequestMetrics, Routed, Summary};
+pub use self::requests::{EmbedSummary, RequestMetrics, RequestSummary, RouteSummary};
 use crate::observe::state::EndpointState;
 
 /// Of what [`text`] gives.

@@ -1,4 +1,7 @@
 //! Counts and histograms of requests.
+//!
+//! To add one: a field of [`RequestMetrics`] with its name here, and its value in [`RequestSummary`] or
+//! [`RouteSummary`], which the [`RequestWatch`](crate::observe::RequestWatch) fills in.
 
 use std::fmt;
 
@@ -39,7 +42,7 @@ impl MetricConstructor<Histogram> for Buckets {
 type Histograms = Family<Labels, Histogram, Buckets>;
 type Counters = Family<Labels, Counter>;
 
-/// See the module.
+/// The families, each with its labels. See the module.
 pub struct RequestMetrics {
     registry: Registry,
     http_requests: Counters,
@@ -67,26 +70,26 @@ pub struct RequestMetrics {
 }
 
 /// A request at its end. Times in seconds.
-pub struct Summary<'a> {
-    /// Its public name, or `unknown`.
+pub struct RequestSummary<'a> {
+    /// The model's public name, or `unknown`.
     pub model: &'a str,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it failed.
+    /// Why it failed, if it did.
     pub error: Option<&'static str>,
-    /// What came of it, if it had a route.
-    pub routed: Option<Routed>,
+    /// Its route, if it got as far as that.
+    pub route: Option<RouteSummary>,
     /// From arrival to the end.
     pub e2e: f64,
 }
 
 /// A request for vectors at its end. Times in seconds.
 pub struct EmbedSummary<'a> {
-    /// Its model's public name, or `unknown`.
+    /// The model's public name, or `unknown`.
     pub model: &'a str,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why it failed.
+    /// Why it failed, if it did.
     pub error: Option<&'static str>,
     /// Vectors sent.
     pub n_vectors: u64,
@@ -96,10 +99,10 @@ pub struct EmbedSummary<'a> {
     pub e2e: f64,
 }
 
-/// What came of a request that had a route. Times in seconds.
-pub struct Routed {
+/// A request's route at its end. Times in seconds.
+pub struct RouteSummary {
     /// `direct`, `handoff` or `upstream`.
-    pub route: &'static str,
+    pub kind: &'static str,
     /// Why this route.
     pub reason: &'static str,
     /// Tokens of the prompt.
@@ -114,55 +117,54 @@ pub struct Routed {
     pub ttft: Option<f64>,
     /// Actual ÷ predicted time from the plan to the first token.
     pub prediction_ratio: Option<f64>,
-    /// Actual ÷ predicted time from the plan to the last of the tokens that there were. Of complete replies.
+    /// Actual ÷ predicted time from the plan to the last token. Complete replies only.
     pub completion_ratio: Option<f64>,
-    /// What came of its handoff.
+    /// Its handoff, if it had one.
     pub handoff: Option<HandoffTimings>,
 }
 
 impl RequestMetrics {
-    /// The registry these are in.
     pub(super) fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// A reply's head was made: the route's pattern, never the path itself, and the status.
+    /// Counts a reply by its route's pattern, never by the path itself, and its status.
     pub fn replied(&self, route: &str, status: u16) {
         let labels = vec![("path", route.to_owned()), ("status", status.to_string())];
         self.http_requests.get_or_create(&labels).inc();
     }
 
-    /// Where the gaps between a request's tokens are noted.
+    /// The histogram of the gaps between a model's tokens.
     pub fn inter_token_latency(&self, model: &str) -> Histogram {
         self.itl.get_or_create_owned(&of_model(model))
     }
 
-    /// A request has ended.
-    pub fn ended(&self, request: &Summary<'_>) {
+    /// Counts a request at its end.
+    pub fn ended(&self, request: &RequestSummary<'_>) {
         let model = of_model(request.model);
         let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
         self.requests.get_or_create(&with("outcome", request.outcome.as_str())).inc();
         if let Some(error) = request.error {
             self.errors.get_or_create(&with("reason", error)).inc();
         }
-        let Some(routed) = &request.routed else { return };
-        let by_route = with("route", routed.route);
-        self.routes.get_or_create(&[&by_route[..], &[("reason", routed.reason.to_owned())]].concat()).inc();
-        self.prompt_tokens.get_or_create(&model).inc_by(routed.n_prompt.into());
-        self.cached_tokens.get_or_create(&model).inc_by(routed.n_cached.into());
-        self.generated_tokens.get_or_create(&model).inc_by(routed.n_completion.into());
+        let Some(route) = &request.route else { return };
+        let by_route = with("route", route.kind);
+        self.routes.get_or_create(&[&by_route[..], &[("reason", route.reason.to_owned())]].concat()).inc();
+        self.prompt_tokens.get_or_create(&model).inc_by(route.n_prompt.into());
+        self.cached_tokens.get_or_create(&model).inc_by(route.n_cached.into());
+        self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
         self.e2e.get_or_create(&by_route).observe(request.e2e);
         for (family, labels, value) in [
-            (&self.queue, &model, routed.queued),
-            (&self.ttft, &by_route, routed.ttft),
-            (&self.prediction, &by_route, routed.prediction_ratio),
-            (&self.completion, &by_route, routed.completion_ratio),
+            (&self.queue, &model, route.queued),
+            (&self.ttft, &by_route, route.ttft),
+            (&self.prediction, &by_route, route.prediction_ratio),
+            (&self.completion, &by_route, route.completion_ratio),
         ] {
             if let Some(value) = value {
                 family.get_or_create(labels).observe(value);
             }
         }
-        if let Some(handoff) = &routed.handoff {
+        if let Some(handoff) = &route.handoff {
             let result = handoff.failure.map_or("done", |failure| failure.as_str());
             self.handoffs.get_or_create(&with("result", result)).inc();
             self.kv_bytes.get_or_create(&model).inc_by(handoff.n_bytes);
@@ -171,7 +173,7 @@ impl RequestMetrics {
         }
     }
 
-    /// A request for vectors has ended.
+    /// Counts a request for vectors at its end.
     pub fn embedded(&self, request: &EmbedSummary<'_>) {
         let model = of_model(request.model);
         let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
@@ -191,74 +193,57 @@ fn of_model(model: &str) -> Labels {
     vec![("model", model.to_owned())]
 }
 
+/// Registers each family under its name while [`RequestMetrics`] is built.
+struct Registrar(Registry);
+
+impl Registrar {
+    fn counters(&mut self, name: &str, help: &str) -> Counters {
+        let family = Counters::default();
+        self.0.register(name, help, family.clone());
+        family
+    }
+
+    /// The unit becomes a part of the name.
+    fn seconds(&mut self, name: &str, help: &str, buckets: &'static [f64]) -> Histograms {
+        let family = Histograms::new_with_constructor(Buckets(buckets));
+        self.0.register_with_unit(name, help, Unit::Seconds, family.clone());
+        family
+    }
+
+    fn ratios(&mut self, name: &str, help: &str) -> Histograms {
+        let family = Histograms::new_with_constructor(Buckets(&RATIO_BUCKETS));
+        self.0.register(name, help, family.clone());
+        family
+    }
+}
+
 impl Default for RequestMetrics {
     fn default() -> RequestMetrics {
-        let mut registry = Registry::with_prefix("baton");
-        let mut counters = |name: &str, help: &str| {
-            let family = Counters::default();
-            registry.register(name, help, family.clone());
-            family
-        };
-        let http_requests = counters("http_requests", "Replies by route and status");
-        let requests = counters("requests", "Generation requests by how they ended");
-        let errors = counters("request_errors", "Generation requests that were refused or failed, by reason");
-        let routes = counters("route_decisions", "Routes taken, by reason");
-        let prompt_tokens = counters("prompt_tokens", "Tokens of prompts");
-        let cached_tokens = counters("prompt_tokens_cached", "Tokens of prompts whose KV was cached");
-        let generated_tokens = counters("generation_tokens", "Tokens generated");
-        let handoffs = counters("handoffs", "Handoffs by result");
-        let kv_bytes = counters("handoff_kv_bytes", "Bytes of KV moved between nodes");
-        let embed_requests = counters("embedding_requests", "Requests for vectors by how they ended");
-        let embed_errors = counters("embedding_request_errors", "Requests for vectors that failed, by reason");
-        let embed_tokens = counters("embedding_tokens", "Tokens of embedded texts");
-        let embed_vectors = counters("embedding_vectors", "Vectors computed");
-        let mut histograms = |name: &str, help: &str, unit: Option<Unit>, buckets: &'static [f64]| {
-            let family = Histograms::new_with_constructor(Buckets(buckets));
-            match unit {
-                Some(unit) => registry.register_with_unit(name, help, unit, family.clone()),
-                None => registry.register(name, help, family.clone()),
-            }
-            family
-        };
-        let s = Some(Unit::Seconds);
-        let ttft = histograms("time_to_first_token", "From arrival to the first token", s.clone(), &TTFT_BUCKETS);
-        let itl = histograms("inter_token_latency", "Gaps between tokens of a choice", s.clone(), &ITL_BUCKETS);
-        let e2e = histograms("e2e_request_latency", "From arrival to the end", s.clone(), &E2E_BUCKETS);
-        let queue = histograms("request_queue_time", "From arrival to an engine's slot", s.clone(), &WAIT_BUCKETS);
-        let help = "Actual divided by predicted time to first token";
-        let prediction = histograms("ttft_prediction_ratio", help, None, &RATIO_BUCKETS);
-        let help = "Actual divided by predicted time to the last token";
-        let completion = histograms("completion_prediction_ratio", help, None, &RATIO_BUCKETS);
-        let help = "KV transfer that ran beside the prefill";
-        let hidden = histograms("handoff_hidden", help, s.clone(), &WAIT_BUCKETS);
-        let help = "KV transfer that the client waited for";
-        let unhidden = histograms("handoff_unhidden", help, s.clone(), &WAIT_BUCKETS);
-        let help = "From arrival to the last vector";
-        let embed_latency = histograms("embedding_request_latency", help, s, &E2E_BUCKETS);
+        let mut new = Registrar(Registry::with_prefix("baton"));
         RequestMetrics {
-            registry,
-            http_requests,
-            requests,
-            errors,
-            routes,
-            prompt_tokens,
-            cached_tokens,
-            generated_tokens,
-            ttft,
-            itl,
-            e2e,
-            queue,
-            prediction,
-            completion,
-            handoffs,
-            kv_bytes,
-            hidden,
-            unhidden,
-            embed_requests,
-            embed_errors,
-            embed_tokens,
-            embed_vectors,
-            embed_latency,
+            http_requests: new.counters("http_requests", "Replies by route and status"),
+            requests: new.counters("requests", "Generation requests by how they ended"),
+            errors: new.counters("request_errors", "Generation requests that were refused or failed, by reason"),
+            routes: new.counters("route_decisions", "Routes taken, by reason"),
+            prompt_tokens: new.counters("prompt_tokens", "Tokens of prompts"),
+            cached_tokens: new.counters("prompt_tokens_cached", "Tokens of prompts whose KV was cached"),
+            generated_tokens: new.counters("generation_tokens", "Tokens generated"),
+            handoffs: new.counters("handoffs", "Handoffs by result"),
+            kv_bytes: new.counters("handoff_kv_bytes", "Bytes of KV moved between nodes"),
+            embed_requests: new.counters("embedding_requests", "Requests for vectors by how they ended"),
+            embed_errors: new.counters("embedding_request_errors", "Requests for vectors that failed, by reason"),
+            embed_tokens: new.counters("embedding_tokens", "Tokens of embedded texts"),
+            embed_vectors: new.counters("embedding_vectors", "Vectors computed"),
+            ttft: new.seconds("time_to_first_token", "From arrival to the first token", &TTFT_BUCKETS),
+            itl: new.seconds("inter_token_latency", "Gaps between tokens of a choice", &ITL_BUCKETS),
+            e2e: new.seconds("e2e_request_latency", "From arrival to the end", &E2E_BUCKETS),
+            queue: new.seconds("request_queue_time", "From arrival to an engine's slot", &WAIT_BUCKETS),
+            prediction: new.ratios("ttft_prediction_ratio", "Actual divided by predicted time to first token"),
+            completion: new.ratios("completion_prediction_ratio", "Actual divided by predicted time to the last token"),
+            hidden: new.seconds("handoff_hidden", "KV transfer that ran beside the prefill", &WAIT_BUCKETS),
+            unhidden: new.seconds("handoff_unhidden", "KV transfer that the client waited for", &WAIT_BUCKETS),
+            embed_latency: new.seconds("embedding_request_latency", "From arrival to the last vector", &E2E_BUCKETS),
+            registry: new.0,
         }
     }
 }

@@ -4,8 +4,9 @@ use baton_schemas::handoff::HandoffTimings;
 use futures::StreamExt;
 
 use super::*;
+use crate::http::Backend;
 use crate::observe::Outcome;
-use crate::observe::state::{self, BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
+use crate::observe::state::{BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
 use crate::observe::tests::{app, caller, request};
 use crate::request::generate::generate;
 
@@ -40,7 +41,7 @@ async fn what_happened_can_be_scraped() {
     app.pool.models()[0].fallbacks.count("decode_lost");
     app.observer.metrics.replied("/v1/models/{*id}", 404);
 
-    let text = text(&app.observer.metrics, &state::snapshot(&app, false));
+    let text = text(&app.observer.metrics, &app.state(false));
     let series = parse(&text);
     let check = |key: &str, expected: f64| assert_eq!(series.get(key), Some(&expected), "{key} in\n{text}");
     check(r#"baton_requests_total{model="m",outcome="done"}"#, 3.0);
@@ -77,12 +78,12 @@ async fn every_series_of_the_dashboard_is_there() {
     drop(reply);
     app.observer.metrics.replied("/", 200);
     app.pool.models()[0].fallbacks.count("prefill_down");
-    app.observer.metrics.ended(&Summary {
+    app.observer.metrics.ended(&RequestSummary {
         model: "m",
         outcome: Outcome::Failed,
         error: Some("internal"),
-        routed: Some(Routed {
-            route: "handoff",
+        route: Some(RouteSummary {
+            kind: "handoff",
             reason: "faster",
             n_prompt: 2,
             n_cached: 0,
@@ -95,7 +96,7 @@ async fn every_series_of_the_dashboard_is_there() {
         }),
         e2e: 1.0,
     });
-    let mut state = state::snapshot(&app, false);
+    let mut state = app.state(false);
     state.models[0].links.push(LinkState::default());
     let unloads = [("idle".to_owned(), 1)].into();
     state.models[0].residency = Some(ResidencyState { unloads, ..ResidencyState::default() });

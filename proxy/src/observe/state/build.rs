@@ -11,31 +11,41 @@ use super::{
     BreakerState, EndpointState, FallbackState, LinkState, ModelState, NodeState, RatePoint, RequestsState,
     ResidencyState, Task, TransitionState, UpstreamState,
 };
-use crate::app::App;
+use crate::observe::Journal;
+use crate::observe::readiness::failed_loads;
 use crate::targets::model_loading::Presence;
-use crate::targets::nodes::{BreakerView, Fallback, Fallbacks, Life, Node, ServedModel, Transition};
-use crate::targets::upstreams::{self, Member};
+use crate::targets::nodes::{BreakerView, Fallback, Fallbacks, Life, Node, Pool, ServedModel, Transition};
+use crate::targets::upstreams::{self, Member, UpstreamPool};
 
-/// The endpoint now; with the nodes' addresses only for who may know them.
-pub fn snapshot(app: &App, with_addresses: bool) -> EndpointState {
-    let models = app.pool.models();
-    // Otherwise that is only known from the first request on.
-    app.admission.set_slots(app.n_slots());
+/// What a snapshot is taken of.
+pub struct Observed<'a> {
+    /// The models and their nodes.
+    pub pool: &'a Pool,
+    /// Servers that are asked in text.
+    pub upstreams: &'a UpstreamPool,
+    /// Admitted and waiting requests.
+    pub requests: RequestsState,
+    /// The last routes.
+    pub journal: &'a Journal,
+    /// Bytes that own models may take; `None`: no limit.
+    pub memory_budget: Option<u64>,
+}
+
+/// Takes a snapshot. The nodes' addresses are for operators only.
+pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState {
+    let &Observed { pool, upstreams, .. } = observed;
+    let models = pool.models();
     EndpointState {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         at_ms: unix_ms(SystemTime::now()),
-        // The server knows.
+        // Only the server knows.
         is_stopping: false,
-        requests: RequestsState {
-            admitted: app.admission.n_admitted() as u64,
-            limit: app.admission.limit() as u64,
-            waiting: app.admission.n_waiting() as u64,
-        },
+        requests: observed.requests.clone(),
         models: models.iter().map(|served| model(served, &models, with_addresses)).collect(),
-        upstreams: app.upstreams.load().members.iter().map(|member| upstream(member, with_addresses)).collect(),
-        memory_budget_bytes: Some(app.residency.limits().memory_budget).filter(|n| *n < u64::MAX).unwrap_or(0),
-        routes: app.observer.journal.latest(),
-        warnings: app.pool.unused().iter().map(ToString::to_string).chain(app.failed_loads()).collect(),
+        upstreams: upstreams.members.iter().map(|member| upstream(member, with_addresses)).collect(),
+        memory_budget_bytes: observed.memory_budget.unwrap_or(0),
+        routes: observed.journal.latest(),
+        warnings: pool.unused().iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use self::build::snapshot;
+pub use self::build::{Observed, snapshot};
 use crate::observe::RouteRecord;
 pub use crate::targets::nodes::{Life, Task};
 

@@ -38,11 +38,11 @@ pub struct Embedded {
 /// Turns a request's texts into vectors. Dropping the future cancels what is not computed yet, within one step of the
 /// engine.
 pub async fn embed(app: &App, request: &EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-    let mut watch = EmbedWatch::begin(&app.observer, caller);
+    let mut watch = EmbedWatch::begin(&app.observer, &caller.request_id, caller.trace.clone());
     let span = watch.span().clone();
     let outcome = run(app, request, caller, &mut watch).instrument(span).await;
     match &outcome {
-        Ok(embedded) => watch.done(embedded),
+        Ok(embedded) => watch.done(embedded.vectors.len() as u64, embedded.n_tokens),
         Err(error) => watch.failed(error),
     }
     outcome

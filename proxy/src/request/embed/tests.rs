@@ -9,9 +9,9 @@ use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::{EmbedStream, Engine};
 
 use super::*;
+use crate::http::Backend;
 use crate::observe::Observer;
 use crate::observe::metrics;
-use crate::observe::state;
 use crate::observe::tests::caller;
 use crate::request::admission::{Admission, Bounds};
 use crate::targets::nodes::{Health, Pool};
@@ -130,7 +130,7 @@ async fn what_happened_can_be_scraped() {
     embed(&app, &EmbedRequest { model: "secret".into(), ..request(&TEXTS) }, &caller()).await.unwrap_err();
     let dropped = tokio::time::timeout(Duration::ZERO, embed(&app, &request(&TEXTS), &caller())).await;
     assert!(dropped.is_err(), "the simulator takes its time");
-    let text = metrics::text(&app.observer.metrics, &state::snapshot(&app, false));
+    let text = metrics::text(&app.observer.metrics, &app.state(false));
     for line in [
         r#"baton_embedding_requests_total{model="m",outcome="done"} 1"#,
         r#"baton_embedding_requests_total{model="m",outcome="cancelled"} 1"#,

@@ -10,9 +10,9 @@ use baton_schemas::node::{NodeInfo, NodeLoad};
 
 use super::*;
 use crate::app::App;
-use crate::http;
 use crate::http::Backend;
 use crate::observe::Observer;
+use crate::observe::readiness::Readiness;
 use crate::request::admission::{Admission, Bounds, KeyLimits};
 
 /// An engine that is only looked at.
@@ -90,7 +90,7 @@ async fn a_configured_name_is_for_what_the_first_node_runs_and_not_the_fastest()
     discovered().await;
     // The other one serves what it runs under its own name, and everybody is told.
     assert_eq!(serving(&app, "other").await.unwrap(), "decode-2");
-    assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 1));
+    assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 1));
     let warnings = app.state(false).warnings;
     assert!(warnings[0].starts_with("decode-2 runs other weights") && warnings[0].contains("\"m\""), "{warnings:?}");
 }
@@ -122,16 +122,16 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         discovered().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-2", "which still has the old ones");
         assert_eq!(barred(&app, 0), [Some("other_model".to_owned()), None]);
-        assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 1));
+        assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 1));
 
         // It may come back with the old ones: for a while nobody serves the name, and no health is claimed.
         goes_down(&second);
         discovered().await;
-        assert!(matches!(app.health(), http::Health::Unavailable { .. }));
+        assert!(matches!(app.readiness(), Readiness::Unavailable { .. }));
         assert_eq!(serving(&app, "m").await.unwrap_err(), "unavailable");
         tokio::time::sleep(Duration::from_secs(31)).await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1", "{configured:?}");
-        assert_eq!((app.health(), app.warnings().len()), (http::Health::Ok, 0));
+        assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 0));
         assert_eq!(app.pool.models().len(), 1);
         // Streams that began on the old weights do not go on on the new ones.
         assert!(old[0].any_ready_but(&[], Sight::Unneeded).await.is_err());
@@ -150,10 +150,10 @@ async fn a_restart_of_the_only_node_with_other_weights_is_followed_at_once() {
     discovered().await;
     runs(&first, "new", "m").await;
     discovered().await;
-    assert_eq!((serving(&app, "m").await.unwrap().as_str(), app.health()), ("decode-1", http::Health::Ok));
+    assert_eq!((serving(&app, "m").await.unwrap().as_str(), app.readiness()), ("decode-1", Readiness::Ok));
     // Under another name it is another model, and nobody answers to the old name any more.
     runs(&first, "newer", "n").await;
     discovered().await;
     assert_eq!(serving(&app, "n").await.unwrap(), "decode-1");
-    assert_eq!((serving(&app, "m").await.unwrap_err(), app.health()), ("model_not_found", http::Health::Ok));
+    assert_eq!((serving(&app, "m").await.unwrap_err(), app.readiness()), ("model_not_found", Readiness::Ok));
 }
