@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# schemas <- engines <- proxy, and planner, reply and fetch below the proxy: no crate depends on one above it, and the
+# cli -> bench -> proxy -> planner, reply, fetch; proxy -> engines -> schemas: no crate depends on one above it, and the
 # pure crates stay free of I/O.
 set -euo pipefail
 deps() { cargo tree --locked --quiet -p "$1" --edges normal --prefix none --all-features | awk '{print $1}' | sort -u; }
@@ -10,12 +10,15 @@ forbid() {
   found=$(deps "$crate" | grep -Fx "$(printf '%s\n' "$@")" || true)
   if [ -n "$found" ]; then echo "$crate must not depend on: $(echo "$found" | tr '\n' ' ')" >&2; fail=1; fi
 }
-forbid baton-schemas baton-engines baton-proxy tokio axum hyper reqwest llama-cpp-2
-forbid baton-engines baton-proxy baton-fetch baton-planner baton-reply clap
-forbid baton-fetch baton-proxy baton-engines baton-schemas baton-planner baton-reply axum clap
+above_engines=(baton-cli baton-bench baton-proxy baton-fetch baton-planner baton-reply)
+forbid baton-schemas baton-engines "${above_engines[@]}" tokio axum hyper reqwest llama-cpp-2
+forbid baton-engines "${above_engines[@]}" clap
+forbid baton-fetch baton-cli baton-bench baton-proxy baton-engines baton-schemas baton-planner baton-reply axum clap
 for pure in baton-planner baton-reply; do
-  forbid "$pure" baton-proxy baton-engines baton-fetch tokio axum hyper reqwest llama-cpp-2 clap
+  forbid "$pure" baton-cli baton-bench baton-proxy baton-engines baton-fetch tokio axum hyper reqwest llama-cpp-2 clap
 done
+forbid baton-proxy baton-cli baton-bench llama-cpp-2 clap_complete
+forbid baton-bench baton-cli
 # Model code runs in the engines crate alone; the proxy reaches it through a process.
 if grep -rn 'llama_cpp_2\|llama_cpp_sys_2' schemas proxy --include='*.rs'; then
   echo "llama.cpp may be used in engines/ only" >&2; fail=1

@@ -5,10 +5,10 @@
 //! node.
 
 pub mod app;
-pub mod cli;
 pub mod config;
 pub mod error;
 pub mod http;
+pub mod log_target;
 pub mod observe;
 pub mod reply_event;
 pub mod request;

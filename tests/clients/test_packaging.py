@@ -26,7 +26,7 @@ def test_launchd_reads_the_plist():
 @pytest.mark.parametrize(
     ("unit", "source"),
     [
-        ("baton.service", "proxy/src/cli/serve.rs"),
+        ("baton.service", "proxy/src/serve/endpoint.rs"),
         ("baton-node.service", "engines/src/node/server.rs"),
     ],
 )

@@ -1,4 +1,22 @@
-//! Assembles a running endpoint and keeps its own engines alive.
+//! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams, the
+//! HTTP servers and what reloads all of it. Reads no command line and prints nothing; `baton serve` does both.
 
-pub mod socket_folder;
-pub mod supervisor;
+mod endpoint;
+mod failure;
+mod local_files;
+pub mod model_files;
+pub mod model_names;
+mod own_models;
+mod planning;
+mod primary_model;
+mod reload;
+mod remote_nodes;
+pub mod service_manager;
+pub mod signals;
+mod socket_folder;
+mod supervisor;
+
+pub use self::endpoint::{ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
+pub use self::failure::Failure;
+pub use self::local_files::problems as local_problems;
+pub use self::supervisor::THREAD_WAIT;

@@ -16,14 +16,14 @@ const LOCK: &str = "owner.lock";
 const MAX_SOCKET_PATH_BYTES: usize = 103;
 
 /// A folder that is removed when this is dropped.
-pub struct SocketFolder {
+pub(super) struct SocketFolder {
     folder: TempDir,
     _lock: File,
 }
 
 /// Why there can be no such folder.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketFolderError {
+pub(super) enum SocketFolderError {
     /// The folder for temporary files is missing, full or not ours to write.
     #[error(
         "cannot make a folder for the engine's socket in {}: {source}; set TMPDIR to a folder that can be written",
@@ -45,7 +45,7 @@ pub enum SocketFolderError {
 
 impl SocketFolder {
     /// Makes a folder for temporary files' usual place (`TMPDIR`), after removing those that dead owners left there.
-    pub fn create() -> Result<SocketFolder, SocketFolderError> {
+    pub(super) fn create() -> Result<SocketFolder, SocketFolderError> {
         SocketFolder::create_in(&std::env::temp_dir())
     }
 
@@ -63,7 +63,7 @@ impl SocketFolder {
     }
 
     /// Where the socket goes.
-    pub fn socket(&self) -> PathBuf {
+    pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("engine.sock")
     }
 }

@@ -33,8 +33,8 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::socket_folder::{SocketFolder, SocketFolderError};
 use crate::observe::telemetry::ENDPOINT_VARIABLES;
-use crate::serve::socket_folder::{SocketFolder, SocketFolderError};
 use crate::targets::nodes::probe;
 use crate::targets::nodes::{Health, START_FAILED, Why};
 
@@ -63,7 +63,7 @@ const MAX_EVENT_BYTES: u64 = 64 << 10;
 
 /// Why the first start failed, for the operator who is watching.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub(super) enum StartError {
     /// The child said why.
     #[error("{message}")]
     Refused {
@@ -101,31 +101,31 @@ impl StartError {
 }
 
 /// For a child that is wanted as long as this process lives.
-pub fn always() -> watch::Receiver<bool> {
+pub(super) fn always() -> watch::Receiver<bool> {
     watch::channel(true).1
 }
 
 /// A supervised engine.
-pub struct Supervised {
+pub(super) struct Supervised {
     /// Its client.
-    pub engine: Arc<RemoteEngine>,
+    pub(super) engine: Arc<RemoteEngine>,
     /// Where it is in its life.
-    pub health: Arc<Health>,
+    pub(super) health: Arc<Health>,
     /// Its process's id; 0 while there is none.
-    pub pid: Arc<AtomicU32>,
+    pub(super) pid: Arc<AtomicU32>,
     /// Ends the child when cancelled.
-    pub stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     /// Finishes when the child is gone.
-    pub tracker: TaskTracker,
+    pub(super) tracker: TaskTracker,
 }
 
 /// How the first start went: what was started, or why it could not be.
-pub type FirstStart = Result<Arc<NodeInfo>, StartError>;
+pub(super) type FirstStart = Result<Arc<NodeInfo>, StartError>;
 
 /// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
 /// once the first start has succeeded or failed. `who` is what the log calls it; `pull_key` the cluster's, for a child that
 /// pulls KV from other nodes; `traces_to` the collector of its traces; `wanted` whether there is to be a child at all.
-pub fn supervise(
+pub(super) fn supervise(
     who: impl Into<String>,
     args: Vec<OsString>,
     pull_key: Option<&str>,

@@ -15,6 +15,7 @@ use super::presence::{Presence, Record, Unloaded};
 use super::room::Tenant;
 use super::unavailable;
 use crate::error::RequestError;
+use crate::log_target::NOTICE;
 use crate::targets::nodes::{Health, Life, Status};
 
 /// How long a model that could not be loaded is not tried again, doubling with each failure in a row: each attempt may
@@ -122,7 +123,7 @@ impl Resident {
                     usage.record.last_load = took;
                     // Until now nobody could use it.
                     usage.last_used = Instant::now();
-                    tracing::info!(model = name, seconds = took.as_secs_f64(), "a model was loaded");
+                    tracing::info!(target: NOTICE, model = name, seconds = took.as_secs_f64(), "a model was loaded");
                 }
                 usage.last_failure = None;
                 usage.n_failures = 0;
@@ -265,7 +266,7 @@ impl Resident {
             let mut usage = self.usage();
             usage.load_began = None;
             *usage.record.unloads.entry(why).or_default() += 1;
-            tracing::info!(model = name, reason = why.as_str(), "a model is unloaded");
+            tracing::info!(target: NOTICE, model = name, reason = why.as_str(), "a model is unloaded");
         }
     }
 

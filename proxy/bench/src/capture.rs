@@ -1,0 +1,88 @@
+//! Real KV in this process: a pull like a decode node's, whose chunks are kept.
+
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_engines::remote::RemoteEngine;
+use baton_engines::transport::Transport;
+use baton_proxy::serve::Failure;
+use baton_schemas::Token;
+use baton_schemas::handoff::PrefillRequest;
+use baton_schemas::kv::{Chunk, Codec, Event, Handoff, HandoffId, PrefillTimings, Reader};
+use baton_schemas::node::BASE_PATH;
+use baton_schemas::sequence::CacheScope;
+use futures::StreamExt;
+
+/// For a prompt that the prefill node has cached, as a rule.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// A handoff that was read to its end.
+pub struct Captured {
+    /// What was asked for: the tokens, and the layout of their KV.
+    pub handoff: Handoff,
+    /// The KV in the order of its tokens, decoded.
+    pub chunks: Vec<Chunk>,
+    /// Where the prefill node's time went.
+    pub timings: PrefillTimings,
+}
+
+impl Captured {
+    /// Bytes of all rows.
+    pub fn n_bytes(&self) -> usize {
+        self.chunks.iter().map(Chunk::n_bytes).sum()
+    }
+}
+
+/// A node whose KV is captured.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    /// The node's address, without a path.
+    pub url: &'a str,
+    /// The node's client.
+    pub engine: &'a RemoteEngine,
+    /// The cluster's key.
+    pub key: &'a str,
+    /// How the node is reached.
+    pub transport: &'a Transport,
+    /// The node is to keep nothing of what is captured.
+    pub ephemeral: bool,
+}
+
+/// Pulls the KV of all of `tokens` from a node.
+pub async fn capture(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failure> {
+    tokio::time::timeout(DEADLINE, read(source, tokens)).await.map_err(|_| Failure("a pull takes too long".into()))?
+}
+
+async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failure> {
+    let info = source.engine.info().await?;
+    let kv = info.kv.ok_or_else(|| Failure("this model's KV is not handed over".into()))?;
+    let id = HandoffId(rand::random());
+    let request = PrefillRequest {
+        handoff: id,
+        tokens: tokens.clone(),
+        start: 0,
+        codecs: vec![Codec::None as u8],
+        fingerprint: kv.fingerprint,
+        cache_scope: CacheScope::SHARED,
+        ephemeral: source.ephemeral,
+    };
+    let handoff = Handoff { id, fingerprint: kv.fingerprint, layout: kv.layout, start: 0, tokens };
+    let mut reader = Reader::new(source.key.as_bytes(), handoff.clone(), &[Codec::None])?;
+    let client = source.transport.client().build()?;
+    let call = client.post(format!("{}{BASE_PATH}/prefill", source.url)).bearer_auth(source.key);
+    let mut pieces = call.json(&request).send().await?.error_for_status()?.bytes_stream();
+    let mut chunks = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece?;
+        let mut input = &piece[..];
+        while let Some(event) = reader.read(&mut input)? {
+            match event {
+                Event::Frame(kv) => chunks.push(kv.into_chunk()),
+                Event::End(end) => return Ok(Captured { handoff, chunks, timings: end.timings }),
+                Event::Error(error) => return Err(error.into()),
+                Event::Head(_) | Event::Wait(_) => {}
+            }
+        }
+    }
+    Err(Failure("the prefill node's stream ended early".into()))
+}

@@ -1,0 +1,139 @@
+//! One streaming request, and what its reply tells about itself.
+
+use std::time::{Duration, Instant};
+
+use baton_proxy::serve::Failure;
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::json;
+
+/// The public name under which the demonstration serves its model.
+pub(super) const MODEL: &str = "demo";
+
+/// A small model on a busy machine takes a minute at most.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Tokens of the reply: enough to see that it is the same.
+const MAX_TOKENS: u32 = 24;
+
+/// The stream of such a reply has a few kilobytes.
+const MAX_REPLY_BYTES: usize = 1 << 20;
+
+/// What came back.
+#[derive(Debug, Default)]
+pub(super) struct Reply {
+    /// Which nodes served it, and why.
+    pub(super) route: String,
+    pub(super) text: String,
+    /// From sending the request to the first text, as the client sees it.
+    pub(super) ttft_ms: f64,
+    /// To the last.
+    pub(super) total_ms: f64,
+    pub(super) n_prompt: u64,
+    /// What was measured of the handoff, if there was one.
+    pub(super) handoff: Option<Handoff>,
+}
+
+/// `timings.handoff`. Times in milliseconds.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Handoff {
+    pub(super) n_bytes: u64,
+    pub(super) queue_ms: f64,
+    pub(super) prefill_ms: f64,
+    pub(super) transfer_ms: f64,
+    pub(super) import_ms: f64,
+    pub(super) unhidden_ms: f64,
+    pub(super) total_ms: f64,
+    pub(super) failure: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Chunk {
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    timings: Option<Timings>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    delta: Delta,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    prompt_tokens: u64,
+}
+
+#[derive(Deserialize)]
+struct Timings {
+    handoff: Option<Handoff>,
+}
+
+/// Sends a prompt and reads the reply to its end.
+pub(super) async fn ask(base: &str, prompt: &str) -> Result<Reply, Failure> {
+    let body = json!({
+        "model": MODEL, "messages": [{ "role": "user", "content": prompt }], "temperature": 0,
+        "max_tokens": MAX_TOKENS, "stream": true, "stream_options": { "include_usage": true },
+    });
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let call = client.post(format!("{base}/v1/chat/completions")).json(&body);
+    let reading = read(call);
+    tokio::time::timeout(DEADLINE, reading).await.map_err(|_| Failure("the reply takes too long".into()))?
+}
+
+async fn read(call: reqwest::RequestBuilder) -> Result<Reply, Failure> {
+    let sent = Instant::now();
+    let response = call.send().await?.error_for_status()?;
+    let route = response.headers().get("x-baton-route").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let mut reply = Reply { route: route.to_owned(), ..Reply::default() };
+    let mut bytes = response.bytes_stream();
+    let (mut pending, mut n_read) = (Vec::new(), 0);
+    while let Some(piece) = bytes.next().await {
+        let piece = piece?;
+        n_read += piece.len();
+        if n_read > MAX_REPLY_BYTES {
+            return Err(Failure("the reply is too long".into()));
+        }
+        pending.extend_from_slice(&piece);
+        while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = pending.drain(..=end).collect();
+            match line.trim_ascii().strip_prefix(b"data: ") {
+                Some(b"[DONE]") => {
+                    reply.total_ms = millis(sent);
+                    return Ok(reply);
+                }
+                Some(data) => reply.take(serde_json::from_slice(data)?, sent),
+                // Comments and the empty lines between events.
+                None => {}
+            }
+        }
+    }
+    Err(Failure("the reply ended early".into()))
+}
+
+impl Reply {
+    fn take(&mut self, chunk: Chunk, sent: Instant) {
+        for content in chunk.choices.into_iter().filter_map(|choice| choice.delta.content) {
+            if self.text.is_empty() && !content.is_empty() {
+                self.ttft_ms = millis(sent);
+            }
+            self.text += &content;
+        }
+        if let Some(usage) = chunk.usage {
+            self.n_prompt = usage.prompt_tokens;
+        }
+        if let Some(handoff) = chunk.timings.and_then(|timings| timings.handoff) {
+            self.handoff = Some(handoff);
+        }
+    }
+}
+
+fn millis(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}

@@ -1,0 +1,69 @@
+//! `baton demo`: one long prompt, computed on one node and decoded on another, with where the time went.
+//!
+//! Real processes on loopback: a prefill node, and an endpoint whose engine decodes. Then the same prompt on an endpoint
+//! alone. Nothing outlives the command.
+
+mod ask;
+mod endpoint;
+mod waterfall;
+
+use std::ffi::OsString;
+
+use baton_fetch as models;
+use baton_proxy::serve::{Failure, model_files, signals};
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use self::ask::ask;
+use self::endpoint::Endpoint;
+use crate::node_process::NodeProcess;
+use crate::prompts::TEXT;
+
+/// Options of `baton demo`.
+#[derive(Args)]
+pub struct DemoArgs {
+    /// A .gguf file or a catalogue name
+    #[arg(long, short, default_value = "smollm2")]
+    model: String,
+    /// Words of the prompt; a word is about one and a half tokens
+    #[arg(long, default_value_t = 650, value_parser = clap::value_parser!(u32).range(100..=4_000))]
+    words: u32,
+    /// Compute threads of each node
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: u32,
+}
+
+/// Runs the demonstration and returns its picture. A signal ends it, and every process it started, at once.
+pub async fn run(args: DemoArgs) -> Result<String, Failure> {
+    let stop = CancellationToken::new();
+    signals::stop_on_signal(stop.clone());
+    tokio::select! {
+        shown = show(args) => shown,
+        // Dropping what runs kills its processes.
+        () = stop.cancelled() => Err(Failure("stopped".into())),
+    }
+}
+
+async fn show(args: DemoArgs) -> Result<String, Failure> {
+    let model = models::pull(&args.model, &model_files::pull_options()?).await?;
+    let engine_args: Vec<OsString> =
+        vec!["--model".into(), model.into(), "--threads".into(), args.threads.to_string().into()];
+    let key = uuid::Uuid::new_v4().to_string();
+    let words: Vec<&str> = TEXT.split_whitespace().cycle().take(args.words as usize).collect();
+    let prompt = format!("Summarise this text in one sentence.\n\n{}", words.join(" "));
+
+    eprintln!("Node A (prefill) and node B (decode) are starting.");
+    let role = ["--role", "prefill"].map(OsString::from);
+    let node = NodeProcess::start(&key, role.into_iter().chain(engine_args.iter().cloned())).await?;
+    // Between equal nodes the planner would rightly see nothing to gain.
+    let prefill = ["--prefill", &node.url, "--policy", "always_handoff"].map(OsString::from);
+    let endpoint = Endpoint::start(&key, engine_args.iter().cloned().chain(prefill)).await?;
+    eprintln!("A prompt of {} words goes to {}/v1/chat/completions.", args.words, endpoint.base);
+    let handed = ask(&endpoint.base, &prompt).await?;
+    drop((endpoint, node));
+
+    eprintln!("The same prompt goes to one node alone.");
+    let alone = Endpoint::start(&key, engine_args).await?;
+    let direct = ask(&alone.base, &prompt).await?;
+    Ok(waterfall::draw(&handed, &direct))
+}

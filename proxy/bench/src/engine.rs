@@ -1,0 +1,259 @@
+//! `baton bench engine`: the engine through its node's socket, and the plain llama.cpp loop, in turn in one run.
+//!
+//! Both sides use the same build, model, threads and batch size. Each round measures the plain loop and then the
+//! engine, so that a machine that slows down slows both; medians of rounds are compared.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use baton_engines::llama::LlamaConfig;
+use baton_engines::llama::reference::{Options, Reference};
+use baton_fetch as models;
+use baton_proxy::serve::Failure;
+use baton_proxy::serve::model_files;
+use baton_schemas::Token;
+use serde_json::{Value, json};
+
+use super::node::BenchNode;
+use super::stats::{median, percentile};
+use super::timeline::Timeline;
+use super::{EngineBenchArgs, EnginePart};
+
+const PREFILL_LENGTHS: [usize; 2] = [512, 2_000];
+const STREAMS: [usize; 3] = [1, 4, 8];
+const DECODE_TOKENS: u32 = 128;
+const SHORT_PROMPT: usize = 32;
+/// Streams that are running when the long prompt joins.
+const RUNNING: usize = 3;
+const JOINING_PROMPT: usize = 2_000;
+
+/// Runs the benchmark and prints a table.
+#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
+    let model = models::pull(&args.model, &model_files::pull_options()?).await?;
+    let config = LlamaConfig { n_threads: args.threads, ..LlamaConfig::new(&model) };
+    let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(config)).await??);
+    let mut node_args: Vec<OsString> = vec!["--model".into(), model.clone().into(), "--slots".into(), "8".into()];
+    node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
+    let mut bench = Bench { reference, node_args, rounds: args.rounds, n_prompts: 0 };
+
+    let wants = |part| args.only.is_empty() || args.only.contains(&part);
+    let mut rows = Vec::new();
+    if wants(EnginePart::Prefill) {
+        for n in PREFILL_LENGTHS {
+            rows.push(bench.prefill(n).await?);
+        }
+    }
+    if wants(EnginePart::Decode) {
+        for n in STREAMS {
+            rows.push(bench.decode(n, 0).await?);
+        }
+        rows.push(bench.decode(1, IDLE_TOKENS).await?);
+    }
+    if wants(EnginePart::Joining) {
+        rows.push(bench.joining("auto", &[]).await?);
+        // What an engine without interleaving does: the whole prompt in one step.
+        rows.push(bench.joining("none", &["--prefill-budget", "2048", "--ubatch", "2048"]).await?);
+    }
+    let memory = if wants(EnginePart::Memory) { bench.memory().await? } else { Value::Null };
+
+    println!("{}", table(&rows, &memory));
+    if let Some(path) = args.json {
+        std::fs::write(&path, serde_json::to_vec_pretty(&json!({ "rows": rows, "memory": memory }))?)?;
+    }
+    Ok(())
+}
+
+struct Bench {
+    reference: Arc<Reference>,
+    node_args: Vec<OsString>,
+    rounds: u32,
+    n_prompts: u32,
+}
+
+impl Bench {
+    /// A fresh node: what earlier rounds left in the cache would slow later ones down, and not the plain loop.
+    async fn node(&self, extra: &[&str]) -> Result<BenchNode, Failure> {
+        let args = self.node_args.iter().cloned().chain(extra.iter().map(OsString::from));
+        BenchNode::start(args.collect()).await
+    }
+
+    /// A prompt of `n` tokens that shares no prefix with any other, so that no cache helps.
+    fn prompt(&mut self, n: usize) -> Vec<Token> {
+        self.n_prompts += 1;
+        let mut tokens = self.reference.tokenize(&format!("{} ", self.n_prompts * 7919));
+        let filler = self.reference.tokenize("The quick brown fox jumps over the lazy dog and runs into the wood. ");
+        tokens.extend(filler.iter().cycle().take(n));
+        tokens.truncate(n);
+        tokens
+    }
+
+    async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<(f64, f64), Failure> {
+        let reference = Arc::clone(&self.reference);
+        let run = tokio::task::spawn_blocking(move || reference.greedy(&prompts, n_new, Options::default())).await??;
+        Ok((run.prefill.as_secs_f64(), run.decode.as_secs_f64()))
+    }
+
+    /// Prefill rate: both sides compute n − 1 tokens, then decode one. Seconds are from asking to the first token.
+    async fn prefill(&mut self, n: usize) -> Result<Value, Failure> {
+        let (mut plain, mut engine) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            let (node, prompt, warm_up) = (self.node(&[]).await?, self.prompt(n), self.prompt(WARM_UP));
+            node.warm_up(warm_up).await?;
+            let (prefill, step) = self.plain(vec![prompt.clone()], 1).await?;
+            plain.push(n as f64 / (prefill + step));
+            engine.push(n as f64 / node.stream(prompt, 1).await?.ttft());
+        }
+        Ok(compared(&format!("prefill {n} tokens"), "tok/s", &plain, &engine, json!({})))
+    }
+
+    /// Aggregate decode rate of `n` streams, while all of them decode, with `n_idle` tokens of finished conversations
+    /// in the engine's cache. The plain loop's cache holds nothing else.
+    async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, Failure> {
+        let (mut plain, mut engine, mut gaps, mut ttfts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            let (node, warm_up) = (self.node(&[]).await?, self.prompt(WARM_UP));
+            node.warm_up(warm_up).await?;
+            if n_idle > 0 {
+                let earlier = self.prompt(n_idle);
+                node.stream(earlier, 1).await?;
+            }
+            let prompts: Vec<_> = (0..n).map(|_| self.prompt(SHORT_PROMPT)).collect();
+            let (_, decode) = self.plain(prompts.clone(), DECODE_TOKENS as usize).await?;
+            plain.push((n as u32 * DECODE_TOKENS) as f64 / decode);
+            let streams = prompts.into_iter().map(|prompt| node.stream(prompt, DECODE_TOKENS));
+            let timelines = futures::future::try_join_all(streams).await?;
+            engine.push(aggregate_tps(&timelines));
+            gaps.extend(timelines.iter().flat_map(Timeline::gaps).map(|s| s * 1e3));
+            ttfts.extend(timelines.iter().map(|t| t.ttft() * 1e3));
+        }
+        let latency = json!({
+            "ttft_ms": { "p50": percentile(&ttfts, 50.0), "p99": percentile(&ttfts, 99.0) },
+            "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0) },
+        });
+        let idle = if n_idle > 0 { format!(" beside {n_idle} idle tokens") } else { String::new() };
+        Ok(compared(&format!("decode, {n} streams{idle}"), "tok/s", &plain, &engine, latency))
+    }
+
+    /// Memory of a node that has filled a good part of its cache, beside llama.cpp's own account.
+    async fn memory(&mut self) -> Result<Value, Failure> {
+        let node = self.node(&[]).await?;
+        for _ in 0..4 {
+            let prompt = self.prompt(JOINING_PROMPT);
+            node.stream(prompt, 32).await?;
+        }
+        let buffers = node.buffers;
+        let expected = buffers.model + buffers.kv + buffers.compute;
+        let resident = node.resident_mib();
+        Ok(json!({
+            "model_mib": buffers.model, "kv_mib": buffers.kv, "compute_mib": buffers.compute,
+            "resident_mib": resident, "beyond_mib": resident.map(|r| r - expected),
+        }))
+    }
+
+    /// Inter-token gaps of running streams while a long prompt joins, and when that prompt's first token comes.
+    async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<Value, Failure> {
+        let (mut gaps, mut ttfts, mut worst) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            let (node, warm_up) = (self.node(args).await?, self.prompt(WARM_UP));
+            node.warm_up(warm_up).await?;
+            let prompts: Vec<_> = (0..RUNNING).map(|_| self.prompt(SHORT_PROMPT)).collect();
+            let long = self.prompt(JOINING_PROMPT);
+            let running = prompts.into_iter().map(|prompt| node.stream(prompt, JOINED_TOKENS));
+            let joining = async {
+                tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+                node.stream(long, 1).await
+            };
+            let (running, joined) = tokio::join!(futures::future::try_join_all(running), joining);
+            let (running, joined) = (running?, joined?);
+            let until = joined.tokens.first().copied().unwrap_or(joined.sent);
+            let during: Vec<f64> = running
+                .iter()
+                .flat_map(|t| t.tokens.windows(2))
+                .filter(|pair| pair[1] >= joined.sent && pair[0] <= until)
+                .map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1e3)
+                .collect();
+            worst.push(percentile(&during, 100.0));
+            gaps.extend(during);
+            ttfts.push(joined.ttft() * 1e3);
+        }
+        Ok(json!({
+            "what": format!("{JOINING_PROMPT} tokens join {RUNNING} streams, interleaving: {budget}"),
+            "itl_ms": { "p50": percentile(&gaps, 50.0), "p99": percentile(&gaps, 99.0), "max": median(&worst) },
+            "ttft_ms": { "p50": median(&ttfts) },
+        }))
+    }
+}
+
+/// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory before it is measured.
+const WARM_UP: usize = 256;
+
+/// Tokens of finished conversations in the cache, for the row that shows what they cost.
+const IDLE_TOKENS: usize = 6_000;
+
+/// Long enough to be running until the long prompt has joined.
+const JOINED_TOKENS: u32 = 400;
+
+/// Tokens per second in the time in which every stream is decoding.
+fn aggregate_tps(timelines: &[Timeline]) -> f64 {
+    if let [only] = timelines {
+        return only.decode_tps();
+    }
+    let from = timelines.iter().filter_map(|t| t.tokens.first()).max();
+    let to = timelines.iter().filter_map(|t| t.tokens.last()).min();
+    let (Some(&from), Some(&to)) = (from, to) else { return f64::NAN };
+    let n_tokens = timelines.iter().flat_map(|t| &t.tokens).filter(|&&at| at > from && at <= to).count();
+    n_tokens as f64 / (to - from).as_secs_f64()
+}
+
+fn compared(what: &str, unit: &str, plain: &[f64], engine: &[f64], more: Value) -> Value {
+    let ratios: Vec<f64> = plain.iter().zip(engine).map(|(p, e)| e / p).collect();
+    let mut row = json!({
+        "what": what, "unit": unit, "plain": median(plain), "engine": median(engine), "ratio": median(&ratios),
+    });
+    if let (Some(row), Value::Object(more)) = (row.as_object_mut(), more) {
+        row.extend(more);
+    }
+    row
+}
+
+fn table(rows: &[Value], memory: &Value) -> String {
+    let mut out = String::new();
+    let number = |v: &Value| v.as_f64().map_or_else(|| "–".to_owned(), |n| format!("{n:.1}"));
+    let ratio = |v: &Value| v.as_f64().map_or_else(|| "–".to_owned(), |n| format!("{n:.3}"));
+    let mut line = |cells: [String; 7]| {
+        let [what, rest @ ..] = cells;
+        let rest: Vec<String> = rest.iter().map(|cell| format!("{cell:>11}")).collect();
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{what:<58}{}", rest.concat());
+    };
+    line(["", "plain", "engine", "ratio", "TTFT p50/99", "ITL p50", "ITL p99"].map(String::from));
+    for row in rows {
+        let ttft = format!("{}/{}", number(&row["ttft_ms"]["p50"]), number(&row["ttft_ms"]["p99"]));
+        let itl = &row["itl_ms"];
+        line([
+            row["what"].as_str().unwrap_or_default().to_owned(),
+            number(&row["plain"]),
+            number(&row["engine"]),
+            ratio(&row["ratio"]),
+            ttft,
+            number(&itl["p50"]),
+            number(&itl["p99"]),
+        ]);
+    }
+    let _ = writeln!(out, "rates in tokens/s, latencies in ms; medians of rounds, ratios pair by pair");
+    if memory.is_null() {
+        return out;
+    }
+    let _ = writeln!(
+        out,
+        "memory, MiB: model {} + KV {} + compute {}; resident {}, beyond these {}",
+        number(&memory["model_mib"]),
+        number(&memory["kv_mib"]),
+        number(&memory["compute_mib"]),
+        number(&memory["resident_mib"]),
+        number(&memory["beyond_mib"]),
+    );
+    out
+}

@@ -1,0 +1,129 @@
+//! Charts, as SVG files.
+
+use std::path::Path;
+
+use baton_proxy::serve::Failure;
+use baton_schemas::kv::Codec;
+use plotters::prelude::*;
+
+use super::overlap::{Link, Overlap, OverlapRow, name};
+
+/// Pixels.
+const SIZE: (u32, u32) = (720, 420);
+
+/// A named line.
+struct Line {
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// Writes every chart into `folder`, which exists.
+pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), Failure> {
+    let rows = &overlap.rows;
+    let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
+    let ticks: Vec<String> = links().map(|link| link.name().to_owned()).collect();
+    draw(
+        &folder.join("unhidden.svg"),
+        &format!("What the transfer of {n_tokens} tokens adds to the prefill"),
+        ("link", "un-hidden, % of the prefill"),
+        Some(&ticks),
+        &unhidden(rows, n_tokens),
+    )?;
+    let title = "Time to first token";
+    draw(&folder.join("ttft.svg"), title, ("tokens of the prompt", "ms"), None, &ttft(overlap))
+}
+
+/// From the slowest to the fastest.
+fn links() -> impl Iterator<Item = Link> {
+    Link::ALL.into_iter().rev()
+}
+
+/// A line for each codec over the links.
+fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<Line> {
+    let line = |codec| {
+        let at = |link| rows.iter().find(|r| (r.n_tokens, r.codec, r.link) == (n_tokens, codec, link));
+        let points = links().enumerate().filter_map(|(x, link)| Some((x as f64, 100.0 * at(link)?.unhidden_share)));
+        Line { name: name(codec).to_owned(), points: points.collect() }
+    };
+    Codec::ALL.into_iter().map(line).collect()
+}
+
+/// Lines over the prompt length.
+fn ttft(overlap: &Overlap) -> Vec<Line> {
+    let of = |link: Link, value: fn(&OverlapRow) -> Option<f64>| {
+        let rows = overlap.rows.iter().filter(move |row| row.codec == Codec::None && row.link == link);
+        rows.filter_map(|row| Some((row.n_tokens as f64, value(row)?))).collect()
+    };
+    let direct = overlap.direct.iter().map(|row| (row.n_tokens as f64, row.ttft_ms)).collect();
+    vec![
+        Line { name: "without a handoff".into(), points: direct },
+        Line { name: "handoff, loopback".into(), points: of(Link::Loopback, |row| Some(row.ttft_ms)) },
+        Line { name: "handoff, wire 60 %".into(), points: of(Link::Share60, |row| Some(row.ttft_ms)) },
+        Line {
+            name: "wire 60 %, sent after the prefill".into(),
+            points: of(Link::Share60, |row| Some(row.prefill_ms + row.after_ms?)),
+        },
+    ]
+}
+
+/// A line chart. `ticks` names the positions 0, 1, … of the x axis, where those are no numbers.
+fn draw(
+    path: &Path,
+    title: &str,
+    (x_name, y_name): (&str, &str),
+    ticks: Option<&[String]>,
+    lines: &[Line],
+) -> Result<(), Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure(format!("{}: {error}", path.display()));
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let most = |axis: fn(&(f64, f64)) -> f64| points().map(axis).filter(|v| v.is_finite()).fold(0.0, f64::max);
+    let x_range = ticks.map_or(0.0..1.05 * most(|p| p.0).max(1.0), |ticks| -0.2..ticks.len() as f64 - 0.8);
+    let y_range = 0.0..1.15 * most(|p| p.1).max(0.1);
+    let area = SVGBackend::new(path, SIZE).into_drawing_area();
+    area.fill(&WHITE).map_err(|e| failed(&e))?;
+    let mut chart = ChartBuilder::on(&area)
+        .caption(title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(64)
+        .build_cartesian_2d(x_range, y_range)
+        .map_err(|e| failed(&e))?;
+    let tick = |x: &f64| match ticks {
+        // Only whole positions have a name.
+        Some(ticks) if (x - x.round()).abs() < 1e-6 => ticks.get(x.round() as usize).cloned().unwrap_or_default(),
+        Some(_) => String::new(),
+        None => format!("{x:.0}"),
+    };
+    let mesh = chart.configure_mesh().x_desc(x_name).y_desc(y_name).x_label_formatter(&tick).draw();
+    mesh.map_err(|e| failed(&e))?;
+    for (i, line) in lines.iter().enumerate() {
+        let colour = Palette99::pick(i).mix(0.9);
+        let drawn =
+            chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)).point_size(4));
+        drawn
+            .map_err(|e| failed(&e))?
+            .label(&line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+    }
+    let legend = chart.configure_series_labels().background_style(WHITE).border_style(BLACK.mix(0.3)).draw();
+    legend.map_err(|e| failed(&e))?;
+    area.present().map_err(|e| failed(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chart_has_its_title_its_lines_and_its_ticks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.svg");
+        let line = |name: &str| Line { name: name.into(), points: vec![(0.0, 1.0), (1.0, 30.0)] };
+        let ticks = ["slow link".to_owned(), "fast link".to_owned()];
+        draw(&path, "A title", ("x", "y"), Some(&ticks), &[line("first line"), line("second line")]).unwrap();
+        let svg = std::fs::read_to_string(path).unwrap();
+        for text in ["<svg", "A title", "first line", "second line", "slow link", "fast link", "polyline"] {
+            assert!(svg.contains(text), "{text} is missing");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What codecs make of real KV, and how fast, on one core.
+
+use std::time::Instant;
+
+use baton_proxy::serve::Failure;
+use baton_schemas::kv::{Codec, Event, Reader, Writer};
+use serde::Serialize;
+
+use super::pair::Bench;
+use crate::capture::{Captured, capture};
+use crate::stats::median;
+
+/// Repetitions; a codec's speed varies less than a network's.
+const ROUNDS: usize = 3;
+
+/// One codec. Speeds in MB/s of plain KV; making and checking the digests is part of them.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct CodecRow {
+    pub(super) codec: Codec,
+    /// Plain bytes over bytes on the wire.
+    pub(super) ratio: f64,
+    pub(super) write_mb_s: f64,
+    pub(super) read_mb_s: f64,
+}
+
+pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<CodecRow>, Failure> {
+    eprintln!("codecs");
+    let prompt = bench.prompts.next(bench.sizes.joining.min(1_000));
+    let captured = capture(bench.source(), prompt).await?;
+    tokio::task::spawn_blocking(move || Codec::ALL.into_iter().map(|codec| one(&captured, codec)).collect()).await?
+}
+
+fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, Failure> {
+    let n_plain = captured.n_bytes() as f64;
+    let (mut ratios, mut writes, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (n_wire, write, read) = once(captured, codec)?;
+        ratios.push(n_plain / n_wire as f64);
+        writes.push(n_plain / write / 1e6);
+        reads.push(n_plain / read / 1e6);
+    }
+    Ok(CodecRow { codec, ratio: median(&ratios), write_mb_s: median(&writes), read_mb_s: median(&reads) })
+}
+
+/// Writes and reads all chunks; the bytes on the wire and the seconds of both.
+pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64), Failure> {
+    let key = b"a benchmark's key";
+    let (mut writer, head) = Writer::begin(key, captured.handoff.clone(), codec)?;
+    let mut stream = head;
+    let began = Instant::now();
+    for chunk in &captured.chunks {
+        stream.extend(writer.frame(chunk)?);
+    }
+    let write = began.elapsed().as_secs_f64();
+    let mut reader = Reader::new(key, captured.handoff.clone(), &[codec])?;
+    let mut n_wire = 0;
+    let began = Instant::now();
+    for piece in &stream {
+        n_wire += piece.len();
+        let mut input = &piece[..];
+        while let Some(event) = reader.read(&mut input)? {
+            if let Event::Frame(kv) = event {
+                std::hint::black_box(kv.buffer());
+            }
+        }
+    }
+    let read = began.elapsed().as_secs_f64();
+    match reader.position() == captured.handoff.end() {
+        true => Ok((n_wire, write, read)),
+        false => Err(Failure("a written stream was not read to its end".into())),
+    }
+}

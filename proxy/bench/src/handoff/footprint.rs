@@ -1,0 +1,65 @@
+//! Memory of both nodes beyond the KV itself, which their caches hold from the start.
+
+use baton_proxy::serve::Failure;
+use serde::Serialize;
+
+use super::pair::{Bench, pull};
+use crate::memory;
+use crate::node_process::NodeProcess;
+use crate::relay::Relay;
+
+/// How long the slow link takes for the prompt's KV.
+const SLOW_SECONDS: f64 = 4.0;
+
+/// One pull. Sizes in MiB; `None` where the system does not tell.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Footprint {
+    pub(super) what: &'static str,
+    /// What was moved.
+    pub(super) kv_mib: f64,
+    pub(super) prefill: Growth,
+    pub(super) decode: Growth,
+}
+
+/// A process before and during a pull.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Growth {
+    pub(super) before_mib: Option<f64>,
+    pub(super) peak_mib: Option<f64>,
+}
+
+impl Growth {
+    /// What the pull added at its peak.
+    pub(super) fn added(&self) -> Option<f64> {
+        Some(self.peak_mib? - self.before_mib?)
+    }
+}
+
+pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Footprint>, Failure> {
+    eprintln!("memory");
+    let node = bench.decode(&["--role", "decode", "--slots", "1"]).await?;
+    let prompt = bench.long.clone();
+    // Not measured: what grows below should grow by the transfer, and not by the first use of both caches.
+    let first = pull(&node, &bench.prefill.url, prompt.clone()).await?.timings;
+    let slow = Relay::start(bench.prefill_address()?, first.n_bytes as f64 / SLOW_SECONDS).await?;
+    let mut rows = Vec::new();
+    for (what, url) in [("a pull at full speed", bench.prefill.url.clone()), ("a slow link", slow.url.clone())] {
+        bench.forget(&node, 1).await?;
+        let (prefill, decode) = (before(&bench.prefill), before(&node));
+        let timings = pull(&node, &url, prompt.clone()).await?.timings;
+        rows.push(Footprint {
+            what,
+            kv_mib: timings.n_bytes as f64 / f64::from(1 << 20),
+            prefill: Growth { before_mib: prefill, peak_mib: bench.prefill.pid().and_then(memory::peak_mib) },
+            decode: Growth { before_mib: decode, peak_mib: node.pid().and_then(memory::peak_mib) },
+        });
+    }
+    Ok(rows)
+}
+
+/// What a process holds now; its peak counts from here.
+fn before(node: &NodeProcess) -> Option<f64> {
+    let pid = node.pid()?;
+    memory::forget_peak(pid)?;
+    memory::resident_mib(pid)
+}

@@ -1,0 +1,141 @@
+//! `baton bench handoff`: what handing KV over costs, between real nodes on loopback.
+//!
+//! Everything is measured from outside, through the nodes' own protocol, except the single-core figures of codecs and
+//! stages, which run here on KV that was pulled from a real model. `docs/handoff.md` explains each figure.
+
+mod charts;
+mod codecs;
+mod fairness;
+mod footprint;
+mod overlap;
+mod pair;
+mod report;
+mod streams;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_fetch as models;
+use baton_proxy::serve::Failure;
+use baton_proxy::serve::model_files;
+use clap::{Args, ValueEnum};
+
+use self::pair::Bench;
+use self::report::Report;
+
+/// Options of `baton bench handoff`.
+#[derive(Args)]
+pub(super) struct HandoffBenchArgs {
+    /// A .gguf file or a catalogue name
+    #[arg(long, short, default_value = "smollm2")]
+    model: String,
+    /// Repetitions at most; medians are reported. A prompt length gets fewer if they take more than 60 s
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Compute threads of each node
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    threads: u32,
+    /// Prompt lengths in tokens, by commas [default: 128,512,2000]
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(16..=8_000))]
+    lengths: Vec<u32>,
+    /// Small sizes and one round: shows that it works, and no more
+    #[arg(long)]
+    quick: bool,
+    /// Only these measurements, by commas [default: all]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Section>,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draw charts of the overlap, as SVG files in this folder
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+}
+
+/// A group of measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// How much of the transfer the prefill hides.
+    Overlap,
+    /// A short prompt behind a long one.
+    Fairness,
+    /// Cache to cache, beside a plain copy.
+    Wire,
+    /// What both nodes hold beyond their caches.
+    Memory,
+    /// What running streams notice.
+    Streams,
+    /// Codecs on real KV.
+    Codecs,
+}
+
+impl Section {
+    async fn measure(self, bench: &mut Bench, report: &mut Report) -> Result<(), Failure> {
+        match self {
+            Section::Overlap => report.overlap = Some(overlap::measure(bench).await?),
+            Section::Fairness => report.fairness = Some(fairness::measure(bench).await?),
+            Section::Wire => report.wire = Some(wire::measure(bench).await?),
+            Section::Memory => report.memory = Some(footprint::measure(bench).await?),
+            Section::Streams => report.streams = Some(streams::measure(bench).await?),
+            Section::Codecs => report.codecs = Some(codecs::measure(bench).await?),
+        }
+        Ok(())
+    }
+}
+
+/// How large the measurements are, in tokens.
+#[derive(Debug, Clone)]
+struct Sizes {
+    lengths: Vec<usize>,
+    rounds: u32,
+    time_per_length: Duration,
+    /// The prompt that is handed over beside running streams.
+    joining: usize,
+    /// The prompt that others have to share the prefill node with, and whose KV is moved to measure the wire.
+    long: usize,
+    /// What running streams generate.
+    stream: u32,
+}
+
+impl Sizes {
+    fn of(args: &HandoffBenchArgs) -> Sizes {
+        let default = if args.quick { vec![64, 256] } else { vec![128, 512, 2_000] };
+        let lengths: Vec<usize> = args.lengths.iter().map(|&n| n as usize).collect();
+        Sizes {
+            lengths: if lengths.is_empty() { default } else { lengths },
+            rounds: if args.quick { 1 } else { args.rounds },
+            time_per_length: overlap::TIME_PER_LENGTH,
+            joining: if args.quick { 256 } else { 2_000 },
+            long: if args.quick { 600 } else { 4_000 },
+            stream: if args.quick { 40 } else { 200 },
+        }
+    }
+}
+
+/// Runs the benchmark and prints tables.
+#[allow(clippy::print_stdout, reason = "the figures are the command's result")]
+pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), Failure> {
+    let model = models::pull(&args.model, &model_files::pull_options()?).await?;
+    let sizes = Sizes::of(&args);
+    if let Some(folder) = &args.svg {
+        // Before minutes of work, and not after them.
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut bench = Bench::start(model, args.threads, sizes).await?;
+    let mut report = Report { model: args.model, threads: args.threads, ..Report::default() };
+    let sections =
+        Section::value_variants().iter().filter(|section| args.only.is_empty() || args.only.contains(section));
+    for section in sections {
+        section.measure(&mut bench, &mut report).await?;
+        if let Some(path) = &args.json {
+            // Each time: minutes of work are not lost if a later measurement fails or is interrupted.
+            std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+        }
+    }
+    println!("{}", report.table());
+    if let (Some(folder), Some(overlap)) = (&args.svg, &report.overlap) {
+        charts::write(folder, overlap)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! What running streams notice of KV that is imported beside them.
+
+use baton_proxy::serve::Failure;
+use serde::Serialize;
+
+use super::pair::{Bench, pull};
+use crate::node_process::NodeProcess;
+use crate::stats::{median, percentile};
+use crate::timeline::{Timeline, greedy, stream};
+
+/// Streams that run while KV comes in; the decode node has one slot more.
+const N_STREAMS: usize = 3;
+
+/// Tokens of a stream's prompt.
+const PROMPT: usize = 32;
+
+/// Gaps between tokens, milliseconds.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Streams {
+    pub(super) n_streams: usize,
+    /// Tokens of each import.
+    pub(super) n_imported: usize,
+    /// Imports while the streams ran, one after another.
+    pub(super) n_imports: usize,
+    /// The median time of an import beside the streams.
+    pub(super) import_total_ms: f64,
+    pub(super) without: Gaps,
+    pub(super) with: Gaps,
+}
+
+/// Of all streams' gaps.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Gaps {
+    pub(super) p50_ms: f64,
+    pub(super) p99_ms: f64,
+    pub(super) max_ms: f64,
+}
+
+impl Gaps {
+    fn of(timelines: &[Timeline]) -> Gaps {
+        let gaps: Vec<f64> = timelines.iter().flat_map(Timeline::gaps).map(|s| s * 1e3).collect();
+        let at = |p| percentile(&gaps, p);
+        Gaps { p50_ms: at(50.0), p99_ms: at(99.0), max_ms: at(100.0) }
+    }
+}
+
+pub(super) async fn measure(bench: &mut Bench) -> Result<Streams, Failure> {
+    let node = bench.decode(&["--role", "decode", "--slots", "4"]).await?;
+    let imported = bench.long[..bench.sizes.joining.min(bench.long.len())].to_vec();
+    eprintln!("running streams: alone");
+    pull(&node, &bench.prefill.url, imported.clone()).await?;
+    let without = run(bench, &node).await?;
+    bench.forget(&node, N_STREAMS + 1).await?;
+    eprintln!("running streams: beside imports of {} tokens", imported.len());
+    let mut imports = Vec::new();
+    let with = {
+        let url = bench.prefill.url.clone();
+        let requests = requests(bench);
+        let streams = futures::future::try_join_all(requests.into_iter().map(|request| stream(&node.engine, request)));
+        let mut streams = std::pin::pin!(streams);
+        loop {
+            let again = async {
+                let pulled = pull(&node, &url, imported.clone()).await?;
+                bench.forget(&node, 1).await?;
+                Ok::<_, Failure>(pulled.timings.total_ms)
+            };
+            tokio::select! {
+                finished = &mut streams => break finished?,
+                import = again => imports.push(import?),
+            }
+        }
+    };
+    Ok(Streams {
+        n_streams: N_STREAMS,
+        n_imported: imported.len(),
+        n_imports: imports.len(),
+        import_total_ms: median(&imports),
+        without: Gaps::of(&without),
+        with: Gaps::of(&with),
+    })
+}
+
+async fn run(bench: &mut Bench, node: &NodeProcess) -> Result<Vec<Timeline>, Failure> {
+    let requests = requests(bench);
+    futures::future::try_join_all(requests.into_iter().map(|request| stream(&node.engine, request))).await
+}
+
+fn requests(bench: &mut Bench) -> Vec<baton_schemas::SequenceRequest> {
+    (0..N_STREAMS).map(|_| greedy(bench.prompts.next(PROMPT), bench.sizes.stream)).collect()
+}

@@ -1,0 +1,150 @@
+//! How fast KV that is already computed gets from one cache into the other, beside a plain copy of as many bytes through
+//! the same kind of socket, and what each stage of it can do on one core.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+use baton_proxy::serve::Failure;
+use baton_schemas::kv::{Codec, all_finite};
+use serde::Serialize;
+
+use super::codecs;
+use super::pair::{Bench, pull};
+use crate::capture::{Captured, capture};
+use crate::stats::median;
+
+/// Repetitions: each takes a fraction of a second.
+const ROUNDS: usize = 7;
+
+/// Rates in GB/s of KV.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Wire {
+    pub(super) n_tokens: usize,
+    pub(super) n_bytes: u64,
+    /// From asking to the last chunk in the other cache.
+    pub(super) pull: f64,
+    /// `write_all` of one buffer into a loopback socket, read into another buffer.
+    pub(super) copy: f64,
+    /// Of the two, round by round.
+    pub(super) ratio: f64,
+    pub(super) stages: Vec<Stage>,
+}
+
+/// What one core does at one stage, with nothing else to do.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Stage {
+    pub(super) name: &'static str,
+    pub(super) gb_s: f64,
+}
+
+pub(super) async fn measure(bench: &mut Bench) -> Result<Wire, Failure> {
+    let prompt = bench.long.clone();
+    let node = bench.decode(&["--role", "decode", "--slots", "1"]).await?;
+    eprintln!("wire speed: {} tokens, computed before", prompt.len());
+    // If they were not, they are now.
+    pull(&node, &bench.prefill.url, prompt.clone()).await?;
+    let (mut pulls, mut copies, mut ratios, mut imports) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut n_bytes = 0;
+    for round in 0..ROUNDS {
+        eprintln!("wire speed: round {}", round + 1);
+        bench.forget(&node, 1).await?;
+        let timings = pull(&node, &bench.prefill.url, prompt.clone()).await?.timings;
+        n_bytes = timings.n_bytes;
+        let copied = tokio::task::spawn_blocking(move || copy(n_bytes as usize)).await??;
+        let rate = |ms: f64| n_bytes as f64 / ms / 1e6;
+        pulls.push(rate(timings.total_ms));
+        copies.push(rate(copied * 1e3));
+        ratios.push(copied * 1e3 / timings.total_ms);
+        imports.push(rate(timings.import_ms));
+    }
+    let captured = capture(bench.source(), prompt[..prompt.len() - 1].to_vec()).await?;
+    let export = captured.n_bytes() as f64 / captured.timings.export_ms / 1e6;
+    let mut stages = vec![Stage { name: "export from llama.cpp (the node's own clock)", gb_s: export }];
+    stages.extend(tokio::task::spawn_blocking(move || in_process(&captured)).await??);
+    stages.push(Stage { name: "import into llama.cpp (the node's own clock)", gb_s: median(&imports) });
+    let (pull, copy, ratio) = (median(&pulls), median(&copies), median(&ratios));
+    Ok(Wire { n_tokens: prompt.len(), n_bytes, pull, copy, ratio, stages })
+}
+
+/// Seconds that a plain copy through a loopback socket takes. Both buffers were touched before.
+fn copy(n_bytes: usize) -> std::io::Result<f64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let sent = vec![1u8; n_bytes];
+    let writer = std::thread::spawn(move || {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        // The reader says when.
+        stream.read_exact(&mut [0])?;
+        stream.write_all(&sent)
+    });
+    let (mut stream, _) = listener.accept()?;
+    let mut received = vec![2u8; n_bytes];
+    let began = Instant::now();
+    stream.write_all(&[1])?;
+    stream.read_exact(&mut received)?;
+    let took = began.elapsed().as_secs_f64();
+    match writer.join() {
+        Ok(written) => written.map(|()| took),
+        Err(_) => Err(std::io::Error::other("the writing thread panicked")),
+    }
+}
+
+/// The stages that need no engine.
+fn in_process(captured: &Captured) -> Result<Vec<Stage>, Failure> {
+    let n_bytes = captured.n_bytes() as f64;
+    let rate = |seconds: f64| n_bytes / seconds / 1e9;
+    let chunks = || captured.chunks.iter().flat_map(|chunk| chunk.tensors());
+    let dtype = captured.handoff.layout.tensors().next().map(|rows| rows.dtype);
+    let dtype = dtype.ok_or_else(|| Failure("the model has no KV".into()))?;
+    let hash = || {
+        let mut hasher = blake3::Hasher::new_keyed(&[7; 32]);
+        for rows in chunks() {
+            hasher.update(rows);
+        }
+        std::hint::black_box(hasher.finalize());
+    };
+    let scan = || {
+        std::hint::black_box(chunks().all(|rows| all_finite(dtype, rows)));
+    };
+    let mut warm = vec![1u8; captured.n_bytes()];
+    let mut warm_copy = || fill(&mut warm, captured);
+    let mut fresh_copy = || {
+        let mut fresh = vec![0u8; captured.n_bytes()];
+        fill(&mut fresh, captured);
+    };
+    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let (_, write, read) = codecs::once(captured, Codec::None)?;
+        writes.push(rate(write));
+        reads.push(rate(read));
+    }
+    Ok(vec![
+        Stage { name: "write frames (digest)", gb_s: median(&writes) },
+        Stage { name: "  BLAKE3 alone", gb_s: rate(seconds(hash)) },
+        Stage { name: "read frames (digest, copy, scan)", gb_s: median(&reads) },
+        Stage { name: "  looking for NaN alone", gb_s: rate(seconds(scan)) },
+        Stage { name: "  copying alone, memory in use before", gb_s: rate(seconds(&mut warm_copy)) },
+        Stage { name: "  copying alone, fresh memory", gb_s: rate(seconds(&mut fresh_copy)) },
+    ])
+}
+
+fn fill(buffer: &mut [u8], captured: &Captured) {
+    let mut at = 0;
+    for rows in captured.chunks.iter().flat_map(|chunk| chunk.tensors()) {
+        buffer[at..at + rows.len()].copy_from_slice(rows);
+        at += rows.len();
+    }
+    std::hint::black_box(buffer);
+}
+
+/// The median time of some runs.
+fn seconds(mut work: impl FnMut()) -> f64 {
+    let times = (0..ROUNDS).map(|_| {
+        let began = Instant::now();
+        work();
+        began.elapsed().as_secs_f64()
+    });
+    median(&times.collect::<Vec<_>>())
+}

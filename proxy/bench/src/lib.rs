@@ -1,0 +1,81 @@
+//! `baton bench` and `baton demo`: what an engine, a handoff or the planner does, beside a yardstick measured in the same
+//! run. They drive whole clusters of nodes, real ones on loopback or simulated ones, and know the proxy's public parts.
+//!
+//! Front doors are [`run`] and [`demo::run`]; `baton doctor` uses [`capture`], [`node_process`] and [`prompts`], too.
+
+pub mod capture;
+pub mod demo;
+mod engine;
+mod handoff;
+mod memory;
+mod node;
+pub mod node_process;
+mod plan;
+pub mod prompts;
+mod relay;
+mod stats;
+mod timeline;
+
+use std::path::PathBuf;
+
+use baton_proxy::serve::Failure;
+use clap::{Args, Subcommand};
+
+/// Options of `baton bench`.
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Prefill, decode, latency and memory of the engine, beside the plain llama.cpp loop.
+    Engine(EngineBenchArgs),
+    /// KV handoff between two nodes on loopback: overlap, wire speed, memory, fairness, codecs.
+    Handoff(handoff::HandoffBenchArgs),
+    /// The route planner beside every fixed route, on simulated machines and links, or on real nodes.
+    Plan(plan::PlanBenchArgs),
+}
+
+/// Options of `baton bench engine`.
+#[derive(Args)]
+pub(crate) struct EngineBenchArgs {
+    /// A .gguf file or a catalogue name
+    #[arg(long, short, default_value = "smollm2")]
+    model: String,
+    /// Repetitions; medians are reported
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Measure only these parts (all, unless given)
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    only: Vec<EnginePart>,
+    /// Compute threads of both sides
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Also write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A part of `baton bench engine`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum EnginePart {
+    /// Prompts of 512 and 2,000 tokens.
+    Prefill,
+    /// 1, 4 and 8 streams, and one beside idle conversations.
+    Decode,
+    /// A long prompt that joins running streams.
+    Joining,
+    /// Resident memory beside llama.cpp's own account.
+    Memory,
+}
+
+/// Runs a benchmark and prints its figures.
+pub async fn run(args: BenchArgs) -> Result<(), Failure> {
+    match args.what {
+        What::Engine(args) => engine::run(args).await,
+        What::Handoff(args) => handoff::run(args).await,
+        What::Plan(args) => plan::run(args).await,
+    }
+}

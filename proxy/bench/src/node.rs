@@ -1,0 +1,118 @@
+//! A node process under measurement, with llama.cpp's own account of its memory.
+
+use std::ffi::OsString;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_proxy::serve::Failure;
+use baton_schemas::{SequenceRequest, Token};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+use super::memory;
+use super::timeline::{Timeline, greedy, stream};
+use crate::node_process;
+
+/// llama.cpp has written all its sizes before the node is ready; its log only has to be read.
+const LOG_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A running `baton node` with the sizes llama.cpp reported for itself.
+pub(super) struct BenchNode {
+    pub(super) engine: Arc<RemoteEngine>,
+    pub(super) buffers: Buffers,
+    child: Child,
+    _folder: tempfile::TempDir,
+}
+
+/// llama.cpp's own account of its buffers, MiB, read from its log.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Buffers {
+    pub(super) model: f64,
+    pub(super) kv: f64,
+    pub(super) compute: f64,
+}
+
+impl BenchNode {
+    pub(super) async fn start(args: Vec<OsString>) -> Result<BenchNode, Failure> {
+        let folder = tempfile::Builder::new().prefix("baton-bench-").tempdir()?;
+        let socket = folder.path().join("node.sock");
+        let key = uuid::Uuid::new_v4().to_string();
+        let mut listen = OsString::from("unix:");
+        listen.push(&socket);
+        let mut command = node_process::command(&listen, &key, args)?;
+        let mut child = command.env("RUST_LOG", "llama-cpp-2=info").stderr(Stdio::piped()).spawn()?;
+        let stderr = child.stderr.take().ok_or_else(|| Failure("the node has no log".into()))?;
+        // Its log is read to the end, so that a full pipe never stops it.
+        let log = tokio::spawn(async move {
+            let mut lines = BufReader::new(stderr).lines();
+            let mut buffers = Buffers::default();
+            while let Ok(Some(line)) = lines.next_line().await {
+                buffers.read(&line);
+                if line.contains("splits =") {
+                    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+                    break;
+                }
+            }
+            buffers
+        });
+        node_process::ready(&mut child).await?;
+        let buffers = tokio::time::timeout(LOG_DEADLINE, log)
+            .await
+            .map_err(|_| Failure("llama.cpp's log does not tell its buffer sizes".into()))??;
+        let engine = Arc::new(RemoteEngine::new(&NodeAddress::Unix(socket), &key)?);
+        Ok(BenchNode { engine, buffers, child, _folder: folder })
+    }
+
+    /// Resident memory of the process, MiB; `None` where the system does not tell.
+    pub(super) fn resident_mib(&self) -> Option<f64> {
+        memory::resident_mib(self.child.id()?)
+    }
+
+    /// Continues a prompt greedily by exactly `n_new` tokens.
+    pub(super) async fn stream(&self, prompt: Vec<Token>, n_new: u32) -> Result<Timeline, Failure> {
+        stream(&self.engine, greedy(prompt, n_new)).await
+    }
+
+    /// Has a prompt computed that leaves nothing in the cache, so that the node knows its rates and has touched its
+    /// memory.
+    pub(super) async fn warm_up(&self, prompt: Vec<Token>) -> Result<(), Failure> {
+        let request = SequenceRequest { ephemeral: true, ..greedy(prompt, 1) };
+        stream(&self.engine, request).await.map(|_| ())
+    }
+}
+
+impl Buffers {
+    /// Adds up lines like `CPU compute buffer size = 100.25 MiB`.
+    fn read(&mut self, line: &str) {
+        let Some((what, size)) = line.split_once("buffer size =") else { return };
+        let Some(mib) = size.split_once("MiB").and_then(|(n, _)| n.trim().parse::<f64>().ok()) else { return };
+        let total = match what.trim_end() {
+            w if w.ends_with("model") => &mut self.model,
+            w if w.ends_with("KV") => &mut self.kv,
+            _ => &mut self.compute,
+        };
+        *total += mib;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_cpps_buffer_lines_are_understood() {
+        let mut buffers = Buffers::default();
+        for line in [
+            "INFO load_from_file:   CPU_Mapped model buffer size =    92.13 MiB module=\"llama.cpp::load_tensors\"",
+            "llama_kv_cache:        CPU KV buffer size =   360.00 MiB",
+            "sched_reserve:        CPU compute buffer size =    98.25 MiB",
+            "llama_context:        CPU  output buffer size =     0.75 MiB",
+            "something else = 3 MiB",
+        ] {
+            buffers.read(line);
+        }
+        assert_eq!((buffers.model, buffers.kv, buffers.compute), (92.13, 360.0, 99.0));
+    }
+}

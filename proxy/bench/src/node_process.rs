@@ -1,0 +1,73 @@
+//! A `baton node` as a child of this process, for commands that show or measure one.
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_proxy::serve::Failure;
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// Loading a model that is tried out or measured takes no longer than this, or something is wrong.
+const START_DEADLINE: Duration = Duration::from_secs(120);
+
+/// What a child may write before it is ready.
+const MAX_EVENT_BYTES: u64 = 64 << 10;
+
+/// A node on a loopback port of its own. It ends when this is dropped, and when this process ends.
+pub struct NodeProcess {
+    /// `http://127.0.0.1:PORT`
+    pub url: String,
+    /// Its client.
+    pub engine: Arc<RemoteEngine>,
+    child: Child,
+}
+
+impl NodeProcess {
+    /// Starts a node with these arguments and waits until it is ready.
+    pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, Failure> {
+        // A child fetches KV from other nodes only if it is given a key for them; these share theirs.
+        let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
+        let address = ready(&mut child).await?.ok_or_else(|| Failure("the node does not tell its address".into()))?;
+        let url = format!("http://{address}");
+        let engine = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), key)?);
+        Ok(NodeProcess { url, engine, child })
+    }
+
+    /// The process, unless it has ended.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+}
+
+/// The command of a node that ends with this process: its standard input is its lifeline, which the child handle holds.
+/// It takes no part in handoffs, like the child of an endpoint without prefill nodes.
+pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsString>) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["node", "--child", "--listen"]).arg(listen).args(args);
+    command
+        .env(KEY_VARIABLE, key)
+        .env_remove(PULL_KEY_VARIABLE)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true);
+    Ok(command)
+}
+
+/// Waits until the child says that it is ready; its address, if that is a TCP one.
+pub async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, Failure> {
+    let stdout = child.stdout.take().ok_or_else(|| Failure("the node has no output".into()))?;
+    let mut event = String::new();
+    let mut stdout = BufReader::new(stdout.take(MAX_EVENT_BYTES));
+    let read = tokio::time::timeout(START_DEADLINE, stdout.read_line(&mut event)).await;
+    read.map_err(|_| Failure("the node does not become ready".into()))??;
+    match serde_json::from_str(&event) {
+        Ok(ChildEvent::Ready { address }) => Ok(address),
+        Ok(ChildEvent::Failed { message, .. }) => Err(Failure(message)),
+        Err(_) => Err(Failure("the node ended while starting".into())),
+    }
+}

@@ -1,0 +1,74 @@
+//! The grading load: two DGX Sparks and two M3 Ultras serve two models, one of each machine a model. A submission is a
+//! prompt of 5,000 tokens that both models grade, one with 800 tokens and the other with 1,200.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use baton_planner::policy::{Policy, by_name};
+use baton_proxy::serve::Failure;
+use futures::future::try_join_all;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::cluster::{Cluster, ClusterSpec, link};
+use super::machines::{DGX_SPARK, M3_ULTRA};
+
+const PROMPT: u32 = 5_000;
+const OUTPUTS: [u32; 2] = [800, 1_200];
+
+/// How long the load lasts.
+const DURATION: Duration = Duration::from_secs(1_800);
+
+/// Submissions under way at once.
+pub(super) const IN_FLIGHT: [u32; 2] = [1, 8];
+
+/// A policy's throughput.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Line {
+    pub policy: &'static str,
+    pub in_flight: u32,
+    pub per_hour: f64,
+    /// Seconds of one submission, on average.
+    pub mean_seconds: f64,
+}
+
+/// Runs the load with each policy.
+pub(super) async fn run() -> Result<Vec<Line>, Failure> {
+    let mut lines = Vec::new();
+    for in_flight in IN_FLIGHT {
+        for policy in ["direct", "fastest", "always_handoff", "least_loaded"].into_iter().filter_map(by_name) {
+            lines.push(load(policy, in_flight).await?);
+        }
+    }
+    Ok(lines)
+}
+
+async fn load(policy: &'static dyn Policy, in_flight: u32) -> Result<Line, Failure> {
+    let spec = ClusterSpec {
+        prefill: DGX_SPARK,
+        prefill_decodes: true,
+        decode: M3_ULTRA,
+        link: link(10.0),
+        n_slots: 8,
+        n_context: PROMPT + OUTPUTS[1] / 2,
+    };
+    let models = [Cluster::calibrated(&spec).await?, Cluster::calibrated(&spec).await?];
+    let ends = Instant::now() + DURATION;
+    let n_done = AtomicU32::new(0);
+    let submit = |_| async {
+        while Instant::now() < ends {
+            let graded = models
+                .iter()
+                .zip(OUTPUTS)
+                .map(|(model, n_output)| model.run_planned(Some(policy), model.fresh_prompt(PROMPT), n_output));
+            try_join_all(graded).await?;
+            // One that ends after the end is counted as far as it is in proportion: not at all or whole.
+            n_done.fetch_add(u32::from(Instant::now() <= ends), Ordering::Relaxed);
+        }
+        Ok::<_, Failure>(())
+    };
+    try_join_all((0..in_flight).map(submit)).await?;
+    let per_hour = f64::from(n_done.into_inner()) * 3_600.0 / DURATION.as_secs_f64();
+    let mean_seconds = f64::from(in_flight) * 3_600.0 / per_hour;
+    Ok(Line { policy: policy.name(), in_flight, per_hour, mean_seconds })
+}

@@ -1,0 +1,213 @@
+//! Never slower: planned routes beside every fixed route in hindsight, over a grid of requests and machines.
+
+use baton_planner::cost::Route;
+use baton_proxy::serve::Failure;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+
+use super::cluster::{Cluster, ClusterSpec, Outcome, PAUSE, link};
+use super::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, Machine};
+use crate::stats::percentile;
+
+/// Prompt lengths, tokens.
+pub(super) const PROMPTS: [u32; 6] = [16, 64, 256, 1_024, 4_096, 8_000];
+/// Shares of the prompt that an earlier turn left on both nodes.
+const CACHED: [f64; 3] = [0.0, 0.5, 0.95];
+/// Output lengths, tokens.
+const OUTPUTS: [u32; 3] = [16, 256, 1_000];
+/// Link rates, gigabits per second.
+pub(super) const LINKS: [f64; 6] = [0.1, 1.0, 2.5, 10.0, 25.0, 100.0];
+
+/// Requests before anything counts.
+const WARM_UP: usize = 24;
+
+/// A pair of machines.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pair {
+    pub name: &'static str,
+    prefill: Machine,
+    decode: Machine,
+    /// Whether the first may also generate.
+    prefill_decodes: bool,
+}
+
+/// A machine that prefills so many times as fast as the M3 Ultra, and the M3 Ultra.
+const fn ratio(name: &'static str, times: f64) -> Pair {
+    let prefill = Machine { name: "prefill", prefill_tps: times * M3_ULTRA.prefill_tps, bandwidth: M3_ULTRA.bandwidth };
+    Pair { name, prefill, decode: M3_ULTRA, prefill_decodes: false }
+}
+
+pub(super) const PAIRS: [Pair; 5] = [
+    ratio("1×", 1.0),
+    ratio("2×", 2.0),
+    ratio("4×", 4.0),
+    Pair { name: "Spark, M3 Ultra", prefill: DGX_SPARK, decode: M3_ULTRA, prefill_decodes: true },
+    Pair { name: "Spark, M4 Max", prefill: DGX_SPARK, decode: M4_MAX, prefill_decodes: true },
+];
+
+/// A request of the grid on one pair of machines, and what each route made of it.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Cell {
+    pub pair: &'static str,
+    pub gbps: f64,
+    pub n_prompt: u32,
+    pub cached: f64,
+    pub n_output: u32,
+    pub planned: Measured,
+    /// Seconds to the first token.
+    pub predicted_ttft: Option<f64>,
+    pub fixed: Vec<Measured>,
+}
+
+/// One run. Seconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Measured {
+    pub decode: usize,
+    pub prefill: Option<usize>,
+    pub ttft: f64,
+    pub completion: f64,
+}
+
+impl Measured {
+    fn new(route: Route, outcome: Outcome) -> Measured {
+        let Outcome { ttft, completion } = outcome;
+        Measured { decode: route.decode, prefill: route.prefill, ttft, completion }
+    }
+}
+
+impl Cell {
+    /// The fixed route that completed first, among handoffs or direct ones or all.
+    pub(super) fn best(&self, wanted: impl Fn(&Measured) -> bool) -> Option<&Measured> {
+        self.fixed.iter().filter(|run| wanted(run)).min_by(|a, b| a.completion.total_cmp(&b.completion))
+    }
+}
+
+/// By how much planned routes were slower than others, as shares: 0.05 is 5 %.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Regret {
+    pub p50: f64,
+    pub p95: f64,
+    pub max: f64,
+}
+
+/// Regrets of some cells.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Summary {
+    pub pair: &'static str,
+    pub n: usize,
+    /// Cells whose planned route was a handoff.
+    pub n_handoffs: usize,
+    /// Against the fixed route that completed first.
+    pub ttft: Regret,
+    pub completion: Regret,
+    /// Against the direct route that completed first; negative where the plan was faster.
+    pub ttft_over_direct: Regret,
+    pub completion_over_direct: Regret,
+}
+
+/// Runs the whole grid.
+pub(super) async fn run() -> Result<Vec<Cell>, Failure> {
+    let mut cells = Vec::new();
+    for pair in &PAIRS {
+        for gbps in LINKS {
+            cells.extend(run_on(pair, gbps).await?);
+        }
+    }
+    Ok(cells)
+}
+
+async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<Cell>, Failure> {
+    let spec = ClusterSpec {
+        prefill: pair.prefill,
+        prefill_decodes: pair.prefill_decodes,
+        decode: pair.decode,
+        link: link(gbps),
+        n_slots: 4,
+        n_context: 4_096,
+    };
+    let cluster = Cluster::calibrated(&spec).await?;
+    let mut requests = Vec::new();
+    for n_prompt in PROMPTS {
+        for cached in CACHED {
+            requests.extend(OUTPUTS.map(|n_output| (n_prompt, cached, n_output)));
+        }
+    }
+    measure(&cluster, (pair.name, gbps), requests, WARM_UP).await
+}
+
+/// Requests (tokens, share that is cached, tokens of the reply) on one cluster of this name and link: some to learn
+/// from, then each planned, and on every fixed route.
+pub(super) async fn measure(
+    cluster: &Cluster,
+    (pair, gbps): (&'static str, f64),
+    mut requests: Vec<(u32, f64, u32)>,
+    n_warm_up: usize,
+) -> Result<Vec<Cell>, Failure> {
+    let mut rng = StdRng::seed_from_u64(2);
+    for _ in 0..n_warm_up {
+        let (n_prompt, cached, n_output) = requests[rng.random_range(0..requests.len())];
+        cluster.run_planned(None, prompt(cluster, n_prompt, cached).await?, n_output).await?;
+    }
+    // In no order: what was learned of one size must serve for another.
+    requests.shuffle(&mut rng);
+    let mut cells = Vec::new();
+    for (n_prompt, cached, n_output) in requests {
+        let planned = cluster.run_planned(None, prompt(cluster, n_prompt, cached).await?, n_output).await?;
+        let mut fixed = Vec::new();
+        for route in cluster.routes() {
+            let prompt = prompt(cluster, n_prompt, cached).await?;
+            fixed.push(Measured::new(route, cluster.run_fixed(route, prompt, n_output).await?));
+        }
+        let predicted_ttft = planned.prediction.map(|prediction| prediction.ttft_ms / 1e3);
+        let planned = Measured::new(planned.route, planned.outcome);
+        cells.push(Cell { pair, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
+    }
+    Ok(cells)
+}
+
+/// A prompt whose front both nodes have, on idle nodes.
+async fn prompt(cluster: &Cluster, n_prompt: u32, cached: f64) -> Result<Vec<u32>, Failure> {
+    let prompt = cluster.fresh_prompt(n_prompt);
+    let n_cached = (f64::from(n_prompt) * cached) as usize;
+    cluster.prime(&prompt[..n_cached]).await?;
+    tokio::time::sleep(PAUSE).await;
+    Ok(prompt)
+}
+
+fn fastest(cell: &Cell) -> Option<&Measured> {
+    cell.best(|_| true)
+}
+
+fn direct(cell: &Cell) -> Option<&Measured> {
+    cell.best(|run| run.prefill.is_none())
+}
+
+/// One line for each pair and one for all.
+pub(super) fn summarize(cells: &[Cell]) -> Vec<Summary> {
+    let of = |pair: &'static str| {
+        let cells: Vec<&Cell> = cells.iter().filter(|cell| pair == "all" || cell.pair == pair).collect();
+        summary(pair, &cells)
+    };
+    PAIRS.iter().map(|pair| of(pair.name)).chain([of("all")]).collect()
+}
+
+/// One line for these cells.
+pub(super) fn summary(pair: &'static str, cells: &[&Cell]) -> Summary {
+    let over = |than: fn(&Cell) -> Option<&Measured>, time: fn(&Measured) -> f64, least: f64| {
+        let shares = cells.iter().filter_map(|cell| Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least)));
+        let shares: Vec<f64> = shares.collect();
+        let at = |p| percentile(&shares, p);
+        Regret { p50: at(50.0), p95: at(95.0), max: at(100.0) }
+    };
+    Summary {
+        pair,
+        n: cells.len(),
+        n_handoffs: cells.iter().filter(|cell| cell.planned.prefill.is_some()).count(),
+        ttft: over(fastest, |run| run.ttft, 0.0),
+        completion: over(fastest, |run| run.completion, 0.0),
+        ttft_over_direct: over(direct, |run| run.ttft, -1.0),
+        completion_over_direct: over(direct, |run| run.completion, -1.0),
+    }
+}

@@ -1,0 +1,76 @@
+//! `baton bench plan`: the planner beside every fixed route, on simulated machines.
+//!
+//! Planning, learning and failover are those of a running endpoint; machines and network are simulated, in a clock that
+//! jumps over waiting. All figures are of the simulation. With `--model` the nodes are real, on this machine, and the
+//! links between them are paced.
+
+mod bursts;
+mod chart;
+mod cluster;
+mod drift;
+mod grading;
+mod grid;
+mod machines;
+mod published;
+mod real;
+mod report;
+
+use std::path::PathBuf;
+
+use baton_proxy::serve::Failure;
+use baton_proxy::serve::model_files;
+use clap::Args;
+
+use self::report::Report;
+
+/// Options of `baton bench plan`.
+#[derive(Args)]
+pub(super) struct PlanBenchArgs {
+    /// Also write every figure as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write a chart of where handing over pays, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Measure real nodes with this model instead, on this machine, with links that a relay paces: some minutes
+    #[arg(long, short, value_name = "PATH|NAME", conflicts_with = "svg")]
+    model: Option<String>,
+}
+
+/// Runs everything and prints it as Markdown.
+pub(super) async fn run(args: PlanBenchArgs) -> Result<(), Failure> {
+    if let Some(model) = &args.model {
+        let report = real::run(model_files::locate_or_pull(model).await?).await?;
+        if let Some(path) = &args.json {
+            std::fs::write(path, serde_json::to_vec(&report)?)?;
+        }
+        report.print();
+        return Ok(());
+    }
+    // On one thread with a clock of its own, so that hours of load take seconds.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
+    let report = tokio::task::spawn_blocking(move || runtime.block_on(measure())).await??;
+    if let Some(path) = &args.json {
+        std::fs::write(path, serde_json::to_vec(&report)?)?;
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, chart::break_even(&report.never_slower))?;
+    }
+    report.print();
+    Ok(())
+}
+
+async fn measure() -> Result<Report, Failure> {
+    let cells = grid::run().await?;
+    let drift = drift::run().await?;
+    Ok(Report {
+        note: "simulation",
+        summary: grid::summarize(&cells),
+        never_slower: cells,
+        bursts: bursts::run().await?,
+        published: published::run().await?,
+        grading: grading::run().await?,
+        corrected_from: drift::corrected_from(&drift, report::CORRECTED),
+        drift,
+    })
+}

@@ -1,0 +1,173 @@
+//! The planner with real nodes: processes with a real model on this machine, and links that a relay paces.
+//!
+//! Two processes share the machine's cores, so the prefill node gets two threads and the decode node one: that is what
+//! makes handing over worth anything here.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use baton_engines::Engine;
+use baton_proxy::serve::Failure;
+use baton_proxy::targets::nodes::{self, Health, Node, ServedModel};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::cluster::Cluster;
+use super::grid::{self, Cell, Measured, Summary};
+use super::report;
+use crate::node_process::NodeProcess;
+use crate::relay::Relay;
+use crate::stats::percentile;
+
+/// Prompt lengths, tokens.
+const PROMPTS: [u32; 3] = [64, 300, 900];
+/// Output lengths, tokens.
+const OUTPUTS: [u32; 2] = [8, 32];
+/// Link rates, gigabits per second. One carries KV more slowly than it is computed, one about as fast, one faster.
+const LINKS: [f64; 3] = [0.02, 0.1, 1.0];
+
+/// Requests on each link before anything counts.
+const WARM_UP: usize = 6;
+/// Runs of each request, planned and on each fixed route. Their medians are compared: two runs of one route differ by a
+/// fifth on a machine whose cores others use.
+const RUNS: usize = 3;
+
+/// Calibration takes some seconds.
+const CALIBRATION_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct RealReport {
+    note: &'static str,
+    /// For each link, and for all.
+    summary: Vec<(Option<f64>, Summary)>,
+    /// Requests whose planned route is the fixed one that completed first.
+    n_fastest: usize,
+    /// Medians of several runs each.
+    cells: Vec<Cell>,
+}
+
+/// Runs the sub-grid on each link.
+pub(super) async fn run(model: PathBuf) -> Result<RealReport, Failure> {
+    let key = uuid::Uuid::new_v4().to_string();
+    let prefill = start(&key, &model, "prefill", "2").await?;
+    let decode = start(&key, &model, "decode", "1").await?;
+    let mut cells = Vec::new();
+    for gbps in LINKS {
+        let relay = Relay::start(prefill.url.trim_start_matches("http://").parse()?, gbps * 1e9 / 8.0).await?;
+        // What is known of another link is forgotten.
+        let prefill = node("prefill", &prefill, Some(relay.url.clone())).await?;
+        let decode = node("decode", &decode, None).await?;
+        let name = OnceLock::from("model".to_owned());
+        let served = Arc::new(ServedModel::new(name, Vec::new(), vec![decode], vec![prefill]));
+        calibrate(&served).await?;
+        eprintln!("real nodes: a link of {:.0} Mb/s", gbps * 1e3);
+        let requests: Vec<_> = PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, 0.0, n_output))).collect();
+        let requests = requests.repeat(RUNS);
+        let measured = medians(&grid::measure(&Cluster::of(served), ("real", gbps), requests, WARM_UP).await?);
+        measured.iter().for_each(|cell| eprintln!("{}", line(cell)));
+        cells.extend(measured);
+    }
+    let of = |wanted: Option<f64>| {
+        let cells: Vec<&Cell> = cells.iter().filter(|cell| wanted.is_none_or(|gbps| gbps == cell.gbps)).collect();
+        (wanted, grid::summary("real", &cells))
+    };
+    let summary = LINKS.map(Some).into_iter().chain([None]).map(of).collect();
+    let n_fastest = cells.iter().filter(|cell| is_fastest(cell)).count();
+    Ok(RealReport { note: "real nodes on one machine, paced links", summary, n_fastest, cells })
+}
+
+/// One cell for each request, with the medians of its runs.
+fn medians(runs: &[Cell]) -> Vec<Cell> {
+    let of = |n_prompt, n_output| {
+        let runs: Vec<&Cell> = runs.iter().filter(|run| (run.n_prompt, run.n_output) == (n_prompt, n_output)).collect();
+        // The route of most runs.
+        let handoffs = runs.iter().filter(|run| run.planned.prefill.is_some()).count();
+        let mut cell = (*runs.iter().find(|run| run.planned.prefill.is_some() == (2 * handoffs > runs.len()))?).clone();
+        cell.planned = median(&cell.planned, runs.iter().map(|run| &run.planned));
+        for (at, fixed) in cell.fixed.iter_mut().enumerate() {
+            *fixed = median(fixed, runs.iter().filter_map(|run| run.fixed.get(at)));
+        }
+        Some(cell)
+    };
+    PROMPTS.iter().flat_map(|&n| OUTPUTS.map(|n_output| (n, n_output))).filter_map(|(n, out)| of(n, out)).collect()
+}
+
+/// A run on this route with the median times of these.
+fn median<'a>(route: &Measured, runs: impl Iterator<Item = &'a Measured>) -> Measured {
+    let (ttft, completion): (Vec<f64>, Vec<f64>) = runs.map(|run| (run.ttft, run.completion)).unzip();
+    Measured { ttft: percentile(&ttft, 50.0), completion: percentile(&completion, 50.0), ..*route }
+}
+
+fn is_fastest(cell: &Cell) -> bool {
+    let best = cell.best(|_| true);
+    best.is_some_and(|run| (run.decode, run.prefill) == (cell.planned.decode, cell.planned.prefill))
+}
+
+async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<NodeProcess, Failure> {
+    let args = ["--role", role, "--threads", threads, "--ctx-size", "2048", "--model"].map(OsString::from);
+    NodeProcess::start(key, args.into_iter().chain([model.into()])).await
+}
+
+async fn node(name: &str, process: &NodeProcess, url: Option<String>) -> Result<Arc<Node>, Failure> {
+    let health = Health::new(name);
+    health.answers(Arc::new(process.engine.info().await?));
+    Ok(Node::new(name.to_owned(), url, Arc::clone(&process.engine) as Arc<dyn Engine>, health))
+}
+
+/// Waits until every rate was measured on idle nodes.
+async fn calibrate(model: &Arc<ServedModel>) -> Result<(), Failure> {
+    nodes::keep_calibrated(model);
+    let began = Instant::now();
+    loop {
+        let (decode, prefill) = (model.decode[0].rates(), model.prefill[0].rates());
+        let has_rates = decode.prefill.is_known() && decode.decode.is_known() && prefill.prefill.is_known();
+        if has_rates && model.routes.view().links[0][0].bytes_per_second > 0.0 {
+            return Ok(());
+        }
+        if began.elapsed() > CALIBRATION_DEADLINE {
+            return Err(Failure("the nodes could not be calibrated".into()));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+impl RealReport {
+    /// Prints Markdown.
+    #[allow(clippy::print_stdout, reason = "the result of a command")]
+    pub(super) fn print(&self) {
+        println!("Real nodes on this machine, links paced by a relay; medians of {RUNS} runs.");
+        println!("Planned routes beside the best fixed one (p50 / p95 / max):\n");
+        println!(
+            "| link | requests | handed over | TTFT regret | completion regret | TTFT over direct | completion over direct |"
+        );
+        println!("|---|---|---|---|---|---|---|");
+        for (gbps, line) in &self.summary {
+            let link = gbps.map_or_else(|| "all".to_owned(), |gbps| format!("{:.0} Mb/s", gbps * 1e3));
+            println!("| {link} {}", report::summary_cells(line));
+        }
+        println!("\nIn {} of {} the planned route is the best fixed one.", self.n_fastest, self.cells.len());
+        println!("\n| link | prompt | reply | planned | TTFT, s | direct, s | handoff, s | predicted, s |");
+        println!("|---|---|---|---|---|---|---|---|");
+        for cell in &self.cells {
+            println!("{}", line(cell));
+        }
+    }
+}
+
+fn line(cell: &Cell) -> String {
+    let ttft = |handoff: bool| cell.best(|run| run.prefill.is_some() == handoff).map_or(0.0, |run| run.ttft);
+    format!(
+        "| {:.0} Mb/s | {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",
+        cell.gbps * 1e3,
+        cell.n_prompt,
+        cell.n_output,
+        if cell.planned.prefill.is_some() { "handoff" } else { "direct" },
+        cell.planned.ttft,
+        ttft(false),
+        ttft(true),
+        cell.predicted_ttft.unwrap_or_default(),
+    )
+}

@@ -1,0 +1,64 @@
+//! When a stream's tokens arrived.
+
+use std::time::Instant;
+
+use baton_engines::Engine;
+use baton_engines::remote::RemoteEngine;
+use baton_proxy::serve::Failure;
+use baton_schemas::generate::Sampling;
+use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::{Delta, SequenceRequest, Token};
+use futures::StreamExt;
+
+/// A finished stream.
+pub(super) struct Timeline {
+    pub(super) sent: Instant,
+    pub(super) tokens: Vec<Instant>,
+    /// What came of pulling the prompt's KV, if that was asked for.
+    pub(super) handoff: Option<HandoffTimings>,
+}
+
+/// A request that continues a prompt greedily by exactly `n_new` tokens.
+pub(super) fn greedy(prompt: Vec<Token>, n_new: u32) -> SequenceRequest {
+    SequenceRequest {
+        prompt,
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_tokens: Some(n_new),
+        ignore_eos: true,
+        ..SequenceRequest::default()
+    }
+}
+
+/// Runs a request to its end.
+pub(super) async fn stream(engine: &RemoteEngine, request: SequenceRequest) -> Result<Timeline, Failure> {
+    let mut timeline = Timeline { sent: Instant::now(), tokens: Vec::new(), handoff: None };
+    let mut deltas = engine.generate(request).await?;
+    while let Some(delta) = deltas.next().await {
+        match delta? {
+            Delta::Token(_) => timeline.tokens.push(Instant::now()),
+            Delta::Handoff(timings) => timeline.handoff = Some(timings),
+            Delta::Started { .. } | Delta::Finished { .. } => {}
+        }
+    }
+    Ok(timeline)
+}
+
+impl Timeline {
+    /// Time to first token, seconds.
+    pub(super) fn ttft(&self) -> f64 {
+        self.tokens.first().map_or(f64::NAN, |first| (*first - self.sent).as_secs_f64())
+    }
+
+    /// Tokens per second between the first and the last.
+    pub(super) fn decode_tps(&self) -> f64 {
+        match (self.tokens.first(), self.tokens.last()) {
+            (Some(first), Some(last)) => (self.tokens.len() - 1) as f64 / (*last - *first).as_secs_f64(),
+            _ => f64::NAN,
+        }
+    }
+
+    /// Gaps between tokens, seconds.
+    pub(super) fn gaps(&self) -> impl Iterator<Item = f64> + '_ {
+        self.tokens.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64())
+    }
+}

@@ -1,0 +1,32 @@
+//! `baton check-config`: everything that is wrong with a configuration file, without starting anything.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use baton_proxy::config::ConfigFile;
+use baton_proxy::serve::{Failure, local_problems};
+use baton_schemas::node::KEY_VARIABLE;
+use clap::Args;
+
+use super::{config_file, terminal};
+
+/// Options of `baton check-config`.
+#[derive(Args)]
+pub(super) struct CheckConfigArgs {
+    /// The file
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+/// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one.
+pub(super) fn run(args: &CheckConfigArgs) -> Result<(), Failure> {
+    let file = ConfigFile::read(&args.file)?;
+    let more = local_problems(&file.raw);
+    let config = file.check(&BTreeSet::new(), more).map_err(config_file::told)?;
+    let has_nodes = !config.decode.is_empty() || !config.prefill.is_empty();
+    // Where it is checked need not be where it is served.
+    if has_nodes && std::env::var_os(KEY_VARIABLE).is_none_or(|key| key.is_empty()) {
+        terminal::note(format_args!("{KEY_VARIABLE} is not set here: `baton serve` needs it for these nodes"));
+    }
+    Ok(terminal::print_line(format_args!("{} is fine", args.file.display()))?)
+}

@@ -1,0 +1,22 @@
+//! `baton completions SHELL`: what the shell completes after `baton`.
+
+use baton_proxy::serve::Failure;
+use clap::Args;
+use clap_complete::Shell;
+
+use super::terminal;
+
+/// Options of `baton completions`.
+#[derive(Args)]
+pub(super) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Prints the shell's script, made from the command line as it is.
+pub(super) fn run(args: &CompletionsArgs, mut command: clap::Command) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "baton", &mut script);
+    Ok(terminal::print_line(String::from_utf8_lossy(&script).trim_end())?)
+}

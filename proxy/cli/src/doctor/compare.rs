@@ -1,0 +1,151 @@
+//! Two replies to one prompt, compared.
+
+use std::time::{Duration, Instant};
+
+use baton_engines::Engine;
+use baton_engines::remote::RemoteEngine;
+use baton_proxy::serve::Failure;
+use baton_schemas::generate::Sampling;
+use baton_schemas::handoff::{HandoffTimings, KvSource};
+use baton_schemas::sequence::{Alternative, CacheScope};
+use baton_schemas::{Delta, SequenceRequest, Token};
+use futures::StreamExt;
+
+/// Tokens whose probabilities are compared at each position; the rest of a vocabulary has next to none.
+const N_TOP: u32 = 200;
+
+/// Not that of captured KV, which would spare a node what it is to take from another.
+const SCOPE: CacheScope = CacheScope(1);
+
+/// The whole of a reply. A software GPU needs minutes for what others do in a second.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// A greedy reply with the likeliest tokens at each of its positions.
+pub(super) struct Reply {
+    tokens: Vec<Token>,
+    top: Vec<Vec<Alternative>>,
+    pub(super) handoff: Option<HandoffTimings>,
+    /// From the request to the first token, seconds.
+    pub(super) ttft: f64,
+    /// From the first token to the last, tokens per second.
+    pub(super) decode_tps: f64,
+}
+
+/// Has a node continue a prompt greedily by `n_new` tokens and keep nothing of it.
+pub(super) async fn reply(
+    node: &RemoteEngine,
+    prompt: &[Token],
+    n_new: u32,
+    source: Option<&str>,
+) -> Result<Reply, Failure> {
+    read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new) }).await
+}
+
+/// Nothing of it stays in the cache, of either node: where cells lie decides how kernels group what they add up, so each
+/// reply is to find the cache as empty as the first one did.
+fn greedy(prompt: &[Token], n_new: u32) -> SequenceRequest {
+    SequenceRequest {
+        prompt: prompt.to_vec(),
+        sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+        max_tokens: Some(n_new),
+        ignore_eos: true,
+        ephemeral: true,
+        cache_scope: SCOPE,
+        top_logprobs: Some(N_TOP),
+        ..SequenceRequest::default()
+    }
+}
+
+async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<Reply, Failure> {
+    let read = async {
+        let sent = Instant::now();
+        let (mut first, mut last) = (sent, sent);
+        let mut reply = Reply { tokens: Vec::new(), top: Vec::new(), handoff: None, ttft: 0.0, decode_tps: 0.0 };
+        let mut deltas = node.generate(request).await?;
+        while let Some(delta) = deltas.next().await {
+            match delta? {
+                Delta::Token(token) => {
+                    last = Instant::now();
+                    if reply.tokens.is_empty() {
+                        first = last;
+                    }
+                    reply.tokens.push(token.id);
+                    reply.top.push(token.logprobs.map(|logprobs| logprobs.top).unwrap_or_default());
+                }
+                Delta::Handoff(timings) => reply.handoff = Some(timings),
+                Delta::Started { .. } | Delta::Finished { .. } => {}
+            }
+        }
+        reply.ttft = (first - sent).as_secs_f64();
+        reply.decode_tps = reply.tokens.len().saturating_sub(1) as f64 / (last - first).as_secs_f64();
+        Ok::<_, Failure>(reply)
+    };
+    tokio::time::timeout(DEADLINE, read).await.map_err(|_| Failure("a reply takes too long".into()))?
+}
+
+/// How far a reply lies from the one it should be, position by position until a token differs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Difference {
+    /// KL(expected ‖ reply), nats: its mean.
+    pub(super) mean_kl: f64,
+    /// Positions that were compared.
+    pub(super) n_compared: usize,
+    /// Positions whose likeliest token is the same.
+    pub(super) n_agreed: usize,
+    /// Whether every number is the same.
+    pub(super) is_exact: bool,
+}
+
+impl Difference {
+    /// Of two replies. Nothing can be said of positions after the first other token, which they have different texts before.
+    pub(super) fn between(expected: &Reply, reply: &Reply) -> Difference {
+        let common = expected.tokens.iter().zip(&reply.tokens).take_while(|(a, b)| a == b).count();
+        let n_compared = (common + 1).min(expected.tokens.len()).min(reply.tokens.len());
+        let pairs = || expected.top.iter().zip(&reply.top).take(n_compared);
+        let mean_kl = pairs().map(|(a, b)| divergence(a, b)).sum::<f64>() / n_compared.max(1) as f64;
+        let is_exact = expected.tokens == reply.tokens && !reply.tokens.is_empty() && expected.top == reply.top;
+        Difference { mean_kl, n_compared, n_agreed: common.min(n_compared), is_exact }
+    }
+}
+
+/// KL divergence, nats, over the tokens that `expected` lists. One that `other` does not list is at most as likely there as
+/// its last.
+fn divergence(expected: &[Alternative], other: &[Alternative]) -> f64 {
+    let least = other.last().map_or(f64::NEG_INFINITY, |alternative| f64::from(alternative.logprob));
+    let terms = expected.iter().map(|alternative| {
+        let logprob = f64::from(alternative.logprob);
+        let found = other.iter().find(|a| a.id == alternative.id).map_or(least, |a| f64::from(a.logprob));
+        logprob.exp() * (logprob - found)
+    });
+    terms.sum::<f64>().max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply_of(tokens: &[Token], p: f32) -> Reply {
+        let top = |id: Token| {
+            let alternative = |id, p: f32| Alternative { id, logprob: p.ln(), bytes: Vec::new() };
+            vec![alternative(id, p), alternative(id + 1, 1.0 - p)]
+        };
+        let top = tokens.iter().map(|&id| top(id)).collect();
+        Reply { tokens: tokens.to_vec(), top, handoff: None, ttft: 1.0, decode_tps: 1.0 }
+    }
+
+    #[test]
+    fn equal_replies_are_exact_and_others_are_as_far_as_their_distributions() {
+        let expected = reply_of(&[1, 2, 3], 0.75);
+        let same = Difference::between(&expected, &reply_of(&[1, 2, 3], 0.75));
+        assert_eq!(same, Difference { mean_kl: 0.0, n_compared: 3, n_agreed: 3, is_exact: true });
+        let moved = Difference::between(&expected, &reply_of(&[1, 2, 3], 0.5));
+        let kl = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
+        assert!((moved.mean_kl - kl).abs() < 1e-6, "{moved:?}");
+        assert!(!moved.is_exact);
+        // After the first other token there is nothing to compare.
+        let other = Difference::between(&expected, &reply_of(&[1, 9, 3], 0.75));
+        assert_eq!((other.n_compared, other.n_agreed, other.is_exact), (2, 1, false));
+        assert!(other.mean_kl > 0.0);
+        assert!(!Difference::between(&reply_of(&[], 0.5), &reply_of(&[], 0.5)).is_exact, "nothing proves nothing");
+    }
+}

@@ -1,0 +1,88 @@
+//! A running endpoint that a command asks: where it is, its key, and what it means when it does not answer.
+
+use std::time::Duration;
+
+use baton_proxy::config::DEFAULT_LISTEN;
+use baton_proxy::serve::Failure;
+use clap::Args;
+use reqwest::redirect::Policy;
+use reqwest::{RequestBuilder, Response, StatusCode};
+
+/// Which endpoint.
+#[derive(Args)]
+pub(super) struct EndpointArgs {
+    /// Address of the endpoint
+    #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
+    endpoint: String,
+    /// The endpoint's key, if it needs one; for its state an operator's
+    #[arg(long = "api-key", value_name = "KEY", env = super::serve::API_KEY_VARIABLE, hide_env_values = true)]
+    api_key: Option<String>,
+}
+
+impl EndpointArgs {
+    /// Its address as a URL. Errors: it is none.
+    pub(super) fn base(&self) -> Result<String, Failure> {
+        let scheme = if self.endpoint.contains("://") { "" } else { "http://" };
+        let base = format!("{scheme}{}", self.endpoint.trim_end_matches('/'));
+        // The address that OpenAI's clients are given.
+        let base = base.strip_suffix("/v1").unwrap_or(&base).to_owned();
+        let is_url = reqwest::Url::parse(&base).is_ok_and(|url| {
+            let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+            matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
+        });
+        // Not repeated: a password may be in it.
+        let wrong =
+            || Failure(format!("an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL without a user or a query"));
+        is_url.then_some(base).ok_or_else(wrong)
+    }
+
+    /// Sends what `prepare` makes of a client and the address. Errors: nothing answers there in time, or the key is
+    /// missing or wrong.
+    pub(super) async fn ask(
+        &self,
+        deadline: Duration,
+        prepare: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
+    ) -> Result<Response, Failure> {
+        let base = self.base()?;
+        // A redirect would take the key and the prompt to where nobody sent them.
+        let client = reqwest::Client::builder().timeout(deadline).no_proxy().redirect(Policy::none()).build()?;
+        let mut request = prepare(&client, &base);
+        if let Some(key) = &self.api_key {
+            request = request.bearer_auth(key);
+        }
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        match (response.status(), &self.api_key) {
+            (StatusCode::UNAUTHORIZED, None) => {
+                Err(Failure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY")))
+            }
+            (StatusCode::UNAUTHORIZED, Some(_)) => Err(Failure(format!("{base} does not know this key"))),
+            _ => Ok(response),
+        }
+    }
+
+    /// The reply's body, of at most so many bytes. Errors: it is longer, or does not come in time.
+    pub(super) async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, Failure> {
+        let mut body = Vec::new();
+        while let Some(chunk) = reply.chunk().await.map_err(|error| self.unreachable(&error))? {
+            if body.len() + chunk.len() > most {
+                return Err(Failure(format!("{} is not a Baton endpoint: its reply is too long", self.base()?)));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+
+    /// Nothing answers there, or not to the end.
+    fn unreachable(&self, error: &reqwest::Error) -> Failure {
+        Failure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
+    }
+}
+
+/// The innermost cause: what the system says, without the layers around it.
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}

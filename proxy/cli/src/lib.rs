@@ -1,0 +1,190 @@
+//! The command line: parses, sets up logging, and runs one command.
+
+mod banner;
+mod check_config;
+mod completions;
+mod config_file;
+#[cfg(feature = "llama")]
+mod doctor;
+mod endpoint;
+mod key;
+mod node;
+mod plan;
+mod pull;
+mod serve;
+mod status;
+mod terminal;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use baton_engines::QUIET_LLAMA;
+use baton_engines::trace::TARGET;
+use baton_proxy::log_target::NOTICE;
+use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
+use baton_proxy::serve::Failure;
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+/// One OpenAI-compatible endpoint for language models on your own machines.
+///
+/// Baton serves a GGUF model over HTTP as OpenAI's API does, with the model in a process of its own, here or on another
+/// machine.
+#[derive(Parser)]
+#[command(name = "baton", version, about, after_help = EXAMPLE)]
+#[command(propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    /// How the log on standard error is written; RUST_LOG chooses what is in it
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+const EXAMPLE: &str = "\
+Example:
+  baton serve --model smollm2
+  curl -N http://127.0.0.1:8080/v1/chat/completions -d '{\"model\":\"smollm2\",\"stream\":true,
+    \"messages\":[{\"role\":\"user\",\"content\":\"Why is the sky blue?\"}]}'";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model at an OpenAI-compatible endpoint.
+    Serve(Box<serve::ServeArgs>),
+    /// Run one engine behind the node protocol, for a Baton on this or another machine.
+    Node(Box<node::NodeArgs>),
+    /// Ask a running endpoint what it would do with a request, and why.
+    Plan(plan::PlanArgs),
+    /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
+    Pull(pull::PullArgs),
+    /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
+    Status(status::StatusArgs),
+    /// Make API keys.
+    Key(key::KeyArgs),
+    /// Check a configuration file: every mistake with its line.
+    CheckConfig(check_config::CheckConfigArgs),
+    /// Print what a shell needs to complete this program's commands and options.
+    Completions(completions::CompletionsArgs),
+    /// Measure an engine, the KV handoff between two, or the planner.
+    #[cfg(feature = "llama")]
+    Bench(baton_bench::BenchArgs),
+    /// Prove on this machine's devices, and with another machine's node, that KV can be handed over.
+    #[cfg(feature = "llama")]
+    Doctor(doctor::DoctorArgs),
+    /// Hand a long prompt from one node to another on this machine, and show where the time went.
+    #[cfg(feature = "llama")]
+    Demo(baton_bench::demo::DemoArgs),
+}
+
+/// Runs the command line. Errors end as one line on standard error and exit code 1; wrong usage is clap's, code 2.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let traces = cli.command.traces();
+    start_log(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
+    let result = traces.map_err(Failure::from).and_then(|traces| {
+        let result = run_command(cli.command);
+        traces.into_iter().for_each(Traces::finish);
+        result
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(message)) => {
+            // Errors of libraries may span lines; ours is one.
+            let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+            terminal::note(format_args!("baton: {line}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Command {
+    /// What sends this command's traces, if it serves and a collector is named.
+    fn traces(&self) -> Result<Option<Traces>, TelemetryError> {
+        let (endpoint, service) = match self {
+            Command::Serve(args) => (telemetry::endpoint(args.collector().as_deref()), "baton"),
+            Command::Node(_) => (telemetry::endpoint(None), "baton-node"),
+            _ => return Ok(None),
+        };
+        endpoint.map(|endpoint| Traces::start(&endpoint, service)).transpose()
+    }
+}
+
+fn run_command(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Serve(args) => run(serve::run(*args)),
+        Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
+        Command::Plan(args) => run(plan::run(args)),
+        Command::Pull(args) => run(pull::run(args)),
+        Command::Key(args) => key::run(args),
+        Command::CheckConfig(args) => check_config::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Status(args) => run(status::run(args)),
+        #[cfg(feature = "llama")]
+        Command::Bench(args) => node::with_bounded_spinning().and_then(|()| run(baton_bench::run(args))),
+        #[cfg(feature = "llama")]
+        Command::Doctor(args) => node::with_bounded_spinning().and_then(|()| run(doctor::run(args))),
+        #[cfg(feature = "llama")]
+        Command::Demo(args) => run(async { Ok(terminal::print_line(baton_bench::demo::run(args).await?)?) }),
+    }
+}
+
+/// The log filter without RUST_LOG.
+fn default_filter() -> String {
+    format!("{QUIET_LLAMA},warn,{NOTICE}=info")
+}
+
+fn start_log(format: LogFormat, traces: Option<&Traces>) {
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(asked) if asked.contains("llama") => EnvFilter::try_new(asked),
+        Ok(asked) => EnvFilter::try_new(format!("{QUIET_LLAMA},{asked}")),
+        Err(_) => EnvFilter::try_new(default_filter()),
+    };
+    let filter = filter.unwrap_or_else(|_| EnvFilter::new(default_filter()));
+    // Spans of traces are for the collector.
+    let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
+    let stderr = std::io::stderr;
+    // A line that cannot be written must not become an error that cannot be written either, and panic.
+    let log = fmt::layer().with_writer(stderr).with_target(false).log_internal_errors(false);
+    let log = match format {
+        LogFormat::Text => log.with_ansi(stderr().is_terminal()).with_filter(filter).boxed(),
+        LogFormat::Json => log.json().flatten_event(true).with_ansi(false).with_filter(filter).boxed(),
+    };
+    tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
+}
+
+fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    // A blocking task that is stuck (a model that is still loading) must not keep the process.
+    runtime.shutdown_background();
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_says_what_this_is_and_shows_an_example() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        for help in [command.render_help(), command.render_long_help()] {
+            let help = help.to_string();
+            assert!(
+                help.contains("OpenAI-compatible endpoint") && help.contains("baton serve --model smollm2"),
+                "{help}"
+            );
+        }
+    }
+}

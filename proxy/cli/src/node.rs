@@ -1,0 +1,340 @@
+//! `baton node`: one engine behind the node protocol.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
+use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
+use baton_engines::transport::Transport;
+use baton_proxy::config::engine_args::{self, EngineArgs, EngineKind};
+use baton_proxy::config::transport_args::TransportArgs;
+use baton_proxy::http::open_files;
+use baton_proxy::serve::model_names::ModelNames;
+use baton_proxy::serve::{Failure, THREAD_WAIT, model_files, service_manager, signals};
+use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
+use clap::{Args, ValueEnum};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::terminal;
+
+/// Options of `baton node`.
+#[derive(Args)]
+pub(super) struct NodeArgs {
+    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
+    #[arg(long, short, value_name = "PATH|NAME")]
+    model: Option<PathBuf>,
+    /// What the model is called, and served as by an endpoint that gives it no other name [default: the catalogue's name, or the file's]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    name: Option<String>,
+    /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
+    listen: ListenAddress,
+    /// What the node does for others
+    #[arg(long, value_enum, value_name = "ROLE", default_value = "both")]
+    role: NodeRole,
+    /// Speak TLS, with the certificate in this PEM file; it and the key are read again on SIGHUP
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    transport: TransportArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
+    /// Report on standard output, and end when standard input does
+    #[arg(long, hide = true)]
+    child: bool,
+}
+
+/// What a node does for others.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum NodeRole {
+    /// Computes prompts' KV for decode nodes.
+    Prefill,
+    /// Generates.
+    Decode,
+    /// Either.
+    Both,
+}
+
+impl From<NodeRole> for Role {
+    fn from(role: NodeRole) -> Role {
+        match role {
+            NodeRole::Prefill => Role::Prefill,
+            NodeRole::Decode => Role::Decode,
+            NodeRole::Both => Role::Both,
+        }
+    }
+}
+
+/// A node that could not start.
+struct NodeFailure {
+    /// For the operator.
+    message: String,
+    /// For clients: no paths.
+    summary: String,
+}
+
+impl NodeFailure {
+    fn setup(message: impl ToString) -> Self {
+        NodeFailure { message: message.to_string(), summary: "the engine is not set up correctly".into() }
+    }
+}
+
+/// Runs until it is told to stop.
+pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
+    open_files::raise_limit();
+    let stop = CancellationToken::new();
+    let is_child = args.child;
+    if is_child {
+        tie_to_parent(&args.listen);
+    }
+    match start(args, &stop).await {
+        Err(failure) => {
+            if is_child {
+                // The parent shows the message; twice would be once too often.
+                let NodeFailure { message, summary } = failure;
+                tell_parent(&ChildEvent::Failed { message, summary });
+                std::process::exit(1);
+            }
+            Err(Failure(failure.message))
+        }
+        Ok(Started { server, address, tls }) => {
+            if let Some(tls) = tls {
+                signals::on_hangup(move || renew(&tls));
+            }
+            if is_child {
+                tell_parent(&ChildEvent::Ready { address });
+                signals::ignore();
+            } else {
+                if let Some(address) = address {
+                    terminal::note(format_args!("baton node is ready on {address}"));
+                }
+                signals::stop_on_signal(stop);
+                service_manager::report_ready();
+            }
+            server.await??;
+            if !is_child {
+                service_manager::report_stopping();
+            }
+            Ok(())
+        }
+    }
+}
+
+/// A node that serves.
+struct Started {
+    server: JoinHandle<std::io::Result<()>>,
+    /// Where, if it listens on TCP.
+    address: Option<SocketAddr>,
+    tls: Option<ServerTls>,
+}
+
+/// Listens, says that the model is loading, and loads it.
+async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<Started, NodeFailure> {
+    let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
+        NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
+    })?;
+    // Before a model is loaded, which can take minutes.
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(ServerTls::load(cert, key).map_err(NodeFailure::setup)?),
+        _ => None,
+    };
+    if tls.is_none() && !args.transport.allow_plain_http {
+        refuse_open_address(&args.listen).await?;
+    }
+    let transport = args.transport.transport().map_err(NodeFailure::setup)?;
+    let puller = puller(&key, &args, transport)?;
+    let (role, model, name, options) = (Role::from(args.role), args.model, args.name, args.engine);
+    if let Some((key, message)) = options.problems().into_iter().next() {
+        return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
+    }
+    let listener = Listener::bind(&args.listen).await.map_err(NodeFailure::setup)?;
+    let address = listener.tcp_address();
+    let listener = match &tls {
+        Some(tls) => listener.with_tls(tls.clone()),
+        None => listener,
+    };
+    // Whoever asks meanwhile hears that the model is loading.
+    let late = LateEngine::default();
+    let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
+    let server = tokio::spawn(listener.serve(router, stop.clone()));
+    late.becomes(match options.engine.unwrap_or_default() {
+        EngineKind::Sim => sim(name, &options, puller),
+        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
+        EngineKind::Llama if args.child => llama(model, name, options, puller).await?,
+        EngineKind::Llama => {
+            let source = model.as_ref().map(|model| model.to_string_lossy().into_owned());
+            let path = located(model).await?;
+            // As an endpoint with this model would call it.
+            let named = || Some(ModelNames::of_file(&source?, path.as_deref()?).name);
+            let name = name.or_else(named);
+            llama(path, name, options, puller).await?
+        }
+    });
+    Ok(Started { server, address, tls })
+}
+
+/// Plain HTTP is for this machine alone, unless the operator says otherwise.
+async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> {
+    if listen.is_private().await.map_err(NodeFailure::setup)? {
+        return Ok(());
+    }
+    Err(NodeFailure::setup(format!(
+        "{listen} can be reached from other machines, and over plain HTTP the cluster key and the prompts could be \
+         read on the way. Give the node a certificate (--tls-cert and --tls-key), or allow it with --allow-plain-http"
+    )))
+}
+
+/// Reads the certificate again. A mistake in the new files must not end a node that serves.
+fn renew(tls: &ServerTls) {
+    match tls.reload() {
+        Ok(()) => terminal::note("baton node: the certificate was read again"),
+        Err(error) => tracing::error!(%error, "the certificate stays what it was"),
+    }
+}
+
+/// The file of a model that may be named as `baton serve` has it, fetched if need be.
+async fn located(model: Option<PathBuf>) -> Result<Option<PathBuf>, NodeFailure> {
+    match model.as_deref().and_then(Path::to_str) {
+        Some(source) => {
+            let found = model_files::locate_or_pull(source).await;
+            found.map(Some).map_err(|Failure(message)| NodeFailure::setup(message))
+        }
+        // A name is text; what is not can only be a path.
+        None => Ok(model),
+    }
+}
+
+/// What fetches KV from prefill nodes. A node that only prefills needs none, and the child of an endpoint without
+/// prefill nodes gets no key for them.
+fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
+    let options = &args.engine;
+    let pull_key = std::env::var(PULL_KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    if !Role::from(args.role).decodes() || (args.child && pull_key.is_none()) {
+        return Ok(None);
+    }
+    let codecs = options.kv_codecs.iter().flatten().map(|&codec| codec.into()).collect();
+    let policy =
+        PullPolicy { max_canary_distance: options.max_canary_distance, codecs, transport, ..PullPolicy::default() };
+    let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(key), policy).map_err(NodeFailure::setup)?;
+    Ok(Some(Arc::new(puller)))
+}
+
+fn sim(name: Option<String>, options: &EngineArgs, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
+    use baton_engines::sim::{SimConfig, SimEngine};
+    let defaults = SimConfig::default();
+    let config = SimConfig {
+        model: name.unwrap_or(defaults.model),
+        n_slots: options.slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.ctx_size.unwrap_or(defaults.n_ctx),
+        prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
+        decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        ..defaults
+    };
+    Arc::new(SimEngine::with_puller(config, puller))
+}
+
+#[cfg(feature = "llama")]
+async fn llama(
+    model: Option<PathBuf>,
+    name: Option<String>,
+    options: EngineArgs,
+    puller: Option<Arc<dyn KvPuller>>,
+) -> Result<Arc<dyn Engine>, NodeFailure> {
+    use baton_engines::llama::{LlamaConfig, LlamaEngine};
+    let model = model.ok_or_else(|| NodeFailure::setup("--model PATH or --model NAME is needed"))?;
+    let template = options.chat_template_file.as_ref().map(|path| {
+        std::fs::read_to_string(path)
+            .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
+    });
+    let defaults = LlamaConfig::new(model);
+    let config = LlamaConfig {
+        name,
+        n_slots: options.slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.ctx_size,
+        n_cells: options.kv_cells,
+        n_ubatch: options.ubatch.unwrap_or(defaults.n_ubatch),
+        n_threads: options.threads,
+        n_gpu_layers: options.gpu_layers,
+        device: options.device,
+        prefill_budget: options.prefill_budget,
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        chat_template: template.transpose()?,
+        projector: options.mmproj,
+        ..defaults
+    };
+    let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config, puller)).await;
+    match started {
+        Ok(Ok(engine)) => Ok(Arc::new(engine)),
+        Ok(Err(error)) => Err(NodeFailure { summary: error.summary().into(), message: error.to_string() }),
+        Err(panic) => Err(NodeFailure::setup(panic)),
+    }
+}
+
+#[cfg(not(feature = "llama"))]
+async fn llama(
+    _: Option<PathBuf>,
+    _: Option<String>,
+    _: EngineArgs,
+    _: Option<Arc<dyn KvPuller>>,
+) -> Result<Arc<dyn Engine>, NodeFailure> {
+    Err(NodeFailure::setup("this build of baton has no llama.cpp engine. Use the full build, or --engine sim"))
+}
+
+/// Ends this process when the parent is gone, however it went. The pipe is the portable way; on Linux the kernel's
+/// parent-death signal also reaches a child that is stopped or stuck.
+fn tie_to_parent(listen: &ListenAddress) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
+        tracing::debug!(%error, "no parent-death signal; the pipe will do");
+    }
+    let socket = match listen {
+        ListenAddress::Unix(path) => Some(path.clone()),
+        ListenAddress::Tcp(_) => None,
+    };
+    let wait_for_end = move || {
+        let mut nothing = [0; 64];
+        // The parent never writes: any return but an interruption is its end.
+        while std::io::stdin().read(&mut nothing).is_ok_and(|n| n > 0) {}
+        if let Some(socket) = socket {
+            // Best effort: whether it was there no longer matters.
+            let _ = std::fs::remove_file(socket);
+        }
+        // Not `exit`: its destructors would race with the thread that computes.
+        if rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).is_err() {
+            std::process::abort();
+        }
+    };
+    if std::thread::Builder::new().name("lifeline".into()).spawn(wait_for_end).is_err() {
+        tracing::warn!("no thread for the lifeline: this node may outlive its parent");
+    }
+}
+
+/// Standard output is the channel to the parent.
+fn tell_parent(event: &ChildEvent) {
+    let written = serde_json::to_string(event).map_err(std::io::Error::from).and_then(terminal::print_line);
+    if let Err(error) = written {
+        tracing::error!(%error, "an event could not be written");
+    }
+}
+
+/// Bounds how long OpenMP's threads spin before they sleep, by starting this program again with the variables set:
+/// the runtimes read them before `main`. See [`THREAD_WAIT`]. A choice that is already in the environment stands.
+pub(super) fn with_bounded_spinning() -> Result<(), Failure> {
+    let chosen = THREAD_WAIT.iter().map(|(name, _)| *name).chain(["OMP_WAIT_POLICY"]);
+    if chosen.into_iter().any(|name| std::env::var_os(name).is_some()) || cfg!(not(feature = "llama")) {
+        return Ok(());
+    }
+    use std::os::unix::process::CommandExt;
+    let mut args = std::env::args_os();
+    let name = args.next().unwrap_or_else(|| "baton".into());
+    let error = std::process::Command::new(std::env::current_exe()?).arg0(name).args(args).envs(THREAD_WAIT).exec();
+    Err(error.into())
+}

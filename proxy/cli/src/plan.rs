@@ -1,0 +1,156 @@
+//! `baton plan`: what a running endpoint would do with a request, as a table.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_planner::cost::Prediction;
+use baton_proxy::request::plan::explanation::{Explanation, RouteExplanation};
+use baton_proxy::serve::Failure;
+use clap::Args;
+use reqwest::header::CONTENT_TYPE;
+
+use super::endpoint::EndpointArgs;
+use super::terminal;
+
+/// Rendering a long prompt on a busy node takes seconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A request's body at most; endpoints refuse larger ones by default.
+const MAX_BODY_BYTES: u64 = 64 << 20;
+
+/// A plan has a line for each pair of nodes.
+const MAX_PLAN_BYTES: usize = 16 << 20;
+
+/// Options of `baton plan`.
+#[derive(Args)]
+pub(super) struct PlanArgs {
+    /// A chat request in JSON, as for /v1/chat/completions; - is standard input
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    /// Plan by this policy instead of the configured one
+    #[arg(long, value_name = "NAME")]
+    policy: Option<String>,
+    /// Print the reply as it came
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks and prints.
+pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
+    let body = read(&args.file)?;
+    let call = |client: &reqwest::Client, base: &str| {
+        let call = client.post(format!("{base}/baton/plan")).header(CONTENT_TYPE, "application/json").body(body);
+        match args.policy {
+            Some(policy) => call.header("x-baton-policy", policy),
+            None => call,
+        }
+    };
+    let reply = args.endpoint.ask(TIMEOUT, call).await?;
+    let status = reply.status().as_u16();
+    let (base, body) = (args.endpoint.base()?, args.endpoint.body(reply, MAX_PLAN_BYTES).await?);
+    if status != 200 {
+        let envelope: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+        let message = envelope.as_ref().and_then(|envelope| envelope["error"]["message"].as_str());
+        return Err(Failure(match message {
+            Some(message) => format!("{base} answered {status}: {message}"),
+            None => format!("{base} is not a Baton endpoint: it answered {status}"),
+        }));
+    }
+    let plan: Result<Explanation, _> = serde_json::from_slice(&body);
+    let text = match plan {
+        Ok(_) if args.json => String::from_utf8_lossy(&body).into_owned(),
+        Ok(plan) => table(&plan),
+        Err(_) => return Err(Failure(format!("{base} is not a Baton endpoint of this version"))),
+    };
+    Ok(terminal::print_line(text.trim_end())?)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    let mut body = Vec::new();
+    let source: Box<dyn Read> = if file.as_os_str() == "-" {
+        Box::new(std::io::stdin())
+    } else {
+        let open = std::fs::File::open(file);
+        Box::new(open.map_err(|error| Failure(format!("cannot read {}: {error}", file.display())))?)
+    };
+    source.take(MAX_BODY_BYTES + 1).read_to_end(&mut body)?;
+    if body.len() as u64 > MAX_BODY_BYTES {
+        return Err(Failure(format!("the request is larger than {MAX_BODY_BYTES} bytes")));
+    }
+    Ok(body)
+}
+
+const HEADER: &str = "  route                              cached   queue  prefill     wire  unhidden     step     TTFT     \
+                      complete\n";
+
+fn table(plan: &Explanation) -> String {
+    let Explanation { model, policy, reason, n_prompt, expected_output, routes } = plan;
+    let why = reason.as_deref().unwrap_or("no route can be taken");
+    let mut lines = format!(
+        "{model}: {n_prompt} prompt tokens, about {expected_output:.0} of reply; policy {policy}: {why}\n\
+         Milliseconds:\n{HEADER}"
+    );
+    for route in routes {
+        lines.push_str(&line(route));
+    }
+    lines
+}
+
+fn line(route: &RouteExplanation) -> String {
+    let RouteExplanation { decode, prefill, chosen, cached_on_decode, cached_on_prefill, prediction, barred } = route;
+    let mark = if *chosen { '*' } else { ' ' };
+    let name = prefill.as_ref().map_or_else(|| decode.clone(), |prefill| format!("{prefill} → {decode}"));
+    let cached =
+        cached_on_prefill.map_or_else(|| cached_on_decode.to_string(), |there| format!("{there}→{cached_on_decode}"));
+    let times = match (prediction, barred) {
+        (_, Some(reason)) => format!("   {reason}"),
+        (None, None) => "   rates not known yet".to_owned(),
+        (Some(p), None) => {
+            let Prediction { queue_ms, prefill_ms, wire_ms, unhidden_ms, step_ms, ttft_ms, completion_ms } = p;
+            format!(
+                "{queue_ms:8.0} {prefill_ms:8.0} {wire_ms:8.0} {unhidden_ms:9.0} {step_ms:8.1} {ttft_ms:8.0} \
+                 {completion_ms:12.0}"
+            )
+        }
+    };
+    format!("{mark} {name:<32} {cached:>8}{times}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_route_is_marked_and_a_barred_one_says_why() {
+        let route = |prefill: Option<&str>, chosen, prediction, barred: Option<&str>| RouteExplanation {
+            decode: "mac".into(),
+            prefill: prefill.map(str::to_owned),
+            chosen,
+            cached_on_decode: 8,
+            cached_on_prefill: prefill.map(|_| 64),
+            prediction,
+            barred: barred.map(str::to_owned),
+        };
+        let prediction = Prediction { ttft_ms: 61.4, completion_ms: 200.0, ..Prediction::default() };
+        let plan = Explanation {
+            model: "m".into(),
+            policy: "fastest".into(),
+            reason: Some("faster".into()),
+            n_prompt: 100,
+            expected_output: 12.0,
+            routes: vec![
+                route(None, false, None, None),
+                route(Some("spark"), true, Some(prediction), None),
+                route(Some("old"), false, None, Some("prefill_down")),
+            ],
+        };
+        let table = table(&plan);
+        let lines: Vec<&str> = table.lines().skip(3).collect();
+        assert!(lines[0].starts_with("  mac ") && lines[0].ends_with("rates not known yet"), "{table}");
+        assert!(lines[1].starts_with("* spark → mac") && lines[1].contains(" 61 ") && lines[1].contains("64→8"));
+        assert!(lines[2].ends_with("prefill_down"), "{table}");
+    }
+}

@@ -1,0 +1,66 @@
+//! `baton status`: what a running endpoint is doing, in a terminal or as JSON.
+
+mod table;
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use baton_proxy::observe::state::EndpointState;
+use baton_proxy::serve::Failure;
+use clap::Args;
+
+use super::endpoint::EndpointArgs;
+
+/// Options of `baton status`.
+#[derive(Args)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    endpoint: EndpointArgs,
+    /// Print the state as JSON
+    #[arg(long)]
+    json: bool,
+    /// Print it again every second, until Ctrl-C
+    #[arg(long, short)]
+    watch: bool,
+}
+
+/// Longer than a busy endpoint takes to answer, shorter than a person waits.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// A state is some kilobytes a model; what is longer is no state.
+const MAX_STATE_BYTES: usize = 16 << 20;
+
+/// Moves the cursor home and clears what is below: the next table is painted over the last one.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Prints the state, once or again and again. Fails if the endpoint cannot be reached or refuses.
+pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
+    let paint_over = args.watch && !args.json && std::io::stdout().is_terminal();
+    loop {
+        let state = fetch(&args).await?;
+        let text = if args.json { serde_json::to_string(&state)? + "\n" } else { table::render(&state) };
+        let clear = if paint_over { CLEAR } else { "" };
+        let mut out = std::io::stdout().lock();
+        // Whoever reads this through `head` has read enough when the pipe closes.
+        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
+            return Ok(());
+        }
+        drop(out);
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+async fn fetch(args: &StatusArgs) -> Result<EndpointState, Failure> {
+    let (endpoint, base) = (&args.endpoint, args.endpoint.base()?);
+    let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
+    match response.status().as_u16() {
+        200 => {}
+        403 => return Err(Failure(format!("{base} shows its state to operators' keys alone"))),
+        status => return Err(Failure(format!("{base} is not a Baton endpoint: it answered {status}"))),
+    }
+    let body = endpoint.body(response, MAX_STATE_BYTES).await?;
+    serde_json::from_slice(&body).map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))
+}

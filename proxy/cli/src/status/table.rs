@@ -1,0 +1,337 @@
+//! A state as tables of text.
+
+use std::fmt::Write;
+
+use baton_proxy::observe::state::{
+    BreakerState, EndpointState, Life, LinkState, ModelState, NodeState, RatePoint, ResidencyState, UpstreamState,
+};
+
+/// Routes that are shown.
+const N_ROUTES: usize = 10;
+
+/// Models of an upstream that are shown.
+const N_MODELS: usize = 3;
+
+/// The whole state, in lines that end with a newline.
+pub(super) fn render(state: &EndpointState) -> String {
+    let requests = &state.requests;
+    let stops = if state.is_stopping { "; it was told to stop, and waits for these" } else { "" };
+    let mut out = format!(
+        "baton {}: {} of {} requests running, {} waiting{stops}\n",
+        state.version, requests.admitted, requests.limit, requests.waiting
+    );
+    for warning in &state.warnings {
+        let _ = writeln!(out, "WARNING {}", clean(warning));
+    }
+    for model in &state.models {
+        let name = if model.name.is_empty() { "(not known yet)" } else { &model.name };
+        let _ = write!(out, "\nMODEL {}  policy {}", clean(name), model.policy);
+        if model.prediction_error > 0.0 {
+            let _ = write!(out, "  predictions off by {:.0} %", (model.prediction_error.exp() - 1.0) * 100.0);
+        }
+        if let Some(resident) = &model.residency {
+            out += &residency(resident, state.at_ms);
+        }
+        out.push('\n');
+        out += &nodes(model);
+        if !model.links.is_empty() {
+            out += &links(model);
+        }
+        if !model.fallbacks.is_empty() {
+            out += &fallbacks(model, state.at_ms);
+        }
+    }
+    if !state.upstreams.is_empty() {
+        out.push('\n');
+        out += &upstreams(state);
+    }
+    if !state.routes.is_empty() {
+        out.push('\n');
+        out += &routes(state);
+    }
+    out
+}
+
+/// Whether a model is in memory, what it takes there, and until when.
+fn residency(resident: &ResidencyState, now_ms: u64) -> String {
+    let mib = |bytes: u64| bytes >> 20;
+    let mut text = format!("  {} ({} MiB", resident.life, mib(resident.bytes));
+    if resident.measured_bytes > 0 {
+        let _ = write!(text, ", holds {}", mib(resident.measured_bytes));
+    }
+    text.push(')');
+    if resident.waiting > 0 {
+        let _ = write!(text, ", {} waiting", resident.waiting);
+    }
+    if let Some(at) = resident.expires_at_ms.filter(|_| resident.active == 0) {
+        let _ = write!(text, ", goes in {} s", at.saturating_sub(now_ms) / 1_000);
+    }
+    text
+}
+
+fn nodes(model: &ModelState) -> String {
+    let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
+    let row = |node: &NodeState| {
+        let life = match &node.barred {
+            Some(barred) if node.reason.is_none() => format!("{}, barred: {barred}", node.life.as_str()),
+            _ => life(node.life, node.reason.as_deref()),
+        };
+        let breaker = breaker(&node.breaker);
+        vec![
+            node.name.clone(),
+            node.task.as_str().to_owned(),
+            life,
+            known(node, format!("{}/{}", node.active_slots, node.slots)),
+            known(node, node.queued.to_string()),
+            rate(node.prefill_rates.last()),
+            rate(node.decode_rates.first()),
+            breaker,
+        ]
+    };
+    table(&head, model.nodes.iter().map(row))
+}
+
+/// Nothing of a node that does not run, or has not answered yet.
+fn known(node: &NodeState, text: String) -> String {
+    if node.slots > 0 { text } else { "-".to_owned() }
+}
+
+fn breaker(breaker: &BreakerState) -> String {
+    match (&breaker.last_reason, breaker.is_open) {
+        (Some(reason), true) => format!("open: {reason}"),
+        (_, true) => "open".to_owned(),
+        (Some(reason), false) => format!("closed, was {reason}"),
+        (None, false) => "closed".to_owned(),
+    }
+}
+
+fn life(life: Life, reason: Option<&str>) -> String {
+    reason.map_or_else(|| life.as_str().to_owned(), |reason| format!("{}: {reason}", life.as_str()))
+}
+
+/// An upstream's life, and how long one of its models is left alone at most.
+fn busy(upstream: &UpstreamState) -> String {
+    let life = life(upstream.life, upstream.reason.as_deref());
+    match upstream.busy_ms {
+        0 => life,
+        ms => format!("{life}, busy {} s", ms.div_ceil(1_000)),
+    }
+}
+
+fn upstreams(state: &EndpointState) -> String {
+    let head = ["UPSTREAM", "KIND", "STATE", "RUNNING", "WAITING", "MODELS", "BREAKER"];
+    let row = |upstream: &UpstreamState| {
+        let more = upstream.models.len().saturating_sub(N_MODELS);
+        let named: Vec<&str> = upstream.models.iter().take(N_MODELS).map(String::as_str).collect();
+        let models = if more > 0 { format!("{} and {more} more", named.join(", ")) } else { named.join(", ") };
+        vec![
+            upstream.name.clone(),
+            upstream.kind.clone(),
+            busy(upstream),
+            format!("{}/{}", upstream.running, upstream.limit),
+            upstream.waiting.to_string(),
+            models,
+            breaker(&upstream.breaker),
+        ]
+    };
+    table(&head, state.upstreams.iter().map(row))
+}
+
+fn links(model: &ModelState) -> String {
+    let row = |link: &LinkState| {
+        let measured = |known: bool, text: String| if known { text } else { "-".to_owned() };
+        vec![
+            format!("{} > {}", link.prefill, link.decode),
+            measured(link.bytes_per_second > 0.0, format!("{:.1} MB/s", link.bytes_per_second / 1e6)),
+            measured(link.rtt_ms > 0.0, format!("{:.2} ms", link.rtt_ms)),
+            measured(link.tail_ms > 0.0, format!("{:.1} ms", link.tail_ms)),
+            breaker(&link.breaker),
+        ]
+    };
+    table(&["LINK", "RATE", "ROUND TRIP", "TAIL", "BREAKER"], model.links.iter().map(row))
+}
+
+fn fallbacks(model: &ModelState, now_ms: u64) -> String {
+    let row = |(reason, fallback): (&String, &baton_proxy::observe::state::FallbackState)| {
+        vec![reason.clone(), fallback.count.to_string(), ago(now_ms, fallback.last_ms)]
+    };
+    table(&["FALLBACK", "COUNT", "LAST"], model.fallbacks.iter().map(row))
+}
+
+fn routes(state: &EndpointState) -> String {
+    let head = ["WHEN", "MODEL", "ROUTE", "REASON", "PROMPT", "CACHED", "OUT", "TTFT MS", "PREDICTED", "ENDED"];
+    let rows = state.routes.iter().take(N_ROUTES).map(|route| {
+        let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.0}"));
+        let path = match &route.prefill {
+            Some(prefill) => format!("{prefill} > {}", route.decode),
+            None => route.decode.clone(),
+        };
+        let failure = route.handoff.and_then(|handoff| handoff.failure).map(|failure| failure.as_str());
+        let ended = match failure {
+            Some(failure) => format!("{}, fell back: {failure}", route.outcome.as_str()),
+            None => route.outcome.as_str().to_owned(),
+        };
+        vec![
+            ago(state.at_ms, route.at_ms),
+            route.model.clone(),
+            path,
+            route.reason.clone(),
+            route.n_prompt.to_string(),
+            route.n_cached.to_string(),
+            route.n_completion.to_string(),
+            ms(route.ttft_ms),
+            ms(route.predicted_ttft_ms),
+            ended,
+        ]
+    });
+    table(&head, rows)
+}
+
+fn rate(point: Option<&RatePoint>) -> String {
+    point.map_or_else(|| "-".to_owned(), |point| format!("{:.0}", point.tokens_per_second))
+}
+
+/// How long before `now_ms` something was.
+fn ago(now_ms: u64, then_ms: u64) -> String {
+    match now_ms.saturating_sub(then_ms) / 1_000 {
+        s @ 0..60 => format!("{s} s ago"),
+        s @ 60..3_600 => format!("{} min ago", s / 60),
+        s => format!("{} h ago", s / 3_600),
+    }
+}
+
+/// Columns as wide as their widest cell, two spaces between.
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let head = head.iter().map(|&cell| cell.to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head)
+        .chain(rows)
+        .map(|row: Vec<String>| row.iter().map(|cell| clean(cell)).collect())
+        .collect();
+    let n_columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..n_columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
+        "  ".to_owned() + cells.collect::<Vec<_>>().join("  ").trim_end() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+/// What a terminal would act on must not come from another machine.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proxy::observe::state::{BreakerState, FallbackState, Life, RequestsState, Task};
+    use baton_proxy::observe::{Outcome, RouteRecord};
+
+    use super::*;
+
+    #[test]
+    fn nodes_links_routes_and_fallbacks_are_shown() {
+        let node = |name: &str, task| NodeState {
+            name: name.into(),
+            task,
+            life: Life::Ready,
+            barred: (task == Task::Prefill).then(|| "fingerprint_mismatch".into()),
+            active_slots: 1,
+            slots: 4,
+            decode_rates: vec![RatePoint { size: 1, tokens_per_second: 78.4 }],
+            ..NodeState::default()
+        };
+        let spark = NodeState {
+            breaker: BreakerState {
+                is_open: true,
+                last_reason: Some("prefill_down".into()),
+                ..BreakerState::default()
+            },
+            ..node("prefill-1", Task::Prefill)
+        };
+        let gone = NodeState { name: "gone-1".into(), life: Life::Down, ..NodeState::default() };
+        let model = ModelState {
+            name: "m\x1b[2J".into(),
+            policy: "fastest".into(),
+            nodes: vec![node("local", Task::Decode), spark, gone],
+            links: vec![LinkState { prefill: "prefill-1".into(), decode: "local".into(), ..LinkState::default() }],
+            fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
+            prediction_error: 0.1,
+            residency: Some(ResidencyState {
+                life: "loaded".into(),
+                bytes: 300 << 20,
+                measured_bytes: 200 << 20,
+                expires_at_ms: Some(190_000),
+                ..ResidencyState::default()
+            }),
+            ..ModelState::default()
+        };
+        let route = RouteRecord {
+            at_ms: 175_000,
+            request_id: "r".into(),
+            model: "m".into(),
+            decode: "local".into(),
+            prefill: Some("prefill-1".into()),
+            policy: "fastest".into(),
+            reason: "faster".into(),
+            n_prompt: 8_192,
+            n_cached: 0,
+            n_completion: 32,
+            before_plan_ms: 1.0,
+            predicted_ttft_ms: Some(1_500.0),
+            predicted_direct_ttft_ms: Some(5_600.0),
+            ttft_ms: Some(1_600.0),
+            e2e_ms: 2_000.0,
+            handoff: None,
+            outcome: Outcome::Done,
+        };
+        let state = EndpointState {
+            is_stopping: false,
+            version: "0.1.0".into(),
+            at_ms: 180_000,
+            requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
+            models: vec![model],
+            upstreams: vec![
+                UpstreamState {
+                    name: "ollama".into(),
+                    kind: "ollama".into(),
+                    life: Life::Down,
+                    reason: Some("unreachable".into()),
+                    models: ["a", "b", "c", "d"].map(str::to_owned).into(),
+                    running: 2,
+                    limit: 8,
+                    ..UpstreamState::default()
+                },
+                UpstreamState {
+                    name: "hosted".into(),
+                    kind: "openai".into(),
+                    life: Life::Ready,
+                    busy_ms: 527_400,
+                    ..UpstreamState::default()
+                },
+            ],
+            memory_budget_bytes: 0,
+            routes: vec![route],
+            warnings: vec!["decode-2 runs other weights".into()],
+        };
+        let text = render(&state);
+        for part in [
+            "1 of 8 requests running, 2 waiting",
+            "predictions off by 11 %  loaded (300 MiB, holds 200), goes in 10 s\n",
+            "local      decode   ready                                1/4    0       -          78        closed",
+            "open: prefill_down",
+            "ready, barred: fingerprint_mismatch",
+            "\nWARNING decode-2 runs other weights\n",
+            "prefill-1 > local  -     -           -",
+            "prefill_down  3      2 min ago",
+            "ollama    ollama  down: unreachable  2/8      0        a, b, c and 1 more  closed",
+            "hosted    openai  ready, busy 528 s  0/0 ",
+            "5 s ago  m      prefill-1 > local  faster  8192    0       32   1600     1500       done",
+        ] {
+            assert!(text.contains(part), "{part:?} in\n{text}");
+        }
+        let gone = text.lines().find(|line| line.contains("gone-1")).unwrap();
+        assert!(gone.contains("  -      -       -"), "{gone:?}: nobody knows its slots");
+        assert!(!text.contains('\x1b'), "control characters of others reach the terminal");
+    }
+}

@@ -1,0 +1,284 @@
+//! A running endpoint, from its configuration to its end.
+//!
+//! Read [`Endpoint::start`] first: it binds the ports, starts what answers requests, and serves. [`Endpoint::ready`] waits
+//! for the first engine, and [`Endpoint::finished`] for the end.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton_schemas::node::NodeInfo;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use super::failure::Failure;
+use super::own_models::{self, OwnModel};
+use super::planning::PlanningSettings;
+use super::primary_model::{FirstStart, OwnEngine, PrimaryNames, start_own_engine};
+use super::reload::Reload;
+use super::remote_nodes::RemoteNodes;
+use super::supervisor::Supervised;
+use super::{service_manager, signals};
+use crate::app::App;
+use crate::config::{ConfigError, ServeConfig};
+use crate::http;
+use crate::http::SharedAccess;
+use crate::http::server::Shutdown;
+use crate::observe::Observer;
+use crate::request::admission::Admission;
+use crate::targets::model_loading::Residency;
+use crate::targets::nodes::{self, Node, Pool, ServedModel};
+use crate::targets::upstreams::{Life, UpstreamPool};
+
+/// How long running streams may go on after a stop was asked for.
+pub const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long the start waits for nodes and upstreams.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Where the configuration comes from.
+#[derive(Clone)]
+pub struct ConfigSource {
+    /// The file, which is watched for changes. `None`: there is nothing to reload.
+    pub path: Option<PathBuf>,
+    /// Reads and checks the file, with the command line's flags over it. Blocks: it opens models' files.
+    pub read: Arc<dyn Fn() -> Result<ServeConfig, ConfigError> + Send + Sync>,
+}
+
+/// An endpoint that serves. Dropping it leaves its tasks running: end it with a signal and [`Endpoint::finished`].
+pub struct Endpoint {
+    app: Arc<App>,
+    shutdown: Shutdown,
+    addresses: Vec<SocketAddr>,
+    servers: Vec<JoinHandle<std::io::Result<()>>>,
+    nodes: RemoteNodes,
+    /// `None` after [`Endpoint::ready`] has waited for it.
+    first_start: Option<FirstStart>,
+    own_engine: Option<Supervised>,
+    needs_key: bool,
+}
+
+/// What can be told to people and clients once requests are answered.
+pub struct ReadyEndpoint {
+    /// Where it listens; the first is the endpoint's own address.
+    pub addresses: Vec<SocketAddr>,
+    /// Names of models, `[model]` first. Empty if upstreams have not listed theirs yet.
+    pub models: Vec<String>,
+    /// False if the first model has no chat template and only continues texts.
+    pub takes_chats: bool,
+    /// True if requests must present an API key.
+    pub needs_key: bool,
+}
+
+impl Endpoint {
+    /// Binds, starts the engines' processes and serves. Models that are missing here are fetched first.
+    pub async fn start(config: ServeConfig, source: ConfigSource) -> Result<Endpoint, Failure> {
+        http::open_files::raise_limit();
+        // The ports first: the commonest mistake is reported at once, and not after a model was loaded.
+        let listeners = bind_all(&config).await?;
+        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
+        let transport = config.transport.transport()?;
+        let mut nodes = RemoteNodes::connect(&config, &transport, &[])?;
+        let own_engine = match config.has_own_engine {
+            true => Some(start_own_engine(&config).await?),
+            false => None,
+        };
+        let planning = Arc::new(ArcSwap::from_pointee(PlanningSettings::of(&config)));
+        let primary = primary_model(&config, &nodes, own_engine.as_ref().map(|own| &own.node))?;
+        let pool = start_pool(primary, &nodes, &planning);
+        let taken_names: Vec<String> =
+            pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
+        let own_models = own_models::start(&config, &[], &taken_names).await?;
+        let upstreams = UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(Failure)?;
+        let app = Arc::new(assemble(&config, pool, upstreams, &own_models)?);
+        let shutdown = Shutdown::default();
+        let http_config = http::HttpConfig { access: config.access(), ..http::HttpConfig::default() };
+        let access = http::access::shared(&http_config.access);
+        let api = http::api(Arc::clone(&app) as Arc<dyn http::Backend>, http_config, access.clone());
+        let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
+        let needs_key = config.needs_key();
+        let (app_of_reload, known_nodes) = (Arc::clone(&app), nodes.all().map(Arc::clone).collect());
+        Reload { source, config, access, app: app_of_reload, own_models, taken_names, planning, known_nodes }.watch();
+        service_manager::keep_informed(Arc::clone(&app), shutdown.clone());
+        let (own_engine, first_start) = match own_engine {
+            Some(OwnEngine { supervised, first_start, .. }) => (Some(supervised), first_start),
+            None => (None, nodes.first_start()),
+        };
+        let first_start = Some(first_start);
+        Ok(Endpoint { app, shutdown, addresses, servers, nodes, first_start, own_engine, needs_key })
+    }
+
+    /// Handles SIGTERM and Ctrl-C: the first begins the drain, after `report` was given the number of running requests;
+    /// the second ends their streams, and the third the process.
+    pub fn drain_on_signal(&self, report: impl FnOnce(usize) + Send + 'static) {
+        let app = Arc::clone(&self.app);
+        signals::drain_on_signal(self.shutdown.clone(), move || report(app.admission.n_admitted()));
+    }
+
+    /// Waits until requests can be answered. `None`: it was told to stop before that. Errors: no engine will ever be ready.
+    pub async fn ready(&mut self) -> Result<Option<ReadyEndpoint>, Failure> {
+        let Some(first_start) = self.first_start.take() else { return Ok(None) };
+        let started = first_engine(first_start, &mut self.nodes);
+        let info = match self.shutdown.begin.run_until_cancelled(started).await {
+            Some(Ok(info)) => info,
+            Some(Err(error)) => {
+                self.shutdown.begin.cancel();
+                return Err(error);
+            }
+            None => return Ok(None),
+        };
+        wait_for_nodes(self.nodes.all()).await;
+        wait_for_upstreams(&self.app).await;
+        Ok(Some(ReadyEndpoint {
+            addresses: self.addresses.clone(),
+            models: served_names(&self.app, info.as_deref()),
+            takes_chats: info.is_none_or(|info| info.has_chat_template),
+            needs_key: self.needs_key,
+        }))
+    }
+
+    /// Waits until the endpoint was told to stop, its streams have ended and its engines' processes are gone.
+    pub async fn finished(self) -> Result<(), Failure> {
+        for server in self.servers {
+            server.await??;
+        }
+        self.app.residency.stop().await;
+        if let Some(supervised) = self.own_engine {
+            supervised.stop.cancel();
+            supervised.tracker.wait().await;
+        }
+        Ok(())
+    }
+}
+
+async fn bind_all(config: &ServeConfig) -> Result<Vec<TcpListener>, Failure> {
+    let mut listeners = vec![bind(&config.listen, "--listen").await?];
+    if let Some(address) = &config.ollama_listen {
+        listeners.push(bind(address, "--ollama-listen").await?);
+    }
+    Ok(listeners)
+}
+
+async fn bind(address: &str, flag: &str) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).await.map_err(|e| {
+        Failure(match e.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                format!("{address} is in use by another program. Stop it, or choose another address with {flag}.")
+            }
+            _ => format!("cannot listen on {address}: {e}"),
+        })
+    })
+}
+
+/// `[model]`, on this endpoint's own engine and on decode nodes. `None` if upstreams serve all there is.
+fn primary_model(
+    config: &ServeConfig,
+    nodes: &RemoteNodes,
+    own: Option<&Arc<Node>>,
+) -> Result<Option<ServedModel>, Failure> {
+    let decode: Vec<Arc<Node>> = own.into_iter().chain(&nodes.decode).map(Arc::clone).collect();
+    if decode.is_empty() {
+        return Ok(None);
+    }
+    let PrimaryNames { name, aliases } = PrimaryNames::of(config)?;
+    let name = name.map_or_else(OnceLock::new, OnceLock::from);
+    let mut model = ServedModel::new(name, aliases, decode, nodes.prefill.clone());
+    model.has_own_engine = own.is_some();
+    model.sampling = config.sampling;
+    Ok(Some(model))
+}
+
+/// Starts the pool with `[model]`. It goes on to discover the models that nodes run, and plans for each of them by what
+/// `planning` holds then.
+fn start_pool(
+    primary: Option<ServedModel>,
+    nodes: &RemoteNodes,
+    planning: &Arc<ArcSwap<PlanningSettings>>,
+) -> Arc<Pool> {
+    let models = primary.map(|model| planning.load().apply(model)).into_iter().collect();
+    let pool = Arc::new(Pool::with_undeclared(models, nodes.decode.clone()));
+    let planning = Arc::clone(planning);
+    nodes::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().apply(model));
+    pool
+}
+
+fn assemble(
+    config: &ServeConfig,
+    pool: Arc<Pool>,
+    upstreams: UpstreamPool,
+    own_models: &[OwnModel],
+) -> Result<App, Failure> {
+    let residents = own_models.iter().map(|own| Arc::clone(&own.resident)).collect();
+    let residency = Residency::new(own_models::limits_of(config)?, residents);
+    pool.replace_residents(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
+    let upstreams = ArcSwap::from_pointee(upstreams);
+    let admission = Admission::new(config.bounds);
+    Ok(App { admission, pool, residency, upstreams, observer: Arc::new(Observer::default()) })
+}
+
+fn serve_all(
+    listeners: Vec<TcpListener>,
+    addresses: &[SocketAddr],
+    api: &axum::Router,
+    access: &SharedAccess,
+    shutdown: &Shutdown,
+) -> Vec<JoinHandle<std::io::Result<()>>> {
+    let serve = |(listener, address): (TcpListener, &SocketAddr)| {
+        // A listener that other machines can reach answers under any host name.
+        let names = http::host::Names { access: access.clone(), checked: address.ip().is_loopback() };
+        let router = http::listener(api.clone(), names);
+        tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
+    };
+    listeners.into_iter().zip(addresses).map(serve).collect()
+}
+
+/// The first engine that is ready, or why there will be none. With decode nodes, the endpoint serves without its own
+/// engine, which goes on trying to start.
+async fn first_engine(first: FirstStart, nodes: &mut RemoteNodes) -> Result<Option<Arc<NodeInfo>>, Failure> {
+    match first.await {
+        Err(Failure(error)) if nodes.has_first_answers() => {
+            tracing::error!(error, "this endpoint's own engine did not start; its decode nodes serve without it");
+            nodes.first_start().await
+        }
+        started => started,
+    }
+}
+
+/// Gives nodes a moment to answer, so that the first request can use them. One that is late is used later.
+pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
+    let answers = nodes.map(|node| async {
+        let _ = node.ready().await;
+    });
+    if tokio::time::timeout(ANSWER_DEADLINE, futures::future::join_all(answers)).await.is_err() {
+        tracing::warn!("a node has not answered yet; requests are served without it until it does");
+    }
+    // The models that nodes have reported are served after one more round of discovery.
+    tokio::time::sleep(2 * nodes::DISCOVERY_INTERVAL).await;
+}
+
+/// Gives upstreams a moment to list their models.
+async fn wait_for_upstreams(app: &App) {
+    let upstreams = app.upstreams.load_full();
+    let answers = async {
+        while upstreams.members.iter().any(|member| member.life() == Life::Unknown) {
+            tokio::time::sleep(nodes::DISCOVERY_INTERVAL).await;
+        }
+    };
+    // An upstream that is late is used later; the log names it.
+    let _ = tokio::time::timeout(ANSWER_DEADLINE, answers).await;
+}
+
+/// Every model's name. `first`, the first engine that answered, names the models that have no name yet.
+fn served_names(app: &App, first: Option<&NodeInfo>) -> Vec<String> {
+    let reported = || first.map(|info| info.model.clone()).unwrap_or_default();
+    let mut names: Vec<String> =
+        app.pool.models().iter().map(|model| model.name.get_or_init(reported).clone()).collect();
+    for (name, _) in app.upstreams.load().models() {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}

@@ -1,0 +1,186 @@
+//! Checks what a configuration names on this machine: model files, projectors, templates, and the memory that they take.
+//! Runs before anything starts, so that every mistake is reported at once.
+
+use std::path::{Path, PathBuf};
+
+use baton_engines::gguf::Gguf;
+use baton_engines::template::{ChatTemplate, SpecialTokens};
+use baton_fetch::{self as models, Located, cache};
+
+use super::failure::Failure;
+use super::model_names::ModelNames;
+use super::own_models::{LocalModelRef, limits, size_model};
+use crate::config::engine_args::{self, EngineArgs, EngineKind};
+use crate::config::{DEFAULT_MODEL, Problem, RawConfig, read_text};
+use crate::targets::model_loading::Limits;
+use crate::targets::nodes::names;
+
+/// The longest template of a model that is known has some 20 kB.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+
+/// A model that an engine is started for on this machine.
+struct LocalModel<'a> {
+    /// Its table in the file, e.g. `models[0]`.
+    table: String,
+    source: &'a str,
+    engine: &'a EngineArgs,
+    /// The configured name.
+    name: Option<&'a String>,
+    aliases: &'a [String],
+    /// Decode nodes serve without an engine here that does not start, so an unusable file is no mistake.
+    has_decode_nodes: bool,
+    /// Its file, if that is here.
+    path: Option<PathBuf>,
+    problems: Vec<Problem>,
+}
+
+impl LocalModel<'_> {
+    /// `key` is a key of its table.
+    fn problem(&mut self, key: &str, message: String) {
+        let (table, flag) = (&self.table, engine_args::flag(key.trim_start_matches("engine.")));
+        let flag = match (table.as_str(), key) {
+            ("model", "source") => "--model".to_owned(),
+            ("model", _) => flag,
+            _ => format!("{table}.{key}"),
+        };
+        self.problems.push(Problem { key: format!("{table}.{key}"), flag, message });
+    }
+
+    fn names(&self) -> Vec<String> {
+        let chosen = self.name.into_iter().chain(self.aliases).cloned();
+        chosen.chain(self.names_of_its_file()).collect()
+    }
+
+    /// Names that follow from the file, if no name is configured.
+    fn names_of_its_file(&self) -> Vec<String> {
+        let is_known = self.path.is_some() || models::catalogue::find(self.source).is_some();
+        match self.kind() {
+            _ if self.name.is_some() => return Vec::new(),
+            EngineKind::Sim => return vec!["sim".to_owned()],
+            EngineKind::Llama if !is_known => return Vec::new(),
+            EngineKind::Llama => {}
+        }
+        let ModelNames { name, aliases } =
+            ModelNames::of_file(self.source, self.path.as_deref().unwrap_or(Path::new("")));
+        std::iter::once(name).chain(aliases).collect()
+    }
+
+    fn as_ref(&self) -> LocalModelRef<'_> {
+        LocalModelRef { source: self.source, engine: self.engine }
+    }
+
+    fn kind(&self) -> EngineKind {
+        self.engine.engine.unwrap_or_default()
+    }
+
+    /// Finds and opens its files.
+    fn open_files(&mut self) {
+        if self.kind() == EngineKind::Sim {
+            return;
+        }
+        let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
+        match located {
+            Ok(Located::File(path)) => match Gguf::open(&path) {
+                Err(error) if !self.has_decode_nodes => self.problem("source", format!("cannot be used: {error}")),
+                _ => self.path = Some(path),
+            },
+            Ok(Located::NeedsPull(_)) => {}
+            Err(error) => self.problem("source", format!("cannot be used: {error}")),
+        }
+        if let Some(path) = &self.engine.chat_template_file
+            && let Err(error) = check_template(path)
+        {
+            self.problem("engine.chat_template_file", format!("cannot be used: {}: {error}", path.display()));
+        }
+        if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
+            self.problem("engine.mmproj", format!("cannot be used: {error}"));
+        }
+    }
+
+    /// Adds a problem if the model can never fit into memory. A model with other mistakes is not checked.
+    fn check_memory(&mut self, limits: &Limits) {
+        let is_sound = self.problems.is_empty() && self.engine.problems().is_empty();
+        if let Some(path) = self.path.as_deref().filter(|_| is_sound)
+            && let Err(Failure(error)) = size_model(self.as_ref(), path, limits)
+        {
+            self.problem("source", format!("is refused: {error}"));
+        }
+    }
+}
+
+/// Parses a template. A mistake that depends on the model's own tokens is found when the model is loaded.
+fn check_template(path: &Path) -> Result<(), String> {
+    let source = read_text(path, MAX_TEMPLATE_BYTES).map_err(|error| error.to_string())?;
+    ChatTemplate::compile(&source, SpecialTokens::default()).map(drop).map_err(|error| error.to_string())
+}
+
+/// Everything named in a configuration that cannot be used on this machine.
+pub fn problems(raw: &RawConfig) -> Vec<Problem> {
+    let model = raw.has_own_engine().then(|| LocalModel {
+        table: "model".to_owned(),
+        source: raw.model.source.as_deref().unwrap_or(DEFAULT_MODEL),
+        engine: &raw.model.engine,
+        name: raw.model.name.as_ref(),
+        aliases: &raw.model.aliases,
+        has_decode_nodes: !raw.model.decode.is_empty(),
+        path: None,
+        problems: Vec::new(),
+    });
+    let models = raw.models.iter().enumerate().map(|(i, own)| LocalModel {
+        table: format!("models[{i}]"),
+        source: &own.source,
+        engine: &own.engine,
+        name: own.name.as_ref(),
+        aliases: &own.aliases,
+        has_decode_nodes: false,
+        path: None,
+        problems: Vec::new(),
+    });
+    // An empty source is reported elsewhere.
+    let names_one = |named: &LocalModel| named.kind() == EngineKind::Sim || !named.source.trim().is_empty();
+    let mut named: Vec<LocalModel> = model.into_iter().chain(models).filter(names_one).collect();
+    named.iter_mut().for_each(LocalModel::open_files);
+    let over_budget = check_memory_of_all(raw, &mut named);
+    // Without an own engine, the names of [model] are those of the nodes' model.
+    let of_nodes = if raw.has_own_engine() { None } else { Some(&raw.model) };
+    let of_nodes = of_nodes.into_iter().flat_map(|model| model.name.iter().chain(&model.aliases)).cloned();
+    refuse_shared_names(&mut named, of_nodes.collect());
+    over_budget.into_iter().chain(named.into_iter().flat_map(|named| named.problems)).collect()
+}
+
+/// Checks the models that are loaded on demand against the budget, less what `[model]` always holds.
+fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<Problem> {
+    let is_sound = |own: &&LocalModel| own.problems.is_empty() && own.engine.problems().is_empty();
+    let beside = named.iter().filter(is_sound).find(|named| named.table == "model");
+    let beside = beside.filter(|_| !raw.models.is_empty()).map(LocalModel::as_ref);
+    match limits(&raw.loading.typed(), beside) {
+        Ok(limits) => {
+            named.iter_mut().filter(|named| named.table != "model").for_each(|named| named.check_memory(&limits));
+            None
+        }
+        Err(Failure(error)) => Some(Problem {
+            key: "model.source".to_owned(),
+            flag: "--model".to_owned(),
+            message: format!("is refused: {error}"),
+        }),
+    }
+}
+
+/// Adds a problem for each model whose file gives it a name that another model has. Configured names that are used twice
+/// are reported elsewhere.
+fn refuse_shared_names(named: &mut [LocalModel], mut taken: Vec<String>) {
+    let mut by_file: Vec<String> = Vec::new();
+    for one in named {
+        let (all, of_its_file) = (one.names(), one.names_of_its_file());
+        let is_in = |names: &[String], name: &String| names.iter().any(|other| names::are_same(other, name));
+        let twice = all.iter().find(|name| is_in(&by_file, name) || (is_in(&of_its_file, name) && is_in(&taken, name)));
+        if let Some(twice) = twice {
+            one.problem(
+                "source",
+                format!("is called {twice:?}, and so is another model: give one of them another 'name'"),
+            );
+        }
+        taken.extend(all);
+        by_file.extend(of_its_file);
+    }
+}

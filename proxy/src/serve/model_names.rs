@@ -1,0 +1,26 @@
+//! What a model is called where the configuration does not say.
+
+use std::path::Path;
+
+use baton_fetch::catalogue;
+
+/// A model's public name and its aliases.
+#[derive(Debug, Clone, Default)]
+pub struct ModelNames {
+    /// The name that lists show.
+    pub name: String,
+    /// Other names that requests may use.
+    pub aliases: Vec<String>,
+}
+
+impl ModelNames {
+    /// The catalogue's names for this source, or the stem of the file's name.
+    pub fn of_file(source: &str, path: &Path) -> ModelNames {
+        if let Some(model) = catalogue::find(source) {
+            let aliases = model.aliases.iter().map(|&alias| alias.to_owned()).collect();
+            return ModelNames { name: model.name.to_owned(), aliases };
+        }
+        let stem = path.file_stem().map_or_else(|| source.to_owned(), |stem| stem.to_string_lossy().into_owned());
+        ModelNames { name: stem, aliases: Vec::new() }
+    }
+}

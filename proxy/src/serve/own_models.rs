@@ -1,0 +1,214 @@
+//! `[[models]]`: each has a supervised process, which is started while requests need it.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use baton_engines::Engine;
+use baton_engines::gguf::{Gguf, SizeWishes, Sizes};
+use baton_engines::limits::DEFAULT_SLOTS;
+use baton_schemas::node::NodeInfo;
+use tokio::sync::watch;
+
+use super::failure::Failure;
+use super::model_files;
+use super::model_names::ModelNames;
+use super::supervisor::{self, Supervised};
+use crate::config::engine_args::{EngineArgs, EngineKind};
+use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
+use crate::observe::telemetry;
+use crate::targets::model_loading::{Limits, Process, Resident, ResidentSettings};
+use crate::targets::nodes::{Node, ServedModel, names};
+
+/// An own model that is served.
+#[derive(Clone)]
+pub(super) struct OwnModel {
+    config: OwnModelConfig,
+    /// What its process is started with. The process is kept over a reload that does not change these.
+    args: Vec<OsString>,
+    pub(super) served: Arc<ServedModel>,
+    pub(super) resident: Arc<Resident>,
+}
+
+impl OwnModel {
+    /// Applies the settings that a kept process takes over while it runs.
+    pub(super) fn apply_settings(&self) {
+        self.resident.reconfigure(self.config.keep_alive);
+    }
+}
+
+/// Sources of models whose files are not on this machine.
+pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, Failure> {
+    let is_file = |model: &&OwnModelConfig| model.engine.engine.unwrap_or_default() == EngineKind::Llama;
+    let mut missing = Vec::new();
+    for model in config.models.iter().filter(is_file) {
+        if model_files::find(&model.source)?.is_none() {
+            missing.push(model.source.clone());
+        }
+    }
+    Ok(missing)
+}
+
+/// The limits of loading on demand. `always_loaded` is a model that holds memory beside those: its source and its engine.
+pub(super) fn limits(loading: &LoadingConfig, always_loaded: Option<LocalModelRef<'_>>) -> Result<Limits, Failure> {
+    let memory_budget = loading.budget();
+    let mut limits =
+        Limits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
+    if let Some(model) = always_loaded.filter(|model| model.engine.engine.unwrap_or_default() == EngineKind::Llama)
+        && let Some(path) = model_files::find(model.source)?
+    {
+        limits.reserved = size_model(model, &path, &limits)?.sizes.memory_bytes;
+    }
+    Ok(limits)
+}
+
+/// The limits of a whole configuration.
+pub(super) fn limits_of(config: &ServeConfig) -> Result<Limits, Failure> {
+    let has_both = config.has_own_engine && !config.models.is_empty();
+    limits(&config.loading, has_both.then_some(LocalModelRef { source: &config.source, engine: &config.engine }))
+}
+
+/// A model as a configuration names it.
+#[derive(Clone, Copy)]
+pub(super) struct LocalModelRef<'a> {
+    /// A path, a catalogue name or a hub's repository.
+    pub source: &'a str,
+    pub engine: &'a EngineArgs,
+}
+
+/// A model's sizes within the memory budget, and what its file says of it.
+pub(super) struct SizedModel {
+    pub sizes: Sizes,
+    pub outline: NodeInfo,
+}
+
+/// Reads a model's file and chooses its context and cache. Errors: it can never fit, or a file cannot be read.
+pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits) -> Result<SizedModel, Failure> {
+    let LocalModelRef { source, engine } = model;
+    let gguf = Gguf::open(path)?;
+    let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
+    let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
+    let wishes = SizeWishes { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
+    let available = limits.memory_budget.saturating_sub(limits.reserved);
+    let sizes = Sizes::choose(&gguf, wishes, available).map_err(|error| {
+        Failure(format!("the model {source} can never be loaded within the memory budget of own models: {error}"))
+    })?;
+    let template = engine.chat_template_file.as_ref().map(|path| {
+        std::fs::read_to_string(path)
+            .map_err(|error| Failure(format!("cannot read the chat template {}: {error}", path.display())))
+    });
+    let mut outline = gguf.outline(path, sizes, n_slots, template.transpose()?.as_deref());
+    let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash(path));
+    outline.projector = projector.transpose()?.map(|hash| hash.to_hex().to_string());
+    Ok(SizedModel { sizes, outline })
+}
+
+/// Starts supervising the models of the configuration; missing files are fetched, and no model is loaded yet. A model of
+/// `before` whose process would start the same is taken over with its process. Errors: a name is used twice, in
+/// `taken_names` or here.
+pub(super) async fn start(
+    config: &ServeConfig,
+    before: &[OwnModel],
+    taken_names: &[String],
+) -> Result<Vec<OwnModel>, Failure> {
+    let limits = limits_of(config)?;
+    let mut taken = taken_names.to_vec();
+    let mut own = Vec::with_capacity(config.models.len());
+    for model in &config.models {
+        let plan = plan_process(model, config, &limits).await?;
+        for name in std::iter::once(&plan.name).chain(&plan.aliases) {
+            if taken.iter().any(|other| names::are_same(other, name)) {
+                return Err(Failure(format!("two models are called {name:?}: give one of them another 'name'")));
+            }
+            taken.push(name.clone());
+        }
+        own.push(keep_or_start(model, config, before, plan)?);
+    }
+    Ok(own)
+}
+
+/// How a model's process will run.
+struct ProcessPlan {
+    name: String,
+    aliases: Vec<String>,
+    args: Vec<OsString>,
+    estimated_bytes: u64,
+    outline: Option<Arc<NodeInfo>>,
+}
+
+async fn plan_process(model: &OwnModelConfig, config: &ServeConfig, limits: &Limits) -> Result<ProcessPlan, Failure> {
+    let transport = config.transport.to_args();
+    if model.engine.engine.unwrap_or_default() == EngineKind::Sim {
+        let name = model.name.clone().unwrap_or_else(|| "sim".to_owned());
+        let args = [model.engine.to_args(), transport].concat();
+        return Ok(ProcessPlan { name, aliases: model.aliases.clone(), args, estimated_bytes: 0, outline: None });
+    }
+    let path = model_files::locate_or_pull(&model.source).await?;
+    let names = ModelNames::of_file(&model.source, &path);
+    let (of_task, file, limits) = (model.clone(), path.clone(), *limits);
+    let sized = tokio::task::spawn_blocking(move || {
+        size_model(LocalModelRef { source: &of_task.source, engine: &of_task.engine }, &file, &limits)
+    });
+    let SizedModel { sizes, outline } = sized.await.unwrap_or_else(|panic| Err(panic.into()))?;
+    // The child must use the sizes that the budget counts, and not choose others for the memory that it finds.
+    let engine = EngineArgs { ctx_size: Some(sizes.n_ctx), kv_cells: Some(sizes.n_cells), ..model.engine.clone() };
+    let args = [engine.to_args(), transport, vec!["--model".into(), path.into()]].concat();
+    Ok(ProcessPlan {
+        // The catalogue's aliases belong to the catalogue's name.
+        aliases: match model.name {
+            Some(_) => model.aliases.clone(),
+            None => [model.aliases.clone(), names.aliases].concat(),
+        },
+        name: model.name.clone().unwrap_or(names.name),
+        args,
+        estimated_bytes: sizes.memory_bytes,
+        outline: Some(Arc::new(outline)),
+    })
+}
+
+fn keep_or_start(
+    model: &OwnModelConfig,
+    config: &ServeConfig,
+    before: &[OwnModel],
+    plan: ProcessPlan,
+) -> Result<OwnModel, Failure> {
+    let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
+    let (node, resident) = match known {
+        Some(known) if known.config == *model && known.served.deadlines == config.deadlines => return Ok(known.clone()),
+        Some(known) => (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident)),
+        None => supervise(model, config, &plan)?,
+    };
+    let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
+    served.has_own_engine = true;
+    served.sampling = model.sampling;
+    served.deadlines = config.deadlines;
+    served.resident = Some(Arc::clone(&resident));
+    Ok(OwnModel { config: model.clone(), args: plan.args, served: Arc::new(served), resident })
+}
+
+/// Supervises a process that is started when a request first needs it.
+fn supervise(
+    model: &OwnModelConfig,
+    config: &ServeConfig,
+    plan: &ProcessPlan,
+) -> Result<(Arc<Node>, Arc<Resident>), Failure> {
+    let traces_to = telemetry::endpoint(config.otlp_endpoint.as_deref());
+    let (wanted, is_wanted) = watch::channel(false);
+    let (supervised, _) = supervisor::supervise(
+        format!("the engine of {:?}", plan.name),
+        plan.args.clone(),
+        None,
+        traces_to.as_deref(),
+        is_wanted,
+    )?;
+    let Supervised { engine, health, pid, stop, tracker } = supervised;
+    let node = Node::new("local".to_owned(), None, engine as Arc<dyn Engine>, Arc::clone(&health));
+    let settings = ResidentSettings {
+        name: plan.name.clone(),
+        estimated_bytes: plan.estimated_bytes,
+        outline: plan.outline.clone(),
+        n_slots: model.engine.slots.unwrap_or(DEFAULT_SLOTS),
+        keep_alive: model.keep_alive,
+    };
+    Ok((node, Resident::new(settings, Process { wanted, health, pid, stop, tracker })))
+}

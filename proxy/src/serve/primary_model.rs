@@ -1,0 +1,77 @@
+//! `[model]`: its names, and this endpoint's own engine for it in a child process.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_fetch::{self as models, Located, cache};
+use baton_schemas::node::NodeInfo;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::failure::Failure;
+use super::model_files;
+use super::model_names::ModelNames;
+use super::remote_nodes::cluster_key;
+use super::supervisor::{self, StartError, Supervised};
+use crate::config::ServeConfig;
+use crate::config::engine_args::EngineKind;
+use crate::observe::telemetry;
+use crate::targets::nodes::Node;
+
+/// The first engine that is ready, or why none will be. `None`: only upstreams answer, and nothing is waited for.
+pub(super) type FirstStart = BoxFuture<'static, Result<Option<Arc<NodeInfo>>, Failure>>;
+
+/// The names of `[model]` before any node has answered.
+#[derive(Default)]
+pub(super) struct PrimaryNames {
+    /// `None`: a node will say.
+    pub name: Option<String>,
+    pub aliases: Vec<String>,
+}
+
+impl PrimaryNames {
+    /// The configured names, then those of the model's file if it is on this machine.
+    pub(super) fn of(config: &ServeConfig) -> Result<PrimaryNames, Failure> {
+        let of_file = match config.engine.engine.unwrap_or_default() {
+            _ if !config.has_own_engine => None,
+            EngineKind::Sim => Some(ModelNames { name: "sim".to_owned(), aliases: Vec::new() }),
+            EngineKind::Llama => match models::locate(&config.source, &cache::default_folder()?)? {
+                Located::File(path) => Some(ModelNames::of_file(&config.source, &path)),
+                Located::NeedsPull(_) => None,
+            },
+        };
+        let (name, aliases) = of_file.map_or_else(Default::default, |names| (Some(names.name), names.aliases));
+        let aliases = [aliases, config.aliases.clone()].concat();
+        Ok(PrimaryNames { name: config.name.clone().or(name), aliases })
+    }
+}
+
+/// This endpoint's own engine. Dropping `supervised` ends its process.
+pub(super) struct OwnEngine {
+    pub node: Arc<Node>,
+    pub supervised: Supervised,
+    pub first_start: FirstStart,
+}
+
+/// Starts a child process with the configured model, which is fetched first if need be.
+pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, Failure> {
+    let mut args = [config.engine.to_args(), config.transport.to_args()].concat();
+    if config.engine.engine.unwrap_or_default() == EngineKind::Llama {
+        let path = model_files::locate_or_pull(&config.source).await?;
+        args.extend([OsString::from("--model"), path.into()]);
+    }
+    let pull_key = cluster_key(&config.prefill)?;
+    let traces_to = telemetry::endpoint(config.otlp_endpoint.as_deref());
+    let (supervised, first_start) = supervisor::supervise(
+        "this endpoint's own engine",
+        args,
+        pull_key.as_deref(),
+        traces_to.as_deref(),
+        supervisor::always(),
+    )?;
+    let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
+    let node = Node::new("local".to_owned(), None, engine, Arc::clone(&supervised.health));
+    let first_start = first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::TimedOut))?))).boxed();
+    Ok(OwnEngine { node, supervised, first_start })
+}

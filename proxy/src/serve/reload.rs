@@ -1,0 +1,332 @@
+//! Applies a changed configuration while streams run: on SIGHUP, and when the file changes.
+//!
+//! Keys, limits, hosts, origins, upstreams, nodes, `[[models]]`, and `[model]`'s names and sampling change at once. Running
+//! requests keep the settings, processes and nodes that they started with. A change that needs other sockets, or another
+//! engine for `[model]`, waits for a restart; the log names it.
+//!
+//! Every check that needs no waiting comes first, and a file with a mistake changes nothing. Own models whose files must
+//! be fetched are applied after the rest; a newer file ends the fetch.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::endpoint::{ConfigSource, wait_for_nodes};
+use super::failure::Failure;
+use super::model_files;
+use super::own_models::{self, OwnModel};
+use super::planning::PlanningSettings;
+use super::primary_model::PrimaryNames;
+use super::remote_nodes::RemoteNodes;
+use crate::app::App;
+use crate::config::ServeConfig;
+use crate::http::{SharedAccess, access};
+use crate::log_target::NOTICE;
+use crate::targets::model_loading::Limits;
+use crate::targets::nodes::{Node, ServedModel};
+use crate::targets::upstreams::UpstreamPool;
+
+/// How often the file's time of change is read, which costs microseconds.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The configuration in force, and the parts of a running endpoint that take a new one.
+pub(super) struct Reload {
+    pub source: ConfigSource,
+    /// The configuration in force.
+    pub config: ServeConfig,
+    /// Takes keys, hosts and origins.
+    pub access: SharedAccess,
+    /// Takes limits, upstreams, nodes and models.
+    pub app: Arc<App>,
+    /// Own models that are loaded on demand.
+    pub own_models: Vec<OwnModel>,
+    /// Names that own models may not have.
+    pub taken_names: Vec<String>,
+    /// How requests for nodes' models are planned.
+    pub planning: Arc<ArcSwap<PlanningSettings>>,
+    /// Nodes that run elsewhere.
+    pub known_nodes: Vec<Arc<Node>>,
+}
+
+impl Reload {
+    /// Reloads until the process ends. Without a file there is nothing to reload.
+    pub(super) fn watch(mut self) {
+        let Some(path) = self.source.path.clone() else { return };
+        let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+        tokio::spawn(async move {
+            let mut in_force = FileVersion::of(&path).await;
+            let mut last = in_force;
+            let mut fetching = None;
+            loop {
+                let is_asked = tokio::select! {
+                    asked = hangup.recv() => asked.is_some(),
+                    (new, fetched) = fetched(&mut fetching) => {
+                        self.apply_fetched(&new, fetched).await;
+                        continue;
+                    }
+                    () = tokio::time::sleep(INTERVAL) => false,
+                };
+                let now = FileVersion::of(&path).await;
+                // A file that is being written is not read: it has to have been the same twice.
+                if is_asked || (now != in_force && now == last) {
+                    in_force = now;
+                    match self.reload().await {
+                        // Drops the fetches that an older file asked for.
+                        Ok(wanted) => fetching = wanted,
+                        Err(Failure(error)) => {
+                            tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
+                        }
+                    }
+                }
+                last = now;
+            }
+        });
+    }
+
+    /// Reads the file and applies it. Returns the models whose files have to be fetched first. Errors: a mistake in the file;
+    /// nothing has changed then.
+    async fn reload(&mut self) -> Result<Option<Fetching>, Failure> {
+        let mut new = self.read().await?;
+        let takes_nodes = takes_nodes(&self.config, &new);
+        self.keep_what_waits(&mut new, takes_nodes);
+        let prepared = self.prepare(&new, takes_nodes).await?;
+        let missing = prepared.missing.clone();
+        self.apply(&new, prepared).await;
+        self.config = new.clone();
+        if missing.is_empty() {
+            tracing::info!(target: NOTICE, "the configuration was reloaded");
+            return Ok(None);
+        }
+        let files = missing.join(", ");
+        tracing::info!(target: NOTICE, "the configuration was reloaded but for [[models]], which wait for {files}");
+        Ok(Some(Fetching { config: new, fetch: AbortOnDropHandle::new(tokio::spawn(fetch(missing))) }))
+    }
+
+    /// Reads and checks the file, and logs the changes that wait for a restart.
+    async fn read(&self) -> Result<ServeConfig, Failure> {
+        let read = Arc::clone(&self.source.read);
+        // Models' files are opened.
+        let new = tokio::task::spawn_blocking(move || read()).await??;
+        // A file that was cut short is a valid one, and would open the endpoint to everybody.
+        if self.config.needs_key() && !new.needs_key() {
+            let problem = "it has no keys any more, and an endpoint that asks for none has to be started so";
+            return Err(Failure(problem.to_owned()));
+        }
+        let waiting = needs_restart(&self.config, &new);
+        if !waiting.is_empty() {
+            tracing::warn!("these changes take a restart: {}", waiting.join(", "));
+        }
+        Ok(new)
+    }
+
+    /// Does everything that can fail, and changes nothing yet.
+    async fn prepare(&self, new: &ServeConfig, takes_nodes: bool) -> Result<PreparedReload, Failure> {
+        let transport = new.transport.transport()?;
+        let before = self.app.upstreams.load_full();
+        let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(Failure)?;
+        let nodes = match takes_nodes {
+            true => Some(RemoteNodes::connect(new, &transport, &self.known_nodes)?),
+            false => None,
+        };
+        let names = PrimaryNames::of(new)?;
+        let taken_names = names.name.iter().chain(&names.aliases).cloned().collect::<Vec<_>>();
+        let missing = own_models::missing(new)?;
+        let own_models = match missing.is_empty() {
+            true => Some(self.prepare_own_models(new, &taken_names).await?),
+            false => None,
+        };
+        Ok(PreparedReload { upstreams, nodes, names, taken_names, missing, own_models })
+    }
+
+    async fn prepare_own_models(&self, new: &ServeConfig, taken_names: &[String]) -> Result<PreparedModels, Failure> {
+        let models = own_models::start(new, &self.own_models, taken_names).await?;
+        Ok(PreparedModels { models, limits: own_models::limits_of(new)? })
+    }
+
+    async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
+        access::renew(&self.access, &new.access());
+        self.app.admission.set_bounds(new.bounds);
+        self.app.upstreams.store(Arc::new(prepared.upstreams));
+        self.taken_names = prepared.taken_names;
+        if let Some(own_models) = prepared.own_models {
+            self.apply_own_models(own_models);
+        }
+        if let Some(nodes) = prepared.nodes {
+            self.apply_nodes(new, nodes).await;
+        }
+        self.apply_names(new, prepared.names);
+    }
+
+    /// Applies the own models of `new`, whose files were fetched.
+    async fn apply_fetched(&mut self, new: &ServeConfig, fetched: Result<(), Failure>) {
+        let prepared = match fetched {
+            Ok(()) => self.prepare_own_models(new, &self.taken_names).await,
+            Err(error) => Err(error),
+        };
+        match prepared {
+            Ok(own_models) => {
+                self.apply_own_models(own_models);
+                tracing::info!(target: NOTICE, "the models of [[models]] were reloaded");
+            }
+            Err(Failure(error)) => {
+                tracing::error!("the models of [[models]] were not reloaded, and stay as they were: {error}");
+            }
+        }
+    }
+
+    fn apply_own_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
+        models.iter().for_each(OwnModel::apply_settings);
+        // First no new request finds the models that are gone, then they are unloaded.
+        self.app.pool.replace_residents(models.iter().map(|own| Arc::clone(&own.served)).collect());
+        let residents: Vec<_> = models.iter().map(|own| Arc::clone(&own.resident)).collect();
+        self.app.residency.replace(limits, &residents);
+        self.own_models = models;
+    }
+
+    /// Gives `[model]` its new name, aliases and sampling.
+    fn apply_names(&self, new: &ServeConfig, names: PrimaryNames) {
+        let old = &self.config;
+        if (&old.name, &old.aliases, old.sampling) == (&new.name, &new.aliases, new.sampling) {
+            return;
+        }
+        let planning = self.planning.load();
+        self.app.pool.replace_first(|model| {
+            // A name that a node has reported stays where the file has none.
+            let name = names.name.map_or_else(|| model.name.clone(), OnceLock::from);
+            planning.apply(model.under(name, names.aliases, new.sampling))
+        });
+    }
+
+    /// Puts the old values of what only a restart changes into `new`.
+    fn keep_what_waits(&self, new: &mut ServeConfig, takes_nodes: bool) {
+        let old = &self.config;
+        (new.listen, new.ollama_listen) = (old.listen.clone(), old.ollama_listen.clone());
+        (new.transport, new.otlp_endpoint) = (old.transport.clone(), old.otlp_endpoint.clone());
+        (new.source, new.engine) = (old.source.clone(), old.engine.clone());
+        if !takes_name(old, new) {
+            new.name = old.name.clone();
+        }
+        if !takes_nodes {
+            (new.decode, new.prefill) = (old.decode.clone(), old.prefill.clone());
+            new.has_own_engine = old.has_own_engine;
+            (new.policy, new.deadlines, new.calibrate) = (old.policy, old.deadlines, old.calibrate);
+        }
+    }
+
+    /// Replaces the nodes, or how requests for their models are planned.
+    async fn apply_nodes(&mut self, new: &ServeConfig, nodes: RemoteNodes) {
+        let old = &self.config;
+        if is_planned_alike(old, new) && old.decode == new.decode && old.prefill == new.prefill {
+            return;
+        }
+        // The old nodes serve until the new ones have reported what they run.
+        wait_for_nodes(nodes.all()).await;
+        self.planning.store(Arc::new(PlanningSettings::of(new)));
+        let RemoteNodes { decode, prefill, .. } = nodes;
+        let first = || {
+            let name = new.name.clone().map_or_else(OnceLock::new, OnceLock::from);
+            let mut model = ServedModel::new(name, new.aliases.clone(), decode.clone(), prefill.clone());
+            model.sampling = new.sampling;
+            model
+        };
+        let planning = self.planning.load();
+        self.app.pool.replace_nodes(&decode, &prefill, first, |model| planning.apply(model));
+        self.known_nodes = decode.iter().chain(&prefill).map(Arc::clone).collect();
+    }
+}
+
+/// All that a reload applies.
+struct PreparedReload {
+    upstreams: UpstreamPool,
+    /// `None`: other nodes wait for a restart.
+    nodes: Option<RemoteNodes>,
+    names: PrimaryNames,
+    taken_names: Vec<String>,
+    /// Sources of models whose files are not on this machine.
+    missing: Vec<String>,
+    /// `None` until nothing is missing.
+    own_models: Option<PreparedModels>,
+}
+
+struct PreparedModels {
+    models: Vec<OwnModel>,
+    limits: Limits,
+}
+
+/// The fetch of missing model files. Dropping it ends the fetch.
+struct Fetching {
+    config: ServeConfig,
+    fetch: AbortOnDropHandle<Result<(), Failure>>,
+}
+
+async fn fetch(missing: Vec<String>) -> Result<(), Failure> {
+    for source in missing {
+        model_files::locate_or_pull(&source).await?;
+    }
+    Ok(())
+}
+
+/// The end of a fetch and its configuration, once; pending for ever if nothing is fetched. Cancel-safe.
+async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), Failure>) {
+    let Some(Fetching { fetch, .. }) = fetching else { return std::future::pending().await };
+    let outcome = fetch.await.unwrap_or_else(|panic| Err(panic.into()));
+    match fetching.take() {
+        Some(Fetching { config, .. }) => (config, outcome),
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns true if another name can be applied. A name that a node has reported cannot be taken back.
+fn takes_name(old: &ServeConfig, new: &ServeConfig) -> bool {
+    old.has_own_engine || new.name.is_some() || old.name.is_none()
+}
+
+/// Returns true if other nodes can be applied. An own engine that was started without prefill nodes cannot take KV, and an
+/// own engine is neither added nor removed.
+fn takes_nodes(old: &ServeConfig, new: &ServeConfig) -> bool {
+    let can_pull = !old.prefill.is_empty() || new.prefill.is_empty() || !old.has_own_engine;
+    old.has_own_engine == new.has_own_engine && can_pull
+}
+
+fn is_planned_alike(old: &ServeConfig, new: &ServeConfig) -> bool {
+    old.policy.name() == new.policy.name() && old.deadlines == new.deadlines && old.calibrate == new.calibrate
+}
+
+/// The keys whose new value waits for a restart.
+fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
+    let changes = [
+        ("listen", old.listen != new.listen),
+        ("ollama_listen", old.ollama_listen != new.ollama_listen),
+        ("tls_ca or allow_plain_http", old.transport != new.transport),
+        ("model.source", old.source != new.source),
+        ("model.name", old.name != new.name && !takes_name(old, new)),
+        ("model.prefill", old.prefill != new.prefill && !takes_nodes(old, new)),
+        (
+            "model.decode",
+            old.has_own_engine != new.has_own_engine || old.decode != new.decode && !takes_nodes(old, new),
+        ),
+        ("policy, deadlines or calibrate", !takes_nodes(old, new) && !is_planned_alike(old, new)),
+        ("model.engine", old.engine != new.engine),
+        ("tracing.otlp_endpoint", old.otlp_endpoint != new.otlp_endpoint),
+    ];
+    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(key, _)| key).collect()
+}
+
+/// Tells one version of a file from the next.
+#[derive(Clone, Copy, PartialEq)]
+struct FileVersion {
+    modified: SystemTime,
+    n_bytes: u64,
+}
+
+impl FileVersion {
+    /// `None`: there is no file.
+    async fn of(path: &Path) -> Option<FileVersion> {
+        let metadata = tokio::fs::metadata(path).await.ok()?;
+        Some(FileVersion { modified: metadata.modified().ok()?, n_bytes: metadata.len() })
+    }
+}

@@ -1,0 +1,105 @@
+//! The nodes of `model.decode` and `model.prefill`, which run elsewhere.
+
+use std::sync::Arc;
+
+use baton_engines::Engine;
+use baton_engines::remote::{NodeAddress, RemoteEngine};
+use baton_engines::transport::Transport;
+use baton_schemas::node::{KEY_VARIABLE, NodeInfo};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::sync::oneshot;
+
+use super::failure::Failure;
+use super::primary_model::FirstStart;
+use crate::config::ServeConfig;
+use crate::targets::nodes::Node;
+use crate::targets::nodes::remote_watch::{self, RefusedKey, Watched};
+
+/// The cluster's key, if there are nodes to present it to.
+pub(super) fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Result<Option<String>, Failure> {
+    let Some(url) = urls.into_iter().next() else { return Ok(None) };
+    match std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()) {
+        Some(key) => Ok(Some(key)),
+        None => Err(Failure(format!("the node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
+    }
+}
+
+/// Nodes that run elsewhere, each watched from now on.
+pub(super) struct RemoteNodes {
+    pub decode: Vec<Arc<Node>>,
+    /// A node that is named for both tasks is in both lists.
+    pub prefill: Vec<Arc<Node>>,
+    /// Of decode nodes that were not known before.
+    first_answers: Vec<FirstAnswer>,
+}
+
+type FirstAnswer = BoxFuture<'static, Result<Arc<NodeInfo>, Failure>>;
+
+impl RemoteNodes {
+    /// The configured nodes. A node of `known` at a configured address is taken over as it is.
+    pub(super) fn connect(
+        config: &ServeConfig,
+        transport: &Transport,
+        known: &[Arc<Node>],
+    ) -> Result<RemoteNodes, Failure> {
+        let key = cluster_key(config.decode.iter().chain(&config.prefill))?.unwrap_or_default();
+        let urls: Vec<&String> = config.decode.iter().chain(&config.prefill).collect();
+        let stays = |node: &&Arc<Node>| node.url.as_ref().is_some_and(|url| urls.contains(&url));
+        let mut connected: Vec<Arc<Node>> = known.iter().filter(stays).map(Arc::clone).collect();
+        let mut first_answers = Vec::new();
+        let mut connect = |task: &str, first: usize, url: &String| -> Result<Arc<Node>, Failure> {
+            // A node that is named for both tasks is one.
+            if let Some(node) = connected.iter().find(|node| node.url.as_ref() == Some(url)) {
+                return Ok(Arc::clone(node));
+            }
+            let client = RemoteEngine::with_transport(&NodeAddress::Url(url.clone()), &key, transport)?;
+            let engine: Arc<dyn Engine> = Arc::new(client);
+            let Watched { health, first_answer } = remote_watch::watch(Arc::clone(&engine), url);
+            first_answers.push(or_failure(first_answer, url.clone()));
+            // Named by its place in the list, unless an older node has that name.
+            let mut names = (first..).map(|n| format!("{task}-{n}"));
+            let name = names.find(|name| !connected.iter().any(|node| node.name == *name)).unwrap_or_default();
+            let node = Node::new(name, Some(url.clone()), engine, health);
+            connected.push(Arc::clone(&node));
+            Ok(node)
+        };
+        let mut all = |task: &str, urls: &[String]| -> Result<Vec<_>, Failure> {
+            (1..).zip(urls).map(|(i, url)| connect(task, i, url)).collect()
+        };
+        let (decode, prefill) = (all("decode", &config.decode)?, all("prefill", &config.prefill)?);
+        first_answers.truncate(decode.len());
+        Ok(RemoteNodes { decode, prefill, first_answers })
+    }
+
+    /// Decode and prefill nodes; one that does both comes twice.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.decode.iter().chain(&self.prefill)
+    }
+
+    /// Returns true if [`RemoteNodes::first_start`] has decode nodes to wait for.
+    pub(super) fn has_first_answers(&self) -> bool {
+        !self.first_answers.is_empty()
+    }
+
+    /// Resolves with the first answer of any decode node. Takes the answers: a second call has none to wait for.
+    pub(super) fn first_start(&mut self) -> FirstStart {
+        let answers = std::mem::take(&mut self.first_answers);
+        if answers.is_empty() {
+            // Upstreams alone.
+            return futures::future::ready(Ok(None)).boxed();
+        }
+        futures::future::select_all(answers).map(|(first, ..)| first.map(Some)).boxed()
+    }
+}
+
+fn or_failure(first: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>, url: String) -> FirstAnswer {
+    let answer = first.map(move |first| match first {
+        Ok(Err(RefusedKey)) => Err(Failure(format!(
+            "the node at {url} refused the cluster key: set {KEY_VARIABLE} to the secret that the node was started with"
+        ))),
+        Ok(Ok(info)) => Ok(info),
+        Err(_) => Err(Failure(format!("the node at {url} is not watched any more"))),
+    });
+    answer.boxed()
+}
