@@ -120,29 +120,83 @@ impl RequestError {
         }
     }
 
-    /// In one word, for counting.
-    pub fn kind(&self) -> &'static str {
+    /// Its kind, for counting.
+    pub fn kind(&self) -> RequestErrorKind {
         match self {
-            RequestError::ModelNotFound { .. } => "model_not_found",
+            RequestError::ModelNotFound { .. } => RequestErrorKind::ModelNotFound,
             RequestError::InvalidField { .. } | RequestError::Blind { .. } | RequestError::Incapable { .. } => {
-                "invalid_request"
+                RequestErrorKind::InvalidRequest
             }
-            RequestError::ModelNotAllowed { .. } => "model_not_allowed",
-            RequestError::RateLimited { .. } => "rate_limited",
-            RequestError::TooManyAtOnce { .. } => "too_many_at_once",
-            RequestError::InputTooLong { .. } => "context_overflow",
-            RequestError::Overloaded { .. } => "overloaded",
-            RequestError::Unavailable { .. } => "unavailable",
+            RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
+            RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,
+            RequestError::TooManyAtOnce { .. } => RequestErrorKind::TooManyAtOnce,
+            RequestError::InputTooLong { .. } => RequestErrorKind::ContextOverflow,
+            RequestError::Overloaded { .. } => RequestErrorKind::Overloaded,
+            RequestError::Unavailable { .. } => RequestErrorKind::Unavailable,
             RequestError::Engine(error) => match error {
-                EngineError::ContextOverflow { .. } | EngineError::ContextExceeded { .. } => "context_overflow",
-                EngineError::QueueFull { .. } => "queue_full",
-                EngineError::InvalidRequest { .. } | EngineError::Template { .. } => "invalid_request",
-                EngineError::Unsupported { .. } => "unsupported",
-                EngineError::Unavailable { .. } => "unavailable",
-                EngineError::Unauthorized => "unauthorized",
-                EngineError::Lost { .. } => "engine_lost",
-                EngineError::Internal { .. } => "internal",
+                EngineError::ContextOverflow { .. } | EngineError::ContextExceeded { .. } => {
+                    RequestErrorKind::ContextOverflow
+                }
+                EngineError::QueueFull { .. } => RequestErrorKind::QueueFull,
+                EngineError::InvalidRequest { .. } | EngineError::Template { .. } => RequestErrorKind::InvalidRequest,
+                EngineError::Unsupported { .. } => RequestErrorKind::Unsupported,
+                EngineError::Unavailable { .. } => RequestErrorKind::Unavailable,
+                EngineError::Unauthorized => RequestErrorKind::Unauthorized,
+                EngineError::Lost { .. } => RequestErrorKind::EngineLost,
+                EngineError::Internal { .. } => RequestErrorKind::Internal,
             },
+        }
+    }
+}
+
+/// The kind of a [`RequestError`], for counting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RequestErrorKind {
+    /// No such model is served.
+    ModelNotFound,
+    /// The request is wrong.
+    InvalidRequest,
+    /// The key may not use the model.
+    ModelNotAllowed,
+    /// The key's rate is exhausted.
+    RateLimited,
+    /// The key has too many requests running.
+    TooManyAtOnce,
+    /// The prompt exceeds the model's context.
+    ContextOverflow,
+    /// The endpoint is at its limit of requests.
+    Overloaded,
+    /// No engine or upstream answers now.
+    Unavailable,
+    /// The engine's queue is full.
+    QueueFull,
+    /// The engine lacks a feature that the request needs.
+    Unsupported,
+    /// The node refused the cluster key.
+    Unauthorized,
+    /// The engine was lost.
+    EngineLost,
+    /// The engine failed.
+    Internal,
+}
+
+impl RequestErrorKind {
+    /// The word for metrics, logs and traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RequestErrorKind::ModelNotFound => "model_not_found",
+            RequestErrorKind::InvalidRequest => "invalid_request",
+            RequestErrorKind::ModelNotAllowed => "model_not_allowed",
+            RequestErrorKind::RateLimited => "rate_limited",
+            RequestErrorKind::TooManyAtOnce => "too_many_at_once",
+            RequestErrorKind::ContextOverflow => "context_overflow",
+            RequestErrorKind::Overloaded => "overloaded",
+            RequestErrorKind::Unavailable => "unavailable",
+            RequestErrorKind::QueueFull => "queue_full",
+            RequestErrorKind::Unsupported => "unsupported",
+            RequestErrorKind::Unauthorized => "unauthorized",
+            RequestErrorKind::EngineLost => "engine_lost",
+            RequestErrorKind::Internal => "internal",
         }
     }
 }

@@ -60,7 +60,7 @@ pub struct LinkMeasurement {
 }
 
 /// Why a pull ended before all of the prompt's KV was there. The decode node computed the rest itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HandoffFailure {
     /// No connection, or it broke before the first record.

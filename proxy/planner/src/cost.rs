@@ -8,6 +8,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::reason::BarReason;
 use super::snapshot::{NodeView, RequestSize, Snapshot};
 use crate::rates::{FIRST_CHUNK_TOKENS, LAST_CHUNK_TOKENS, LinkRates};
 
@@ -54,7 +55,7 @@ pub struct Candidate {
     /// What it would take. `None` if it is barred or nothing is known of its rates.
     pub prediction: Option<Prediction>,
     /// Why it cannot be taken.
-    pub barred: Option<&'static str>,
+    pub barred: Option<BarReason>,
 }
 
 /// Every route there is, direct ones first.
@@ -72,9 +73,10 @@ fn candidate(snapshot: &Snapshot, route: Route) -> Candidate {
     let barred = decode.barred.or_else(|| {
         let prefill = prefill?;
         // A node in both lists has its own KV already. Names are unique.
-        let itself = (prefill.name == decode.name).then_some("same_node");
+        let itself = (prefill.name == decode.name).then_some(BarReason::SameNode);
         let pair = || *snapshot.barred_pairs.get(route.prefill?)?.get(route.decode)?;
-        let barred = prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some("kv_not_divisible"));
+        let barred =
+            prefill.barred.or(itself).or((decode.kv_bytes_per_token.is_none()).then_some(BarReason::KvNotDivisible));
         barred.or_else(pair)
     });
     if barred.is_some() {
@@ -314,17 +316,17 @@ pub(super) mod tests {
     #[test]
     fn what_is_barred_or_unknown_is_not_predicted() {
         let mut snapshot = spark_and_mac(1_000, 100.0);
-        snapshot.prefill[0].barred = Some("prefill_down");
+        snapshot.prefill[0].barred = Some(BarReason::PREFILL_DOWN);
         let all = candidates(&snapshot);
-        assert_eq!((all[1].prediction, all[1].barred), (None, Some("prefill_down")));
+        assert_eq!((all[1].prediction, all[1].barred), (None, Some(BarReason::PREFILL_DOWN)));
         let mut snapshot = spark_and_mac(1_000, 100.0);
         snapshot.links[0][0].bytes_per_second = 0.0;
         let all = candidates(&snapshot);
         assert_eq!((all[1].prediction, all[1].barred), (None, None));
         snapshot.decode[0].kv_bytes_per_token = None;
-        assert_eq!(candidates(&snapshot)[1].barred, Some("kv_not_divisible"));
+        assert_eq!(candidates(&snapshot)[1].barred, Some(BarReason::KvNotDivisible));
         snapshot.prefill[0].name = snapshot.decode[0].name.clone();
-        assert_eq!(candidates(&snapshot)[1].barred, Some("same_node"));
+        assert_eq!(candidates(&snapshot)[1].barred, Some(BarReason::SameNode));
     }
 
     #[test]

@@ -8,4 +8,5 @@ pub mod cost;
 pub mod deadlines;
 pub mod policy;
 pub mod rates;
+pub mod reason;
 pub mod snapshot;

@@ -1,6 +1,7 @@
 //! What a plan is made from: the request's size and what is known of every node, at one moment.
 
 use crate::rates::{LinkRates, NodeRates};
+use crate::reason::BarReason;
 
 /// A request, as far as its cost goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,7 +27,7 @@ pub struct NodeView {
     /// For explanations.
     pub name: String,
     /// Why it cannot be sent requests, if it cannot.
-    pub barred: Option<&'static str>,
+    pub barred: Option<BarReason>,
     /// Sequences it decodes together.
     pub n_slots: u32,
     /// Sequences in slots.
@@ -55,7 +56,7 @@ pub struct Snapshot {
     /// Of the ways from prefill nodes to decode nodes: `links[prefill][decode]`.
     pub links: Vec<Vec<LinkRates>>,
     /// Why no handoff is tried between two nodes that are well, if there is a reason: `barred_pairs[prefill][decode]`.
-    pub barred_pairs: Vec<Vec<Option<&'static str>>>,
+    pub barred_pairs: Vec<Vec<Option<BarReason>>>,
     /// By how much predictions of a route have been wrong: actual ÷ predicted time to first token.
     /// `corrections[0][decode]` for direct generation, `corrections[1 + prefill][decode]` for a handoff.
     pub corrections: Vec<Vec<f64>>,

@@ -1,7 +1,7 @@
 //! Values of a configuration that are out of range, all of them at once.
 
 use baton_engines::transport::Transport;
-use baton_planner::policy::{self, POLICIES};
+use baton_planner::policy::PolicyName;
 
 use super::raw::RawConfig;
 use super::{DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
@@ -90,8 +90,8 @@ impl RawConfig {
         if self.model.aliases.iter().any(|alias| alias.trim().is_empty()) {
             problem("model.aliases", "aliases", "must not have an empty name".into());
         }
-        if let Some(name) = self.model.policy.as_ref().filter(|name| policy::by_name(name).is_none()) {
-            let names = POLICIES.map(|policy| policy.name()).join(", ");
+        if let Some(name) = self.model.policy.as_ref().filter(|name| PolicyName::parse(name).is_none()) {
+            let names = PolicyName::ALL.map(PolicyName::as_str).join(", ");
             problem("model.policy", "--policy", format!("must be one of {names}, not {name:?}"));
         }
         for (key, flag, addresses) in

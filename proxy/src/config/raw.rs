@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_planner::deadlines::Deadlines;
-use baton_planner::policy::{self, POLICIES};
+use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
 use serde::Deserialize;
 
@@ -183,7 +183,7 @@ impl RawConfig {
             aliases: self.model.aliases,
             deadlines: self.deadlines.typed(),
             calibrate: self.model.calibrate.unwrap_or(true),
-            policy: self.model.policy.as_deref().and_then(policy::by_name).unwrap_or(POLICIES[0]),
+            policy: self.model.policy.as_deref().and_then(PolicyName::parse).unwrap_or_default().policy(),
             prefill,
             decode,
             has_own_engine,

@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use baton_engines::trace;
-use baton_planner::policy::{self, POLICIES, Policy};
+use baton_planner::policy::{Policy, PolicyName};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use baton_schemas::sequence::CacheScope;
 use http::{HeaderMap, Method, StatusCode, header};
@@ -151,9 +151,9 @@ fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'stat
         let error = ErrorBody::new(ErrorKind::Permission, message).code("policy_not_allowed");
         return Err(Failure::new(StatusCode::FORBIDDEN, error));
     }
-    let known = name.to_str().ok().and_then(policy::by_name);
-    known.map(Some).ok_or_else(|| {
-        let names = POLICIES.map(|policy| policy.name()).join(", ");
+    let known = name.to_str().ok().and_then(PolicyName::parse);
+    known.map(|name| Some(name.policy())).ok_or_else(|| {
+        let names = PolicyName::ALL.map(PolicyName::as_str).join(", ");
         let error = ErrorBody::new(ErrorKind::InvalidRequest, format!("{POLICY_HEADER} must be one of: {names}."));
         Failure::new(StatusCode::BAD_REQUEST, error)
     })

@@ -59,7 +59,12 @@ impl Failure {
             tracing::error!(request_id, status = failure.status.as_u16(), %error, "request failed");
         } else {
             // What is wrong with it may quote the prompt.
-            tracing::info!(request_id, status = failure.status.as_u16(), reason = error.kind(), "request refused");
+            tracing::info!(
+                request_id,
+                status = failure.status.as_u16(),
+                reason = error.kind().as_str(),
+                "request refused"
+            );
             tracing::debug!(request_id, %error, "why it was refused");
         }
         failure

@@ -9,7 +9,7 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use super::{Observer, Outcome};
-use crate::error::RequestError;
+use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::EmbedSummary;
 
 /// Travels with a request for vectors. Dropping it without [`done`](Self::done) or [`failed`](Self::failed) means that
@@ -20,7 +20,7 @@ pub struct EmbedWatch {
     arrived: Instant,
     model: String,
     outcome: Outcome,
-    error: Option<&'static str>,
+    error: Option<RequestErrorKind>,
     n_vectors: u64,
     n_tokens: u64,
 }
@@ -74,7 +74,7 @@ impl EmbedWatch {
     pub fn failed(&mut self, error: &RequestError) {
         self.outcome = Outcome::Failed;
         self.error = Some(error.kind());
-        self.span.record("error", error.kind());
+        self.span.record("error", error.kind().as_str());
     }
 }
 

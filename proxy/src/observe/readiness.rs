@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
     use crate::targets::model_loading::{Process, ResidentSettings};
-    use crate::targets::nodes::{Health, Why};
+    use crate::targets::nodes::{Health, StateReason, Why};
 
     /// A model whose only node has this health.
     fn served(name: &str, health: &Arc<Health>) -> ServedModel {
@@ -218,7 +218,7 @@ mod tests {
         let (pool, [health, _]) = starting_beside_unloaded();
         health.answers(info().await);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
-        health.loads("ended");
+        health.loads(StateReason::Ended);
         assert_eq!(readiness_of(&pool), Readiness::Ok);
         assert!(warnings_of(&pool)[0].contains("cannot be answered for"), "{:?}", warnings_of(&pool));
         // Alone, it leaves nothing that answers.
@@ -229,9 +229,9 @@ mod tests {
     #[tokio::test]
     async fn a_default_model_that_does_not_start_is_a_warning_beside_one_that_can_be_loaded() {
         let (pool, [health, _]) = starting_beside_unloaded();
-        health.fails(&Why::plainly("start_failed", "broken"), Duration::from_secs(1));
+        health.fails(&Why::plainly(StateReason::StartFailed, "broken"), Duration::from_secs(1));
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1));
-        health.loads("starts");
+        health.loads(StateReason::Starts);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1), "it is tried again");
     }
 

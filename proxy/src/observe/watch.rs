@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_engines::trace::{self, TARGET};
+use baton_planner::policy::PolicyName;
+use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffTimings;
 use prometheus_client::metrics::histogram::Histogram;
 use tracing::Span;
 use tracing::field::Empty;
 
 use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
-use crate::error::RequestError;
+use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::{RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::generate::Caller;
@@ -28,7 +30,7 @@ pub struct RequestWatch {
     planned: Option<Planned>,
     n_open: u32,
     n_choices: u32,
-    error: Option<&'static str>,
+    error: Option<RequestErrorKind>,
     /// The error is the client's: the engine took none of it.
     is_refused: bool,
     n_cached: u32,
@@ -43,12 +45,13 @@ pub struct RequestWatch {
 struct Planned {
     at: Instant,
     /// Which kind of route.
-    route: &'static str,
+    route: RouteKind,
     n_prompt: u32,
     decode: String,
     prefill: Option<String>,
-    policy: &'static str,
-    reason: &'static str,
+    /// `None` for an upstream.
+    policy: Option<PolicyName>,
+    reason: RouteReason,
     predicted_ttft_ms: Option<f64>,
     predicted_step_ms: Option<f64>,
     direct_ttft_ms: Option<f64>,
@@ -127,7 +130,7 @@ impl RequestWatch {
             n_prompt,
             decode: plan.decode().name.clone(),
             prefill: plan.prefill().map(|node| node.name.clone()),
-            policy: plan.policy,
+            policy: Some(plan.policy),
             reason: plan.reason,
             predicted_ttft_ms: plan.prediction.map(|prediction| prediction.ttft_ms),
             predicted_step_ms: plan.prediction.map(|prediction| prediction.step_ms),
@@ -145,15 +148,15 @@ impl RequestWatch {
     }
 
     /// An upstream answers, which was asked then. The prompt's length is an estimate until it tells.
-    pub fn upstream(&mut self, name: &str, reason: &'static str, n_prompt: u32, asked: Instant) {
+    pub fn upstream(&mut self, name: &str, reason: RouteReason, n_prompt: u32, asked: Instant) {
         self.slot = Some(asked);
         self.planned = Some(Planned {
             at: asked,
-            route: "upstream",
+            route: RouteKind::Upstream,
             n_prompt,
             decode: name.to_owned(),
             prefill: None,
-            policy: "upstream",
+            policy: None,
             reason,
             predicted_ttft_ms: None,
             predicted_step_ms: None,
@@ -244,8 +247,8 @@ impl RequestWatch {
             model: self.model.clone(),
             decode: planned.decode,
             prefill: planned.prefill,
-            policy: planned.policy.to_owned(),
-            reason: planned.reason.to_owned(),
+            policy: planned.policy.map_or(planned.route.as_str(), PolicyName::as_str).to_owned(),
+            reason: planned.reason.to_string(),
             n_prompt: planned.n_prompt,
             n_cached: self.n_cached,
             n_completion: self.n_completion(),
@@ -270,9 +273,9 @@ impl Drop for RequestWatch {
             route: self.route_summary(),
             e2e: self.arrived.elapsed().as_secs_f64(),
         });
-        let error = self.error.unwrap_or_default();
+        let error = self.error.map_or("", RequestErrorKind::as_str);
         self.span.record("outcome", outcome.as_str());
-        if let Some(error) = self.error {
+        if self.error.is_some() {
             self.span.record("error", error);
         }
         if let Some(record) = self.record(outcome) {

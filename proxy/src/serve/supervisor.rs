@@ -36,7 +36,7 @@ use tokio_util::task::TaskTracker;
 use super::socket_folder::{SocketFolder, SocketFolderError};
 use crate::observe::telemetry::ENDPOINT_VARIABLES;
 use crate::targets::nodes::probe;
-use crate::targets::nodes::{Health, START_FAILED, Why};
+use crate::targets::nodes::{Health, StateReason, Why};
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
@@ -199,7 +199,7 @@ impl Keeper {
                     () = stop.cancelled() => return,
                 }
             }
-            self.health.loads("starts");
+            self.health.loads(StateReason::Starts);
             let started = tokio::select! {
                 started = self.start() => Some(started),
                 () = until(&mut wanted, false) => None,
@@ -290,7 +290,7 @@ impl Keeper {
             }
         };
         // Before the kill: a request that fails by it must find that there is no engine now.
-        self.health.loads("ended");
+        self.health.loads(StateReason::Ended);
         let exited = match exited {
             Some(exited) => exited,
             None => {
@@ -317,7 +317,7 @@ impl Keeper {
         let doublings = self.failures.saturating_sub(1).min(16);
         let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
         let cause = format!("{reason}; it is started again in {} s", retry_in.as_secs_f32());
-        self.health.fails(&Why { reason: START_FAILED, words: reason, cause }, retry_in);
+        self.health.fails(&Why { reason: StateReason::StartFailed, words: reason, cause }, retry_in);
         tokio::select! {
             () = tokio::time::sleep(retry_in) => false,
             () = until(&mut self.wanted, false) => false,

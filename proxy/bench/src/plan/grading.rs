@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use baton_planner::policy::{Policy, by_name};
+use baton_planner::policy::PolicyName;
 use baton_proxy::serve::Failure;
 use futures::future::try_join_all;
 use serde::Serialize;
@@ -36,14 +36,14 @@ pub(super) struct Line {
 pub(super) async fn run() -> Result<Vec<Line>, Failure> {
     let mut lines = Vec::new();
     for in_flight in IN_FLIGHT {
-        for policy in ["direct", "fastest", "always_handoff", "least_loaded"].into_iter().filter_map(by_name) {
+        for policy in [PolicyName::Direct, PolicyName::Fastest, PolicyName::AlwaysHandoff, PolicyName::LeastLoaded] {
             lines.push(load(policy, in_flight).await?);
         }
     }
     Ok(lines)
 }
 
-async fn load(policy: &'static dyn Policy, in_flight: u32) -> Result<Line, Failure> {
+async fn load(policy: PolicyName, in_flight: u32) -> Result<Line, Failure> {
     let spec = ClusterSpec {
         prefill: DGX_SPARK,
         prefill_decodes: true,
@@ -57,10 +57,9 @@ async fn load(policy: &'static dyn Policy, in_flight: u32) -> Result<Line, Failu
     let n_done = AtomicU32::new(0);
     let submit = |_| async {
         while Instant::now() < ends {
-            let graded = models
-                .iter()
-                .zip(OUTPUTS)
-                .map(|(model, n_output)| model.run_planned(Some(policy), model.fresh_prompt(PROMPT), n_output));
+            let graded = models.iter().zip(OUTPUTS).map(|(model, n_output)| {
+                model.run_planned(Some(policy.policy()), model.fresh_prompt(PROMPT), n_output)
+            });
             try_join_all(graded).await?;
             // One that ends after the end is counted as far as it is in proportion: not at all or whole.
             n_done.fetch_add(u32::from(Instant::now() <= ends), Ordering::Relaxed);
@@ -70,5 +69,5 @@ async fn load(policy: &'static dyn Policy, in_flight: u32) -> Result<Line, Failu
     try_join_all((0..in_flight).map(submit)).await?;
     let per_hour = f64::from(n_done.into_inner()) * 3_600.0 / DURATION.as_secs_f64();
     let mean_seconds = f64::from(in_flight) * 3_600.0 / per_hour;
-    Ok(Line { policy: policy.name(), in_flight, per_hour, mean_seconds })
+    Ok(Line { policy: policy.as_str(), in_flight, per_hour, mean_seconds })
 }

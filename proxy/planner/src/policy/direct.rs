@@ -1,7 +1,8 @@
 //! No handoffs: the decode node that is predicted to complete first does everything.
 
-use super::{Choice, Policy, completion, open};
+use super::{Policy, PolicyName, RouteChoice, completion, open};
 use crate::cost::Candidate;
+use crate::reason::RouteReason;
 use crate::snapshot::Snapshot;
 
 /// See the module.
@@ -9,13 +10,13 @@ use crate::snapshot::Snapshot;
 pub(super) struct Direct;
 
 impl Policy for Direct {
-    fn name(&self) -> &'static str {
-        "direct"
+    fn name(&self) -> PolicyName {
+        PolicyName::Direct
     }
 
-    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<Choice> {
+    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
         let direct = open(candidates).filter(|(_, c)| c.route.prefill.is_none());
         let best = direct.min_by(|a, b| completion(a.1).total_cmp(&completion(b.1)));
-        best.map(|(candidate, _)| Choice { candidate, reason: "policy" })
+        best.map(|(candidate, _)| RouteChoice { candidate, reason: RouteReason::Policy })
     }
 }

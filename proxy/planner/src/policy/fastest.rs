@@ -1,7 +1,8 @@
 //! The default: the route that is predicted to complete first.
 
-use super::{Choice, Policy, completion, open, why_direct};
+use super::{Policy, PolicyName, RouteChoice, completion, open, why_direct};
 use crate::cost::Candidate;
+use crate::reason::RouteReason;
 use crate::snapshot::Snapshot;
 
 /// Completions this close count as equal, and the first token decides.
@@ -20,11 +21,11 @@ const MIN_GAIN_MS: f64 = 5.0;
 pub(super) struct Fastest;
 
 impl Policy for Fastest {
-    fn name(&self) -> &'static str {
-        "fastest"
+    fn name(&self) -> PolicyName {
+        PolicyName::Fastest
     }
 
-    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<Choice> {
+    fn choose(&self, _: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
         let best = |handoff: bool| {
             open(candidates).filter(move |(_, c)| c.route.prefill.is_some() == handoff).min_by(|a, b| order(a.1, b.1))
         };
@@ -34,14 +35,14 @@ impl Policy for Fastest {
         };
         let Some((handoff, handed_over)) = best(true).filter(|(_, c)| c.prediction.is_some()) else {
             let unknown = open(candidates).any(|(_, c)| c.route.prefill.is_some() && c.prediction.is_none());
-            let reason = if unknown { "rates_unknown" } else { why_direct(candidates) };
-            return Some(Choice { candidate: direct, reason });
+            let reason = if unknown { RouteReason::RatesUnknown } else { why_direct(candidates) };
+            return Some(RouteChoice { candidate: direct, reason });
         };
         let margin = (MARGIN * ttft(directly)).max(MIN_GAIN_MS);
         let pays = completion(handed_over) + margin < completion(directly);
         Some(match pays {
-            true => Choice { candidate: handoff, reason: "faster" },
-            false => Choice { candidate: direct, reason: "not_worth_it" },
+            true => RouteChoice { candidate: handoff, reason: RouteReason::Faster },
+            false => RouteChoice { candidate: direct, reason: RouteReason::NotWorthIt },
         })
     }
 }

@@ -1,8 +1,9 @@
 //! Each part of a request goes to the node with the least to do, handed over where a prefill node is free. Needs no
 //! rates: for pools of equal machines.
 
-use super::{Choice, Policy, open};
+use super::{Policy, PolicyName, RouteChoice, open};
 use crate::cost::Candidate;
+use crate::reason::RouteReason;
 use crate::snapshot::{NodeView, Snapshot};
 
 /// See the module.
@@ -10,11 +11,11 @@ use crate::snapshot::{NodeView, Snapshot};
 pub(super) struct LeastLoaded;
 
 impl Policy for LeastLoaded {
-    fn name(&self) -> &'static str {
-        "least_loaded"
+    fn name(&self) -> PolicyName {
+        PolicyName::LeastLoaded
     }
 
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<Choice> {
+    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice> {
         let load = |c: &Candidate| {
             let prefill = c.route.prefill.map(|p| &snapshot.prefill[p]);
             // Without a prefill node the decode node computes the prompt beside its streams.
@@ -22,7 +23,7 @@ impl Policy for LeastLoaded {
             (streams(&snapshot.decode[c.route.decode]), prompts, prefill.is_none())
         };
         let best = open(candidates).min_by_key(|(_, c)| load(c));
-        best.map(|(candidate, _)| Choice { candidate, reason: "policy" })
+        best.map(|(candidate, _)| RouteChoice { candidate, reason: RouteReason::Policy })
     }
 }
 

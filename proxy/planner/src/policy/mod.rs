@@ -1,4 +1,5 @@
-//! Policies: pure choices among predicted routes. To add one, write a file like `direct.rs` and name it in [`POLICIES`].
+//! Policies: pure choices among predicted routes. To add one, write a file like `direct.rs` and add it to this file: its
+//! `mod` line and its variant of [`PolicyName`].
 
 mod always_handoff;
 mod direct;
@@ -6,71 +7,121 @@ mod fastest;
 mod least_loaded;
 mod round_robin;
 
+use std::fmt;
+
 use super::cost::Candidate;
 use super::snapshot::Snapshot;
+use crate::reason::{BarReason, RouteReason};
+
+/// The policies that there are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum PolicyName {
+    /// The route that is predicted to complete first.
+    #[default]
+    Fastest,
+    /// A handoff wherever one is possible.
+    AlwaysHandoff,
+    /// No handoffs.
+    Direct,
+    /// Nodes take turns.
+    RoundRobin,
+    /// The nodes with the least to do.
+    LeastLoaded,
+}
+
+impl PolicyName {
+    /// All of them, the default first.
+    pub const ALL: [PolicyName; 5] = [
+        PolicyName::Fastest,
+        PolicyName::AlwaysHandoff,
+        PolicyName::Direct,
+        PolicyName::RoundRobin,
+        PolicyName::LeastLoaded,
+    ];
+
+    /// The word in configurations, headers and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PolicyName::Fastest => "fastest",
+            PolicyName::AlwaysHandoff => "always_handoff",
+            PolicyName::Direct => "direct",
+            PolicyName::RoundRobin => "round_robin",
+            PolicyName::LeastLoaded => "least_loaded",
+        }
+    }
+
+    /// The policy that a configuration or a header names; `None` if there is no such policy.
+    pub fn parse(word: &str) -> Option<PolicyName> {
+        PolicyName::ALL.into_iter().find(|name| name.as_str() == word)
+    }
+
+    /// The policy of this name.
+    pub fn policy(self) -> &'static dyn Policy {
+        match self {
+            PolicyName::Fastest => &fastest::Fastest,
+            PolicyName::AlwaysHandoff => &always_handoff::AlwaysHandoff,
+            PolicyName::Direct => &direct::Direct,
+            PolicyName::RoundRobin => &round_robin::RoundRobin,
+            PolicyName::LeastLoaded => &least_loaded::LeastLoaded,
+        }
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 /// What a policy chose, and why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
+pub struct RouteChoice {
     /// Index into the candidates.
     pub candidate: usize,
-    /// In one word, for counting.
-    pub reason: &'static str,
+    /// Why this candidate.
+    pub reason: RouteReason,
 }
 
 /// A way to choose. Called for each request; must be quick and may keep nothing.
 pub trait Policy: Send + Sync + std::fmt::Debug {
-    /// As it is configured and asked for.
-    fn name(&self) -> &'static str;
+    /// Its name.
+    fn name(&self) -> PolicyName;
 
     /// Chooses among the candidates that are not barred; `None` if all are.
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<Choice>;
+    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<RouteChoice>;
 }
 
-/// Every policy there is, the default first.
-pub const POLICIES: [&dyn Policy; 5] = [
-    &fastest::Fastest,
-    &always_handoff::AlwaysHandoff,
-    &direct::Direct,
-    &round_robin::RoundRobin,
-    &least_loaded::LeastLoaded,
-];
-
-/// The policy of that name.
-pub fn by_name(name: &str) -> Option<&'static dyn Policy> {
-    POLICIES.into_iter().find(|policy| policy.name() == name)
-}
-
-/// Candidates that can be taken, with their places.
+/// Candidates that are not barred, each with its index.
 fn open(candidates: &[Candidate]) -> impl Iterator<Item = (usize, &Candidate)> {
     candidates.iter().enumerate().filter(|(_, candidate)| candidate.barred.is_none())
 }
 
-/// Predicted completion; a route of which nothing is known comes after all others.
+/// Predicted completion, milliseconds. Infinite where nothing is predicted, so that such a route comes last.
 fn completion(candidate: &Candidate) -> f64 {
     candidate.prediction.map_or(f64::INFINITY, |prediction| prediction.completion_ms)
 }
 
-/// Why the best of the direct routes is taken: what bars the handoffs that there are; or where there are none, what the
-/// direct routes were compared by.
-fn why_direct(candidates: &[Candidate]) -> &'static str {
+/// Why the best direct route is taken: what bars the handoffs, or, if no handoff exists, what the direct routes were
+/// compared by.
+fn why_direct(candidates: &[Candidate]) -> RouteReason {
     let mut handoffs = candidates.iter().filter(|c| c.route.prefill.is_some()).peekable();
     if handoffs.peek().is_none() {
         return match open(candidates).count() {
-            0 | 1 => "only_route",
-            _ if open(candidates).all(|(_, c)| c.prediction.is_none()) => "rates_unknown",
-            _ => "least_time",
+            0 | 1 => RouteReason::OnlyRoute,
+            _ if open(candidates).all(|(_, c)| c.prediction.is_none()) => RouteReason::RatesUnknown,
+            _ => RouteReason::LeastTime,
         };
     }
-    // What keeps one decode node from everything says nothing of the handoffs to another that may generate.
+    // Only handoffs to a decode node that may generate matter, if there are any: what bars another decode node from
+    // everything also bars its handoffs, and does not explain this choice.
     let (may_decode, others): (Vec<_>, Vec<_>) =
         handoffs.partition(|c| open(candidates).any(|(_, direct)| direct.route.decode == c.route.decode));
     let of_interest = if may_decode.is_empty() { others } else { may_decode };
-    let reasons: Option<Vec<&'static str>> = of_interest.iter().map(|c| c.barred).collect();
-    let Some(reasons) = reasons else { return "not_worth_it" };
-    // Nodes of another model are no reason while there are some of this one.
-    let of_this_model = reasons.iter().find(|reason| **reason != "fingerprint_mismatch");
-    of_this_model.or(reasons.first()).copied().unwrap_or("not_worth_it")
+    let reasons: Option<Vec<BarReason>> = of_interest.iter().map(|c| c.barred).collect();
+    let Some(reasons) = reasons else { return RouteReason::NotWorthIt };
+    // A node of another model is the reason only if there is no node of this one.
+    let of_this_model = reasons.iter().find(|reason| **reason != BarReason::FINGERPRINT_MISMATCH);
+    of_this_model.or(reasons.first()).map_or(RouteReason::NotWorthIt, |reason| RouteReason::Barred(*reason))
 }
 
 #[cfg(test)]
@@ -79,10 +130,11 @@ mod tests {
     use crate::cost::candidates;
     use crate::cost::tests::{node, spark_and_mac};
     use crate::rates::LinkRates;
+    use crate::reason::{BarReason, RouteReason};
 
-    fn choose(policy: &str, snapshot: &Snapshot) -> Option<(usize, Option<usize>, &'static str)> {
+    fn choose(policy: PolicyName, snapshot: &Snapshot) -> Option<(usize, Option<usize>, RouteReason)> {
         let candidates = candidates(snapshot);
-        let choice = by_name(policy).unwrap().choose(snapshot, &candidates)?;
+        let choice = policy.policy().choose(snapshot, &candidates)?;
         let route = candidates[choice.candidate].route;
         Some((route.decode, route.prefill, choice.reason))
     }
@@ -98,22 +150,25 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_and_the_default_comes_first() {
-        assert_eq!(POLICIES.map(|p| p.name()), ["fastest", "always_handoff", "direct", "round_robin", "least_loaded"]);
-        assert!(by_name("quickest").is_none());
+    fn every_policy_is_found_by_its_name() {
+        for name in PolicyName::ALL {
+            assert_eq!((PolicyName::parse(name.as_str()), name.policy().name()), (Some(name), name));
+        }
+        assert_eq!(PolicyName::ALL[0], PolicyName::default());
+        assert_eq!(PolicyName::parse("quickest"), None);
     }
 
     #[test]
     fn fastest_hands_over_what_pays_and_nothing_else() {
-        assert_eq!(choose("fastest", &spark_and_mac(8_192, 100.0)), Some((0, Some(0), "faster")));
-        assert_eq!(choose("fastest", &spark_and_mac(4, 100.0)), Some((0, None, "not_worth_it")));
+        assert_eq!(choose(PolicyName::Fastest, &spark_and_mac(8_192, 100.0)), Some((0, Some(0), RouteReason::Faster)));
+        assert_eq!(choose(PolicyName::Fastest, &spark_and_mac(4, 100.0)), Some((0, None, RouteReason::NotWorthIt)));
         let mut slow_link = spark_and_mac(8_192, 100.0);
         slow_link.links[0][0].bytes_per_second = 1e8;
-        assert_eq!(choose("fastest", &slow_link), Some((0, None, "not_worth_it")));
+        assert_eq!(choose(PolicyName::Fastest, &slow_link), Some((0, None, RouteReason::NotWorthIt)));
         let mut cached = spark_and_mac(8_192, 100.0);
         cached.decode[0].n_cached = 8_128;
-        assert_eq!(choose("fastest", &cached), Some((0, None, "not_worth_it")));
-        assert_eq!(choose("fastest", &two_of_each(8_192)), Some((1, Some(1), "faster")));
+        assert_eq!(choose(PolicyName::Fastest, &cached), Some((0, None, RouteReason::NotWorthIt)));
+        assert_eq!(choose(PolicyName::Fastest, &two_of_each(8_192)), Some((1, Some(1), RouteReason::Faster)));
     }
 
     #[test]
@@ -121,44 +176,52 @@ mod tests {
         let mut snapshot = two_of_each(8_192);
         (snapshot.prefill[1].n_active, snapshot.prefill[1].n_backlog) = (3, 60_000);
         (snapshot.decode[1].n_active, snapshot.decode[1].n_queued) = (4, 4);
-        assert_eq!(choose("fastest", &snapshot), Some((0, Some(0), "faster")));
+        assert_eq!(choose(PolicyName::Fastest, &snapshot), Some((0, Some(0), RouteReason::Faster)));
     }
 
     #[test]
     fn a_broken_prefill_node_is_named_as_the_reason() {
         let mut snapshot = spark_and_mac(8_192, 100.0);
-        snapshot.prefill[0].barred = Some("prefill_down");
-        for policy in ["fastest", "always_handoff"] {
-            assert_eq!(choose(policy, &snapshot), Some((0, None, "prefill_down")), "{policy}");
+        snapshot.prefill[0].barred = Some(BarReason::PREFILL_DOWN);
+        for policy in [PolicyName::Fastest, PolicyName::AlwaysHandoff] {
+            assert_eq!(
+                choose(policy, &snapshot),
+                Some((0, None, RouteReason::Barred(BarReason::PREFILL_DOWN))),
+                "{policy}"
+            );
         }
         snapshot.prefill.clear();
         snapshot.links.clear();
-        assert_eq!(choose("fastest", &snapshot), Some((0, None, "only_route")));
+        assert_eq!(choose(PolicyName::Fastest, &snapshot), Some((0, None, RouteReason::OnlyRoute)));
         snapshot.decode.push(node("mac-2", 2_940.0, 78.0));
-        for policy in ["fastest", "always_handoff"] {
-            assert_eq!(choose(policy, &snapshot), Some((1, None, "least_time")), "{policy}");
+        for policy in [PolicyName::Fastest, PolicyName::AlwaysHandoff] {
+            assert_eq!(choose(policy, &snapshot), Some((1, None, RouteReason::LeastTime)), "{policy}");
         }
-        snapshot.decode[1].barred = Some("down");
-        assert_eq!(choose("fastest", &snapshot), Some((0, None, "only_route")), "the other cannot be taken");
+        snapshot.decode[1].barred = Some(BarReason::Down);
+        assert_eq!(
+            choose(PolicyName::Fastest, &snapshot),
+            Some((0, None, RouteReason::OnlyRoute)),
+            "the other cannot be taken"
+        );
         snapshot.decode[1].barred = None;
         snapshot.decode.iter_mut().for_each(|node| node.rates = Default::default());
-        assert_eq!(choose("fastest", &snapshot), Some((0, None, "rates_unknown")));
+        assert_eq!(choose(PolicyName::Fastest, &snapshot), Some((0, None, RouteReason::RatesUnknown)));
         snapshot.decode.truncate(1);
-        snapshot.decode[0].barred = Some("down");
-        for policy in POLICIES {
-            assert_eq!(choose(policy.name(), &snapshot), None);
+        snapshot.decode[0].barred = Some(BarReason::Down);
+        for policy in PolicyName::ALL {
+            assert_eq!(choose(policy, &snapshot), None);
         }
     }
 
     #[test]
     fn the_other_policies_do_what_they_are_called() {
-        assert_eq!(choose("always_handoff", &spark_and_mac(4, 1.0)), Some((0, Some(0), "policy")));
-        assert_eq!(choose("direct", &two_of_each(8_192)), Some((1, None, "policy")));
+        assert_eq!(choose(PolicyName::AlwaysHandoff, &spark_and_mac(4, 1.0)), Some((0, Some(0), RouteReason::Policy)));
+        assert_eq!(choose(PolicyName::Direct, &two_of_each(8_192)), Some((1, None, RouteReason::Policy)));
         let mut snapshot = two_of_each(8_192);
         let turns: Vec<_> = (0..6)
             .map(|turn| {
                 snapshot.turn = turn;
-                choose("round_robin", &snapshot).unwrap()
+                choose(PolicyName::RoundRobin, &snapshot).unwrap()
             })
             .map(|(decode, prefill, _)| (decode, prefill))
             .collect();
@@ -166,7 +229,7 @@ mod tests {
         assert_eq!(turns[4..], turns[..2]);
         snapshot.decode[1].n_active = 2;
         snapshot.prefill[0].n_backlog = 100;
-        assert_eq!(choose("least_loaded", &snapshot), Some((0, Some(1), "policy")));
+        assert_eq!(choose(PolicyName::LeastLoaded, &snapshot), Some((0, Some(1), RouteReason::Policy)));
     }
 
     #[test]
@@ -174,6 +237,6 @@ mod tests {
         let mut snapshot = spark_and_mac(8_192, 100.0);
         snapshot.decode[0].rates = Default::default();
         snapshot.prefill[0].rates = Default::default();
-        assert_eq!(choose("fastest", &snapshot), Some((0, None, "rates_unknown")));
+        assert_eq!(choose(PolicyName::Fastest, &snapshot), Some((0, None, RouteReason::RatesUnknown)));
     }
 }

@@ -1,6 +1,6 @@
 //! The document itself.
 
-use baton_planner::policy::POLICIES;
+use baton_planner::policy::PolicyName;
 use baton_schemas::openai::ErrorEnvelope;
 use baton_schemas::{anthropic, ollama};
 use schemars::generate::SchemaSettings;
@@ -124,7 +124,7 @@ fn parameters(path: &str, operation: &Operation) -> Vec<Value> {
         json!({ "name": name, "in": "query", "description": meaning, "schema": { "type": "string" } })
     });
     let policy = operation.is_planned.then(|| {
-        let names = POLICIES.map(|policy| policy.name());
+        let names = PolicyName::ALL.map(PolicyName::as_str);
         json!({ "name": "x-baton-policy", "in": "header", "schema": { "type": "string", "enum": names },
             "description": "How the request is planned, instead of as configured. Some keys may not choose: 403." })
     });

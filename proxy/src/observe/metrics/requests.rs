@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffTimings;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -12,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::Labels;
+use crate::error::RequestErrorKind;
 use crate::observe::Outcome;
 
 /// Seconds until a first token: from a cached prompt to a very long one on a slow machine.
@@ -76,7 +78,7 @@ pub struct RequestSummary<'a> {
     /// How it ended.
     pub outcome: Outcome,
     /// Why it failed, if it did.
-    pub error: Option<&'static str>,
+    pub error: Option<RequestErrorKind>,
     /// Its route, if it got as far as that.
     pub route: Option<RouteSummary>,
     /// From arrival to the end.
@@ -90,7 +92,7 @@ pub struct EmbedSummary<'a> {
     /// How it ended.
     pub outcome: Outcome,
     /// Why it failed, if it did.
-    pub error: Option<&'static str>,
+    pub error: Option<RequestErrorKind>,
     /// Vectors sent.
     pub n_vectors: u64,
     /// Tokens of their texts.
@@ -101,10 +103,10 @@ pub struct EmbedSummary<'a> {
 
 /// A request's route at its end. Times in seconds.
 pub struct RouteSummary {
-    /// `direct`, `handoff` or `upstream`.
-    pub kind: &'static str,
+    /// Its kind.
+    pub kind: RouteKind,
     /// Why this route.
-    pub reason: &'static str,
+    pub reason: RouteReason,
     /// Tokens of the prompt.
     pub n_prompt: u32,
     /// Those of them that were cached.
@@ -145,11 +147,11 @@ impl RequestMetrics {
         let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
         self.requests.get_or_create(&with("outcome", request.outcome.as_str())).inc();
         if let Some(error) = request.error {
-            self.errors.get_or_create(&with("reason", error)).inc();
+            self.errors.get_or_create(&with("reason", error.as_str())).inc();
         }
         let Some(route) = &request.route else { return };
-        let by_route = with("route", route.kind);
-        self.routes.get_or_create(&[&by_route[..], &[("reason", route.reason.to_owned())]].concat()).inc();
+        let by_route = with("route", route.kind.as_str());
+        self.routes.get_or_create(&[&by_route[..], &[("reason", route.reason.to_string())]].concat()).inc();
         self.prompt_tokens.get_or_create(&model).inc_by(route.n_prompt.into());
         self.cached_tokens.get_or_create(&model).inc_by(route.n_cached.into());
         self.generated_tokens.get_or_create(&model).inc_by(route.n_completion.into());
@@ -179,7 +181,7 @@ impl RequestMetrics {
         let with = |name, value: &str| [&model[..], &[(name, value.to_owned())]].concat();
         self.embed_requests.get_or_create(&with("outcome", request.outcome.as_str())).inc();
         if let Some(error) = request.error {
-            self.embed_errors.get_or_create(&with("reason", error)).inc();
+            self.embed_errors.get_or_create(&with("reason", error.as_str())).inc();
         }
         if request.outcome == Outcome::Done {
             self.embed_tokens.get_or_create(&model).inc_by(request.n_tokens);

@@ -1,14 +1,17 @@
 use std::collections::BTreeMap;
 
-use baton_schemas::handoff::HandoffTimings;
+use baton_planner::reason::{RouteKind, RouteReason};
+use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
 use futures::StreamExt;
 
 use super::*;
+use crate::error::RequestErrorKind;
 use crate::http::Backend;
 use crate::observe::Outcome;
 use crate::observe::state::{BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
 use crate::observe::tests::{app, caller, request};
 use crate::request::generate::generate;
+use crate::targets::nodes::FallbackReason;
 
 /// Reads the text format: each series by its name with labels. Fails on what no scraper would take.
 fn parse(text: &str) -> BTreeMap<&str, f64> {
@@ -38,7 +41,7 @@ async fn what_happened_can_be_scraped() {
         while reply.events.next().await.is_some() {}
     }
     assert!(generate(&app, request("not-there"), &caller()).await.is_err());
-    app.pool.models()[0].fallbacks.count("decode_lost");
+    app.pool.models()[0].fallbacks.count(FallbackReason::DecodeLost);
     app.observer.metrics.replied("/v1/models/{*id}", 404);
 
     let text = text(&app.observer.metrics, &app.state(false));
@@ -77,14 +80,14 @@ async fn every_series_of_the_dashboard_is_there() {
     while reply.events.next().await.is_some() {}
     drop(reply);
     app.observer.metrics.replied("/", 200);
-    app.pool.models()[0].fallbacks.count("prefill_down");
+    app.pool.models()[0].fallbacks.count(FallbackReason::Handoff(HandoffFailure::PrefillDown));
     app.observer.metrics.ended(&RequestSummary {
         model: "m",
         outcome: Outcome::Failed,
-        error: Some("internal"),
+        error: Some(RequestErrorKind::Internal),
         route: Some(RouteSummary {
-            kind: "handoff",
-            reason: "faster",
+            kind: RouteKind::Handoff,
+            reason: RouteReason::Faster,
             n_prompt: 2,
             n_cached: 0,
             n_completion: 1,

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_planner::rates::Curve;
+use baton_planner::reason::{BarReason, FailureReason};
+use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::NodeInfo;
 
 use super::{
@@ -14,7 +16,9 @@ use super::{
 use crate::observe::Journal;
 use crate::observe::readiness::failed_loads;
 use crate::targets::model_loading::Presence;
-use crate::targets::nodes::{BreakerView, Fallback, Fallbacks, Life, Node, Pool, ServedModel, Transition};
+use crate::targets::nodes::{
+    BreakerView, Fallback, FallbackReason, Fallbacks, Life, Node, Pool, ServedModel, Transition,
+};
 use crate::targets::upstreams::{self, Member, UpstreamPool};
 
 /// What a snapshot is taken of.
@@ -70,16 +74,16 @@ fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) ->
             bytes_per_second: link.bytes_per_second,
             rtt_ms: link.rtt_ms,
             tail_ms: link.tail_ms,
-            breaker: model.pairs.view(p, d).map(breaker).unwrap_or_default(),
+            breaker: model.pairs.view(p, d).map(|view| breaker(view, HandoffFailure::as_str)).unwrap_or_default(),
         })
     });
     ModelState {
         name: model.name.get().cloned().unwrap_or_default(),
         aliases: model.aliases.clone(),
-        policy: model.policy.name().to_owned(),
+        policy: model.policy.name().to_string(),
         nodes: decode.chain(prefill).collect(),
         links: links.collect(),
-        fallbacks: fallbacks(&model.fallbacks),
+        fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
         prediction_error: known.error,
         mean_output_tokens: crate::targets::nodes::expected_output(&known.n_output, None),
         residency: model.resident.as_ref().map(|resident| residency(resident.presence())),
@@ -87,10 +91,10 @@ fn model(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) ->
 }
 
 /// Why a node cannot do something for a model.
-type Bars = fn(&ServedModel, &NodeInfo) -> Option<&'static str>;
+type Bars = fn(&ServedModel, &NodeInfo) -> Option<BarReason>;
 
 fn bar(model: &ServedModel, node: &Node, bars: Bars) -> Option<String> {
-    bars(model, &*node.info()?).map(str::to_owned)
+    bars(model, &*node.info()?).map(|reason| reason.as_str().to_owned())
 }
 
 /// Whether a node serves another model and not this one, by what is known of it. Nodes lie in the lists of all models
@@ -102,7 +106,7 @@ fn is_anothers(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, bars:
 
 fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
     let status = node.health.status();
-    let breaker = breaker(node.breakers.of(task).view());
+    let breaker = breaker(node.breakers.of(task).view(), FailureReason::as_str);
     let life = match status.life() {
         // It fails at its other task.
         Life::Suspect if !status.is_silent() && !breaker.is_open => Life::Ready,
@@ -113,7 +117,7 @@ fn node(node: &Node, task: Task, with_address: bool) -> NodeState {
     let transition = |(transition, count): (Transition, u64)| TransitionState {
         from: transition.from,
         to: transition.to,
-        reason: transition.reason.to_owned(),
+        reason: transition.reason.as_str().to_owned(),
         count,
     };
     let of_info = info.map(|info| NodeState {
@@ -179,23 +183,25 @@ fn upstream(member: &Member, with_address: bool) -> UpstreamState {
         waiting: count(member.n_claimed().saturating_sub(running)),
         limit: count(settings.max_concurrent),
         busy_ms: member.longest_busy().map_or(0, |left| left.as_millis() as u64),
-        breaker: breaker(member.breaker.view()),
-        fallbacks: fallbacks(&member.fallbacks),
+        breaker: breaker(member.breaker.view(), |reason| reason),
+        fallbacks: fallbacks(&member.fallbacks, |reason| reason),
     }
 }
 
-fn breaker(view: BreakerView) -> BreakerState {
+/// `word` names a reason.
+fn breaker<R>(view: BreakerView<R>, word: fn(R) -> &'static str) -> BreakerState {
     BreakerState {
         is_open: view.is_open,
         failures_in_a_row: view.n_in_a_row,
-        last_reason: view.last_reason.map(str::to_owned),
-        failures: view.counts.into_iter().map(|(reason, n)| (reason.to_owned(), n)).collect(),
+        last_reason: view.last_reason.map(|reason| word(reason).to_owned()),
+        failures: view.counts.into_iter().map(|(reason, n)| (word(reason).to_owned(), n)).collect(),
     }
 }
 
-fn fallbacks(fallbacks: &Fallbacks) -> BTreeMap<String, FallbackState> {
-    let state = |(reason, fallback): (&str, Fallback)| {
-        (reason.to_owned(), FallbackState { count: fallback.count, last_ms: unix_ms(fallback.last) })
+/// `word` names a reason.
+fn fallbacks<R: Copy + Ord>(fallbacks: &Fallbacks<R>, word: fn(R) -> &'static str) -> BTreeMap<String, FallbackState> {
+    let state = |(reason, fallback): (R, Fallback)| {
+        (word(reason).to_owned(), FallbackState { count: fallback.count, last_ms: unix_ms(fallback.last) })
     };
     fallbacks.view().into_iter().map(state).collect()
 }

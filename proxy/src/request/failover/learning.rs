@@ -5,7 +5,7 @@ use baton_schemas::handoff::HandoffTimings;
 use baton_schemas::sequence::Timings;
 
 use super::route_run::RouteRun;
-use crate::targets::nodes::{Claim, Task};
+use crate::targets::nodes::{Claim, FallbackReason, Task};
 
 impl RouteRun {
     /// The run's first token came.
@@ -40,7 +40,7 @@ impl RouteRun {
         self.measured.handoff = Some(*timings);
         self.plan.model.learn_handoff(self.plan.route, timings);
         if let Some(failure) = timings.failure {
-            self.plan.model.fallbacks.count(failure.as_str());
+            self.plan.model.fallbacks.count(FallbackReason::Handoff(failure));
         } else if let Some(prefill) = self.plan.prefill() {
             prefill.remember(request.cache_scope, &request.prompt);
         }

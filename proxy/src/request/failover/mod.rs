@@ -21,6 +21,7 @@ mod take_up;
 mod token_deadline;
 
 use baton_engines::DeltaStream;
+use baton_planner::reason::FailureReason;
 use baton_schemas::sequence::{Delta, FinishReason, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};
@@ -35,7 +36,7 @@ pub use self::start_retry::{StartRetry, ask, ask_about};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
 use crate::request::plan::Plan;
-use crate::targets::nodes::{Sight, Task};
+use crate::targets::nodes::{FallbackReason, Sight, Task};
 
 /// Engines that one sequence may lose in a row, without a token between, before its client gets the error.
 const MAX_LOSSES: u32 = 8;
@@ -206,13 +207,13 @@ impl Resilient {
                     return Ok(SequenceState::Hedging(Box::new(race)).into());
                 }
                 race.first.learn_overtaken();
-                race.first.plan.model.fallbacks.count("hedge_won");
+                race.first.plan.model.fallbacks.count(FallbackReason::HedgeWon);
                 Ok(self.switch_to(race.into_second()).into())
             }
             RaceEvent::Second(Err(error)) => {
                 tracing::info!(%error, "the second route of a late request was lost; the first one is awaited");
                 if error.is_lost_engine() {
-                    race.second.plan.decode().failed(Task::Decode, "decode_lost");
+                    race.second.plan.decode().failed(Task::Decode, FailureReason::DecodeLost);
                 }
                 Ok(SequenceState::Streaming(race.first).into())
             }
@@ -272,7 +273,7 @@ impl Resilient {
         match hedge::start(&run.plan, &self.request, &self.span) {
             Ok(second) => {
                 tracing::info!(route = %second.plan, "a late request was started a second time; the first token decides");
-                run.plan.model.fallbacks.count("hedged");
+                run.plan.model.fallbacks.count(FallbackReason::Hedged);
                 self.was_hedged = true;
                 SequenceState::Hedging(Box::new(Race { first: run, second: Box::new(second), held_back: Vec::new() }))
             }
@@ -314,14 +315,14 @@ impl Resilient {
         let (node, fallbacks) = (plan.decode(), &plan.model.fallbacks);
         match kind {
             LossKind::Lost => {
-                node.failed(Task::Decode, "decode_lost");
+                node.failed(Task::Decode, FailureReason::DecodeLost);
                 node.forget();
-                fallbacks.count("decode_lost");
+                fallbacks.count(FallbackReason::DecodeLost);
             }
-            LossKind::Stuck => fallbacks.count("decode_lost"),
+            LossKind::Stuck => fallbacks.count(FallbackReason::DecodeLost),
             LossKind::Failed => {
-                node.failed(Task::Decode, "engine_failed");
-                fallbacks.count("engine_failed");
+                node.failed(Task::Decode, FailureReason::EngineFailed);
+                fallbacks.count(FallbackReason::EngineFailed);
                 self.losses.engine_failure = Some(error.clone());
             }
         }

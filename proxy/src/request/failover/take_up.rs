@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_planner::reason::FailureReason;
 use baton_schemas::{EngineError, SequenceRequest};
 use tokio::time::Instant;
 use tracing::Span;
@@ -77,7 +78,7 @@ impl Search<'_> {
         run.deltas = accept(&run.plan, request.clone(), self.span).await.inspect_err(|error| {
             self.failed.push(run.plan.route.decode);
             if error.is_lost_engine() {
-                decode.failed(Task::Decode, "decode_lost");
+                decode.failed(Task::Decode, FailureReason::DecodeLost);
             }
         })?;
         run.began = Instant::now();

@@ -5,12 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::request::plan::Plan;
+use crate::targets::nodes::FallbackReason;
 
 /// The deadlines of the token that a sequence waits for. They run from the moment at which the client wants the token,
 /// so a slow client makes no engine late.
 pub(super) struct TokenDeadline {
     /// What a late token is counted as.
-    pub(super) reason: &'static str,
+    pub(super) reason: FallbackReason,
     began: Option<Instant>,
     late_after: Duration,
     stuck_after: Duration,
@@ -39,7 +40,7 @@ impl TokenDeadline {
         let deadlines = &plan.model.deadlines;
         let prediction = plan.prediction.as_ref();
         TokenDeadline {
-            reason: "first_token_late",
+            reason: FallbackReason::FirstTokenLate,
             began: None,
             late_after: deadlines.first_token(prediction),
             stuck_after: deadlines.first_token_stuck(prediction),
@@ -52,7 +53,7 @@ impl TokenDeadline {
         let deadlines = &plan.model.deadlines;
         let prediction = plan.prediction.as_ref();
         TokenDeadline {
-            reason: "next_token_late",
+            reason: FallbackReason::NextTokenLate,
             began: None,
             late_after: deadlines.next_token(prediction),
             stuck_after: deadlines.next_token_stuck(prediction),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engines::trace::TARGET;
+use baton_planner::reason::RouteReason;
 use baton_reply::tools::{NoThinking, ReplyForm};
 use baton_schemas::image::PromptImages;
 use baton_schemas::node::NodeInfo;
@@ -27,7 +28,7 @@ use crate::request::plan::explanation::Explanation;
 use crate::request::plan::{self, PlanRequest};
 use crate::request::prompt;
 use crate::targets::model_loading::Stay;
-use crate::targets::nodes::{Node, ServedModel};
+use crate::targets::nodes::{FallbackReason, Node, ServedModel};
 use crate::targets::upstreams::{self, ServedByUpstreams};
 
 /// Serves a request: the whole of its life but HTTP.
@@ -88,9 +89,9 @@ async fn accept(
             let attempts = if request.earlier_tokens().is_empty() { attempts.with_upstream() } else { attempts };
             match on_nodes(&model, request, caller, loaded, (watch, attempts)).await {
                 Err(error) if may_go_upstream(&error) => {
-                    model.fallbacks.count("upstream");
+                    model.fallbacks.count(FallbackReason::Upstream);
                     tracing::info!(request_id = caller.request_id, %error, "no engine takes the request: asking an upstream");
-                    match on_upstream(&serving, request, caller, watch, Some("no_engine")).await {
+                    match on_upstream(&serving, request, caller, watch, Some(RouteReason::NoEngine)).await {
                         // What the upstream does not take an engine will, when one is back.
                         Err(RequestError::InvalidField { .. } | RequestError::Blind { .. }) => return Err(error),
                         outcome => outcome?,
@@ -160,7 +161,7 @@ async fn on_upstream(
     request: &GenerateRequest,
     caller: &Caller,
     watch: &mut RequestWatch,
-    reason: Option<&'static str>,
+    reason: Option<RouteReason>,
 ) -> Result<Accepted, RequestError> {
     if !request.earlier_tokens().is_empty() {
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();

@@ -51,8 +51,8 @@ impl Explanation {
         let routes = candidates.iter().enumerate().map(|(i, c)| route(snapshot, c, chosen == Some(i)));
         Explanation {
             model,
-            policy: (*policy).to_owned(),
-            reason: choice.map(|choice| choice.reason.to_owned()),
+            policy: policy.to_string(),
+            reason: choice.map(|choice| choice.reason.to_string()),
             n_prompt: snapshot.request.n_prompt,
             expected_output: snapshot.request.n_output,
             routes: routes.collect(),
@@ -70,6 +70,6 @@ fn route(snapshot: &Snapshot, candidate: &Candidate, chosen: bool) -> RouteExpla
         cached_on_decode: decode.n_cached,
         cached_on_prefill: prefill.map(|node| node.n_cached),
         prediction: candidate.prediction,
-        barred: candidate.barred.map(str::to_owned),
+        barred: candidate.barred.map(|reason| reason.as_str().to_owned()),
     }
 }

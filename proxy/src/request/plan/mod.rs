@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use baton_engines::trace;
 use baton_planner::cost::{Candidate, Prediction, Route, candidates};
-use baton_planner::policy::Policy;
+use baton_planner::policy::{Policy, PolicyName};
+use baton_planner::reason::{BarReason, RouteKind, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
 use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
@@ -30,10 +31,10 @@ pub struct Plan {
     pub route: Route,
     /// What it should take; `None` if nothing was known.
     pub prediction: Option<Prediction>,
-    /// Why this route, in one word for counting.
-    pub reason: &'static str,
+    /// Why this route.
+    pub reason: RouteReason,
     /// Which policy decided.
-    pub policy: &'static str,
+    pub policy: PolicyName,
     /// The one that the request asked for, if it did.
     pub asked_policy: Option<&'static dyn Policy>,
     /// What direct generation on the best decode node should have taken until the first token, ms.
@@ -71,9 +72,9 @@ pub struct Explained {
     /// Every route with its prediction.
     pub candidates: Vec<Candidate>,
     /// The policy's name.
-    pub policy: &'static str,
+    pub policy: PolicyName,
     /// What it chose: the candidate's place, and why.
-    pub choice: Option<baton_planner::policy::Choice>,
+    pub choice: Option<baton_planner::policy::RouteChoice>,
 }
 
 /// Looks at the pool and chooses, without taking anything: what [`plan`] would do now.
@@ -145,11 +146,11 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     let prefill = model.prefill.iter().enumerate().map(|(p, node)| {
         let view = node.view(Task::Prefill, request.scope, request.tokens);
         if request.projector.is_some() {
-            return NodeView { barred: Some("images"), ..view };
+            return NodeView { barred: Some(BarReason::Images), ..view };
         }
-        let barred = view.barred.map(|reason| if reason == "down" { "prefill_down" } else { reason });
+        let barred = view.barred.map(|reason| if reason == BarReason::Down { BarReason::PREFILL_DOWN } else { reason });
         let barred = barred.or_else(|| model.bars_prefill(&*node.info()?));
-        NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some("just_failed")), ..view }
+        NodeView { barred: barred.or(request.exclude_prefill.contains(&p).then_some(BarReason::JustFailed)), ..view }
     });
     Snapshot {
         request: size,
@@ -168,7 +169,7 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
     let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
     let looked_at = model.decode.iter().enumerate().map(|(i, node)| {
         let view = node.view(Task::Decode, request.scope, request.tokens);
-        let barred = unfit[i].or(view.barred).or(request.exclude.contains(&i).then_some("just_failed"));
+        let barred = unfit[i].or(view.barred).or(request.exclude.contains(&i).then_some(BarReason::JustFailed));
         NodeView { barred, ..view }
     });
     let mut views: Vec<_> = looked_at.collect();
@@ -189,18 +190,18 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
     let n_output = request.max_tokens.map_or(size.n_output.ceil() as u64, u64::from);
     let wanted = (u64::from(size.n_prompt) + n_output).min(longest);
     for (_, view) in views.iter_mut().enumerate().filter(|(i, view)| view.barred.is_none() && n_ctx(*i) < wanted) {
-        view.barred = Some("context_too_small");
+        view.barred = Some(BarReason::ContextTooSmall);
     }
     views
 }
 
 /// Why a decode node cannot generate for this request, however well it is.
-fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<&'static str> {
+fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<BarReason> {
     // Room for one new token, unless none is wanted.
     let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
     let is_blind = !Sight::by(request.projector).is_met_by(info);
-    let barred = model.bars_decode(info).or(is_blind.then_some("no_projector"));
-    barred.or((n_needed > info.n_ctx as usize).then_some("context_too_small"))
+    let barred = model.bars_decode(info).or(is_blind.then_some(BarReason::NoProjector));
+    barred.or((n_needed > info.n_ctx as usize).then_some(BarReason::ContextTooSmall))
 }
 
 impl Plan {
@@ -214,9 +215,9 @@ impl Plan {
         self.route.prefill.map(|p| &self.model.prefill[p])
     }
 
-    /// The kind of its route, in one word for counting.
-    pub fn kind(&self) -> &'static str {
-        if self.route.prefill.is_some() { "handoff" } else { "direct" }
+    /// The kind of its route.
+    pub fn kind(&self) -> RouteKind {
+        if self.route.prefill.is_some() { RouteKind::Handoff } else { RouteKind::Direct }
     }
 
     /// What the decode node is told of where to get the prompt's KV, for a reply under this span.
@@ -244,7 +245,7 @@ impl Plan {
             model: Arc::clone(&self.model),
             route: Route { prefill: None, ..self.route },
             prediction: self.alone,
-            reason: "cached",
+            reason: RouteReason::Cached,
             n_missing: 0,
             ..*self
         }
@@ -261,9 +262,10 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind().as_str();
         match self.prefill() {
-            None => write!(f, "{}; decode={}", self.kind(), self.decode().name)?,
-            Some(prefill) => write!(f, "{}; prefill={}; decode={}", self.kind(), prefill.name, self.decode().name)?,
+            None => write!(f, "{kind}; decode={}", self.decode().name)?,
+            Some(prefill) => write!(f, "{kind}; prefill={}; decode={}", prefill.name, self.decode().name)?,
         }
         write!(f, "; policy={}; reason={}", self.policy, self.reason)?;
         if let Some(prediction) = &self.prediction {

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
 
 use super::*;
@@ -22,7 +23,7 @@ async fn model(contexts: &[u32]) -> Arc<ServedModel> {
 }
 
 /// What bars each node for a prompt of so many tokens.
-fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<&'static str>> {
+fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: &[usize]) -> Vec<Option<BarReason>> {
     let tokens: Vec<Token> = (0..n_prompt).collect();
     let scope = CacheScope::SHARED;
     let request = PlanRequest {
@@ -38,7 +39,8 @@ fn barred(model: &ServedModel, n_prompt: u32, max_tokens: Option<u32>, exclude: 
     explain(model, &request).candidates.iter().map(|candidate| candidate.barred).collect()
 }
 
-const SMALL: Option<&str> = Some("context_too_small");
+const SMALL: Option<BarReason> = Some(BarReason::ContextTooSmall);
+const DECODE_LOST: Option<BarReason> = Some(BarReason::Failure(FailureReason::DecodeLost));
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_that_fills_a_context_leaves_no_room_for_a_reply() {
@@ -56,7 +58,7 @@ async fn a_reply_is_not_cut_short_where_another_node_has_room() {
     assert_eq!(barred(&model, 20, Some(45), &[]), [SMALL, None]);
     assert_eq!(barred(&model, 20, Some(5_000), &[]), [SMALL, None], "and nobody has room for all of it");
     assert_eq!(barred(&model, 20, None, &[]), [SMALL, None], "replies of 256 tokens are expected at first");
-    assert_eq!(barred(&model, 20, Some(45), &[1]), [None, Some("just_failed")], "short is better than none");
+    assert_eq!(barred(&model, 20, Some(45), &[1]), [None, Some(BarReason::JustFailed)], "short is better than none");
     assert_eq!(barred(&model, 64, Some(45), &[1]), [SMALL, None], "but not where it cannot begin");
 }
 
@@ -86,15 +88,15 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
         explain(&model, &request).snapshot.prefill.iter().map(|node| node.barred).collect::<Vec<_>>()
     };
     assert_eq!(ask(&[]), [None, None]);
-    assert_eq!(ask(&[0]), [Some("just_failed"), None]);
+    assert_eq!(ask(&[0]), [Some(BarReason::JustFailed), None]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_node_under_suspicion_is_better_than_one_that_has_just_failed_this_request() {
     let model = model(&[1_000, 1_000]).await;
-    model.decode[1].failed(Task::Decode, "decode_lost");
-    let failed = Some("just_failed");
-    assert_eq!(barred(&model, 20, Some(1), &[]), [None, Some("decode_lost")]);
+    model.decode[1].failed(Task::Decode, FailureReason::DecodeLost);
+    let failed = Some(BarReason::JustFailed);
+    assert_eq!(barred(&model, 20, Some(1), &[]), [None, DECODE_LOST]);
     assert_eq!(barred(&model, 20, Some(1), &[0]), [failed, None]);
     assert_eq!(barred(&model, 20, Some(1), &[0, 1]), [None, None], "any is better than none");
 }
@@ -124,7 +126,7 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
     let decode = vec![node(None, None).await, node(Some("ours"), None).await, node(Some("other"), None).await];
     let prefill = vec![node(Some("ours"), Some("http://192.0.2.1:9000")).await];
     let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, prefill));
-    let (scope, always) = (CacheScope::SHARED, baton_planner::policy::by_name("always_handoff"));
+    let (scope, always) = (CacheScope::SHARED, Some(PolicyName::AlwaysHandoff.policy()));
     let of = |projector| PlanRequest {
         tokens: &[1; 100],
         n_replayed: 0,
@@ -136,11 +138,15 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
         exclude_prefill: &[],
     };
     let plan = plan(&model, &of(Some("ours"))).unwrap();
-    assert_eq!((plan.route, plan.reason), (Route { decode: 1, prefill: None }, "images"), "{plan}");
+    assert_eq!(
+        (plan.route, plan.reason),
+        (Route { decode: 1, prefill: None }, RouteReason::Barred(BarReason::Images)),
+        "{plan}"
+    );
     assert!(plan.prediction.is_none() && plan.to_string().ends_with("reason=images"), "{plan}");
     let snapshot = explain(&model, &of(Some("ours"))).snapshot;
     let barred: Vec<_> = snapshot.decode.iter().map(|node| node.barred).collect();
-    assert_eq!(barred, [Some("no_projector"), None, Some("no_projector")]);
+    assert_eq!(barred, [Some(BarReason::NoProjector), None, Some(BarReason::NoProjector)]);
     assert!(super::plan(&model, &of(Some("gone"))).is_err());
     let plan = super::plan(&model, &of(None)).unwrap();
     assert!(plan.prefill().is_some(), "others are: {plan}");
@@ -161,16 +167,17 @@ async fn a_pull_that_was_merely_late_keeps_nobody_away_from_its_node() {
 async fn a_node_fails_at_one_task_and_does_the_other() {
     let model = both(1).await;
     let node = &model.decode[0];
+    let prefill_busy = Some(BarReason::Failure(FailureReason::Handoff(HandoffFailure::PrefillBusy)));
     let barred = || [Task::Decode, Task::Prefill].map(|task| node.view(task, CacheScope::SHARED, &[1]).barred);
     hands_over(&model, 0, Some(HandoffFailure::PrefillBusy));
-    assert_eq!(barred(), [None, Some("prefill_busy")], "it generates as well as ever");
+    assert_eq!(barred(), [None, prefill_busy], "it generates as well as ever");
     assert!(node.is_trusted(Task::Decode) && !node.is_trusted(Task::Prefill));
     node.succeeded(Task::Decode);
-    assert_eq!(barred(), [None, Some("prefill_busy")], "a reply says nothing of its prefills");
+    assert_eq!(barred(), [None, prefill_busy], "a reply says nothing of its prefills");
     assert_eq!(node.health.life().as_str(), "suspect");
-    node.failed(Task::Decode, "decode_lost");
+    node.failed(Task::Decode, FailureReason::DecodeLost);
     hands_over(&model, 0, None);
-    assert_eq!(barred(), [Some("decode_lost"), None]);
+    assert_eq!(barred(), [DECODE_LOST, None]);
     node.succeeded(Task::Decode);
     assert_eq!((barred(), node.health.life().as_str()), ([None, None], "ready"));
 }
@@ -184,10 +191,10 @@ async fn a_decode_node_that_cannot_take_the_kv_leaves_the_prefill_node_to_others
         let model = ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]);
         let model = Arc::new(model);
         hands_over(&model, 0, Some(failure));
-        let (reason, n) = (Some(failure.as_str()), 20);
+        let (reason, n) = (Some(BarReason::Failure(FailureReason::Handoff(failure))), 20);
         assert_eq!(barred(&model, n, Some(1), &[]), [None, None, reason, None], "direct twice, then handoffs");
         assert!(model.prefill[0].is_trusted(Task::Prefill));
-        assert_eq!(model.pairs.view(0, 0).unwrap().counts[failure.as_str()], 1);
+        assert_eq!(model.pairs.view(0, 0).unwrap().counts[&failure], 1);
         tokio::time::advance(Duration::from_secs(5)).await;
         assert_eq!(barred(&model, n, Some(1), &[]), [None; 4], "the pair is tried again");
         hands_over(&model, 0, None);
@@ -202,13 +209,13 @@ struct Outrun;
 static OUTRUN: OnceLock<Arc<ServedModel>> = OnceLock::new();
 
 impl Policy for Outrun {
-    fn name(&self) -> &'static str {
-        "outrun"
+    fn name(&self) -> PolicyName {
+        PolicyName::AlwaysHandoff
     }
 
-    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<baton_planner::policy::Choice> {
+    fn choose(&self, snapshot: &Snapshot, candidates: &[Candidate]) -> Option<baton_planner::policy::RouteChoice> {
         OUTRUN.get().unwrap().prefill[0].breakers.of(Task::Prefill).try_pass();
-        baton_planner::policy::by_name("always_handoff").unwrap().choose(snapshot, candidates)
+        PolicyName::AlwaysHandoff.policy().choose(snapshot, candidates)
     }
 }
 
@@ -218,7 +225,8 @@ async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere(
     let prefill = Node::new("p".into(), None, Arc::clone(&decode[0].engine), Arc::clone(&decode[0].health));
     let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, vec![prefill]));
     assert!(OUTRUN.set(Arc::clone(&model)).is_ok());
-    model.prefill[0].failed(Task::Prefill, "prefill_lost");
+    let lost = FailureReason::Handoff(HandoffFailure::PrefillLost);
+    model.prefill[0].failed(Task::Prefill, lost);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let scope = CacheScope::SHARED;
     let ask = |policy| PlanRequest {
@@ -231,7 +239,7 @@ async fn a_request_that_comes_too_late_to_try_a_node_says_why_it_goes_elsewhere(
         exclude: &[],
         exclude_prefill: &[],
     };
-    model.prefill[0].breakers.of(Task::Prefill).heard(tokio::time::Instant::now());
+    model.prefill[0].breakers.of(Task::Prefill).answered(tokio::time::Instant::now());
     let planned = plan(&model, &ask(Some(&Outrun))).unwrap();
-    assert_eq!((planned.route.prefill, planned.reason), (None, "prefill_lost"));
+    assert_eq!((planned.route.prefill, planned.reason), (None, RouteReason::Barred(lost.into())));
 }

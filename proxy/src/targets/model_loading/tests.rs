@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::targets::nodes::{Health, Why};
+use crate::error::RequestErrorKind;
+use crate::targets::nodes::{Health, StateReason, Why};
 
 const LOAD_TIME: Duration = Duration::from_secs(1);
 
@@ -29,10 +30,10 @@ async fn model(name: &str, bytes: u64, keep_alive: KeepAlive, fails: bool) -> Ar
                 kept.unloads();
                 continue;
             }
-            kept.loads("starts");
+            kept.loads(StateReason::Starts);
             tokio::time::sleep(LOAD_TIME).await;
             match fails {
-                true => kept.fails(&Why::plainly("start_failed", "broken"), LOAD_TIME),
+                true => kept.fails(&Why::plainly(StateReason::StartFailed, "broken"), LOAD_TIME),
                 false => kept.answers(Arc::clone(&info)),
             }
         }
@@ -157,7 +158,7 @@ async fn what_cannot_be_loaded_says_so_and_takes_nothing() {
     let house = house(10, &[&broken, &large, &other]);
     for _ in 0..2 {
         let error = house.stay(&broken, None).await.err().unwrap();
-        assert_eq!(error.kind(), "unavailable");
+        assert_eq!(error.kind(), RequestErrorKind::Unavailable);
         assert!(error.to_string().contains("broken"), "{error}");
         assert_eq!(broken.presence().last_failure.as_deref(), Some("broken"));
         after(1.0).await;

@@ -1,12 +1,12 @@
-//! Keeps requests away from a node that fails, and lets one through now and then to see whether it is back.
+//! Keeps requests away from a node that fails, and lets one through now and then to see whether it works again.
 //!
-//! Closed: requests pass. A failure opens it for a while that doubles with each failure in a row. When the while is
-//! over, one request passes (half-open); its success closes the breaker, its failure opens it for longer. A node that
-//! has not answered a question since its failure is not tried: a request to a frozen node would wait for seconds, and
-//! the pool hears of every node's load anyway. Where no request comes to try a node that is well, it closes by itself.
+//! Closed: requests pass. A failure opens the breaker for a pause that doubles with each failure in a row. After the
+//! pause one request passes (half-open); its success closes the breaker, its failure opens it for longer. No request
+//! passes before the node has answered a question since its failure: a request to a frozen node would wait for seconds,
+//! and every node's load is followed anyway. If no request comes to try a node that answers, the breaker closes by itself.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,147 +14,172 @@ use tokio::time::Instant;
 /// How long the first failure keeps requests away.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
-/// A node that is back is used again within this.
+/// The longest pause, so that a node that works again is used again within it.
 const MAX_PAUSE: Duration = Duration::from_secs(4);
 
-/// How long the outcome of the one request that was let through is waited for. Short, because a request can pass without
-/// any: its client left, or everything was cached.
+/// How long the breaker waits for the outcome of the one request that it let through. Short, because there may be none:
+/// the client left, or everything was cached.
 const TRIAL_TIME: Duration = MAX_PAUSE;
 
-/// How long a node that could be tried is waited for to be tried.
+/// How long after its pause a breaker waits for a request before it closes by itself.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
-/// A breaker: of one of a node's tasks, of a pair of nodes, or of an upstream.
-#[derive(Debug, Default)]
-pub struct Breaker(Mutex<State>);
+/// A breaker: of one of a node's tasks, of a pair of nodes, or of an upstream. `R` is why it can fail.
+#[derive(Debug)]
+pub struct Breaker<R>(Mutex<BreakerRecord<R>>);
 
-#[derive(Debug, Default)]
-struct State {
+#[derive(Debug)]
+struct BreakerRecord<R> {
     n_in_a_row: u32,
-    closed_until: Option<Instant>,
-    /// The one request that was let through has not come to anything yet.
+    /// If it is open: when the next request may pass.
+    open_until: Option<Instant>,
+    /// The one request that was let through has no outcome yet.
     is_on_trial: bool,
     failed_at: Option<Instant>,
-    /// Whether the node has answered since the last failure.
-    was_heard: bool,
-    counts: BTreeMap<&'static str, u64>,
-    last_reason: Option<&'static str>,
+    /// The node has answered a question since the last failure.
+    has_answered: bool,
+    counts: BTreeMap<R, u64>,
+    last_reason: Option<R>,
 }
 
 /// A breaker at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BreakerView {
-    /// Requests are kept away, but for one now and then.
+pub struct BreakerView<R> {
+    /// Requests are kept away, except for one now and then.
     pub is_open: bool,
     /// Failures since the last success.
     pub n_in_a_row: u32,
     /// Why it failed last.
-    pub last_reason: Option<&'static str>,
+    pub last_reason: Option<R>,
     /// Failures by reason since the start.
-    pub counts: BTreeMap<&'static str, u64>,
+    pub counts: BTreeMap<R, u64>,
 }
 
-impl Breaker {
-    /// Whether a request may be sent now. Asking takes the half-open state's one place: ask only to send.
+impl<R> Default for Breaker<R> {
+    fn default() -> Breaker<R> {
+        Breaker(Mutex::new(BreakerRecord {
+            n_in_a_row: 0,
+            open_until: None,
+            is_on_trial: false,
+            failed_at: None,
+            has_answered: false,
+            counts: BTreeMap::new(),
+            last_reason: None,
+        }))
+    }
+}
+
+impl<R> BreakerRecord<R> {
+    fn close(&mut self) {
+        self.n_in_a_row = 0;
+        self.open_until = None;
+        self.is_on_trial = false;
+    }
+}
+
+impl<R: Copy + Ord> Breaker<R> {
+    /// Returns true if a request may be sent now. In the half-open state this takes the one place: call it only to send.
     pub fn try_pass(&self) -> bool {
-        let mut state = self.lock();
-        match state.closed_until {
+        let mut record = self.lock();
+        match record.open_until {
             None => true,
-            Some(until) if Instant::now() < until || !state.was_heard => false,
+            Some(until) if Instant::now() < until || !record.has_answered => false,
             Some(_) => {
-                (state.closed_until, state.is_on_trial) = (Some(Instant::now() + TRIAL_TIME), true);
+                record.open_until = Some(Instant::now() + TRIAL_TIME);
+                record.is_on_trial = true;
                 true
             }
         }
     }
 
-    /// Whether [`Breaker::try_pass`] would say yes.
+    /// Returns what [`Breaker::try_pass`] would return, and takes nothing.
     pub fn would_pass(&self) -> bool {
-        let state = self.lock();
-        state.closed_until.is_none_or(|until| state.was_heard && Instant::now() >= until)
+        let record = self.lock();
+        record.open_until.is_none_or(|until| record.has_answered && Instant::now() >= until)
     }
 
-    /// Whether it keeps requests away, but for one now and then.
+    /// Returns true if requests are kept away, except for one now and then.
     pub fn is_open(&self) -> bool {
-        self.lock().closed_until.is_some()
+        self.lock().open_until.is_some()
     }
 
-    /// Why [`Breaker::try_pass`] would say no, if it would.
-    pub fn bars(&self) -> Option<&'static str> {
+    /// Why [`Breaker::try_pass`] would return false; `None` if it would return true.
+    pub fn bars(&self) -> Option<R> {
         if self.would_pass() { None } else { self.last_reason() }
     }
 
-    /// The node has answered a question that was asked after `since`.
-    pub fn heard(&self, since: Instant) {
-        let mut state = self.lock();
-        state.was_heard |= state.failed_at.is_none_or(|failed_at| since >= failed_at);
+    /// Notes that the node has answered a question that was sent at `asked`.
+    pub fn answered(&self, asked: Instant) {
+        let mut record = self.lock();
+        record.has_answered |= record.failed_at.is_none_or(|failed_at| asked >= failed_at);
     }
 
-    /// Closes it, and says so, if a node has been well for a while and no request has come to try it: a node that
-    /// nobody needs is not under suspicion for ever.
-    pub fn settle(&self) -> bool {
-        let mut state = self.lock();
-        let is_well = state.was_heard && state.closed_until.is_some_and(|until| Instant::now() >= until + QUIET_TIME);
-        if is_well {
-            (state.n_in_a_row, state.closed_until, state.is_on_trial) = (0, None, false);
+    /// Closes the breaker if the node has answered for a while and no request came to try it. Returns true if it closed.
+    pub fn close_if_quiet(&self) -> bool {
+        let mut record = self.lock();
+        let is_quiet =
+            record.has_answered && record.open_until.is_some_and(|until| Instant::now() >= until + QUIET_TIME);
+        if is_quiet {
+            record.close();
         }
-        is_well
+        is_quiet
     }
 
-    /// A request went well.
+    /// A request succeeded: the breaker closes.
     pub fn succeeded(&self) {
-        let mut state = self.lock();
-        (state.n_in_a_row, state.closed_until, state.is_on_trial) = (0, None, false);
+        self.lock().close();
     }
 
-    /// A request failed for a reason that is the node's.
-    pub fn failed(&self, reason: &'static str) {
-        let mut state = self.lock();
+    /// A request failed, and the node is to blame: the breaker opens.
+    pub fn failed(&self, reason: R) {
+        let mut record = self.lock();
         let now = Instant::now();
-        // What was under way when the breaker opened fails for the same cause, and makes the pause no longer.
-        let is_another = state.closed_until.is_none_or(|until| until <= now) || state.is_on_trial;
-        state.n_in_a_row = state.n_in_a_row.saturating_add(u32::from(is_another));
-        state.is_on_trial = false;
-        let doublings = state.n_in_a_row.saturating_sub(1).min(8);
+        // Requests that were under way when the breaker opened fail for the same cause and must not lengthen the pause.
+        let is_another = record.open_until.is_none_or(|until| until <= now) || record.is_on_trial;
+        record.n_in_a_row = record.n_in_a_row.saturating_add(u32::from(is_another));
+        let doublings = record.n_in_a_row.saturating_sub(1).min(8);
         let pause = FIRST_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE);
-        (state.closed_until, state.failed_at, state.was_heard) = (Some(now + pause), Some(now), false);
-        state.last_reason = Some(reason);
-        *state.counts.entry(reason).or_default() += 1;
+        record.is_on_trial = false;
+        record.open_until = Some(now + pause);
+        record.failed_at = Some(now);
+        record.has_answered = false;
+        record.last_reason = Some(reason);
+        *record.counts.entry(reason).or_default() += 1;
     }
 
-    /// Everything an operator is shown of it.
-    pub fn view(&self) -> BreakerView {
-        let state = self.lock();
+    /// What an operator is shown.
+    pub fn view(&self) -> BreakerView<R> {
+        let record = self.lock();
         BreakerView {
-            is_open: state.closed_until.is_some(),
-            n_in_a_row: state.n_in_a_row,
-            last_reason: state.last_reason,
-            counts: state.counts.clone(),
+            is_open: record.open_until.is_some(),
+            n_in_a_row: record.n_in_a_row,
+            last_reason: record.last_reason,
+            counts: record.counts.clone(),
         }
-    }
-
-    /// Failures by reason since the start.
-    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
-        self.lock().counts.clone()
     }
 
     /// Why it failed last.
-    pub fn last_reason(&self) -> Option<&'static str> {
+    pub fn last_reason(&self) -> Option<R> {
         self.lock().last_reason
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BreakerRecord<R>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use baton_planner::reason::FailureReason;
+    use baton_schemas::handoff::HandoffFailure;
+
     use super::*;
 
-    impl Breaker {
-        fn was_heard(&self) -> bool {
-            self.lock().was_heard
+    const PREFILL_DOWN: FailureReason = FailureReason::Handoff(HandoffFailure::PrefillDown);
+
+    impl Breaker<FailureReason> {
+        fn has_answered(&self) -> bool {
+            self.lock().has_answered
         }
     }
 
@@ -162,64 +187,64 @@ mod tests {
     async fn a_failure_keeps_requests_away_and_one_is_let_through_later() {
         let breaker = Breaker::default();
         assert!(breaker.try_pass());
-        breaker.failed("prefill_down");
+        breaker.failed(PREFILL_DOWN);
         assert!(!breaker.try_pass());
         // A second request that was under way.
-        breaker.failed("prefill_down");
+        breaker.failed(PREFILL_DOWN);
         tokio::time::advance(FIRST_PAUSE).await;
-        assert!(!breaker.try_pass(), "nothing was heard of it");
-        breaker.heard(Instant::now());
+        assert!(!breaker.try_pass(), "it has not answered");
+        breaker.answered(Instant::now());
         assert!(breaker.would_pass());
         assert!(breaker.try_pass(), "half-open: one request");
         assert!(!breaker.try_pass(), "and no second one");
         let asked_before = Instant::now();
         tokio::time::advance(Duration::from_millis(1)).await;
-        breaker.failed("prefill_down");
-        breaker.heard(asked_before);
-        assert!(!breaker.was_heard(), "an answer from before the failure");
-        breaker.heard(Instant::now());
+        breaker.failed(PREFILL_DOWN);
+        breaker.answered(asked_before);
+        assert!(!breaker.has_answered(), "an answer from before the failure");
+        breaker.answered(Instant::now());
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(!breaker.try_pass(), "the second pause is longer");
         tokio::time::advance(FIRST_PAUSE).await;
         assert!(breaker.try_pass());
         breaker.succeeded();
         assert!(breaker.try_pass() && breaker.try_pass());
-        assert_eq!(breaker.counts(), BTreeMap::from([("prefill_down", 3)]));
+        assert_eq!(breaker.view().counts, BTreeMap::from([(PREFILL_DOWN, 3)]));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_answers_and_that_nobody_tries_is_trusted_again() {
+    async fn a_node_that_answers_is_trusted_again_without_a_request() {
         let breaker = Breaker::default();
-        assert!(!breaker.settle(), "it is closed");
-        breaker.failed("decode_lost");
+        assert!(!breaker.close_if_quiet(), "it is closed");
+        breaker.failed(FailureReason::DecodeLost);
         tokio::time::advance(FIRST_PAUSE + QUIET_TIME).await;
-        assert!(!breaker.settle(), "nothing was heard of it");
-        breaker.heard(Instant::now());
-        assert!(breaker.settle() && !breaker.view().is_open);
-        breaker.failed("decode_lost");
-        breaker.heard(Instant::now());
+        assert!(!breaker.close_if_quiet(), "it has not answered");
+        breaker.answered(Instant::now());
+        assert!(breaker.close_if_quiet() && !breaker.view().is_open);
+        breaker.failed(FailureReason::DecodeLost);
+        breaker.answered(Instant::now());
         tokio::time::advance(FIRST_PAUSE).await;
-        assert!(breaker.try_pass() && !breaker.settle(), "a request tries it");
-        breaker.failed("decode_lost");
-        breaker.heard(Instant::now());
+        assert!(breaker.try_pass() && !breaker.close_if_quiet(), "a request tries it");
+        breaker.failed(FailureReason::DecodeLost);
+        breaker.answered(Instant::now());
         tokio::time::advance(QUIET_TIME).await;
-        assert!(!breaker.settle(), "the second pause is longer");
+        assert!(!breaker.close_if_quiet(), "the second pause is longer");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_node_that_failed_for_hours_is_tried_within_five_seconds() {
         let breaker = Breaker::default();
         for _ in 0..100 {
-            breaker.failed("prefill_down");
-            breaker.heard(Instant::now());
+            breaker.failed(PREFILL_DOWN);
+            breaker.answered(Instant::now());
             tokio::time::advance(MAX_PAUSE).await;
             assert!(breaker.try_pass());
         }
-        breaker.failed("prefill_down");
-        breaker.heard(Instant::now());
+        breaker.failed(PREFILL_DOWN);
+        breaker.answered(Instant::now());
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(breaker.try_pass());
-        // A trial whose outcome never came does not close the door for ever.
+        // A trial without an outcome does not keep requests away for ever.
         tokio::time::advance(TRIAL_TIME).await;
         assert!(breaker.try_pass());
     }

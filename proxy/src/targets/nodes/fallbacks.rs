@@ -1,12 +1,57 @@
-//! How often requests had to go another way than planned, and why.
+//! Counts requests that took another way than planned, by reason.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// Counts by reason. Reasons are words of this program, so there are few of them.
-#[derive(Debug, Default)]
-pub struct Fallbacks(Mutex<BTreeMap<&'static str, Fallback>>);
+use baton_schemas::handoff::HandoffFailure;
+
+/// Why a request on nodes took another way than planned. Its client notices nothing but time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FallbackReason {
+    /// The decode node's queue was full: another node is asked.
+    DecodeBusy,
+    /// The decode node takes no requests now: another node is asked.
+    DecodeUnavailable,
+    /// The decode node was lost: the request starts again, or its stream continues, elsewhere.
+    DecodeLost,
+    /// The engine failed at the request: another engine tries it once.
+    EngineFailed,
+    /// The first token is later than its deadline.
+    FirstTokenLate,
+    /// A later token is later than its deadline.
+    NextTokenLate,
+    /// A second route was started because the first token was late.
+    Hedged,
+    /// The second route gave the first token.
+    HedgeWon,
+    /// No engine took the request: an upstream is asked.
+    Upstream,
+    /// A handoff failed: the decode node computed the rest of the prompt itself.
+    Handoff(HandoffFailure),
+}
+
+impl FallbackReason {
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FallbackReason::DecodeBusy => "decode_busy",
+            FallbackReason::DecodeUnavailable => "decode_unavailable",
+            FallbackReason::DecodeLost => "decode_lost",
+            FallbackReason::EngineFailed => "engine_failed",
+            FallbackReason::FirstTokenLate => "first_token_late",
+            FallbackReason::NextTokenLate => "next_token_late",
+            FallbackReason::Hedged => "hedged",
+            FallbackReason::HedgeWon => "hedge_won",
+            FallbackReason::Upstream => "upstream",
+            FallbackReason::Handoff(failure) => failure.as_str(),
+        }
+    }
+}
+
+/// Counts by reason: [`FallbackReason`] for a model on nodes, another enum for an upstream.
+#[derive(Debug)]
+pub struct Fallbacks<R>(Mutex<BTreeMap<R, Fallback>>);
 
 /// One reason's count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,16 +62,22 @@ pub struct Fallback {
     pub last: SystemTime,
 }
 
-impl Fallbacks {
-    /// A request fell back for this reason. Its client saw nothing of it.
-    pub fn count(&self, reason: &'static str) {
+impl<R> Default for Fallbacks<R> {
+    fn default() -> Fallbacks<R> {
+        Fallbacks(Mutex::default())
+    }
+}
+
+impl<R: Copy + Ord> Fallbacks<R> {
+    /// Counts one more.
+    pub fn count(&self, reason: R) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = all.entry(reason).or_insert(Fallback { count: 0, last: SystemTime::UNIX_EPOCH });
         *known = Fallback { count: known.count + 1, last: SystemTime::now() };
     }
 
     /// All reasons that occurred.
-    pub fn view(&self) -> BTreeMap<&'static str, Fallback> {
+    pub fn view(&self) -> BTreeMap<R, Fallback> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use tokio::time::Instant;
 
-use super::health::Why;
+use super::health::{StateReason, Why};
 use super::life::Life;
 use super::node::Node;
 use crate::targets::nodes::probe::jittered;
@@ -78,9 +78,11 @@ async fn stream(node: &Weak<Node>) -> Option<Why> {
                 has_spoken = true;
                 continue;
             }
-            Ok(None) if node.health.life() == Life::Draining => Why::plainly("stopped", "the node was stopped"),
-            Ok(None) => Why::plainly("stream_ended", "the stream of its loads has ended"),
-            Ok(Some(Err(error))) => Why { reason: "stream_lost", ..Why::from(&error) },
+            Ok(None) if node.health.life() == Life::Draining => {
+                Why::plainly(StateReason::Stopped, "the node was stopped")
+            }
+            Ok(None) => Why::plainly(StateReason::StreamEnded, "the stream of its loads has ended"),
+            Ok(Some(Err(error))) => Why { reason: StateReason::StreamLost, ..Why::from(&error) },
             Err(_) => silent(),
         };
         return has_spoken.then_some(ended);
@@ -107,7 +109,7 @@ async fn poll(node: &Weak<Node>, polls_for: Duration) {
 
 fn silent() -> Why {
     let cause = format!("no answer within {} s", LOAD_DEADLINE.as_secs());
-    Why { reason: "silent", words: "the node cannot be reached".to_owned(), cause }
+    Why { reason: StateReason::Silent, words: "the node cannot be reached".to_owned(), cause }
 }
 
 #[cfg(test)]

@@ -4,23 +4,88 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use baton_planner::reason::FailureReason;
 use baton_schemas::EngineError;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
 use super::life::{Life, Machine, News};
 
-/// Its process could not be started, or keeps ending.
-pub const START_FAILED: &str = "start_failed";
+/// Why a node came into its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StateReason {
+    /// Nothing is known of it yet.
+    New,
+    /// Its process is being started.
+    Starts,
+    /// It says that its model is loading.
+    Loading,
+    /// Its process has ended and is started again.
+    Ended,
+    /// Its process could not be started, or keeps ending.
+    StartFailed,
+    /// Its model is no longer wanted, and its process is ending.
+    Unloads,
+    /// Its model is no longer wanted, and its process has ended.
+    Unloaded,
+    /// It answers.
+    Answers,
+    /// It says that it was told to stop.
+    ToldToStop,
+    /// It was told to stop, and its load stream has ended.
+    Stopped,
+    /// It serves again after it was told to stop: another process.
+    Restarted,
+    /// Its load stream has ended.
+    StreamEnded,
+    /// Its load stream broke.
+    StreamLost,
+    /// It did not answer in time.
+    Silent,
+    /// It cannot be reached.
+    Unreachable,
+    /// It refused the cluster key.
+    Unauthorized,
+    /// What answers does not speak the node protocol.
+    NoNode,
+    /// Its breaker opened.
+    Failure(FailureReason),
+    /// Its breakers have closed.
+    BreakerClosed,
+}
 
-/// Its model is wanted no more.
-const LEAVES: &str = "unloads";
+impl StateReason {
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StateReason::New => "new",
+            StateReason::Starts => "starts",
+            StateReason::Loading => "loading",
+            StateReason::Ended => "ended",
+            StateReason::StartFailed => "start_failed",
+            StateReason::Unloads => "unloads",
+            StateReason::Unloaded => "unloaded",
+            StateReason::Answers => "answers",
+            StateReason::ToldToStop => "told_to_stop",
+            StateReason::Stopped => "stopped",
+            StateReason::Restarted => "restarted",
+            StateReason::StreamEnded => "stream_ended",
+            StateReason::StreamLost => "stream_lost",
+            StateReason::Silent => "silent",
+            StateReason::Unreachable => "unreachable",
+            StateReason::Unauthorized => "unauthorized",
+            StateReason::NoNode => "no_node",
+            StateReason::Failure(reason) => reason.as_str(),
+            StateReason::BreakerClosed => "breaker_closed",
+        }
+    }
+}
 
 /// Why a node is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Why {
-    /// In one word, for counting.
-    pub reason: &'static str,
+    /// Its kind.
+    pub reason: StateReason,
     /// In words that clients may see: no addresses.
     pub words: String,
     /// For the operator.
@@ -29,7 +94,7 @@ pub struct Why {
 
 impl Why {
     /// The same words for everybody.
-    pub fn plainly(reason: &'static str, words: &str) -> Why {
+    pub fn plainly(reason: StateReason, words: &str) -> Why {
         Why { reason, words: words.to_owned(), cause: words.to_owned() }
     }
 }
@@ -37,10 +102,10 @@ impl Why {
 impl From<&EngineError> for Why {
     fn from(error: &EngineError) -> Why {
         let (reason, words) = match error {
-            EngineError::Unauthorized => ("unauthorized", "the node refused the cluster key"),
-            EngineError::Unavailable { .. } => ("silent", "the node cannot be reached"),
-            EngineError::Lost { .. } => ("unreachable", "the node cannot be reached"),
-            _ => ("no_node", "the node does not answer as it should"),
+            EngineError::Unauthorized => (StateReason::Unauthorized, "the node refused the cluster key"),
+            EngineError::Unavailable { .. } => (StateReason::Silent, "the node cannot be reached"),
+            EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),
+            _ => (StateReason::NoNode, "the node does not answer as it should"),
         };
         // Without the words that would stand around it in a request's log line.
         let cause = match error {
@@ -57,7 +122,7 @@ pub struct Status {
     machine: Machine,
     info: Option<Arc<NodeInfo>>,
     /// Why it is in this state, in one word.
-    pub reason: &'static str,
+    pub reason: StateReason,
     /// The same for clients.
     pub words: String,
     /// If it is down: until it is asked or started again.
@@ -96,7 +161,7 @@ pub struct Transition {
     /// What it is.
     pub to: Life,
     /// Why, in one word.
-    pub reason: &'static str,
+    pub reason: StateReason,
 }
 
 /// See the module. Whoever learns something of the node says it here.
@@ -126,7 +191,7 @@ impl Health {
         let status = Status {
             machine: Machine::default(),
             info: None,
-            reason: "new",
+            reason: StateReason::New,
             words: "the model is loading".to_owned(),
             retry_in: Duration::ZERO,
             since: SystemTime::now(),
@@ -136,7 +201,7 @@ impl Health {
 
     /// It has said what it is.
     pub fn answers(&self, info: Arc<NodeInfo>) {
-        self.learn(News::Answers, &Why::plainly("answers", "it answers"), |status| {
+        self.learn(News::Answers, &Why::plainly(StateReason::Answers, "it answers"), |status| {
             let is_news = status.info.as_ref().is_none_or(|known| **known != *info);
             if is_news {
                 status.info = Some(info);
@@ -149,23 +214,23 @@ impl Health {
     pub fn lives(&self) {
         // Looked at before, for the sake of the many signs that are no news; what counts is what it is when it is learned.
         if self.status.borrow().is_silent() {
-            self.learn(News::Lives, &Why::plainly("answers", "it answers"), |_| false);
+            self.learn(News::Lives, &Why::plainly(StateReason::Answers, "it answers"), |_| false);
         }
     }
 
     /// Its process is starting, or its model is loading.
-    pub fn loads(&self, reason: &'static str) {
+    pub fn loads(&self, reason: StateReason) {
         self.learn(News::Loads, &Why::plainly(reason, "the model is loading"), |_| false);
     }
 
     /// Nobody needs its model now, and its process is told to end.
     pub fn leaves(&self) {
-        self.learn(News::Loads, &Why::plainly(LEAVES, "the model is being unloaded"), |_| false);
+        self.learn(News::Loads, &Why::plainly(StateReason::Unloads, "the model is being unloaded"), |_| false);
     }
 
     /// Nobody needs its model now, and its process has ended.
     pub fn unloads(&self) {
-        self.learn(News::Unloads, &Why::plainly("unloaded", "the model is not loaded"), |status| {
+        self.learn(News::Unloads, &Why::plainly(StateReason::Unloaded, "the model is not loaded"), |status| {
             status.retry_in = Duration::ZERO;
             false
         });
@@ -173,7 +238,7 @@ impl Health {
 
     /// It was told to stop.
     pub fn stops(&self) {
-        self.learn(News::Stops, &Why::plainly("told_to_stop", "the node is stopping"), |_| false);
+        self.learn(News::Stops, &Why::plainly(StateReason::ToldToStop, "the node is stopping"), |_| false);
     }
 
     /// The stream of its loads has ended, or it does not say what its load is.
@@ -199,13 +264,13 @@ impl Health {
     }
 
     /// Requests to it fail, for a reason that its breaker counts.
-    pub fn breaker_opens(&self, reason: &'static str) {
-        self.learn(News::Opens, &Why::plainly(reason, reason), |_| false);
+    pub fn breaker_opens(&self, reason: FailureReason) {
+        self.learn(News::Opens, &Why::plainly(StateReason::Failure(reason), reason.as_str()), |_| false);
     }
 
     /// Requests may be sent to it as to any other.
     pub fn breaker_closes(&self) {
-        self.learn(News::Closes, &Why::plainly("breaker_closed", "it answers"), |_| false);
+        self.learn(News::Closes, &Why::plainly(StateReason::BreakerClosed, "it answers"), |_| false);
     }
 
     /// Its health now.
@@ -283,12 +348,14 @@ impl Health {
 
     fn log(&self, transition: Transition, cause: &str) {
         let (who, from, to) = (&self.who, transition.from.as_str(), transition.to.as_str());
-        let reason = transition.reason;
+        let reason = transition.reason.as_str();
         match transition.to {
             Life::Ready if transition.from == Life::Starting => tracing::info!(from, to, reason, "{who} answers"),
             Life::Ready => tracing::warn!(from, to, reason, "{who} answers"),
             Life::Unloaded => tracing::debug!(from, to, reason, "{who} has let its model go"),
-            Life::Starting if reason == LEAVES => tracing::debug!(from, to, reason, "{who} lets its model go"),
+            Life::Starting if transition.reason == StateReason::Unloads => {
+                tracing::debug!(from, to, reason, "{who} lets its model go")
+            }
             Life::Starting => tracing::info!(from, to, reason, "{who} is loading its model"),
             Life::Draining => tracing::warn!(from, to, reason, "{who} was told to stop, and finishes what it runs"),
             // It answers; a task's breaker is open still.
@@ -297,7 +364,9 @@ impl Health {
             }
             Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),
             // Told by who started it, to the operator who waits for it or in the log.
-            Life::Down if reason == START_FAILED => tracing::info!(from, to, reason, "{who} cannot be used: {cause}"),
+            Life::Down if transition.reason == StateReason::StartFailed => {
+                tracing::info!(from, to, reason, "{who} cannot be used: {cause}")
+            }
             Life::Down => tracing::warn!(from, to, reason, "{who} cannot be used: {cause}"),
         }
     }
@@ -307,15 +376,16 @@ impl Health {
 mod tests {
     use baton_engines::Engine;
     use baton_engines::sim::{SimConfig, SimEngine};
+    use baton_schemas::handoff::HandoffFailure;
 
     use super::*;
 
     #[tokio::test]
     async fn each_change_is_counted_once_with_its_reason_and_told() {
         let info = Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap());
-        let (health, silent) = (Health::new("it"), Why::plainly("silent", "no answer"));
+        let (health, silent) = (Health::new("it"), Why::plainly(StateReason::Silent, "no answer"));
         let mut told = health.subscribe();
-        health.loads("starts");
+        health.loads(StateReason::Starts);
         assert!(health.is_new());
         for _ in 0..2 {
             health.answers(Arc::clone(&info));
@@ -328,12 +398,12 @@ mod tests {
         assert!(health.status().usable().is_some(), "better than none");
         health.lives();
         health.lives();
-        health.breaker_opens("decode_lost");
-        health.breaker_opens("prefill_lost");
+        health.breaker_opens(FailureReason::DecodeLost);
+        health.breaker_opens(FailureReason::Handoff(HandoffFailure::PrefillLost));
         health.breaker_closes();
         health.stops();
         assert!(health.status().usable().is_none() && health.status().running().is_some());
-        health.misses(&Why::plainly("stopped", "it was stopped"), Duration::ZERO);
+        health.misses(&Why::plainly(StateReason::Stopped, "it was stopped"), Duration::ZERO);
         health.lives();
         assert_eq!((health.life(), health.status().words.as_str()), (Life::Down, "it was stopped"));
         let kept = Health::of_a_kept_one("it");
@@ -342,15 +412,18 @@ mod tests {
             kept.quiets(&silent);
         }
         assert_eq!(kept.life(), Life::Suspect);
-        kept.loads("ended");
+        kept.loads(StateReason::Ended);
         assert_eq!((kept.life(), kept.is_new()), (Life::Starting, false));
-        let counted: Vec<_> =
-            health.transitions().into_iter().map(|(t, n)| (t.from.as_str(), t.to.as_str(), t.reason, n)).collect();
+        let counted: Vec<_> = health
+            .transitions()
+            .into_iter()
+            .map(|(t, n)| (t.from.as_str(), t.to.as_str(), t.reason.as_str(), n))
+            .collect();
         let expected = [
             ("starting", "ready", "answers", 1),
             ("ready", "draining", "told_to_stop", 1),
-            ("ready", "suspect", "decode_lost", 1),
             ("ready", "suspect", "silent", 1),
+            ("ready", "suspect", "decode_lost", 1),
             ("draining", "down", "stopped", 1),
             ("suspect", "ready", "answers", 1),
             ("suspect", "ready", "breaker_closed", 1),

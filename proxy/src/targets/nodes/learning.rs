@@ -1,6 +1,7 @@
 //! From what requests report to rates.
 
 use baton_planner::cost::Route;
+use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{Blame, HandoffTimings};
 use baton_schemas::sequence::Timings;
 
@@ -17,8 +18,8 @@ impl ServedModel {
         if let Some(failure) = timings.failure {
             match failure.blame() {
                 Blame::Nobody => {}
-                Blame::Prefill => prefill.failed(Task::Prefill, failure.as_str()),
-                Blame::Pair => self.pairs.failed(p, route.decode, failure.as_str()),
+                Blame::Prefill => prefill.failed(Task::Prefill, FailureReason::Handoff(failure)),
+                Blame::Pair => self.pairs.failed(p, route.decode, failure),
             }
             return;
         }

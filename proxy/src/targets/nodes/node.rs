@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_planner::rates::{Curve, NodeRates};
+use baton_planner::reason::{BarReason, FailureReason};
 use baton_planner::snapshot::NodeView;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 
 use super::breakers::{Breakers, Task};
 use super::follow::{LOAD_INTERVAL, follow};
-use super::health::{Health, Why};
+use super::health::{Health, StateReason, Why};
 use super::life::Life;
 use super::prefixes::Prefixes;
 use super::{Identity, READY_WAIT, unavailable};
@@ -91,13 +92,13 @@ impl Node {
         match load.phase {
             // Another process than the one that was told to stop: it is asked what it is.
             Phase::Serving if self.health.life() == Life::Draining => {
-                self.health.quiets(&Why::plainly("restarted", "the node was restarted"));
+                self.health.quiets(&Why::plainly(StateReason::Restarted, "the node was restarted"));
             }
             Phase::Serving => self.health.lives(),
             Phase::Stopping => self.health.stops(),
-            Phase::Starting => self.health.loads("loading"),
+            Phase::Starting => self.health.loads(StateReason::Loading),
         }
-        if self.breakers.heard(asked) {
+        if self.breakers.answered(asked) {
             self.closes();
         }
     }
@@ -108,7 +109,7 @@ impl Node {
     }
 
     /// It failed at a task, for a reason that is the node's.
-    pub fn failed(&self, task: Task, reason: &'static str) {
+    pub fn failed(&self, task: Task, reason: FailureReason) {
         self.breakers.of(task).failed(reason);
         self.health.breaker_opens(reason);
     }
@@ -188,13 +189,13 @@ impl Node {
         let learned = lock(&self.learned);
         let info = self.info();
         let barred = match self.health.life() {
-            Life::Unloaded => Some("unloaded"),
-            Life::Starting => Some("starting"),
-            Life::Draining => Some("draining"),
-            Life::Down => Some("down"),
+            Life::Unloaded => Some(BarReason::Unloaded),
+            Life::Starting => Some(BarReason::Starting),
+            Life::Draining => Some(BarReason::Draining),
+            Life::Down => Some(BarReason::Down),
             Life::Ready | Life::Suspect => {
-                let silent = || self.health.is_silent().then_some("suspect");
-                self.breakers.of(task).bars().or_else(silent)
+                let silent = || self.health.is_silent().then_some(BarReason::Suspect);
+                self.breakers.of(task).bars().map(BarReason::from).or_else(silent)
             }
         };
         // The node's own figures until this endpoint has better ones: they are not by length or batch.

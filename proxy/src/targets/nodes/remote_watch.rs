@@ -9,7 +9,7 @@ use baton_schemas::node::{NodeInfo, Phase};
 use tokio::sync::oneshot;
 
 use crate::targets::nodes::probe;
-use crate::targets::nodes::{Health, Life, Why};
+use crate::targets::nodes::{Health, Life, StateReason, Why};
 
 /// How soon a node is asked again that is starting or down. One that is back is used again within 5 s.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ async fn ask(engine: &dyn Engine, health: &Health, is_first: bool) -> Option<Res
             health.fails(&Why::from(&error), RETRY_INTERVAL);
             return Some(Err(RefusedKey));
         }
-        EngineError::Unavailable { .. } if is_loading(engine).await => health.loads("loading"),
+        EngineError::Unavailable { .. } if is_loading(engine).await => health.loads(StateReason::Loading),
         _ => health.misses(&Why::from(&error), RETRY_INTERVAL),
     }
     None

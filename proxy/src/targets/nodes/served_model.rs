@@ -4,14 +4,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use baton_planner::deadlines::Deadlines;
-use baton_planner::policy::{POLICIES, Policy};
+use baton_planner::policy::{Policy, PolicyName};
+use baton_planner::reason::BarReason;
 use baton_schemas::node::NodeInfo;
 use baton_schemas::sampling_fields::SamplingFields;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::succession::History;
-use super::{Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Sight, Task, names, unavailable};
+use super::{
+    FallbackReason, Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Sight, Task, names, unavailable,
+};
 use crate::error::RequestError;
 use crate::targets::model_loading::Resident;
 
@@ -36,7 +39,7 @@ pub struct ServedModel {
     /// Keep handoffs away from pairs of nodes that cannot do one together.
     pub pairs: Arc<Pairs>,
     /// How often its requests had to go another way than planned.
-    pub fallbacks: Arc<Fallbacks>,
+    pub fallbacks: Arc<Fallbacks<FallbackReason>>,
     /// Its first decode node is this endpoint's own engine, and says what the model is. If it cannot start, a node may
     /// that has the model under one of these names.
     pub has_own_engine: bool,
@@ -69,7 +72,7 @@ impl ServedModel {
             history: History::of(decode.len()),
             decode,
             prefill,
-            policy: POLICIES[0],
+            policy: PolicyName::default().policy(),
             deadlines: Deadlines::default(),
             routes,
             pairs,
@@ -171,20 +174,20 @@ impl ServedModel {
     }
 
     /// Why a node cannot generate for this model, as it is now.
-    pub fn bars_decode(&self, info: &NodeInfo) -> Option<&'static str> {
+    pub fn bars_decode(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
-            _ if !info.role.decodes() => Some("wrong_role"),
-            None => Some("starting"),
-            Some(ours) => (!ours.is_same(&Identity::of(info))).then_some("other_model"),
+            _ if !info.role.decodes() => Some(BarReason::WrongRole),
+            None => Some(BarReason::Starting),
+            Some(ours) => (!ours.is_same(&Identity::of(info))).then_some(BarReason::OtherModel),
         }
     }
 
     /// Why a node cannot compute prompts for this model. The decode node has the last word; this saves it the attempt.
-    pub fn bars_prefill(&self, info: &NodeInfo) -> Option<&'static str> {
+    pub fn bars_prefill(&self, info: &NodeInfo) -> Option<BarReason> {
         match self.identity() {
-            _ if !info.role.prefills() => Some("wrong_role"),
-            None => Some("starting"),
-            Some(ours) => (!ours.takes_kv_of(&Identity::of(info))).then_some("fingerprint_mismatch"),
+            _ if !info.role.prefills() => Some(BarReason::WrongRole),
+            None => Some(BarReason::Starting),
+            Some(ours) => (!ours.takes_kv_of(&Identity::of(info))).then_some(BarReason::FINGERPRINT_MISMATCH),
         }
     }
 

@@ -51,7 +51,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::targets::nodes::{Health, Node, ServedModel, Why};
+    use crate::error::RequestErrorKind;
+    use crate::targets::nodes::{Health, Node, ServedModel, StateReason, Why};
 
     const EYES: Option<&str> = Some("eyes");
 
@@ -72,7 +73,11 @@ mod tests {
     }
 
     /// The projector of the node that a request would be asked of, or the error in a word.
-    async fn chosen(model: &ServedModel, sight: Sight<'_>, failed: &[usize]) -> Result<Option<String>, &'static str> {
+    async fn chosen(
+        model: &ServedModel,
+        sight: Sight<'_>,
+        failed: &[usize],
+    ) -> Result<Option<String>, RequestErrorKind> {
         let found = model.any_ready_but(failed, sight).await;
         found.map(|(_, info)| info.projector.clone()).map_err(|error| error.kind())
     }
@@ -91,14 +96,14 @@ mod tests {
             // For want of another one that sees, it is asked again.
             assert_eq!(chosen(&model, sight, &[1]).await, seen);
             assert_eq!(chosen(&model, Sight::Unneeded, &[1]).await, Ok(None));
-            other.loads("ended");
+            other.loads(StateReason::Ended);
             let began = Instant::now();
             assert_eq!(chosen(&model, Sight::Unneeded, &[]).await, Ok(None));
             assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
         }
-        other.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
-        assert_eq!(chosen(&model, sight, &[]).await, Err("unavailable"));
-        assert_eq!(chosen(&model, Sight::By("eyes"), &[]).await, Err("unavailable"));
+        other.fails(&Why::plainly(StateReason::Unreachable, "gone"), Duration::from_secs(2));
+        assert_eq!(chosen(&model, sight, &[]).await, Err(RequestErrorKind::Unavailable));
+        assert_eq!(chosen(&model, Sight::By("eyes"), &[]).await, Err(RequestErrorKind::Unavailable));
     }
 
     #[tokio::test(start_paused = true)]
@@ -111,7 +116,7 @@ mod tests {
             for is_down in [false, true] {
                 assert_eq!(model.n_seeing(sight), 0, "{weights} {is_down}");
                 assert_eq!(chosen(&model, sight, &[]).await, Ok(None), "{weights} {is_down}");
-                other.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
+                other.fails(&Why::plainly(StateReason::Unreachable, "gone"), Duration::from_secs(2));
             }
         }
     }

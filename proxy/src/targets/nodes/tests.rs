@@ -10,6 +10,7 @@ use baton_schemas::node::{NodeInfo, NodeLoad};
 
 use super::*;
 use crate::app::App;
+use crate::error::RequestErrorKind;
 use crate::http::Backend;
 use crate::observe::Observer;
 use crate::observe::readiness::Readiness;
@@ -40,7 +41,7 @@ async fn runs(life: &Hand, weights: &str, name: &str) {
 }
 
 fn goes_down(life: &Hand) {
-    life.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
+    life.fails(&Why::plainly(StateReason::Unreachable, "gone"), Duration::from_secs(2));
 }
 
 /// An endpoint over two nodes that are starting, with or without a name for what they run.
@@ -66,7 +67,7 @@ async fn discovered() {
 }
 
 /// The node that a request for this model would be asked of, or the error in a word.
-async fn serving(app: &App, name: &str) -> Result<String, &'static str> {
+async fn serving(app: &App, name: &str) -> Result<String, RequestErrorKind> {
     let account = Account::new("anyone", KeyLimits::default());
     let model = app.pool.find_for(Some(name), &account).map_err(|error| error.kind())?;
     let ready = model.ready_as(name, &[], Sight::Unneeded).await.map_err(|error| error.kind())?;
@@ -128,7 +129,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         goes_down(&second);
         discovered().await;
         assert!(matches!(app.readiness(), Readiness::Unavailable { .. }));
-        assert_eq!(serving(&app, "m").await.unwrap_err(), "unavailable");
+        assert_eq!(serving(&app, "m").await.unwrap_err(), RequestErrorKind::Unavailable);
         tokio::time::sleep(Duration::from_secs(31)).await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1", "{configured:?}");
         assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 0));
@@ -155,5 +156,8 @@ async fn a_restart_of_the_only_node_with_other_weights_is_followed_at_once() {
     runs(&first, "newer", "n").await;
     discovered().await;
     assert_eq!(serving(&app, "n").await.unwrap(), "decode-1");
-    assert_eq!((serving(&app, "m").await.unwrap_err(), app.readiness()), ("model_not_found", Readiness::Ok));
+    assert_eq!(
+        (serving(&app, "m").await.unwrap_err(), app.readiness()),
+        (RequestErrorKind::ModelNotFound, Readiness::Ok)
+    );
 }

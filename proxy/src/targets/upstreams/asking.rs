@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::upstream::UpstreamError;
+use baton_planner::reason::RouteReason;
 use baton_schemas::EngineError;
 use tokio::time::timeout;
 
@@ -44,13 +45,13 @@ pub(super) trait Question: Sync {
     ) -> impl Future<Output = Result<Self::Answer, UpstreamError>> + Send;
 }
 
-/// The upstream that answered, why it was asked, in one word, and what it said. Dropping the future cancels it.
+/// The upstream that answered, why it was asked, and what it said. Dropping the future cancels it.
 ///
 /// Errors: the request is wrong; or no upstream answers, and then the last one's reason.
 pub(super) async fn first_answer<Q: Question>(
     serving: &ServedByUpstreams,
     question: &Q,
-) -> Result<(Arc<Member>, &'static str, Q::Answer), RequestError> {
+) -> Result<(Arc<Member>, RouteReason, Q::Answer), RequestError> {
     let request_id = question.request_id();
     let (mut tried, mut is_second_round, mut last, mut unfit) = (Vec::new(), false, None, None);
     loop {
@@ -127,7 +128,7 @@ pub(super) async fn first_answer<Q: Question>(
 /// The upstream to try next, and why: of those that are well the one with the most room for its size, taking turns among
 /// equals; and one that has just failed, or is silent, only if there is no other. One that computes a reply and does
 /// nothing beside it is silent, too: it is not left out.
-fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'static str)> {
+fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, RouteReason)> {
     let n = serving.members.len();
     let load = |member: &Member| member.n_claimed() * 1_000 / member.client.settings().max_concurrent.max(1);
     let open = (0..n).map(|i| (i + serving.turn) % n).filter(|i| {
@@ -140,9 +141,9 @@ fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, &'stat
     })?;
     serving.members[best].0.breaker.try_pass();
     let reason = match n {
-        1 => "only_upstream",
-        _ if tried.is_empty() => "least_running",
-        _ => "next_upstream",
+        1 => RouteReason::OnlyUpstream,
+        _ if tried.is_empty() => RouteReason::LeastRunning,
+        _ => RouteReason::NextUpstream,
     };
     Some((best, reason))
 }

@@ -55,9 +55,9 @@ pub struct Member {
     /// Its client.
     pub client: Upstream,
     /// Keeps requests away while it fails.
-    pub breaker: Breaker,
+    pub breaker: Breaker<&'static str>,
     /// How often its prefill servers could not be used, by reason.
-    pub fallbacks: Fallbacks,
+    pub fallbacks: Fallbacks<&'static str>,
     /// When it was put into service.
     pub since: SystemTime,
     room: Arc<Semaphore>,
@@ -155,7 +155,7 @@ impl Member {
         }
         drop(known);
         if reason.is_none() {
-            self.breaker.heard(asked);
+            self.breaker.answered(asked);
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use baton_engines::trace::TARGET;
 use baton_engines::upstream::{Asked, TextDelta, TextStream, UpstreamError};
+use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -20,8 +21,8 @@ use crate::error::RequestError;
 pub struct Started {
     /// Which one.
     pub member: Arc<Member>,
-    /// Why this one, in one word.
-    pub reason: &'static str,
+    /// Why this one.
+    pub reason: RouteReason,
     /// When it was asked.
     pub asked: Instant,
     /// One stream per choice.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_planner::reason::FailureReason;
 use baton_schemas::EngineError;
 use baton_schemas::image::Image;
 use baton_schemas::node::NodeInfo;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 
 use super::retryable::{has_other_engine, is_engine_failure, is_transient};
 use crate::error::RequestError;
-use crate::targets::nodes::{Node, ServedModel, Sight, Task};
+use crate::targets::nodes::{FallbackReason, Node, ServedModel, Sight, Task};
 
 /// How long a request that lost an engine before its first answer looks for another one.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -71,10 +72,10 @@ impl StartRetry {
     pub fn note<T>(&mut self, model: &ServedModel, node: &Arc<Node>, outcome: &Result<T, EngineError>) {
         let Err(error) = outcome else { return };
         if error.is_lost_engine() {
-            node.failed(Task::Decode, "decode_lost");
+            node.failed(Task::Decode, FailureReason::DecodeLost);
         }
         if is_engine_failure(error) {
-            node.failed(Task::Decode, "engine_failed");
+            node.failed(Task::Decode, FailureReason::EngineFailed);
         }
         if is_transient(error) || is_engine_failure(error) {
             let idx = model.decode.iter().position(|other| Arc::ptr_eq(other, node));
@@ -121,8 +122,8 @@ impl StartRetry {
 
     async fn may_retry_after(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         match error {
-            EngineError::QueueFull { .. } => self.may_ask_another(model, "decode_busy"),
-            EngineError::Unavailable { .. } => self.may_ask_another(model, "decode_unavailable"),
+            EngineError::QueueFull { .. } => self.may_ask_another(model, FallbackReason::DecodeBusy),
+            EngineError::Unavailable { .. } => self.may_ask_another(model, FallbackReason::DecodeUnavailable),
             error if error.is_lost_engine() => self.may_retry_lost(model, error).await,
             error if is_engine_failure(error) => self.may_retry_failed(model, error),
             _ => false,
@@ -130,7 +131,7 @@ impl StartRetry {
     }
 
     /// The engine refused: another one may have room.
-    fn may_ask_another(&self, model: &ServedModel, reason: &'static str) -> bool {
+    fn may_ask_another(&self, model: &ServedModel, reason: FallbackReason) -> bool {
         let has_another = !self.has_asked_all(model);
         if has_another {
             model.fallbacks.count(reason);
@@ -142,14 +143,14 @@ impl StartRetry {
     async fn may_retry_lost(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         let has_asked_all = self.has_asked_all(model);
         if self.has_upstream && has_asked_all {
-            model.fallbacks.count("decode_lost");
+            model.fallbacks.count(FallbackReason::DecodeLost);
             return false;
         }
         let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + START_DEADLINE);
         if Instant::now() >= deadline {
             return false;
         }
-        model.fallbacks.count("decode_lost");
+        model.fallbacks.count(FallbackReason::DecodeLost);
         tracing::info!(%error, "an engine was lost before its first answer; trying again");
         if has_asked_all {
             // Failed nodes may be back by now.
@@ -164,7 +165,7 @@ impl StartRetry {
     fn may_retry_failed(&mut self, model: &ServedModel, error: &EngineError) -> bool {
         let may_retry = self.engine_failure.is_none() && has_other_engine(model, &self.failed, self.sight);
         if may_retry {
-            model.fallbacks.count("engine_failed");
+            model.fallbacks.count(FallbackReason::EngineFailed);
             tracing::warn!(%error, "an engine failed; asking another one");
             self.engine_failure = Some(error.clone());
         }

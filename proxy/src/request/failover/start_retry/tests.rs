@@ -194,17 +194,20 @@ fn full() -> Refusing {
 #[tokio::test(start_paused = true)]
 async fn the_last_node_is_asked_though_its_breaker_is_open() {
     let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
-    model.decode[2].failed(Task::Decode, "decode_lost");
+    model.decode[2].failed(Task::Decode, FailureReason::DecodeLost);
     let reply = generate(&app, request("m"), &caller()).await.unwrap();
     assert!(reply.route.contains("decode=c"), "{}", reply.route);
-    assert_eq!(model.fallbacks.view()["decode_busy"].count, 2);
+    assert_eq!(model.fallbacks.view()[&FallbackReason::DecodeBusy].count, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_all_refuse_ends_with_their_refusal() {
     // The third is not there to be asked.
     let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
-    model.decode[2].health.fails(&crate::targets::nodes::Why::plainly("unreachable", "gone"), Duration::from_secs(1));
+    model.decode[2].health.fails(
+        &crate::targets::nodes::Why::plainly(crate::targets::nodes::StateReason::Unreachable, "gone"),
+        Duration::from_secs(1),
+    );
     let refused = generate(&app, request("m"), &caller()).await.err();
     assert!(matches!(refused, Some(RequestError::Engine(EngineError::QueueFull { .. }))), "{refused:?}");
 }
@@ -215,7 +218,7 @@ async fn a_node_that_is_not_available_is_not_counted_as_busy() {
     let (app, model) = over(vec![node("a", stops).await, node("b", sim()).await]);
     generate(&app, request("m"), &caller()).await.unwrap();
     let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
-    assert_eq!(counts, [("decode_unavailable", 1)]);
+    assert_eq!(counts, [(FallbackReason::DecodeUnavailable, 1)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,7 +228,7 @@ async fn a_request_that_an_engine_fails_at_is_asked_of_one_more() {
     let reply = generate(&app, request("m"), &caller()).await.unwrap();
     assert!(reply.route.contains("decode=b"), "{}", reply.route);
     let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
-    assert_eq!(counts, [("engine_failed", 1)]);
+    assert_eq!(counts, [(FallbackReason::EngineFailed, 1)]);
     let decode = [node("a", fails("first")).await, node("b", fails("second")).await, node("c", sim()).await];
     let (app, _) = over(decode.to_vec());
     let failed = generate(&app, request("m"), &caller()).await.err();
@@ -281,7 +284,10 @@ async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blin
     let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
     let ask = async |app: &App| generate(app, about_an_image(), &caller()).await.err();
     assert!(ask(&app).await.is_none());
-    seeing.health.fails(&crate::targets::nodes::Why::plainly("unreachable", "gone"), Duration::from_secs(1));
+    seeing.health.fails(
+        &crate::targets::nodes::Why::plainly(crate::targets::nodes::StateReason::Unreachable, "gone"),
+        Duration::from_secs(1),
+    );
     let refused = ask(&app).await;
     assert!(matches!(refused, Some(RequestError::Unavailable { .. })), "{refused:?}");
     let counted = app.count(Some("m"), seen(), &caller()).await;

@@ -11,6 +11,7 @@ use baton_engines::Engine;
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_planner::deadlines::Deadlines;
 use baton_planner::rates::Curve;
+use baton_planner::reason::FailureReason;
 use baton_schemas::Token;
 use baton_schemas::image::PromptImages;
 use baton_schemas::node::NodeInfo;
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 use super::take_up::{RETRY_PAUSE, TAKE_UP_DEADLINE};
 use super::*;
 use crate::request::plan::{PlanRequest, plan};
-use crate::targets::nodes::{Health, Node, ServedModel, Why, expected_output};
+use crate::targets::nodes::{FallbackReason, Health, Node, ServedModel, StateReason, Why, expected_output};
 
 /// A simulator whose streams break after so many tokens, a number of times.
 struct Mortal {
@@ -217,7 +218,7 @@ async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error(
         // In the middle of the stream: 99 tokens of prompt at 10,000 a second, then one a millisecond.
         let goes = async {
             tokio::time::sleep(Duration::from_millis(12)).await;
-            health.fails(&Why::plainly("unreachable", "gone"), Duration::from_secs(2));
+            health.fails(&Why::plainly(StateReason::Unreachable, "gone"), Duration::from_secs(2));
             tokio::time::sleep(TAKE_UP_DEADLINE / 2).await;
             if comes_back {
                 health.answers(info);
@@ -241,8 +242,8 @@ async fn a_stream_goes_on_elsewhere_once_where_its_engine_fails() {
     for fails_after in 0..=12 {
         let pair = model(vec![node("fails", failing(fails_after, 9, "it")).await, node("spare", sim()).await]);
         assert_eq!(run(&pair).await.unwrap(), (expected.clone(), 1, 12), "after {fails_after}");
-        assert_eq!((count(&pair, "engine_failed"), count(&pair, "decode_lost")), (1, 0));
-        assert_eq!(pair.decode[0].breakers.of(Task::Decode).counts().get("engine_failed"), Some(&1));
+        assert_eq!((count(&pair, FallbackReason::EngineFailed), count(&pair, FallbackReason::DecodeLost)), (1, 0));
+        assert_eq!(pair.decode[0].breakers.of(Task::Decode).view().counts.get(&FailureReason::EngineFailed), Some(&1));
     }
 }
 
@@ -253,11 +254,11 @@ async fn what_fails_on_every_engine_ends_with_the_first_failure() {
         let all = model(vec![engine("first").await, engine("second").await, engine("third").await]);
         let outcome = run(&all).await;
         assert_eq!(outcome, Err(EngineError::internal("first")));
-        assert_eq!(count(&all, "engine_failed"), 1, "no third engine is asked");
+        assert_eq!(count(&all, FallbackReason::EngineFailed), 1, "no third engine is asked");
         // Where there is no other, nothing is waited for.
         let (alone, began) = (model(vec![engine("alone").await]), Instant::now());
         assert_eq!(run(&alone).await, Err(EngineError::internal("alone")));
-        assert!(count(&alone, "engine_failed") == 0 && began.elapsed() < RETRY_PAUSE);
+        assert!(count(&alone, FallbackReason::EngineFailed) == 0 && began.elapsed() < RETRY_PAUSE);
     }
 }
 
@@ -270,7 +271,7 @@ async fn a_stream_about_an_image_goes_on_only_where_it_is_seen() {
         let alone = model(vec![engine().await, Arc::clone(&blind)]);
         assert_eq!(run_about_an_image(&alone).await, Err(EngineError::internal("it")));
         assert!(began.elapsed() < RETRY_PAUSE, "nobody else is waited for: {:?}", began.elapsed());
-        assert_eq!(count(&alone, "engine_failed"), 0);
+        assert_eq!(count(&alone, FallbackReason::EngineFailed), 0);
         let others = model(vec![engine().await, Arc::clone(&blind), seeing("spare", sim()).await]);
         assert_eq!(run_about_an_image(&others).await.unwrap(), (expected.clone(), 1, 12));
         // One that is lost may be back.
@@ -283,7 +284,7 @@ async fn a_stream_about_an_image_goes_on_only_where_it_is_seen() {
 async fn a_lost_node_is_avoided_and_counted() {
     let pair = model(vec![node("mortal", mortal(3, 1)).await, node("spare", sim()).await]);
     run(&pair).await.unwrap();
-    assert_eq!(pair.decode[0].breakers.of(Task::Decode).counts().get("decode_lost"), Some(&1));
+    assert_eq!(pair.decode[0].breakers.of(Task::Decode).view().counts.get(&FailureReason::DecodeLost), Some(&1));
     assert!(!pair.decode[0].breakers.of(Task::Decode).would_pass());
     // Back within five seconds.
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -333,8 +334,8 @@ fn model_within(decode: Vec<Arc<Node>>, deadlines: Deadlines) -> Arc<ServedModel
     Arc::new(model)
 }
 
-fn count(model: &ServedModel, reason: &str) -> u64 {
-    model.fallbacks.view().get(reason).map_or(0, |fallback| fallback.count)
+fn count(model: &ServedModel, reason: FallbackReason) -> u64 {
+    model.fallbacks.view().get(&reason).map_or(0, |fallback| fallback.count)
 }
 
 const HEDGED: Deadlines =
@@ -351,9 +352,13 @@ async fn a_late_first_token_is_hedged_and_the_first_to_deliver_wins() {
         // Until the deadline, and then the faster of the two.
         let expected_s = by.min(1 + other);
         assert!((began.elapsed().as_secs_f64() - expected_s as f64).abs() < 0.2, "{:?}", began.elapsed());
-        assert_eq!((count(&model, "first_token_late"), count(&model, "hedged")), (1, 1));
-        assert_eq!(count(&model, "hedge_won"), u64::from(is_won));
-        assert_eq!((n_running.load(Ordering::Acquire), count(&model, "decode_lost")), (0, 0), "the loser is cancelled");
+        assert_eq!((count(&model, FallbackReason::FirstTokenLate), count(&model, FallbackReason::Hedged)), (1, 1));
+        assert_eq!(count(&model, FallbackReason::HedgeWon), u64::from(is_won));
+        assert_eq!(
+            (n_running.load(Ordering::Acquire), count(&model, FallbackReason::DecodeLost)),
+            (0, 0),
+            "the loser is cancelled"
+        );
         let corrected = model.routes.view().corrections[0][0];
         assert!(corrected > 1.2, "that the route was late is learned: {corrected}");
     }
@@ -369,7 +374,8 @@ async fn a_node_that_is_late_to_accept_is_hedged() {
         assert_eq!(run(&model).await.unwrap(), (expected.clone(), 1, 12));
         let expected_s = by.min(Duration::from_secs(1) + other).as_secs_f64();
         assert!((began.elapsed().as_secs_f64() - expected_s).abs() < 0.2, "{:?}", began.elapsed());
-        let counts = ["first_token_late", "hedged", "hedge_won", "decode_lost"].map(|reason| count(&model, reason));
+        use FallbackReason::{DecodeLost, FirstTokenLate, HedgeWon, Hedged};
+        let counts = [FirstTokenLate, Hedged, HedgeWon, DecodeLost].map(|reason| count(&model, reason));
         assert_eq!(counts, [1, 1, u64::from(is_won), 0]);
         assert_eq!(n_running.load(Ordering::Acquire), 0, "the loser is cancelled");
     }
@@ -382,13 +388,13 @@ async fn a_token_that_is_late_is_waited_for_where_nothing_is_hedged() {
     let began = Instant::now();
     run(&model).await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(20), "a node that lives is not cut off: {:?}", began.elapsed());
-    assert_eq!((count(&model, "first_token_late"), count(&model, "hedged")), (1, 0));
+    assert_eq!((count(&model, FallbackReason::FirstTokenLate), count(&model, FallbackReason::Hedged)), (1, 0));
     // Until it is clear that nothing comes.
     let (model, _) = late_by(Duration::from_secs(3_600), Duration::ZERO, deadlines).await;
     let began = Instant::now();
     run(&model).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(70), "{:?}", began.elapsed());
-    assert_eq!((count(&model, "first_token_late"), count(&model, "decode_lost")), (1, 1));
+    assert_eq!((count(&model, FallbackReason::FirstTokenLate), count(&model, FallbackReason::DecodeLost)), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -396,7 +402,7 @@ async fn a_hedge_without_a_second_node_is_none() {
     let (model, _) = late_by(Duration::from_secs(20), Duration::ZERO, HEDGED).await;
     let alone = model_within(vec![Arc::clone(&model.decode[0])], HEDGED);
     run(&alone).await.unwrap();
-    assert_eq!((count(&alone, "first_token_late"), count(&alone, "hedged")), (1, 0));
+    assert_eq!((count(&alone, FallbackReason::FirstTokenLate), count(&alone, FallbackReason::Hedged)), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -409,7 +415,8 @@ async fn a_hedge_takes_over_when_the_first_route_dies() {
     let served = model_within(decode, HEDGED);
     let began = Instant::now();
     assert_eq!(run(&served).await.unwrap(), (expected, 1, 12));
-    let counts = ["hedged", "hedge_won", "decode_lost"].map(|reason| count(&served, reason));
+    use FallbackReason::{DecodeLost, HedgeWon, Hedged};
+    let counts = [Hedged, HedgeWon, DecodeLost].map(|reason| count(&served, reason));
     assert_eq!(counts, [1, 0, 1]);
     assert!(began.elapsed() < Duration::from_millis(11_200), "it did not begin anew: {:?}", began.elapsed());
 }

@@ -9,6 +9,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::*;
+use crate::targets::nodes::FallbackReason;
 
 /// What became of the spans of traces, a line each.
 #[derive(Clone, Default)]
@@ -38,7 +39,7 @@ async fn a_second_start_has_a_span_of_its_own_until_its_stream_ends() {
         let (model, _) = late_by(Duration::from_secs(by), Duration::from_secs(other), HEDGED).await;
         let whole = tracing::info_span!(target: TARGET, "whole");
         run_under(whole, &model).await.unwrap();
-        assert_eq!(count(&model, "hedged"), 1);
+        assert_eq!(count(&model, FallbackReason::Hedged), 1);
         let expected = ["whole in nothing", "decode in whole", "decode ends", "whole ends"];
         assert_eq!(*lives.0.lock().unwrap(), expected, "{by} {other}");
     }

@@ -1,0 +1,173 @@
+//! Why a node is left out of a plan and why a route is taken. Decisions are made on these enums; each has one
+//! `as_str` that gives its word for metrics, logs, headers and JSON.
+
+use std::fmt;
+
+use baton_schemas::handoff::HandoffFailure;
+
+/// How a node failed a request or a handoff. Breakers count these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureReason {
+    /// The decode node was lost while it generated, or before it accepted the request.
+    DecodeLost,
+    /// The engine answered with an internal error.
+    EngineFailed,
+    /// The KV did not come, or only a part of it.
+    Handoff(HandoffFailure),
+}
+
+impl FailureReason {
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FailureReason::DecodeLost => "decode_lost",
+            FailureReason::EngineFailed => "engine_failed",
+            FailureReason::Handoff(failure) => failure.as_str(),
+        }
+    }
+}
+
+/// Why a node, or a pair of nodes, cannot serve a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BarReason {
+    /// Its model is not in memory.
+    Unloaded,
+    /// It has not answered yet, or its model is loading.
+    Starting,
+    /// It was told to stop and takes nothing new.
+    Draining,
+    /// It cannot be reached or used.
+    Down,
+    /// It left its last question unanswered.
+    Suspect,
+    /// It runs with a role that excludes this task.
+    WrongRole,
+    /// It runs other weights than the model.
+    OtherModel,
+    /// A prompt with images is not handed over.
+    Images,
+    /// It lacks the projector that the prompt's images need.
+    NoProjector,
+    /// The prompt does not fit, or another node has room for a longer reply.
+    ContextTooSmall,
+    /// It has just failed or refused this request.
+    JustFailed,
+    /// The model's KV cache cannot be handed over in parts.
+    KvNotDivisible,
+    /// Prefill node and decode node are the same: its KV is there already.
+    SameNode,
+    /// Its breaker is open after such a failure, or the failure is certain without a try.
+    Failure(FailureReason),
+}
+
+impl BarReason {
+    /// The prefill node cannot be reached. The same word as for a handoff that found it down.
+    pub const PREFILL_DOWN: BarReason = BarReason::Failure(FailureReason::Handoff(HandoffFailure::PrefillDown));
+
+    /// The two nodes do not run the same model. The same word as for a handoff that found out.
+    pub const FINGERPRINT_MISMATCH: BarReason =
+        BarReason::Failure(FailureReason::Handoff(HandoffFailure::FingerprintMismatch));
+
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            BarReason::Unloaded => "unloaded",
+            BarReason::Starting => "starting",
+            BarReason::Draining => "draining",
+            BarReason::Down => "down",
+            BarReason::Suspect => "suspect",
+            BarReason::WrongRole => "wrong_role",
+            BarReason::OtherModel => "other_model",
+            BarReason::Images => "images",
+            BarReason::NoProjector => "no_projector",
+            BarReason::ContextTooSmall => "context_too_small",
+            BarReason::JustFailed => "just_failed",
+            BarReason::KvNotDivisible => "kv_not_divisible",
+            BarReason::SameNode => "same_node",
+            BarReason::Failure(reason) => reason.as_str(),
+        }
+    }
+}
+
+impl From<FailureReason> for BarReason {
+    fn from(reason: FailureReason) -> BarReason {
+        BarReason::Failure(reason)
+    }
+}
+
+/// The kind of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteKind {
+    /// One node computes the prompt and generates.
+    Direct,
+    /// One node computes the prompt, another generates.
+    Handoff,
+    /// A server that is asked in text generates.
+    Upstream,
+}
+
+impl RouteKind {
+    /// The word for metrics, logs, headers and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RouteKind::Direct => "direct",
+            RouteKind::Handoff => "handoff",
+            RouteKind::Upstream => "upstream",
+        }
+    }
+}
+
+/// Why a route was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RouteReason {
+    /// A handoff is predicted to complete earlier than direct generation.
+    Faster,
+    /// A handoff is possible, and direct generation is predicted to complete as early or earlier.
+    NotWorthIt,
+    /// There is one route.
+    OnlyRoute,
+    /// No route can be predicted yet.
+    RatesUnknown,
+    /// Of several direct routes this one is predicted to complete first.
+    LeastTime,
+    /// The policy takes it whatever is predicted.
+    Policy,
+    /// The decode node already has the whole prompt in its cache, so that a planned handoff was dropped.
+    Cached,
+    /// A handoff is barred for this reason.
+    Barred(BarReason),
+    /// Of an upstream: no engine here could take the request.
+    NoEngine,
+    /// One upstream serves the model.
+    OnlyUpstream,
+    /// Of several upstreams this one has the least to do for its size.
+    LeastRunning,
+    /// The upstreams that were tried before did not answer.
+    NextUpstream,
+}
+
+impl RouteReason {
+    /// The word for metrics, logs, headers and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            RouteReason::Faster => "faster",
+            RouteReason::NotWorthIt => "not_worth_it",
+            RouteReason::OnlyRoute => "only_route",
+            RouteReason::RatesUnknown => "rates_unknown",
+            RouteReason::LeastTime => "least_time",
+            RouteReason::Policy => "policy",
+            RouteReason::Cached => "cached",
+            RouteReason::Barred(reason) => reason.as_str(),
+            RouteReason::NoEngine => "no_engine",
+            RouteReason::OnlyUpstream => "only_upstream",
+            RouteReason::LeastRunning => "least_running",
+            RouteReason::NextUpstream => "next_upstream",
+        }
+    }
+}
+
+impl fmt::Display for RouteReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
