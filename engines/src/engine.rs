@@ -1,23 +1,23 @@
 //! The interface between everything that asks for tokens and everything that makes them.
 
 use async_trait::async_trait;
-use baton_schemas::embed::{EmbedDelta, EmbedSequences};
+use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
-use baton_schemas::kv::Chunk;
+use baton_schemas::kv::{Chunk, PrefillTimings};
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
-use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::stream::BoxStream;
 
-/// `Started`, then tokens, then exactly one `Finished` or an error; see [`Delta`].
+/// `Started`, then tokens, then exactly one `Finished` or an error; see [`SequenceEvent`].
 ///
 /// Dropping the stream cancels the sequence: the engine frees its slot within one step.
-pub type DeltaStream = BoxStream<'static, Result<Delta, EngineError>>;
+pub type SequenceStream = BoxStream<'static, Result<SequenceEvent, EngineError>>;
 
-/// Vectors in the order of their inputs, then exactly one `Finished` or an error; see [`EmbedDelta`].
+/// Vectors in the order of their inputs, then exactly one `Finished` or an error; see [`EmbedEvent`].
 ///
 /// Dropping the stream cancels what is not computed yet, within one step.
-pub type EmbedStream = BoxStream<'static, Result<EmbedDelta, EngineError>>;
+pub type EmbedStream = BoxStream<'static, Result<EmbedEvent, EngineError>>;
 
 /// Chunks in the order of their positions, without gaps, then exactly one `End` or an error.
 ///
@@ -32,32 +32,15 @@ pub type LoadStream = BoxStream<'static, Result<NodeLoad, EngineError>>;
 /// Chunks an engine computes ahead of their reader.
 pub const CHUNK_WINDOW: usize = 2;
 
-/// A step of [`Engine::prefill`].
+/// A step of a handoff: chunks in the order of their positions, then exactly one end. A prefill yields computed
+/// [`Chunk`]s and ends with the node's times; a pull yields verified ones and ends with a report
+/// ([`PullEvent`](crate::handoff::PullEvent)).
 #[derive(Debug, Clone, PartialEq)]
-pub enum KvEvent {
+pub enum KvEvent<K = Chunk, E = PrefillTimings> {
     /// The next positions' KV.
-    Chunk(Chunk),
-    /// Everything was sent.
-    End(PrefillReport),
-}
-
-/// What a prefill took. Times in milliseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct PrefillReport {
-    /// Waiting for a slot.
-    pub queue_ms: f64,
-    /// From the slot to the last token computed.
-    pub prefill_ms: f64,
-    /// Of that, waiting for the reader to take chunks.
-    pub stalled_ms: f64,
-    /// Of that, this prompt's share of the engine's work.
-    pub compute_ms: f64,
-    /// Tokens computed for this request.
-    pub n_computed: u32,
-    /// Tokens whose KV was already here.
-    pub n_cached: u32,
-    /// Copying chunks out of the engine.
-    pub export_ms: f64,
+    Chunk(K),
+    /// Nothing follows.
+    End(E),
 }
 
 /// Anything that runs one model.
@@ -85,7 +68,7 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Continues a sequence. Returns once the engine has accepted the request into its bounded queue; what can be
     /// refused up front (a bad token, an overlong prompt, a full queue) is refused here and not in the stream.
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError>;
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError>;
 
     /// Turns texts into vectors. Accepted and refused like [`Engine::generate`].
     async fn embed(&self, _request: EmbedSequences) -> Result<EmbedStream, EngineError> {

@@ -22,7 +22,7 @@ pub mod trace;
 pub mod transport;
 pub mod upstream;
 
-pub use engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream, LoadStream};
+pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 
 /// A log filter, as of `RUST_LOG`, for llama.cpp's own lines: it says a hundred for each model that it loads, some of its
 /// progress as warnings, and its errors come back as ours.

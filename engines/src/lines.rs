@@ -8,14 +8,14 @@ use futures::{Stream, StreamExt};
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The lines of a byte stream.
-pub(crate) struct Lines<S> {
+pub(crate) struct ByteLines<S> {
     chunks: std::pin::Pin<Box<S>>,
     pending: BytesMut,
 }
 
-impl<S: Stream<Item = reqwest::Result<Bytes>>> Lines<S> {
+impl<S: Stream<Item = reqwest::Result<Bytes>>> ByteLines<S> {
     pub(crate) fn new(chunks: S) -> Self {
-        Lines { chunks: Box::pin(chunks), pending: BytesMut::new() }
+        ByteLines { chunks: Box::pin(chunks), pending: BytesMut::new() }
     }
 
     /// The next line without its newline; `None` at a clean end. A last line without newline is a cut stream.
@@ -47,7 +47,7 @@ mod tests {
 
     async fn split(chunks: &[&'static str]) -> (Vec<String>, Option<EngineError>) {
         let chunks: Vec<_> = chunks.iter().map(|c| Ok(Bytes::from_static(c.as_bytes()))).collect();
-        let mut lines = Lines::new(futures::stream::iter(chunks));
+        let mut lines = ByteLines::new(futures::stream::iter(chunks));
         let mut seen = Vec::new();
         loop {
             match lines.next().await {

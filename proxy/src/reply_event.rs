@@ -1,7 +1,7 @@
 //! The events of a reply, free of any dialect. Every target's output becomes these, and every dialect writes them.
 
 use baton_reply::TokenLogprobs;
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, Token};
@@ -26,7 +26,7 @@ pub enum EventKind {
     /// Another node computed the prompt, or tried to. Comes before the choice's text.
     Handoff {
         /// How long the handoff took, and why it failed if it did.
-        timings: HandoffTimings,
+        timings: HandoffReport,
     },
     /// The route changed after it was announced. Comes before any text. Concerns the whole reply.
     Rerouted {

@@ -46,7 +46,7 @@ pub struct EmbedSequences {
 /// that ends without it has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum EmbedDelta {
+pub enum EmbedEvent {
     /// Of length 1, every value finite.
     #[serde(with = "packed")]
     Vector(Vec<f32>),
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn vectors_survive_json_to_the_bit_and_nonsense_does_not() {
-        let delta = EmbedDelta::Vector(vec![0.1, -f32::MIN_POSITIVE, 1.0 / 3.0, f32::MAX]);
+        let delta = EmbedEvent::Vector(vec![0.1, -f32::MIN_POSITIVE, 1.0 / 3.0, f32::MAX]);
         let json = serde_json::to_string(&delta).unwrap();
-        assert_eq!(serde_json::from_str::<EmbedDelta>(&json).unwrap(), delta, "{json}");
+        assert_eq!(serde_json::from_str::<EmbedEvent>(&json).unwrap(), delta, "{json}");
         assert_eq!(le_bytes(&[1.0]), [0, 0, 0x80, 0x3F]);
         for wrong in ["AAAA", "AADAfw==", "not base64", "AACAfw=="] {
             let json = format!(r#"{{"vector":"{wrong}"}}"#);
-            assert!(serde_json::from_str::<EmbedDelta>(&json).is_err(), "{json}");
+            assert!(serde_json::from_str::<EmbedEvent>(&json).is_err(), "{json}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::kv::{Fingerprint, HandoffId};
+use crate::kv::{Fingerprint, HandoffId, PrefillTimings};
 use crate::sequence::{CacheScope, Token};
 
 /// Where a decode node may pull a prompt's KV from. What it does not get there it computes itself.
@@ -135,10 +135,11 @@ pub enum Blame {
     Pair,
 }
 
-/// What came of a handoff. Times in milliseconds, on the decode node's clock unless said otherwise.
+/// How a handoff went, as the decode node tells and as clients see it in `timings.handoff`. Times in milliseconds, on
+/// the decode node's clock unless said otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct HandoffTimings {
+pub struct HandoffReport {
     /// Positions imported.
     pub n_tokens: u32,
     /// Positions the prefill node had cached, those before the first one imported included.
@@ -166,11 +167,31 @@ pub struct HandoffTimings {
     /// Why the rest was computed here; `None` if everything came.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<HandoffFailure>,
+    /// Transfer time that ran beside the prefill and so cost the client nothing.
+    pub hidden_ms: f64,
 }
 
-impl HandoffTimings {
-    /// Transfer time that ran beside the prefill and so cost nothing.
-    pub fn hidden_ms(&self) -> f64 {
-        (self.transfer_ms - self.unhidden_ms).max(0.0)
+impl HandoffReport {
+    /// The prefill node's part.
+    pub fn of_prefill(timings: &PrefillTimings) -> HandoffReport {
+        HandoffReport {
+            n_cached: timings.n_cached,
+            n_computed: timings.n_computed,
+            queue_ms: timings.queue_ms,
+            prefill_ms: timings.prefill_ms,
+            stalled_ms: timings.stalled_ms,
+            compute_ms: timings.compute_ms,
+            ..HandoffReport::default()
+        }
+    }
+
+    /// A handoff of which nothing but its failure is known.
+    pub fn failed(failure: HandoffFailure) -> HandoffReport {
+        HandoffReport { failure: Some(failure), ..HandoffReport::default() }
+    }
+
+    /// Sets what of the transfer the client had to wait for; the rest of `transfer_ms` was hidden.
+    pub fn with_unhidden(self, unhidden_ms: f64) -> HandoffReport {
+        HandoffReport { unhidden_ms, hidden_ms: (self.transfer_ms - unhidden_ms).max(0.0), ..self }
     }
 }

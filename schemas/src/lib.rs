@@ -2,7 +2,7 @@
 //!
 //! What the crates above exchange, and nothing that runs: no tokio, no I/O, no model code. Read in this order: a
 //! dialect parses a client's JSON into one [`generate::GenerateRequest`]; the proxy turns that into
-//! [`sequence::SequenceRequest`]s for an engine; the engine answers with [`sequence::Delta`]s; [`node`] is how both
+//! [`sequence::SequenceRequest`]s for an engine; the engine answers with [`sequence::SequenceEvent`]s; [`node`] is how both
 //! travel between processes.
 
 pub mod anthropic;
@@ -27,4 +27,4 @@ pub mod tools;
 
 pub use error::EngineError;
 pub use generate::GenerateRequest;
-pub use sequence::{Delta, FinishReason, SequenceRequest, Token};
+pub use sequence::{FinishReason, SequenceEvent, SequenceRequest, Token};

@@ -1,7 +1,7 @@
 //! The node protocol: how the proxy speaks to an engine in another process, over a Unix socket or TCP.
 //!
 //! HTTP with a cluster key on every call, versioned paths. Requests and replies are JSON; a stream of deltas is one
-//! JSON value a line ([`DeltaLine`], [`EmbedLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
+//! JSON value a line ([`SequenceLine`], [`EmbedLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
 //! is a sign of life: there is one in every second without a delta.
 //!
 //! | call | body | reply |
@@ -9,10 +9,10 @@
 //! | `GET  /node/v1/info` | – | [`NodeInfo`] |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
 //! | `GET  /node/v1/load/stream` | – | lines of [`LoadLine`]: at once, when something changes, and twice a second |
-//! | `POST /node/v1/render` | [`RenderRequest`] | [`Tokens`] |
-//! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`Tokens`] |
-//! | `POST /node/v1/detokenize` | [`Tokens`] | [`Text`] |
-//! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`DeltaLine`] |
+//! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
+//! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`TokenList`] |
+//! | `POST /node/v1/detokenize` | [`TokenList`] | [`DetokenizedText`] |
+//! | `POST /node/v1/generate` | [`SequenceRequest`](crate::SequenceRequest) | lines of [`SequenceLine`] |
 //! | `POST /node/v1/embed` | [`EmbedSequences`](crate::embed::EmbedSequences) | lines of [`EmbedLine`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
@@ -20,17 +20,17 @@
 //!
 //! A node whose model is still loading answers `load` and `load/stream`, and refuses everything else.
 //!
-//! A refused call answers with [`ErrorReply`] and a 4xx or 5xx status.
+//! A refused call answers with [`NodeErrorReply`] and a 4xx or 5xx status.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::embed::{EmbedDelta, EmbeddingFacts};
+use crate::embed::{EmbedEvent, EmbeddingFacts};
 use crate::error::EngineError;
 use crate::generate::Conversation;
 use crate::kv::{Fingerprint, KvLayout};
-use crate::sequence::{Delta, Token};
+use crate::sequence::{SequenceEvent, Token};
 
 /// Path prefix of this version of the protocol.
 pub const BASE_PATH: &str = "/node/v1";
@@ -229,14 +229,14 @@ pub struct TokenizeRequest {
 
 /// A list of tokens.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Tokens {
+pub struct TokenList {
     /// The tokens.
     pub tokens: Vec<Token>,
 }
 
 /// A text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Text {
+pub struct DetokenizedText {
     /// The text, U+FFFD where the tokens' bytes are not UTF-8.
     pub text: String,
 }
@@ -244,44 +244,44 @@ pub struct Text {
 /// One line of a stream of deltas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Line<D> {
+pub enum StreamLine<D> {
     /// The stream failed; nothing follows.
-    Error(ErrorReply),
+    Error(NodeErrorReply),
     /// A step of the answer.
-    Delta(D),
+    Step(D),
 }
 
 /// One line of a generate stream.
-pub type DeltaLine = Line<Delta>;
+pub type SequenceLine = StreamLine<SequenceEvent>;
 
 /// One line of an embed stream.
-pub type EmbedLine = Line<EmbedDelta>;
+pub type EmbedLine = StreamLine<EmbedEvent>;
 
 /// One line of a stream of loads. It has no last one: it ends with its node.
-pub type LoadLine = Line<NodeLoad>;
+pub type LoadLine = StreamLine<NodeLoad>;
 
-impl<D> From<Result<D, EngineError>> for Line<D> {
+impl<D> From<Result<D, EngineError>> for StreamLine<D> {
     fn from(step: Result<D, EngineError>) -> Self {
         match step {
-            Ok(delta) => Line::Delta(delta),
-            Err(error) => Line::Error(ErrorReply { error }),
+            Ok(delta) => StreamLine::Step(delta),
+            Err(error) => StreamLine::Error(NodeErrorReply { error }),
         }
     }
 }
 
-impl<D> Line<D> {
+impl<D> StreamLine<D> {
     /// The step that the line says.
     pub fn into_step(self) -> Result<D, EngineError> {
         match self {
-            Line::Delta(delta) => Ok(delta),
-            Line::Error(reply) => Err(reply.error),
+            StreamLine::Step(delta) => Ok(delta),
+            StreamLine::Error(reply) => Err(reply.error),
         }
     }
 }
 
 /// A refused or failed call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ErrorReply {
+pub struct NodeErrorReply {
     /// What happened.
     pub error: EngineError,
 }

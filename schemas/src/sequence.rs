@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::constraint::Constraint;
 use crate::generate::Sampling;
-use crate::handoff::{HandoffTimings, KvSource};
+use crate::handoff::{HandoffReport, KvSource};
 use crate::image::PromptImages;
 
 /// An index into a model's vocabulary.
@@ -90,16 +90,16 @@ impl CacheScope {
 /// ends without `Finished` has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Delta {
+pub enum SequenceEvent {
     /// The sequence has a slot and its prefill begins.
     Started {
         /// Tokens of prompt and resume point whose KV was already here.
         n_cached: u32,
     },
     /// The prompt's KV was pulled from another node, or that was tried. Comes before the first token.
-    Handoff(HandoffTimings),
+    Handoff(HandoffReport),
     /// A new token.
-    Token(TokenDelta),
+    Token(GeneratedToken),
     /// The last delta.
     Finished {
         /// Why generation ended.
@@ -111,7 +111,7 @@ pub enum Delta {
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TokenDelta {
+pub struct GeneratedToken {
     /// The token.
     pub id: Token,
     /// Its bytes; not UTF-8 by itself, since a character may span tokens.
@@ -187,22 +187,22 @@ mod piece {
 
     #[derive(Serialize, Deserialize)]
     #[serde(untagged)]
-    enum Piece<S> {
+    enum TokenPiece<S> {
         Text(S),
         Bytes { base64: String },
     }
 
     pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         match std::str::from_utf8(bytes) {
-            Ok(text) => Piece::Text(text).serialize(serializer),
-            Err(_) => Piece::<&str>::Bytes { base64: STANDARD.encode(bytes) }.serialize(serializer),
+            Ok(text) => TokenPiece::Text(text).serialize(serializer),
+            Err(_) => TokenPiece::<&str>::Bytes { base64: STANDARD.encode(bytes) }.serialize(serializer),
         }
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        match Piece::<String>::deserialize(deserializer)? {
-            Piece::Text(text) => Ok(text.into_bytes()),
-            Piece::Bytes { base64 } => STANDARD.decode(base64).map_err(D::Error::custom),
+        match TokenPiece::<String>::deserialize(deserializer)? {
+            TokenPiece::Text(text) => Ok(text.into_bytes()),
+            TokenPiece::Bytes { base64 } => STANDARD.decode(base64).map_err(D::Error::custom),
         }
     }
 }
@@ -214,9 +214,9 @@ mod tests {
     #[test]
     fn token_bytes_survive_json_whether_or_not_they_are_utf8() {
         for bytes in [b"plain".to_vec(), vec![0xF0, 0x9F], Vec::new(), "\u{0}\"\\\n".as_bytes().to_vec()] {
-            let delta = Delta::Token(TokenDelta { id: 7, bytes, special: false, logprobs: None });
+            let delta = SequenceEvent::Token(GeneratedToken { id: 7, bytes, special: false, logprobs: None });
             let json = serde_json::to_string(&delta).unwrap();
-            assert_eq!(serde_json::from_str::<Delta>(&json).unwrap(), delta, "{json}");
+            assert_eq!(serde_json::from_str::<SequenceEvent>(&json).unwrap(), delta, "{json}");
         }
     }
 }

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use baton_engines::Engine;
-use baton_engines::llama::reference::{Options, Reference};
+use baton_engines::llama::reference::{Reference, ReferenceOptions};
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::generate::Sampling;
 use baton_schemas::sequence::Alternative;
-use baton_schemas::{Delta, SequenceRequest, Token};
+use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use harness::{MAX_MARGIN, PROMPTS, model};
 
@@ -32,7 +32,7 @@ async fn reply(engine: &dyn Engine, request: SequenceRequest) -> Vec<Token> {
     let mut deltas = engine.generate(request).await.unwrap();
     let mut tokens = Vec::new();
     while let Some(delta) = deltas.next().await {
-        if let Delta::Token(token) = delta.unwrap() {
+        if let SequenceEvent::Token(token) = delta.unwrap() {
             tokens.push(token.id);
         }
     }
@@ -47,7 +47,7 @@ struct Expected {
 }
 
 fn expected(reference: &Reference, prompt: &Vec<Token>) -> Expected {
-    let options = Options { stop_at_end: true, keep_logits: true };
+    let options = ReferenceOptions { stop_at_end: true, keep_logits: true };
     let mut run = reference.greedy(std::slice::from_ref(prompt), N_NEW, options).unwrap();
     let margins = run.logits.iter().map(|logits| margin(logits)).collect();
     Expected { tokens: run.tokens.remove(0), margins }
@@ -120,7 +120,7 @@ async fn beside_other_streams_the_distribution_stays_close() {
     let engine = Arc::new(LlamaEngine::start(config(), None).unwrap());
     let mut divergences = Vec::new();
     for (i, prompt) in prompts.iter().take(6).enumerate() {
-        let options = Options { keep_logits: true, ..Options::default() };
+        let options = ReferenceOptions { keep_logits: true, ..ReferenceOptions::default() };
         let plain = reference.greedy(std::slice::from_ref(prompt), 16, options).unwrap();
         let others: Vec<_> = (1..4)
             .map(|k| {
@@ -133,7 +133,7 @@ async fn beside_other_streams_the_distribution_stays_close() {
         let mut deltas = engine.generate(request).await.unwrap();
         let (mut position, mut is_equal) = (0, true);
         while let Some(delta) = deltas.next().await {
-            let Delta::Token(token) = delta.unwrap() else { continue };
+            let SequenceEvent::Token(token) = delta.unwrap() else { continue };
             divergences.push(kl(&plain.logits[position], &token.logprobs.unwrap().top));
             is_equal = token.id == plain.tokens[0][position];
             if !is_equal {

@@ -64,7 +64,7 @@ impl Fault {
 
 /// Reads a header from the start of a file of `file_bytes`.
 pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault> {
-    let mut reader = Reader { source, position: 0, file_bytes, hasher: None };
+    let mut reader = HeaderReader { source, position: 0, file_bytes, hasher: None };
     let version = read_version(&mut reader)?;
     let n_tensors = reader.count("tensors", MAX_TENSORS)?;
     let n_metadata = reader.count("metadata entries", MAX_METADATA)?;
@@ -90,7 +90,7 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
     Ok(Gguf { version, file_bytes, alignment, data_start, tensors, metadata, tokenizer_digests })
 }
 
-fn read_version(reader: &mut Reader<impl BufRead>) -> Result<u32, Fault> {
+fn read_version(reader: &mut HeaderReader<impl BufRead>) -> Result<u32, Fault> {
     // A file shorter than the magic is "not GGUF" rather than "truncated".
     if reader.remaining() < 4 || &reader.bytes::<4>()? != b"GGUF" {
         return Err(Fault::NotGguf);
@@ -110,7 +110,7 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64, Fault> {
     }
 }
 
-fn read_value(reader: &mut Reader<impl BufRead>) -> Result<Value, Fault> {
+fn read_value(reader: &mut HeaderReader<impl BufRead>) -> Result<Value, Fault> {
     match reader.u32()? {
         STRING => read_string(reader),
         ARRAY => Ok(Value::Array(read_array(reader, 1)?)),
@@ -132,7 +132,7 @@ fn scalar_bytes(value_type: u32) -> Option<u64> {
     }
 }
 
-fn read_scalar(reader: &mut Reader<impl BufRead>, value_type: u32) -> Result<Value, Fault> {
+fn read_scalar(reader: &mut HeaderReader<impl BufRead>, value_type: u32) -> Result<Value, Fault> {
     Ok(match value_type {
         0 => Value::Unsigned(u8::from_le_bytes(reader.bytes()?).into()),
         1 => Value::Signed(i8::from_le_bytes(reader.bytes()?).into()),
@@ -153,7 +153,7 @@ fn read_scalar(reader: &mut Reader<impl BufRead>, value_type: u32) -> Result<Val
     })
 }
 
-fn read_string(reader: &mut Reader<impl BufRead>) -> Result<Value, Fault> {
+fn read_string(reader: &mut HeaderReader<impl BufRead>) -> Result<Value, Fault> {
     let n_bytes = reader.string_length("string")?;
     if n_bytes > MAX_KEPT_STRING_BYTES {
         reader.skip(n_bytes)?;
@@ -162,7 +162,7 @@ fn read_string(reader: &mut Reader<impl BufRead>) -> Result<Value, Fault> {
     Ok(Value::String(String::from_utf8_lossy(&reader.vec(n_bytes)?).into_owned()))
 }
 
-fn read_array(reader: &mut Reader<impl BufRead>, depth: u32) -> Result<Array, Fault> {
+fn read_array(reader: &mut HeaderReader<impl BufRead>, depth: u32) -> Result<Array, Fault> {
     if depth > MAX_NESTING {
         return Err(Fault::Malformed(format!("arrays are nested more than {MAX_NESTING} deep")));
     }
@@ -191,7 +191,7 @@ fn read_array(reader: &mut Reader<impl BufRead>, depth: u32) -> Result<Array, Fa
     Ok(Array { element_type, len, elements })
 }
 
-fn read_tensor(reader: &mut Reader<impl BufRead>, alignment: u64) -> Result<TensorInfo, Fault> {
+fn read_tensor(reader: &mut HeaderReader<impl BufRead>, alignment: u64) -> Result<TensorInfo, Fault> {
     let name = reader.name("tensor name", MAX_TENSOR_NAME_BYTES)?;
     let damaged = |what: String| Fault::Malformed(format!("tensor {name:?} {what}"));
     let n_dims = reader.u32()?;
@@ -238,14 +238,14 @@ fn check_length(tensors: &[TensorInfo], data_start: u64, file_bytes: u64) -> Res
 }
 
 /// A cursor that knows how much of the file is left, and hashes what it reads when asked to.
-struct Reader<R> {
+struct HeaderReader<R> {
     source: R,
     position: u64,
     file_bytes: u64,
     hasher: Option<blake3::Hasher>,
 }
 
-impl<R: BufRead> Reader<R> {
+impl<R: BufRead> HeaderReader<R> {
     fn remaining(&self) -> u64 {
         self.file_bytes - self.position
     }

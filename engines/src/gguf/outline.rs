@@ -4,12 +4,12 @@ use std::path::Path;
 
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
 
-use super::{Gguf, Sizes, Value};
+use super::{Gguf, ModelSizes, Value};
 
 impl Gguf {
     /// What is told of this model before it is loaded. What only the engine knows is left empty: control tokens, devices,
     /// vectors, and what a handoff needs. `chat_template` is the operator's.
-    pub fn outline(&self, path: &Path, sizes: Sizes, n_slots: u32, chat_template: Option<&str>) -> NodeInfo {
+    pub fn outline(&self, path: &Path, sizes: ModelSizes, n_slots: u32, chat_template: Option<&str>) -> NodeInfo {
         let template = chat_template.or_else(|| self.chat_template()).unwrap_or_default();
         let n_params = self.tensors.iter().map(|tensor| tensor.dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim)));
         let n_vocab = match self.get("tokenizer.ggml.tokens") {

@@ -19,7 +19,7 @@ pub struct SizeWishes {
 
 /// Sizes of an engine, worked out from the file and the operator's wishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
+pub struct ModelSizes {
     /// Tokens one sequence may hold.
     pub n_ctx: u32,
     /// Cells of the unified cache.
@@ -68,9 +68,9 @@ const F16_BYTES: f64 = 2.0;
 const MIN_CTX: u32 = *limits::CONTEXT.start();
 const MAX_CTX: u32 = *limits::CONTEXT.end();
 
-impl Sizes {
+impl ModelSizes {
     /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a size that was asked for does not.
-    pub fn choose(gguf: &Gguf, wishes: SizeWishes, available: u64) -> Result<Sizes, SizeError> {
+    pub fn choose(gguf: &Gguf, wishes: SizeWishes, available: u64) -> Result<ModelSizes, SizeError> {
         let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
         let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
         // Encoders keep no KV.
@@ -99,7 +99,9 @@ impl Sizes {
             n_ctx = n_ctx.min(n_cells);
         }
         match needed(n_cells) {
-            memory_bytes if memory_bytes <= available => Ok(Sizes { n_ctx, n_cells, kv_bytes_per_token, memory_bytes }),
+            memory_bytes if memory_bytes <= available => {
+                Ok(ModelSizes { n_ctx, n_cells, kv_bytes_per_token, memory_bytes })
+            }
             needed_bytes => Err(SizeError::TooLarge { n_cells, needed_bytes, available_bytes: available }),
         }
     }

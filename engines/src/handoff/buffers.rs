@@ -12,9 +12,9 @@ const MAX_KEPT: usize = 4;
 
 /// Where buffers wait for their next use. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
+pub struct ChunkBuffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
-impl Buffers {
+impl ChunkBuffers {
     /// A buffer that was used before, with what is in it, or an empty one.
     pub fn take(&self) -> Vec<u8> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
@@ -22,7 +22,7 @@ impl Buffers {
 
     /// Shares a buffer. It comes back when the last part of it is dropped.
     pub fn lend(&self, buffer: Vec<u8>) -> Bytes {
-        Bytes::from_owner(Lent { buffer, home: self.clone() })
+        Bytes::from_owner(LentBuffer { buffer, home: self.clone() })
     }
 
     /// Keeps a buffer for later, if there are not many already.
@@ -34,18 +34,18 @@ impl Buffers {
     }
 }
 
-struct Lent {
+struct LentBuffer {
     buffer: Vec<u8>,
-    home: Buffers,
+    home: ChunkBuffers,
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for LentBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.buffer
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentBuffer {
     fn drop(&mut self) {
         self.home.put(std::mem::take(&mut self.buffer));
     }
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_buffer_comes_back_with_its_last_part() {
-        let buffers = Buffers::default();
+        let buffers = ChunkBuffers::default();
         let whole = buffers.lend(vec![1, 2, 3]);
         let part = whole.slice(1..2);
         drop(whole);

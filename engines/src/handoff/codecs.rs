@@ -53,7 +53,7 @@ pub(super) struct Sample {
 }
 
 #[derive(Default)]
-struct Link {
+struct LinkRates {
     /// Bytes per second, if measured.
     bps: Option<f64>,
     effects: HashMap<Codec, Effect>,
@@ -61,7 +61,7 @@ struct Link {
 
 /// Rates of the links to prefill nodes, by their addresses.
 #[derive(Default)]
-pub(super) struct LinkCodecs(Mutex<HashMap<String, Link>>);
+pub(super) struct LinkCodecs(Mutex<HashMap<String, LinkRates>>);
 
 impl LinkCodecs {
     /// The allowed codecs for a pull from `url`, best first. Rows as they are while nothing is known of the link; the
@@ -102,7 +102,7 @@ impl LinkCodecs {
         });
     }
 
-    fn update(&self, url: &str, change: impl FnOnce(&mut Link)) {
+    fn update(&self, url: &str, change: impl FnOnce(&mut LinkRates)) {
         let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if links.len() >= MAX_LINKS && !links.contains_key(url) {
             links.clear();

@@ -14,17 +14,17 @@ use tracing::Instrument;
 use super::codecs::LinkCodecs;
 use super::peers::{Match, Peers, compare};
 use super::policy::PullPolicy;
-use super::receive::{Peer, PullClient, failure_of};
-use super::{Buffers, KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled, canary, link};
+use super::receive::{PrefillPeer, PullClient, failure_of};
+use super::{ChunkBuffers, KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder, canary, link};
 use crate::engine::Engine;
 use crate::remote::{ClientError, NodeAddress, RemoteEngine};
 use crate::trace;
 
 /// Pulls from prefill nodes. Cheap to clone.
 #[derive(Clone)]
-pub struct HttpPuller(Arc<Inner>);
+pub struct HttpPuller(Arc<PullerState>);
 
-struct Inner {
+struct PullerState {
     client: PullClient,
     runtime: Handle,
     peers: Peers,
@@ -42,7 +42,7 @@ impl HttpPuller {
             links: LinkCodecs::default(),
         };
         let runtime = Handle::try_current().map_err(EngineError::internal)?;
-        Ok(HttpPuller(Arc::new(Inner { client, runtime, peers: Peers::default(), local: OnceLock::new() })))
+        Ok(HttpPuller(Arc::new(PullerState { client, runtime, peers: Peers::default(), local: OnceLock::new() })))
     }
 }
 
@@ -53,7 +53,7 @@ impl KvPuller for HttpPuller {
         }
     }
 
-    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<Pulled> {
+    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent> {
         let (sender, receiver) = mpsc::channel(PULL_WINDOW);
         let inner = Arc::clone(&self.0);
         let parent = order.source.traceparent.as_deref().and_then(trace::parent_of);
@@ -69,8 +69,7 @@ impl KvPuller for HttpPuller {
                 // The sequence was cancelled: dropping the pull closes its connection, which ends the prefill.
                 () = sink.sender.closed() => return,
             };
-            let last = outcome.map_or_else(Pulled::Failed, Pulled::End);
-            sink.send(last).await;
+            sink.send(PullEvent::End(outcome.unwrap_or_else(PullEnd::from))).await;
         };
         self.0.runtime.spawn(pull.instrument(span));
         receiver
@@ -95,22 +94,22 @@ impl KvPuller for HttpPuller {
 }
 
 struct Sink {
-    sender: mpsc::Sender<Pulled>,
+    sender: mpsc::Sender<PullEvent>,
     notify: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Sink {
     /// Waits for room: this is what slows a prefill node down to the engine's speed.
-    async fn send(&self, pulled: Pulled) {
+    async fn send(&self, event: PullEvent) {
         // A closed channel is noticed where the whole pull is awaited.
-        if self.sender.send(pulled).await.is_ok() {
+        if self.sender.send(event).await.is_ok() {
             (self.notify)();
         }
     }
 }
 
-impl Inner {
-    async fn pull(&self, order: PullOrder, sink: &Sink) -> Result<PullReport, HandoffFailure> {
+impl PullerState {
+    async fn pull(&self, order: PullOrder, sink: &Sink) -> Result<PullEnd, HandoffFailure> {
         let local = self.local.get().ok_or(HandoffFailure::FingerprintMismatch)?;
         let url = order.source.url.trim_end_matches('/').to_owned();
         let url = url.as_str();
@@ -126,8 +125,8 @@ impl Inner {
             }
         };
         let codecs = self.client.links.choose(url, self.client.policy.allowed_codecs());
-        let peer = Peer { url, fingerprint, codecs: &codecs };
-        let outcome = self.client.receive(peer, local, order, |kv| sink.send(Pulled::Chunk(kv))).await;
+        let peer = PrefillPeer { url, fingerprint, codecs: &codecs };
+        let outcome = self.client.receive(peer, local, order, |kv| sink.send(PullEvent::Chunk(kv))).await;
         if outcome.as_ref().is_err_and(|f| *f == HandoffFailure::FingerprintMismatch) {
             self.peers.forget(url);
         }
@@ -184,14 +183,14 @@ impl Inner {
             cache_scope: CacheScope::SHARED,
             ephemeral: true,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-            buffers: Buffers::default(),
+            buffers: ChunkBuffers::default(),
         };
         let theirs = Mutex::new(Vec::new());
         let keep = |kv: VerifiedKv| {
             theirs.lock().unwrap_or_else(PoisonError::into_inner).push(kv.into_chunk());
             std::future::ready(())
         };
-        let peer = Peer { url, fingerprint: peer, codecs: &[Codec::None] };
+        let peer = PrefillPeer { url, fingerprint: peer, codecs: &[Codec::None] };
         self.client.receive(peer, local, order, keep).await?;
         let theirs = theirs.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(canary::distance_of_parts(&local.identity.layout, &local.canary, &theirs))

@@ -14,9 +14,9 @@ mod policy;
 mod receive;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv};
 use baton_schemas::node::KvIdentity;
 use baton_schemas::sequence::CacheScope;
@@ -24,10 +24,11 @@ use baton_schemas::{EngineError, Token};
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
 
-pub use self::buffers::Buffers;
+pub use self::buffers::ChunkBuffers;
 pub use self::http::HttpPuller;
 pub(crate) use self::link::MAX_BYTES as MAX_NOISE_BYTES;
 pub use self::policy::{PullPolicy, PullTimeouts};
+use crate::engine::KvEvent;
 
 /// Chunks that are received ahead of the engine.
 pub const PULL_WINDOW: usize = 2;
@@ -37,9 +38,9 @@ pub trait KvPuller: Send + Sync + 'static {
     /// Tells what the engine runs, once, before the first pull.
     fn introduce(&self, local: LocalKv);
 
-    /// Begins to pull, at once and without waiting. The last item is `End` or `Failed`; dropping the receiver
+    /// Begins to pull, at once and without waiting. The last item is an `End`; dropping the receiver
     /// cancels. `notify` is called after each item.
-    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<Pulled>;
+    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent>;
 
     /// Measures the way from a prefill node to here.
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>>;
@@ -69,44 +70,37 @@ pub struct PullOrder {
     /// Where the rows of a chunk go in its buffer.
     pub placement: Arc<PlaceRows>,
     /// Buffers of earlier chunks, to be used again.
-    pub buffers: Buffers,
+    pub buffers: ChunkBuffers,
 }
 
 /// Lays out the buffer that a chunk is received into; see [`Placement`](baton_schemas::kv::Placement).
 pub type PlaceRows = dyn Fn(&Span, &KvLayout) -> Places + Send + Sync;
 
-/// A step of a pull.
-#[derive(Debug)]
-pub enum Pulled {
-    /// Verified KV of the next positions.
-    Chunk(VerifiedKv),
-    /// Everything came.
-    End(PullReport),
-    /// Nothing more comes. The chunks so far are good.
-    Failed(HandoffFailure),
+/// A step of a pull. The chunks before a failure are good.
+pub type PullEvent = KvEvent<VerifiedKv, PullEnd>;
+
+/// How a pull ended.
+#[derive(Debug, Clone, Copy)]
+pub struct PullEnd {
+    /// What the prefill node and the link did, or the failure alone. The engine adds its own part.
+    pub report: HandoffReport,
+    /// When the prefill node had computed the last token, on this machine's clock; `None` after a failure.
+    pub prefilled_at: Option<Instant>,
 }
 
-/// What a complete pull took.
-#[derive(Debug, Clone, Copy)]
-pub struct PullReport {
-    /// Positions the prefill node had cached.
-    pub n_cached: u32,
-    /// Positions it computed.
-    pub n_computed: u32,
-    /// Bytes received.
-    pub n_bytes: u64,
-    /// Waiting for a slot on the prefill node, ms.
-    pub queue_ms: f64,
-    /// From its slot to the last token computed, ms.
-    pub prefill_ms: f64,
-    /// Of that, waiting for this side to take chunks, ms.
-    pub stalled_ms: f64,
-    /// Of that, this prompt's share of the engine's work, ms.
-    pub compute_ms: f64,
-    /// From the first byte of the first chunk to the last byte of the last, ms.
-    pub transfer_ms: f64,
-    /// When the prefill node had computed the last token, on this machine's clock.
-    pub prefilled_at: Instant,
+impl From<HandoffFailure> for PullEnd {
+    fn from(failure: HandoffFailure) -> PullEnd {
+        PullEnd { report: HandoffReport::failed(failure), prefilled_at: None }
+    }
+}
+
+impl PullEnd {
+    /// The whole handoff's report, for an engine that had taken in everything at `imported_at`. The engine fills in what
+    /// it counted itself.
+    pub fn report(self, imported_at: Instant) -> HandoffReport {
+        let unhidden = self.prefilled_at.map_or(Duration::ZERO, |at| imported_at.saturating_duration_since(at));
+        self.report.with_unhidden(unhidden.as_secs_f64() * 1e3)
+    }
 }
 
 /// Refuses a prefill request that this engine cannot serve, before it is queued.

@@ -10,7 +10,7 @@ const SLOWEST_PULL: f64 = 20.0;
 const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// The deadline of a pull, which every verified position moves.
-pub(super) struct Patience {
+pub(super) struct PullPatience {
     /// When the pull began, later by the time that the reader itself took.
     began: Instant,
     /// When something was verified last.
@@ -20,11 +20,11 @@ pub(super) struct Patience {
     n_positions: u32,
 }
 
-impl Patience {
+impl PullPatience {
     /// Begins now. No new position has to come for as long as `allowance`.
-    pub(super) fn new(allowance: Duration) -> Patience {
+    pub(super) fn new(allowance: Duration) -> PullPatience {
         let now = Instant::now();
-        Patience { began: now, last: now, allowance: allowance.min(LONGEST), n_positions: 0 }
+        PullPatience { began: now, last: now, allowance: allowance.min(LONGEST), n_positions: 0 }
     }
 
     /// `n` more positions were verified.
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn only_what_is_verified_buys_time() {
         let allowance = Duration::from_secs(60);
-        let mut patience = Patience::new(allowance);
+        let mut patience = PullPatience::new(allowance);
         let first = patience.deadline();
         assert_eq!(first, patience.began + allowance);
         patience.received(512);
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_pull_that_trickles_is_given_up() {
-        let mut patience = Patience::new(Duration::from_secs(60));
+        let mut patience = PullPatience::new(Duration::from_secs(60));
         // A position a second, for two minutes.
         patience.began -= Duration::from_secs(120);
         patience.received(120);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn nobody_is_told_to_wait_for_ever() {
-        let patience = Patience::new(Duration::from_millis(u32::MAX.into()));
+        let patience = PullPatience::new(Duration::from_millis(u32::MAX.into()));
         assert_eq!(patience.deadline() - patience.began, LONGEST);
     }
 }

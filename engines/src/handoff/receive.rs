@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
 use baton_schemas::kv::{
-    Codec, End, Event, Fingerprint, FrameError, Handoff, HandoffError, HandoffId, KvLayout, PrefillTimings, Reader,
-    Span, VerifiedKv,
+    Codec, Fingerprint, FrameError, Handoff, HandoffEnd, HandoffError, HandoffId, HandoffReader, HandoffRecord,
+    KvLayout, Span, VerifiedKv,
 };
 use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
 use reqwest::{Client, Response};
 
 use super::codecs::{LinkCodecs, Sample};
-use super::patience::Patience;
+use super::patience::PullPatience;
 use super::policy::PullPolicy;
-use super::{LocalKv, PullOrder, PullReport};
+use super::{LocalKv, PullEnd, PullOrder};
 use crate::remote::accepted;
 use crate::trace;
 
@@ -28,7 +28,7 @@ pub(super) struct PullClient {
 }
 
 /// A prefill node whose KV is taken.
-pub(super) struct Peer<'a> {
+pub(super) struct PrefillPeer<'a> {
     pub(super) url: &'a str,
     /// What it runs.
     pub(super) fingerprint: Fingerprint,
@@ -40,12 +40,12 @@ impl PullClient {
     /// One pull. What arrives is verified here and handed to `take`, which may wait.
     pub(super) async fn receive<F: Future<Output = ()>>(
         &self,
-        from: Peer<'_>,
+        from: PrefillPeer<'_>,
         local: &LocalKv,
         order: PullOrder,
         take: impl Fn(VerifiedKv) -> F,
-    ) -> Result<PullReport, HandoffFailure> {
-        let Peer { url, fingerprint, codecs } = from;
+    ) -> Result<PullEnd, HandoffFailure> {
+        let PrefillPeer { url, fingerprint, codecs } = from;
         let id = HandoffId(rand::random());
         let request = PrefillRequest {
             handoff: id,
@@ -60,12 +60,12 @@ impl PullClient {
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
         let (place, buffers) = (order.placement, order.buffers);
         let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
-        let mut reader = Reader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
+        let mut reader = HandoffReader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
-        let mut patience = Patience::new(predicted.unwrap_or(self.policy.allowance));
+        let mut patience = PullPatience::new(predicted.unwrap_or(self.policy.allowance));
         let mut bytes = self.open(url, &request).await?.bytes_stream();
-        let mut progress = Progress::default();
+        let mut progress = PullProgress::default();
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
@@ -86,9 +86,9 @@ impl PullClient {
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
-                    Event::Head(head) => progress.begins(head.codec),
-                    Event::Wait(_) => {}
-                    Event::Frame(kv) => {
+                    HandoffRecord::Head(head) => progress.begins(head.codec),
+                    HandoffRecord::Wait(_) => {}
+                    HandoffRecord::Frame(kv) => {
                         progress.frame_arrived(&kv);
                         patience.received(kv.span().p1 - kv.span().p0);
                         let handed_on = Instant::now();
@@ -96,13 +96,13 @@ impl PullClient {
                         patience.excuse(handed_on.elapsed());
                         reader.recycle(buffers.take());
                     }
-                    Event::End(end) => {
+                    HandoffRecord::End(end) => {
                         if let Some((codec, sample)) = progress.sample(&end) {
                             self.links.used(url, codec, sample);
                         }
-                        return Ok(progress.report(&end));
+                        return Ok(progress.ended(&end));
                     }
-                    Event::Error(error) => {
+                    HandoffRecord::Error(error) => {
                         tracing::warn!(url, %error, "the prefill failed");
                         return Err(failure_of(&error));
                     }
@@ -131,7 +131,7 @@ impl PullClient {
 
 /// What is measured on the way.
 #[derive(Default)]
-struct Progress {
+struct PullProgress {
     n_bytes: u64,
     /// Bytes of the rows as they are held here.
     n_plain: u64,
@@ -141,7 +141,7 @@ struct Progress {
     last_frame: Option<Instant>,
 }
 
-impl Progress {
+impl PullProgress {
     fn begins(&mut self, codec: Codec) {
         self.codec = Some(codec);
         self.head_at = Some(Instant::now());
@@ -155,28 +155,23 @@ impl Progress {
     }
 
     /// What the codec did to this KV.
-    fn sample(&self, end: &End) -> Option<(Codec, Sample)> {
+    fn sample(&self, end: &HandoffEnd) -> Option<(Codec, Sample)> {
         let encode_ms = end.timings.encode_ms;
         Some((self.codec?, Sample { n_plain: self.n_plain, n_wire: self.n_bytes, encode_ms }))
     }
 
-    fn report(&self, end: &End) -> PullReport {
-        let PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, n_cached, n_computed, .. } = end.timings;
+    fn ended(&self, end: &HandoffEnd) -> PullEnd {
         // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
         // link's latency. The reader has checked that they are possible.
-        let since_head = Duration::from_secs_f64((queue_ms + prefill_ms).clamp(0.0, 1e9) / 1e3);
+        let prefill_ms = end.timings.queue_ms + end.timings.prefill_ms;
+        let since_head = Duration::from_secs_f64(prefill_ms.clamp(0.0, 1e9) / 1e3);
         let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
-        PullReport {
-            n_cached,
-            n_computed,
+        let report = HandoffReport {
             n_bytes: self.n_bytes,
-            queue_ms,
-            prefill_ms,
-            stalled_ms,
-            compute_ms,
             transfer_ms: transfer.as_secs_f64() * 1e3,
-            prefilled_at: self.head_at.unwrap_or_else(Instant::now) + since_head,
-        }
+            ..HandoffReport::of_prefill(&end.timings)
+        };
+        PullEnd { report, prefilled_at: Some(self.head_at.unwrap_or_else(Instant::now) + since_head) }
     }
 }
 

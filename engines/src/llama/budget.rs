@@ -18,14 +18,14 @@ pub(super) const MIN_TOKENS: usize = 16;
 
 /// Prompt tokens per step.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Budget {
+pub(super) struct PrefillBudget {
     /// Set by the operator for steps with running streams; else from the measured rate.
     pub(super) fixed: Option<usize>,
     /// The engine's physical batch: no step is larger.
     pub(super) n_ubatch: usize,
 }
 
-impl Budget {
+impl PrefillBudget {
     /// Prompt tokens for a step beside `n_streams` decoding sequences, at a rate in prompt tokens per second of a step
     /// (0 if not measured yet).
     pub(super) fn tokens(&self, n_streams: usize, tps: f64) -> usize {
@@ -79,22 +79,22 @@ mod tests {
 
     #[test]
     fn a_step_is_bounded_by_time_and_by_the_batch() {
-        let auto = Budget { fixed: None, n_ubatch: 512 };
+        let auto = PrefillBudget { fixed: None, n_ubatch: 512 };
         assert_eq!(auto.tokens(0, 0.0), 512);
         assert_eq!(auto.tokens(0, 250.0), 512);
         assert_eq!(auto.tokens(1, 0.0), 64);
         assert_eq!(auto.tokens(3, 250.0), 16);
         assert_eq!(auto.tokens(3, 1_000.0), 96);
         assert_eq!(auto.tokens(0, 1e6), 512);
-        let fixed = Budget { fixed: Some(64), n_ubatch: 512 };
+        let fixed = PrefillBudget { fixed: Some(64), n_ubatch: 512 };
         assert_eq!(fixed.tokens(1, 1e6), 64);
         assert_eq!(fixed.tokens(0, 1e6), 512);
-        assert_eq!(Budget { fixed: None, n_ubatch: 8 }.tokens(1, 1.0), 8);
+        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 8 }.tokens(1, 1.0), 8);
     }
 
     #[test]
     fn chunks_taper_toward_the_end_and_cover_the_prompt() {
-        let budget = Budget { fixed: None, n_ubatch: 512 };
+        let budget = PrefillBudget { fixed: None, n_ubatch: 512 };
         let mut n_left = 1999;
         let mut chunks = Vec::new();
         while n_left > 0 {
@@ -103,7 +103,7 @@ mod tests {
         }
         assert_eq!(chunks, [512, 512, 496, 240, 128, 64, 47]);
         assert_eq!([budget.taper(199, 1), budget.taper(199, 2), budget.taper(257, 2)], [112, 199, 128]);
-        assert_eq!(Budget { fixed: None, n_ubatch: 32 }.taper(1000, 1), 32);
+        assert_eq!(PrefillBudget { fixed: None, n_ubatch: 32 }.taper(1000, 1), 32);
     }
 
     #[test]

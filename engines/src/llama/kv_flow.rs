@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Chunk, Span, VerifiedKv};
 use tokio::sync::mpsc;
 
-use crate::handoff::{PullReport, Pulled};
+use crate::engine::KvEvent;
+use crate::handoff::{PullEnd, PullEvent};
 
 /// KV that goes to another node, chunk by chunk, as soon as it is computed.
 pub(super) struct Export {
@@ -78,75 +79,48 @@ impl Export {
 
 /// KV that comes from another node.
 pub(super) struct Import {
-    pulled: mpsc::Receiver<Pulled>,
+    pulled: mpsc::Receiver<PullEvent>,
     began: Instant,
-    timings: HandoffTimings,
-}
-
-/// What an import has next.
-pub(super) enum Incoming {
-    /// A verified chunk.
-    Chunk(VerifiedKv),
-    /// Nothing yet.
-    Nothing,
-    /// It is over; the report tells whether everything came.
-    Over(HandoffTimings),
+    n_tokens: u32,
+    took: Duration,
+    last_chunk: Instant,
 }
 
 impl Import {
-    pub(super) fn new(pulled: mpsc::Receiver<Pulled>) -> Self {
-        Import { pulled, began: Instant::now(), timings: HandoffTimings::default() }
+    pub(super) fn new(pulled: mpsc::Receiver<PullEvent>) -> Self {
+        let began = Instant::now();
+        Import { pulled, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
     }
 
-    /// What has arrived. Never waits.
-    pub(super) fn poll(&mut self) -> Incoming {
+    /// What has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
+    pub(super) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, HandoffReport>> {
         match self.pulled.try_recv() {
-            Ok(Pulled::Chunk(chunk)) => Incoming::Chunk(chunk),
-            Ok(Pulled::End(report)) => Incoming::Over(self.finished(Ok(report))),
-            Ok(Pulled::Failed(failure)) => Incoming::Over(self.finished(Err(failure))),
-            Err(mpsc::error::TryRecvError::Empty) => Incoming::Nothing,
-            // The pulling task died; it never ends without a last word.
+            Ok(KvEvent::Chunk(chunk)) => Some(KvEvent::Chunk(chunk)),
+            Ok(KvEvent::End(end)) => Some(KvEvent::End(self.report(end))),
+            Err(mpsc::error::TryRecvError::Empty) => None,
+            // The pulling task died; it never ends without an end.
             Err(mpsc::error::TryRecvError::Disconnected) => {
-                Incoming::Over(self.finished(Err(HandoffFailure::PrefillLost)))
+                Some(KvEvent::End(self.report(HandoffFailure::PrefillLost.into())))
             }
         }
     }
 
-    /// Takes note of a chunk that is in the cache now.
-    pub(super) fn took(&mut self, span: &Span, took: Duration) {
-        self.timings.n_tokens += span.p1 - span.p0;
-        self.timings.import_ms += millis(took);
-        self.timings.total_ms = millis(self.began.elapsed());
+    /// Counts a chunk that is in the cache now.
+    pub(super) fn count(&mut self, span: &Span, took: Duration) {
+        self.n_tokens += span.p1 - span.p0;
+        self.took += took;
+        self.last_chunk = Instant::now();
     }
 
-    /// Ends the import because the engine could not take a chunk.
-    pub(super) fn fail(&mut self, failure: HandoffFailure) -> HandoffTimings {
-        self.finished(Err(failure))
-    }
-
-    fn finished(&mut self, outcome: Result<PullReport, HandoffFailure>) -> HandoffTimings {
-        match outcome {
-            Ok(report) => {
-                let imported = self.began + Duration::from_secs_f64(self.timings.total_ms / 1e3);
-                self.timings = HandoffTimings {
-                    n_cached: report.n_cached,
-                    n_computed: report.n_computed,
-                    n_bytes: report.n_bytes,
-                    queue_ms: report.queue_ms,
-                    prefill_ms: report.prefill_ms,
-                    stalled_ms: report.stalled_ms,
-                    compute_ms: report.compute_ms,
-                    transfer_ms: report.transfer_ms,
-                    unhidden_ms: millis(imported.saturating_duration_since(report.prefilled_at)),
-                    ..self.timings
-                };
-            }
-            Err(failure) => {
-                self.timings.failure = Some(failure);
-                self.timings.total_ms = millis(self.began.elapsed());
-            }
+    /// The whole handoff's report, now that it has ended like this.
+    pub(super) fn report(&self, end: PullEnd) -> HandoffReport {
+        let ended = if end.report.failure.is_some() { Instant::now() } else { self.last_chunk };
+        HandoffReport {
+            n_tokens: self.n_tokens,
+            import_ms: millis(self.took),
+            total_ms: millis(ended - self.began),
+            ..end.report(self.last_chunk)
         }
-        self.timings
     }
 }
 

@@ -20,19 +20,19 @@ pub(super) fn write(rule: &Rule, vocabulary: &Vocabulary) -> String {
 }
 
 fn write_with(rule: &Rule, control: Vec<(String, Token)>) -> String {
-    let mut writer = Writer { control, rules: String::new(), n_rules: 0 };
+    let mut writer = LarkWriter { control, rules: String::new(), n_rules: 0 };
     let start = writer.expression(rule);
     format!("start: {start}\n{}", writer.rules)
 }
 
-struct Writer {
+struct LarkWriter {
     control: Vec<(String, Token)>,
     /// Rules that expressions refer to.
     rules: String,
     n_rules: usize,
 }
 
-impl Writer {
+impl LarkWriter {
     fn expression(&mut self, rule: &Rule) -> String {
         match rule {
             Rule::Literal(text) => self.literal(text),

@@ -13,7 +13,7 @@ use llama_cpp_2::model::params::LlamaModelParams;
 
 use super::embed::{self, EmbedPlan};
 use super::{LlamaConfig, devices};
-use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, GgufError, SizeError, SizeWishes, Sizes};
+use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, GgufError, ModelSizes, SizeError, SizeWishes};
 
 /// Why a model cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -99,11 +99,11 @@ impl LoadError {
 
 /// Chooses context and cache sizes, and refuses what memory cannot hold. A default shrinks to fit; a size the operator
 /// asked for does not.
-pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<Sizes, LoadError> {
+pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
     let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
     let (n_ctx, n_cells, n_slots) = (config.n_ctx, config.n_cells, config.n_slots);
     let wishes = SizeWishes { n_ctx, n_cells, n_slots, projector_bytes };
-    Sizes::choose(gguf, wishes, available).map_err(|error| match error {
+    ModelSizes::choose(gguf, wishes, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),
         SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {
             path: config.model.clone(),

@@ -43,8 +43,9 @@ use baton_schemas::embed::EmbedSequences;
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::image::{self, is_placeholder};
+use baton_schemas::kv::PrefillTimings;
 use baton_schemas::node::{Memory, NodeInfo, NodeLoad, Role, TokenizeRequest};
-use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::mtmd::mtmd_default_marker;
@@ -58,12 +59,12 @@ use self::embed::EmbedJob;
 use self::kv_flow::{Export, Exported};
 pub use self::load::LoadError;
 use self::projector::{ImageRun, Projector};
-use self::scheduler::{DELTA_WINDOW, Limits, Shared};
-use self::sequence::{Job, Message};
+use self::scheduler::{DELTA_WINDOW, EngineLoad, SchedulerLimits};
+use self::sequence::{Job, SchedulerMessage};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
 use self::vocabulary::Vocabulary;
-use crate::engine::{CHUNK_WINDOW, DeltaStream, EmbedStream, Engine, KvEvent, KvStream, PrefillReport};
+use crate::engine::{CHUNK_WINDOW, EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use crate::gguf::Gguf;
 use crate::handoff::{self, KvPuller};
 use crate::template::{ChatTemplate, SpecialTokens};
@@ -81,10 +82,10 @@ pub struct LlamaEngine {
     puller: Option<Arc<dyn KvPuller>>,
     constraints: Arc<Compiler>,
     projector: Option<Arc<Projector>>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineLoad>,
     load: watch::Receiver<NodeLoad>,
     /// `None` only while dropping: closing the channel is what ends the scheduler.
-    messages: Option<Arc<std_mpsc::Sender<Message>>>,
+    messages: Option<Arc<std_mpsc::Sender<SchedulerMessage>>>,
     scheduler: Option<JoinHandle<()>>,
 }
 
@@ -110,11 +111,11 @@ impl LlamaEngine {
         let vocabulary = Arc::new(Vocabulary::of(&model));
         let projector = Projector::load(&config, &model)?.map(Arc::new);
         let template = compile_template(&config, &gguf, &model, &vocabulary)?.map(Arc::new);
-        let limits = Limits {
+        let limits = SchedulerLimits {
             n_slots: config.n_slots as usize,
             n_ctx: sizes.n_ctx as usize,
             n_cells: sizes.n_cells as usize,
-            budget: budget::Budget {
+            budget: budget::PrefillBudget {
                 fixed: config.prefill_budget.map(|n| n as usize),
                 n_ubatch: config.n_ubatch as usize,
             },
@@ -129,7 +130,7 @@ impl LlamaEngine {
         let generates = gguf.generates();
         let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
         let (load, load_rx) = watch::channel(NodeLoad::default());
-        let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load });
+        let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load });
         let (messages, messages_rx) = std_mpsc::channel();
         let messages = Arc::new(messages);
         let started = Start {
@@ -234,7 +235,7 @@ impl LlamaEngine {
         request: SequenceRequest,
         export: Option<Export>,
         matcher: Option<Matcher>,
-    ) -> Result<mpsc::Receiver<Result<Delta, EngineError>>, EngineError> {
+    ) -> Result<mpsc::Receiver<Result<SequenceEvent, EngineError>>, EngineError> {
         self.check(&request)?;
         let images = self.images(&request)?;
         let room = match &self.projector {
@@ -246,12 +247,12 @@ impl LlamaEngine {
         };
         let (deltas, stream) = mpsc::channel(DELTA_WINDOW);
         let job = Job { request, deltas, accepted: Instant::now(), export, matcher, images, room };
-        self.send(Message::Job(Box::new(job)))?;
+        self.send(SchedulerMessage::Job(Box::new(job)))?;
         Ok(stream)
     }
 
     /// Takes a place in the queue and gives the scheduler what it is for.
-    fn send(&self, message: Message) -> Result<(), EngineError> {
+    fn send(&self, message: SchedulerMessage) -> Result<(), EngineError> {
         self.enqueue()?;
         // Sending fails only if the scheduler's thread has died, with a panic.
         let sent = self.messages.as_ref().is_some_and(|m| m.send(message).is_ok());
@@ -302,7 +303,7 @@ impl Engine for LlamaEngine {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let matcher = self.matcher(&request).await?;
         Ok(ReceiverStream::new(self.submit(request, None, matcher)?).boxed())
     }
@@ -314,7 +315,7 @@ impl Engine for LlamaEngine {
         crate::embed::check(&request, facts, self.info.n_vocab)?;
         let (deltas, stream) = mpsc::channel(request.inputs.len() + 1);
         let (inputs, accepted) = (request.inputs.into(), Instant::now());
-        self.send(Message::Embed(Box::new(EmbedJob { inputs, deltas, accepted, started: None })))?;
+        self.send(SchedulerMessage::Embed(Box::new(EmbedJob { inputs, deltas, accepted, started: None })))?;
         Ok(ReceiverStream::new(stream).boxed())
     }
 
@@ -344,7 +345,7 @@ impl Engine for LlamaEngine {
 
 /// What a prefill's reader sees: the chunks, then what the sequence's last delta says.
 fn exported(
-    mut deltas: mpsc::Receiver<Result<Delta, EngineError>>,
+    mut deltas: mpsc::Receiver<Result<SequenceEvent, EngineError>>,
     mut chunks: mpsc::Receiver<Exported>,
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
@@ -362,10 +363,10 @@ fn exported(
         }
         loop {
             match deltas.recv().await.unwrap_or_else(|| Err(EngineError::internal("the prefill ended early")))? {
-                Delta::Started { n_cached: n } => n_cached = n,
-                Delta::Handoff(_) | Delta::Token(_) => {}
-                Delta::Finished { timings, .. } => {
-                    yield KvEvent::End(PrefillReport {
+                SequenceEvent::Started { n_cached: n } => n_cached = n,
+                SequenceEvent::Handoff(_) | SequenceEvent::Token(_) => {}
+                SequenceEvent::Finished { timings, .. } => {
+                    yield KvEvent::End(PrefillTimings {
                         queue_ms: timings.queue_ms,
                         prefill_ms: timings.prompt_ms,
                         stalled_ms,
@@ -373,6 +374,7 @@ fn exported(
                         n_computed: timings.prompt_n,
                         n_cached,
                         export_ms,
+                        encode_ms: 0.0,
                     });
                     break;
                 }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::projector::Projector;
 use super::vocabulary::Vocabulary;
 use super::{LlamaEngine, no_projector};
-use crate::template::{Piece, TemplateError};
+use crate::template::{TemplateError, TemplatePiece};
 
 impl LlamaEngine {
     /// Renders and tokenizes. The prompt's control tokens are the template's own: what spells one in a message is text.
@@ -47,7 +47,7 @@ impl LlamaEngine {
         let tokenized = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             let (model, vocabulary) = (&model, &vocabulary);
-            let mut prompt = Prompt { model, vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
+            let mut prompt = PromptTokens { model, vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
         let tokens = tokenized.await.map_err(EngineError::internal)??;
@@ -87,7 +87,7 @@ impl LlamaEngine {
 }
 
 /// A rendered prompt on its way to tokens. BOS is the template's affair, or added to the whole.
-struct Prompt<'a> {
+struct PromptTokens<'a> {
     model: &'a LlamaModel,
     vocabulary: &'a Vocabulary,
     projector: Option<Arc<Projector>>,
@@ -98,9 +98,9 @@ struct Prompt<'a> {
     tokens: Vec<Token>,
 }
 
-impl Prompt<'_> {
+impl PromptTokens<'_> {
     /// Adds all pieces, with placeholders where marks stand. Errors: an image is not there, or once too often.
-    fn add(&mut self, pieces: &[Piece], images: &[Image]) -> Result<(), EngineError> {
+    fn add(&mut self, pieces: &[TemplatePiece], images: &[Image]) -> Result<(), EngineError> {
         let mut n_images = 0;
         for piece in pieces {
             for segment in segments(&piece.text, images) {

@@ -63,7 +63,7 @@ impl Reference {
 
     /// Continues every prompt greedily by `n_new` tokens in lockstep, stopping early at an end-of-generation token
     /// only if `stop_at_end` (then the sequence's tokens end before it).
-    pub fn greedy(&self, prompts: &[Vec<Token>], n_new: usize, options: Options) -> Result<Run, LoadError> {
+    pub fn greedy(&self, prompts: &[Vec<Token>], n_new: usize, options: ReferenceOptions) -> Result<Run, LoadError> {
         let n_seq = u32::try_from(prompts.len().max(1)).unwrap_or(u32::MAX);
         let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
         let n_cells = u32::try_from(n_needed).unwrap_or(u32::MAX).next_multiple_of(256);
@@ -109,7 +109,7 @@ impl Reference {
 
 /// What a plain loop should do beside decoding.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Options {
+pub struct ReferenceOptions {
     /// End a sequence at an end-of-generation token.
     pub stop_at_end: bool,
     /// Keep the first sequence's logits.
@@ -123,7 +123,7 @@ struct Plain<'c, 'm> {
 }
 
 impl Plain<'_, '_> {
-    fn run(&mut self, prompts: &[Vec<Token>], n_new: usize, options: Options) -> Result<Run, LoadError> {
+    fn run(&mut self, prompts: &[Vec<Token>], n_new: usize, options: ReferenceOptions) -> Result<Run, LoadError> {
         let mut batch = LlamaBatch::new(self.n_ubatch.max(prompts.len()), 1);
         let began = Instant::now();
         for (seq, prompt) in prompts.iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_schemas::image::is_placeholder;
-use baton_schemas::sequence::{Delta, Timings};
+use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llguidance::Matcher;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -18,7 +18,7 @@ use super::vocabulary::Vocabulary;
 /// A sequence on its way to a slot.
 pub(super) struct Job {
     pub(super) request: SequenceRequest,
-    pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
+    pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     pub(super) accepted: Instant,
     /// Where the KV goes, if another node asked for it.
     pub(super) export: Option<Export>,
@@ -31,7 +31,7 @@ pub(super) struct Job {
 }
 
 /// What the engine's handles tell its scheduler.
-pub(super) enum Message {
+pub(super) enum SchedulerMessage {
     /// A new sequence.
     Job(Box<Job>),
     /// Texts to turn into vectors.
@@ -43,7 +43,7 @@ pub(super) enum Message {
 /// A sequence with its progress. Survives preemption: it goes back to the queue with the tokens it has.
 pub(super) struct Sequence {
     pub(super) request: SequenceRequest,
-    pub(super) deltas: mpsc::Sender<Result<Delta, EngineError>>,
+    pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     /// Prompt and everything generated so far.
     pub(super) tokens: Vec<Token>,
     /// The images among them, in their order.
@@ -147,7 +147,7 @@ impl Sequence {
     }
 
     /// Sends what is known to fit: the scheduler's `can_step` saw the room. A reader that left is noticed next turn.
-    pub(super) fn send(&self, delta: Result<Delta, EngineError>) {
+    pub(super) fn send(&self, delta: Result<SequenceEvent, EngineError>) {
         if self.deltas.try_send(delta).is_err() {
             tracing::debug!("the reader of a sequence has gone");
         }

@@ -45,7 +45,7 @@ pub(super) enum Assignment {
 }
 
 /// What the memory can really give: recurrent state cannot be cut, and a sliding window forgets.
-pub(super) struct Memory<'a> {
+pub(super) struct SlotMemory<'a> {
     /// Maps (slot, length of a cached prefix) to the usable length.
     pub(super) usable: &'a dyn Fn(usize, usize) -> usize,
     /// Whether (slot) is getting on with its prefill, and will then be able to lend that many tokens.
@@ -57,7 +57,7 @@ pub(super) struct Memory<'a> {
 const MIN_WAIT_TOKENS: usize = 32;
 
 /// Chooses a slot for a sequence that will compute `tokens` but the last, which is always decoded afresh.
-pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory: &Memory<'_>) -> Assignment {
+pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory: &SlotMemory<'_>) -> Assignment {
     // The last token is decoded, never reused: its logits start the output.
     let wanted = &tokens[..tokens.len().saturating_sub(1)];
     let Some(oldest_idle) =
@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn check(slots: &[Slot], tokens: &[Token], expected: Assignment) {
-        let memory = Memory { usable: &|_, n| n, will_have: &|_, _| true };
+        let memory = SlotMemory { usable: &|_, n| n, will_have: &|_, _| true };
         assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn what_memory_cannot_give_back_is_not_counted() {
         let slots = [idle(&[1, 2, 3], 0)];
-        let memory = Memory { usable: &|_, _| 0, will_have: &|_, _| false };
+        let memory = SlotMemory { usable: &|_, _| 0, will_have: &|_, _| false };
         let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
         // Nor is it waited for.

@@ -12,8 +12,8 @@ use llama_cpp_2::model::LlamaModel;
 use super::embed::{EmbedPlan, Embedder};
 use super::probe::{self, NoHandoff};
 use super::projector::Projector;
-use super::scheduler::{self, Handoffs, Limits, Scheduler, Shared};
-use super::sequence::Message;
+use super::scheduler::{self, EngineLoad, Handoffs, Scheduler, SchedulerLimits};
+use super::sequence::SchedulerMessage;
 use super::transfer::KvTransfer;
 use super::vocabulary::Vocabulary;
 use super::{LlamaConfig, LoadError, canary, load};
@@ -24,12 +24,12 @@ use crate::handoff::{KvPuller, LocalKv};
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// Weak, because the scheduler ends when the last sender is gone, and holds one of these itself.
-pub(super) fn wake(messages: &Arc<std_mpsc::Sender<Message>>) -> Wake {
+pub(super) fn wake(messages: &Arc<std_mpsc::Sender<SchedulerMessage>>) -> Wake {
     let messages = Arc::downgrade(messages);
     Arc::new(move || {
         if let Some(messages) = messages.upgrade() {
             // A scheduler that has ended has nothing to look at.
-            let _ = messages.send(Message::Wake);
+            let _ = messages.send(SchedulerMessage::Wake);
         }
     })
 }
@@ -42,8 +42,8 @@ pub(super) struct Start {
     pub(super) model: Arc<LlamaModel>,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) config: LlamaConfig,
-    pub(super) limits: Limits,
-    pub(super) shared: Arc<Shared>,
+    pub(super) limits: SchedulerLimits,
+    pub(super) shared: Arc<EngineLoad>,
     pub(super) gguf: Gguf,
     pub(super) fingerprint: Fingerprint,
     /// With which it sees images.
@@ -59,7 +59,7 @@ pub(super) struct Start {
 }
 
 /// A scheduler that runs.
-pub(super) struct Started {
+pub(super) struct StartedScheduler {
     pub(super) thread: JoinHandle<()>,
     /// `None` for a model that cannot be handed over.
     pub(super) kv: Option<KvIdentity>,
@@ -67,7 +67,7 @@ pub(super) struct Started {
 
 impl Start {
     /// Starts the thread that owns the context, and waits until the context exists and has computed its first tokens.
-    pub(super) fn run(self, messages: std_mpsc::Receiver<Message>) -> Result<Started, LoadError> {
+    pub(super) fn run(self, messages: std_mpsc::Receiver<SchedulerMessage>) -> Result<StartedScheduler, LoadError> {
         let (started, has_started) = std_mpsc::sync_channel(1);
         let run = move || {
             let shared = Arc::clone(&self.shared);
@@ -83,13 +83,18 @@ impl Start {
             .spawn(run)
             .map_err(|e| LoadError::Config(format!("the engine's thread cannot start: {e}")))?;
         match has_started.recv() {
-            Ok(outcome) => outcome.map(|kv| Started { thread, kv }),
+            Ok(outcome) => outcome.map(|kv| StartedScheduler { thread, kv }),
             Err(_) => Err(LoadError::Config("the engine's thread has stopped".into())),
         }
     }
 
     /// The life of a thread whose model continues texts.
-    fn generate<'m>(&'m self, embedder: Embedder<'m>, started: &Outcome, messages: &std_mpsc::Receiver<Message>) {
+    fn generate<'m>(
+        &'m self,
+        embedder: Embedder<'m>,
+        started: &Outcome,
+        messages: &std_mpsc::Receiver<SchedulerMessage>,
+    ) {
         let n_cells = u32::try_from(self.limits.n_cells).unwrap_or(u32::MAX);
         let mut context = match load::context(&self.model, &self.config, n_cells) {
             Ok(context) => context,
@@ -130,7 +135,7 @@ impl Start {
 }
 
 /// The life of a thread whose model only embeds.
-fn embed(mut embedder: Embedder<'_>, started: &Outcome, messages: &std_mpsc::Receiver<Message>) {
+fn embed(mut embedder: Embedder<'_>, started: &Outcome, messages: &std_mpsc::Receiver<SchedulerMessage>) {
     let prepared = embedder.prepare();
     let is_ready = prepared.is_ok();
     let _panic_ends_the_process = AbortOnPanic;

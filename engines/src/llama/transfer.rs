@@ -17,7 +17,7 @@ use llama_cpp_2::context::LlamaContext;
 use super::blob::{self, BlobError};
 use super::placement::ImportBlob;
 use super::state::{self, StateError};
-use crate::handoff::Buffers;
+use crate::handoff::ChunkBuffers;
 
 /// Why a chunk was not exported or imported. The slot is as it was before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,17 +64,17 @@ pub enum TransferError {
 pub struct KvTransfer {
     layout: Arc<KvLayout>,
     n_slots: u32,
-    buffers: Buffers,
+    buffers: ChunkBuffers,
 }
 
 impl KvTransfer {
     /// For a context of the given layout with the sequences `0..n_slots` for slots and the next one for scratch.
     pub(super) fn new(layout: KvLayout, n_slots: u32) -> Self {
-        KvTransfer { layout: Arc::new(layout), n_slots, buffers: Buffers::default() }
+        KvTransfer { layout: Arc::new(layout), n_slots, buffers: ChunkBuffers::default() }
     }
 
     /// Memory of chunks that were moved.
-    pub(super) fn buffers(&self) -> &Buffers {
+    pub(super) fn buffers(&self) -> &ChunkBuffers {
         &self.buffers
     }
 

@@ -9,7 +9,7 @@ use super::tls::ServerTls;
 const TLS_HANDSHAKE: u8 = 22;
 
 /// What a client hears that speaks plain HTTP where TLS is spoken: an
-/// [`ErrorReply`](baton_schemas::node::ErrorReply).
+/// [`NodeErrorReply`](baton_schemas::node::ErrorReply).
 const USE_TLS: &str = r#"{"error":{"kind":"lost","detail":"this node speaks TLS: its address begins with https://"}}"#;
 
 /// What is still read of a request that is refused unread. Closing with bytes unread would reset the connection, and
@@ -21,7 +21,7 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// A connection that was just accepted.
-pub(super) enum Accepted {
+pub(super) enum AcceptedConnection {
     /// From this machine.
     Unix(UnixStream),
     /// Plain HTTP follows.
@@ -30,13 +30,13 @@ pub(super) enum Accepted {
     Tls(TcpStream, ServerTls),
 }
 
-impl Accepted {
+impl AcceptedConnection {
     /// What HTTP is spoken over; `None` if it does not come to that. Has no deadline of its own.
     pub(super) async fn open(self) -> Option<Box<dyn Stream>> {
         match self {
-            Accepted::Unix(stream) => Some(Box::new(stream)),
-            Accepted::Tcp(stream) => Some(Box::new(without_delay(stream))),
-            Accepted::Tls(stream, tls) => shake_hands(without_delay(stream), &tls).await,
+            AcceptedConnection::Unix(stream) => Some(Box::new(stream)),
+            AcceptedConnection::Tcp(stream) => Some(Box::new(without_delay(stream))),
+            AcceptedConnection::Tls(stream, tls) => shake_hands(without_delay(stream), &tls).await,
         }
     }
 }

@@ -9,7 +9,7 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{NodeInfo, NodeLoad, Phase, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 
-use crate::engine::{DeltaStream, EmbedStream, Engine, KvStream, LoadStream};
+use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
 /// Another engine, once there is one. Until then it tells a load and refuses the rest.
 #[derive(Clone, Default)]
@@ -58,7 +58,7 @@ impl Engine for LateEngine {
         self.get()?.detokenize(tokens).await
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.get()?.generate(request).await
     }
 

@@ -9,7 +9,7 @@ use axum::Router;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::Accepted;
+use super::connection::AcceptedConnection;
 use super::server;
 use super::tls::ServerTls;
 
@@ -118,14 +118,14 @@ impl Listener {
     }
 
     /// The next connection. Dropping the future loses none.
-    pub(super) async fn accept(&self) -> std::io::Result<Accepted> {
+    pub(super) async fn accept(&self) -> std::io::Result<AcceptedConnection> {
         match self {
-            Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
+            Listener::Unix(listener, _) => Ok(AcceptedConnection::Unix(listener.accept().await?.0)),
             Listener::Tcp(listener, tls) => {
                 let (stream, _peer) = listener.accept().await?;
                 Ok(match tls {
-                    None => Accepted::Tcp(stream),
-                    Some(tls) => Accepted::Tls(stream, tls.clone()),
+                    None => AcceptedConnection::Tcp(stream),
+                    Some(tls) => AcceptedConnection::Tls(stream, tls.clone()),
                 })
             }
         }

@@ -11,7 +11,7 @@ use futures::StreamExt;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use super::{NodeState, lines, refusal};
+use super::{NodeService, lines, refusal};
 
 /// Streams at once. An endpoint has one.
 pub(super) const MAX_STREAMS: usize = 64;
@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// How long a node that was told to stop takes new requests, so that those who send them have heard of it.
 pub(super) const NOTICE: Duration = Duration::from_millis(300);
 
-impl NodeState {
+impl NodeService {
     /// What the engine is doing, and how far the node is.
     pub(super) async fn load(&self) -> Result<NodeLoad, EngineError> {
         let load = self.engine.load().await?;
@@ -35,7 +35,7 @@ impl NodeState {
 }
 
 /// Loads as lines, until the node has been told to stop and runs nothing any more.
-pub(super) fn respond(node: NodeState) -> Response {
+pub(super) fn respond(node: NodeService) -> Response {
     let Ok(place) = std::sync::Arc::clone(&node.load_streams).try_acquire_owned() else {
         let reason = format!("{MAX_STREAMS} streams of loads run already");
         return refusal(StatusCode::SERVICE_UNAVAILABLE, EngineError::Unavailable { reason });

@@ -24,7 +24,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_schemas::embed::EmbedSequences;
 use baton_schemas::handoff::KvSource;
-use baton_schemas::node::{BASE_PATH, ErrorReply, Line, NodeInfo, RenderRequest, Role, Text, TokenizeRequest, Tokens};
+use baton_schemas::node::{
+    BASE_PATH, DetokenizedText, NodeErrorReply, NodeInfo, RenderRequest, Role, StreamLine, TokenList, TokenizeRequest,
+};
 use baton_schemas::{EngineError, SequenceRequest};
 use bytes::{BufMut, BytesMut};
 use futures::StreamExt;
@@ -75,7 +77,7 @@ impl ClusterKey {
 
 /// What the calls are answered from.
 #[derive(Clone)]
-struct NodeState {
+struct NodeService {
     engine: Arc<dyn Engine>,
     role: Role,
     key: ClusterKey,
@@ -106,7 +108,7 @@ pub fn stoppable_router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey, st
         .route("/link", post(link))
         .route("/noise", get(noise))
         .layer(middleware::from_fn(traced::traced))
-        .with_state(NodeState { engine, role, key: key.clone(), stop, load_streams });
+        .with_state(NodeService { engine, role, key: key.clone(), stop, load_streams });
     Router::new()
         .nest(BASE_PATH, routes)
         .fallback(|| async { refusal(StatusCode::NOT_FOUND, EngineError::invalid("no such call")) })
@@ -122,7 +124,7 @@ async fn authenticate(State(key): State<ClusterKey>, request: Request, next: Nex
     }
 }
 
-type Node = State<NodeState>;
+type Node = State<NodeService>;
 
 async fn info(State(node): Node) -> Response {
     answer(node.engine.info().await.map(|info| NodeInfo { role: node.role, ..info }))
@@ -141,7 +143,7 @@ async fn render(State(node): Node, body: Bytes) -> Response {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    answer(node.engine.render(&request.conversation).await.map(|tokens| Tokens { tokens }))
+    answer(node.engine.render(&request.conversation).await.map(|tokens| TokenList { tokens }))
 }
 
 async fn tokenize(State(node): Node, body: Bytes) -> Response {
@@ -149,15 +151,15 @@ async fn tokenize(State(node): Node, body: Bytes) -> Response {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    answer(node.engine.tokenize(&request).await.map(|tokens| Tokens { tokens }))
+    answer(node.engine.tokenize(&request).await.map(|tokens| TokenList { tokens }))
 }
 
 async fn detokenize(State(node): Node, body: Bytes) -> Response {
-    let request: Tokens = match parse(&body) {
+    let request: TokenList = match parse(&body) {
         Ok(request) => request,
         Err(refused) => return refused,
     };
-    answer(node.engine.detokenize(&request.tokens).await.map(|text| Text { text }))
+    answer(node.engine.detokenize(&request.tokens).await.map(|text| DetokenizedText { text }))
 }
 
 /// Streams deltas, one JSON value a line. Dropping the response, as a closed connection does, drops the engine's
@@ -256,7 +258,7 @@ pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 fn lines_of<D: Serialize>(deltas: Vec<Result<D, EngineError>>) -> Bytes {
     let mut chunk = BytesMut::with_capacity(128 * deltas.len());
     for delta in deltas {
-        put_line(&mut chunk, &Line::from(delta));
+        put_line(&mut chunk, &StreamLine::from(delta));
     }
     chunk.freeze()
 }
@@ -286,7 +288,7 @@ fn answer<T: Serialize>(result: Result<T, EngineError>) -> Response {
 }
 
 fn refusal(status: StatusCode, error: EngineError) -> Response {
-    (status, Json(ErrorReply { error })).into_response()
+    (status, Json(NodeErrorReply { error })).into_response()
 }
 
 fn status(error: &EngineError) -> StatusCode {

@@ -6,20 +6,20 @@ use axum::body::{Body, Bytes};
 use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::{Codec, Handoff, PrefillTimings, Wait, WriteError, Writer};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter, Wait, WriteError};
 use futures::{Stream, StreamExt};
 use http::header;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{NodeState, SIGN_OF_LIFE, answer};
-use crate::engine::{KvEvent, KvStream, PrefillReport};
+use super::{NodeService, SIGN_OF_LIFE, answer};
+use crate::engine::{KvEvent, KvStream};
 
 /// Encoded records ahead of the socket.
 const RECORD_WINDOW: usize = 1;
 
 /// Answers with a stream of records. Dropping the response, as a closed connection does, cancels the prefill.
-pub(super) async fn respond(node: &NodeState, request: PrefillRequest) -> Response {
+pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Response {
     match begin(node, request).await {
         Err(error) => answer::<()>(Err(error)),
         Ok(records) => {
@@ -30,7 +30,7 @@ pub(super) async fn respond(node: &NodeState, request: PrefillRequest) -> Respon
 }
 
 async fn begin(
-    node: &NodeState,
+    node: &NodeService,
     request: PrefillRequest,
 ) -> Result<impl Stream<Item = Vec<Bytes>> + use<>, EngineError> {
     if !node.role.prefills() {
@@ -46,7 +46,7 @@ async fn begin(
         start: request.start,
         tokens: request.tokens.clone(),
     };
-    let (writer, head) = Writer::begin(node.key.secret(), handoff, codec).map_err(invalid)?;
+    let (writer, head) = HandoffWriter::begin(node.key.secret(), handoff, codec).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
     // A task of its own, so that the next record is made while this one is on its way.
@@ -59,7 +59,7 @@ async fn begin(
     Ok(ReceiverStream::new(reader))
 }
 
-async fn write(mut writer: Writer, head: Vec<Bytes>, mut events: KvStream, records: &mpsc::Sender<Vec<Bytes>>) {
+async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream, records: &mpsc::Sender<Vec<Bytes>>) {
     let mut record = Ok(head);
     let mut n_done = 0;
     loop {
@@ -90,7 +90,7 @@ async fn write(mut writer: Writer, head: Vec<Bytes>, mut events: KvStream, recor
                     Err(panic) => return tracing::error!(%panic, "a record could not be written"),
                 }
             }
-            Ok(Some(Ok(KvEvent::End(report)))) => return finish(writer.end(timings(report)), records).await,
+            Ok(Some(Ok(KvEvent::End(timings)))) => return finish(writer.end(timings), records).await,
             Ok(Some(Err(error))) => return finish(writer.error(&error), records).await,
             Ok(None) => return finish(writer.error(&EngineError::internal("the prefill ended early")), records).await,
         };
@@ -103,12 +103,6 @@ async fn finish(record: Result<Vec<Bytes>, WriteError>, records: &mpsc::Sender<V
         Ok(record) => drop(records.send(record).await),
         Err(error) => tracing::error!(%error, "the last record could not be written"),
     }
-}
-
-fn timings(report: PrefillReport) -> PrefillTimings {
-    let PrefillReport { queue_ms, prefill_ms, stalled_ms, compute_ms, n_computed, n_cached, export_ms } = report;
-    let times = PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, ..PrefillTimings::default() };
-    PrefillTimings { n_computed, n_cached, ..times }
 }
 
 /// The first codec of the reader's list that this node knows.

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::connection::Accepted;
+use super::connection::AcceptedConnection;
 use super::listen::Listener;
 use super::loads::NOTICE;
 
@@ -53,7 +53,7 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 /// Serves until `stop` and for a moment ([`NOTICE`]) beyond it, then lets running calls end, for as long as
 /// [`DRAIN_DEADLINE`]. Fails only if the socket no longer listens.
 pub(super) async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    let shared = Arc::new(Shared { builder: builder(), router });
+    let shared = Arc::new(NodeServer { builder: builder(), router });
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
@@ -101,7 +101,7 @@ fn builder() -> Builder<TokioExecutor> {
 
 /// The next connection. An error belongs to one connection or to the moment, unless the socket does not listen any
 /// more: a node that tried again for ever would look alive and answer nobody.
-async fn accept(listener: &Listener) -> io::Result<Accepted> {
+async fn accept(listener: &Listener) -> io::Result<AcceptedConnection> {
     loop {
         match listener.accept().await {
             Ok(accepted) => return Ok(accepted),
@@ -115,13 +115,13 @@ async fn accept(listener: &Listener) -> io::Result<Accepted> {
 }
 
 /// What connections share.
-struct Shared {
+struct NodeServer {
     builder: Builder<TokioExecutor>,
     router: Router,
 }
 
-impl Shared {
-    async fn serve(&self, accepted: Accepted, watcher: Watcher) {
+impl NodeServer {
+    async fn serve(&self, accepted: AcceptedConnection, watcher: Watcher) {
         let spoken = AtomicBool::new(false);
         let connection = async {
             let Some(stream) = accepted.open().await else { return };

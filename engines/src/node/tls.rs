@@ -13,9 +13,9 @@ const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// A certificate and its key, from files that can be read again. Cheap to clone; clones renew together.
 #[derive(Clone)]
-pub struct ServerTls(Arc<Inner>);
+pub struct ServerTls(Arc<TlsFiles>);
 
-struct Inner {
+struct TlsFiles {
     cert: PathBuf,
     key: PathBuf,
     config: RwLock<Arc<ServerConfig>>,
@@ -25,7 +25,7 @@ impl ServerTls {
     /// Reads PEM files: the certificate with the intermediate ones after it, and its private key.
     pub fn load(cert: &Path, key: &Path) -> Result<ServerTls, TlsError> {
         let config = RwLock::new(read(cert, key)?);
-        Ok(ServerTls(Arc::new(Inner { cert: cert.to_owned(), key: key.to_owned(), config })))
+        Ok(ServerTls(Arc::new(TlsFiles { cert: cert.to_owned(), key: key.to_owned(), config })))
     }
 
     /// Reads the files again, for connections from now on. On an error the certificate stays what it was.

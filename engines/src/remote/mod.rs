@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_schemas::embed::{EmbedDelta, EmbedSequences};
+use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement};
 use baton_schemas::node::{
-    BASE_PATH, ErrorReply, Line, NodeInfo, NodeLoad, RenderRequest, Text, TokenizeRequest, Tokens,
+    BASE_PATH, DetokenizedText, NodeErrorReply, NodeInfo, NodeLoad, RenderRequest, StreamLine, TokenList,
+    TokenizeRequest,
 };
-use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use reqwest::{Client, Method, RequestBuilder, Response};
@@ -20,8 +21,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::Span;
 
-use crate::engine::{DeltaStream, EmbedStream, Engine, LoadStream};
-use crate::lines::Lines;
+use crate::engine::{EmbedStream, Engine, LoadStream, SequenceStream};
+use crate::lines::ByteLines;
 use crate::trace;
 use crate::transport::{AddressError, Transport, explain};
 
@@ -138,15 +139,18 @@ impl Engine for RemoteEngine {
 
     async fn render(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
         let request = RenderRequest { conversation: conversation.clone() };
-        Ok(self.post::<Tokens>("render", &request, ANSWER_TIMEOUT).await?.tokens)
+        Ok(self.post::<TokenList>("render", &request, ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn tokenize(&self, request: &TokenizeRequest) -> Result<Vec<Token>, EngineError> {
-        Ok(self.post::<Tokens>("tokenize", request, ANSWER_TIMEOUT).await?.tokens)
+        Ok(self.post::<TokenList>("tokenize", request, ANSWER_TIMEOUT).await?.tokens)
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        Ok(self.post::<Text>("detokenize", &Tokens { tokens: tokens.to_vec() }, ANSWER_TIMEOUT).await?.text)
+        Ok(self
+            .post::<DetokenizedText>("detokenize", &TokenList { tokens: tokens.to_vec() }, ANSWER_TIMEOUT)
+            .await?
+            .text)
     }
 
     async fn measure_link(&self, source: &KvSource) -> Result<LinkMeasurement, EngineError> {
@@ -154,13 +158,13 @@ impl Engine for RemoteEngine {
     }
 
     /// Dropping the stream closes the connection, which the node takes as a cancellation.
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
-        self.stream("generate", &request, |delta| matches!(delta, Delta::Finished { .. })).await
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+        self.stream("generate", &request, |delta| matches!(delta, SequenceEvent::Finished { .. })).await
     }
 
     /// As [`RemoteEngine::generate`](Engine::generate).
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
-        self.stream("embed", &request, |delta| matches!(delta, EmbedDelta::Finished { .. })).await
+        self.stream("embed", &request, |delta| matches!(delta, EmbedEvent::Finished { .. })).await
     }
 }
 
@@ -196,7 +200,7 @@ fn steps<D: DeserializeOwned + Send + 'static>(
     reply: Response,
     silence: Duration,
 ) -> BoxStream<'static, Result<D, EngineError>> {
-    let mut lines = Lines::new(reply.bytes_stream());
+    let mut lines = ByteLines::new(reply.bytes_stream());
     let steps = async_stream::stream! {
         loop {
             let line = match tokio::time::timeout(silence, lines.next()).await {
@@ -205,7 +209,7 @@ fn steps<D: DeserializeOwned + Send + 'static>(
                 Ok(line) => line,
                 Err(_) => Err(EngineError::lost(format!("no sign of life for {} s", silence.as_secs()))),
             };
-            let step = match line.map(|line| serde_json::from_slice::<Line<D>>(&line.unwrap_or_default())) {
+            let step = match line.map(|line| serde_json::from_slice::<StreamLine<D>>(&line.unwrap_or_default())) {
                 Ok(Ok(line)) => line.into_step(),
                 Ok(Err(error)) => Err(EngineError::lost(format!("unreadable delta: {error}"))),
                 Err(error) => Err(error),
@@ -228,7 +232,7 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
     }
     let status = response.status();
     let body = bounded_body(response).await?;
-    match serde_json::from_slice::<ErrorReply>(&body) {
+    match serde_json::from_slice::<NodeErrorReply>(&body) {
         Ok(reply) => Err(reply.error),
         // A node says why, whatever it refuses.
         Err(_) => Err(EngineError::lost(format!("what answers there is not a Baton node (HTTP {})", status.as_u16()))),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{
     Chunk, Contiguous, Dtype, Fingerprint, KvLayout, LayerRows, LayerShape, Placement, RopePairing, Rows, Section,
     SectionRows,
@@ -13,8 +13,9 @@ use baton_schemas::{SequenceRequest, Token};
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{SimConfig, State, millis};
-use crate::handoff::{Buffers, LocalKv, PullOrder, Pulled};
+use super::{SimConfig, SimState, millis};
+use crate::engine::KvEvent;
+use crate::handoff::{ChunkBuffers, LocalKv, PullEnd, PullOrder};
 
 /// One layer of K and V, half of a token's bytes each.
 fn layout(bytes_per_token: u32) -> KvLayout {
@@ -64,14 +65,14 @@ fn value(tokens: &[Token], position: u32) -> [u8; 2] {
     [mixed as u8, 0x20 | (mixed >> 8) as u8 & 0x1F]
 }
 
-impl State {
+impl SimState {
     /// Pulls what is missing of a prompt, if the request names a source. `None` if nothing was tried.
     pub(super) async fn pull(
         &self,
         request: &SequenceRequest,
         wanted: &[Token],
         n_cached: usize,
-    ) -> Option<HandoffTimings> {
+    ) -> Option<HandoffReport> {
         let source = request.kv_source.clone().filter(|_| n_cached < wanted.len())?;
         let began = Instant::now();
         let order = PullOrder {
@@ -81,44 +82,25 @@ impl State {
             cache_scope: request.cache_scope,
             ephemeral: request.ephemeral,
             placement: Arc::new(|span, layout| Contiguous.place(span, layout)),
-            buffers: Buffers::default(),
+            buffers: ChunkBuffers::default(),
         };
         let mut pulled = self.puller.as_ref()?.pull(order, Arc::new(|| ()));
-        let mut timings = HandoffTimings::default();
-        loop {
+        let mut n_tokens = 0;
+        let end = loop {
             match pulled.recv().await {
-                Some(Pulled::Chunk(kv)) => {
+                Some(KvEvent::Chunk(kv)) => {
                     let positions = kv.span().p0..kv.span().p1;
-                    let n = positions.len() as u32;
+                    let n_new = positions.len() as u32;
                     if kv.into_chunk() != chunk(&self.config, wanted, positions) {
-                        timings.failure = Some(HandoffFailure::ImportFailed);
-                        break;
+                        break HandoffFailure::ImportFailed.into();
                     }
-                    timings.n_tokens += n;
+                    n_tokens += n_new;
                 }
-                Some(Pulled::End(report)) => {
-                    timings.n_cached = report.n_cached;
-                    timings.n_computed = report.n_computed;
-                    timings.n_bytes = report.n_bytes;
-                    timings.queue_ms = report.queue_ms;
-                    timings.prefill_ms = report.prefill_ms;
-                    timings.stalled_ms = report.stalled_ms;
-                    timings.compute_ms = report.compute_ms;
-                    timings.transfer_ms = report.transfer_ms;
-                    timings.unhidden_ms = millis(Instant::now().saturating_duration_since(report.prefilled_at.into()));
-                    break;
-                }
-                Some(Pulled::Failed(failure)) => {
-                    timings.failure = Some(failure);
-                    break;
-                }
-                None => {
-                    timings.failure = Some(HandoffFailure::PrefillLost);
-                    break;
-                }
+                Some(KvEvent::End(end)) => break end,
+                None => break PullEnd::from(HandoffFailure::PrefillLost),
             }
-        }
-        timings.total_ms = millis(began.elapsed());
-        Some(timings)
+        };
+        let report = end.report(Instant::now().into_std());
+        Some(HandoffReport { n_tokens, total_ms: millis(began.elapsed()), ..report })
     }
 }

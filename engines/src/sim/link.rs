@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::loopback::Loopback;
 use super::{SimEngine, millis, seconds};
 use crate::engine::{CHUNK_WINDOW, Engine, KvEvent, KvStream};
-use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullOrder, PullReport, Pulled};
+use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 
 /// Bytes that measure a link.
 const PROBE_BYTES: u32 = 8 << 20;
@@ -34,11 +34,11 @@ pub struct LinkSpeed {
 
 /// A decode engine's way to prefill engines. Its pulls share each link, chunk by chunk.
 pub struct SimLink {
-    peers: HashMap<String, Arc<Peer>>,
+    peers: HashMap<String, Arc<SimPeer>>,
     local: OnceLock<LocalKv>,
 }
 
-struct Peer {
+struct SimPeer {
     engine: Arc<SimEngine>,
     speed: LinkSpeed,
     /// When the last byte that was given to the link is through.
@@ -50,7 +50,7 @@ impl SimLink {
     pub fn new(peers: impl IntoIterator<Item = (String, Arc<SimEngine>, LinkSpeed)>) -> SimLink {
         let peer = |(url, engine, speed)| {
             let free_at = Mutex::new(Instant::now());
-            (url, Arc::new(Peer { engine, speed, free_at }))
+            (url, Arc::new(SimPeer { engine, speed, free_at }))
         };
         SimLink { peers: peers.into_iter().map(peer).collect(), local: OnceLock::new() }
     }
@@ -63,7 +63,7 @@ impl KvPuller for SimLink {
         }
     }
 
-    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<Pulled> {
+    fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent> {
         let (sender, receiver) = mpsc::channel(PULL_WINDOW);
         let (peer, local) = (self.peers.get(&order.source.url).cloned(), self.local.get().cloned());
         tokio::spawn(async move {
@@ -77,7 +77,7 @@ impl KvPuller for SimLink {
                 () = sender.closed() => return,
             };
             // A reader that left needs no last word.
-            let _ = sender.send(outcome.map_or_else(Pulled::Failed, Pulled::End)).await;
+            let _ = sender.send(PullEvent::End(outcome.unwrap_or_else(PullEnd::from))).await;
             notify();
         });
         receiver
@@ -103,7 +103,7 @@ struct InFlight {
     event: Result<KvEvent, EngineError>,
 }
 
-impl Peer {
+impl SimPeer {
     /// Gives bytes to the link; returns when the first and the last of them leave it.
     fn send(&self, n_bytes: f64) -> (Instant, Instant) {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,9 +116,9 @@ impl Peer {
         self: Arc<Self>,
         local: &LocalKv,
         order: PullOrder,
-        sender: &mpsc::Sender<Pulled>,
+        sender: &mpsc::Sender<PullEvent>,
         notify: &(dyn Fn() + Send + Sync),
-    ) -> Result<PullReport, HandoffFailure> {
+    ) -> Result<PullEnd, HandoffFailure> {
         let one_way = self.speed.round_trip / 2;
         let bytes_per_token = self.bytes_per_token().await?;
         let (request, mut loopback) = Loopback::begin(local, order)?;
@@ -135,23 +135,18 @@ impl Peer {
                     n_bytes += f64::from(chunk.n_positions()) * bytes_per_token;
                     first.get_or_insert(first_byte_at);
                     last = Some(arrives_at);
-                    if sender.send(Pulled::Chunk(loopback.pass(&chunk)?)).await.is_ok() {
+                    if sender.send(PullEvent::Chunk(loopback.pass(&chunk)?)).await.is_ok() {
                         notify();
                     }
                 }
-                KvEvent::End(report) => {
-                    let prefilled_at = head_at + Duration::from_secs_f64((report.queue_ms + report.prefill_ms) / 1e3);
-                    return Ok(PullReport {
-                        n_cached: report.n_cached,
-                        n_computed: report.n_computed,
+                KvEvent::End(timings) => {
+                    let since_head = Duration::from_secs_f64((timings.queue_ms + timings.prefill_ms) / 1e3);
+                    let report = HandoffReport {
                         n_bytes: n_bytes as u64,
-                        queue_ms: report.queue_ms,
-                        prefill_ms: report.prefill_ms,
-                        stalled_ms: report.stalled_ms,
-                        compute_ms: report.compute_ms,
                         transfer_ms: first.zip(last).map_or(0.0, |(first, last)| millis(last - first)),
-                        prefilled_at: prefilled_at.into_std(),
-                    });
+                        ..HandoffReport::of_prefill(&timings)
+                    };
+                    return Ok(PullEnd { report, prefilled_at: Some((head_at + since_head).into_std()) });
                 }
             }
         }
@@ -191,15 +186,14 @@ fn failure_of(error: &EngineError) -> HandoffFailure {
 #[cfg(test)]
 mod tests {
     use baton_schemas::SequenceRequest;
-    use baton_schemas::handoff::HandoffTimings;
-    use baton_schemas::sequence::Delta;
+    use baton_schemas::sequence::SequenceEvent;
 
     use super::super::SimConfig;
     use super::*;
 
     /// A prompt of 8,192 tokens from a machine that prefills 5,570 tokens/s; its KV is 1 GiB. Returns the seconds to
     /// the first token, and the decode node's account.
-    async fn handoff(bytes_per_second: f64, kv_bytes_carried: Option<u32>) -> (f64, HandoffTimings) {
+    async fn handoff(bytes_per_second: f64, kv_bytes_carried: Option<u32>) -> (f64, HandoffReport) {
         let config = SimConfig {
             prefill_tps: 5_570.0,
             decode_tps: 50.0,
@@ -223,11 +217,11 @@ mod tests {
         let mut deltas = decode.generate(request).await.unwrap();
         while let Some(delta) = deltas.next().await {
             match delta.unwrap() {
-                Delta::Handoff(handoff) => timings = Some(handoff),
-                Delta::Token(_) => {
+                SequenceEvent::Handoff(handoff) => timings = Some(handoff),
+                SequenceEvent::Token(_) => {
                     first.get_or_insert(began.elapsed());
                 }
-                Delta::Started { .. } | Delta::Finished { .. } => {}
+                SequenceEvent::Started { .. } | SequenceEvent::Finished { .. } => {}
             }
         }
         (first.unwrap().as_secs_f64(), timings.unwrap())

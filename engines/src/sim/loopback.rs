@@ -1,7 +1,7 @@
 //! Chunks through the wire format and back within one process: what an engine takes was verified, here as anywhere.
 
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
-use baton_schemas::kv::{Chunk, Codec, Event, Handoff, HandoffId, Reader, VerifiedKv, Writer};
+use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, VerifiedKv};
 
 use crate::handoff::{LocalKv, PullOrder};
 
@@ -10,8 +10,8 @@ const KEY: &[u8] = b"simulated";
 
 /// One pull's writer and reader.
 pub(super) struct Loopback {
-    writer: Writer,
-    reader: Reader,
+    writer: HandoffWriter,
+    reader: HandoffReader,
 }
 
 impl Loopback {
@@ -30,9 +30,10 @@ impl Loopback {
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let reader = Reader::new(KEY, handoff.clone(), &[Codec::None]);
+        let reader = HandoffReader::new(KEY, handoff.clone(), &[Codec::None]);
         let mut reader = reader.map_err(|_| HandoffFailure::FingerprintMismatch)?;
-        let (writer, head) = Writer::begin(KEY, handoff, Codec::None).map_err(|_| HandoffFailure::PrefillRefused)?;
+        let (writer, head) =
+            HandoffWriter::begin(KEY, handoff, Codec::None).map_err(|_| HandoffFailure::PrefillRefused)?;
         for piece in head {
             reader.read(&mut &piece[..]).map_err(|_| HandoffFailure::FrameRejected)?;
         }
@@ -44,7 +45,7 @@ impl Loopback {
         let record = self.writer.frame(chunk).map_err(|_| HandoffFailure::FrameRejected)?;
         for piece in record {
             match self.reader.read(&mut &piece[..]) {
-                Ok(Some(Event::Frame(kv))) => return Ok(kv),
+                Ok(Some(HandoffRecord::Frame(kv))) => return Ok(kv),
                 Ok(None) => {}
                 Ok(Some(_)) | Err(_) => break,
             }

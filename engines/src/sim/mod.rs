@@ -18,11 +18,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use baton_schemas::embed::{EmbedDelta, EmbedSequences, EmbedTimings};
+use baton_schemas::embed::{EmbedEvent, EmbedSequences, EmbedTimings};
 use baton_schemas::generate::Conversation;
 use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
+use baton_schemas::kv::PrefillTimings;
 use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Phase, Role, TokenizeRequest};
-use baton_schemas::sequence::{Delta, FinishReason, Timings, TokenDelta};
+use baton_schemas::sequence::{FinishReason, GeneratedToken, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::sync::Semaphore;
@@ -32,7 +33,7 @@ use self::cache::PrefixCache;
 use self::text::{N_VOCAB, Speaker};
 pub use self::wrapper::{EngineWrapper, UnusedEngine};
 use crate::embed;
-use crate::engine::{DeltaStream, EmbedStream, Engine, KvEvent, KvStream, PrefillReport};
+use crate::engine::{EmbedStream, Engine, KvEvent, KvStream, SequenceStream};
 use crate::handoff::{self, KvPuller};
 
 /// Speeds and sizes of a simulated machine.
@@ -82,10 +83,10 @@ impl Default for SimConfig {
 
 /// A simulated engine.
 pub struct SimEngine {
-    state: Arc<State>,
+    state: Arc<SimState>,
 }
 
-struct State {
+struct SimState {
     config: SimConfig,
     slots: Arc<Semaphore>,
     n_queued: AtomicUsize,
@@ -109,7 +110,7 @@ impl SimEngine {
     /// The same, with `puller` for requests that name a source of KV.
     pub fn with_puller(config: SimConfig, puller: Option<Arc<dyn KvPuller>>) -> SimEngine {
         let n_slots = (config.n_slots.max(1) as usize).min(Semaphore::MAX_PERMITS);
-        let state = State {
+        let state = SimState {
             slots: Arc::new(Semaphore::new(n_slots)),
             n_queued: AtomicUsize::new(0),
             prefill_free_at: Mutex::new(Instant::now()),
@@ -200,10 +201,10 @@ impl Engine for SimEngine {
         Ok(String::from_utf8_lossy(&text::bytes(tokens)).into_owned())
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.check(&request)?;
         let state = Arc::clone(&self.state);
-        let place = QueuePlace::take(Arc::clone(&state))?;
+        let place = SimQueuePlace::take(Arc::clone(&state))?;
         let deltas = async_stream::try_stream! {
             let accepted = Instant::now();
             let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
@@ -215,12 +216,12 @@ impl Engine for SimEngine {
             let mut tokens = [&request.prompt[..], &request.generated[..]].concat();
             let n_cached = lock(&state.cache).longest_prefix(request.cache_scope, &tokens[..tokens.len() - 1]);
             let wanted = &tokens[..request.n_prefill()];
-            yield Delta::Started { n_cached: n_cached as u32 };
+            yield SequenceEvent::Started { n_cached: n_cached as u32 };
 
             let speaker = Speaker::new(&request);
             let handoff = state.pull(&request, wanted, n_cached).await;
             if let Some(handoff) = handoff {
-                yield Delta::Handoff(handoff);
+                yield SequenceEvent::Handoff(handoff);
             }
             let n_there = n_cached + handoff.map_or(0, |h| h.n_tokens as usize);
             let mut n_left = wanted.len().saturating_sub(n_there);
@@ -259,7 +260,7 @@ impl Engine for SimEngine {
                 let logprobs = request.top_logprobs.map(|k| speaker.logprobs(id, k as usize));
                 tokens.push(id);
                 timings.predicted_n += 1;
-                yield Delta::Token(TokenDelta { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });
+                yield SequenceEvent::Token(GeneratedToken { id, bytes: text::bytes(&[id]), special: id >= 256, logprobs });
             };
             let first = first_token.unwrap_or_else(Instant::now);
             timings.prompt_ms = millis(first - started);
@@ -268,7 +269,7 @@ impl Engine for SimEngine {
             if !request.ephemeral {
                 lock(&state.cache).insert(request.cache_scope, tokens);
             }
-            yield Delta::Finished { reason, timings };
+            yield SequenceEvent::Finished { reason, timings };
         };
         // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.
         Ok(deltas.boxed())
@@ -278,16 +279,16 @@ impl Engine for SimEngine {
         let config = &self.state.config;
         embed::check(&request, vectors::facts(config.n_ctx), N_VOCAB)?;
         let state = Arc::clone(&self.state);
-        let place = QueuePlace::take(Arc::clone(&state))?;
+        let place = SimQueuePlace::take(Arc::clone(&state))?;
         let deltas = async_stream::stream! {
             let _place = place;
             let started = Instant::now();
             for input in &request.inputs {
                 state.prefill(input.len()).await;
-                yield Ok(EmbedDelta::Vector(vectors::of(input)));
+                yield Ok(EmbedEvent::Vector(vectors::of(input)));
             }
             let timings = EmbedTimings { queue_ms: 0.0, compute_ms: millis(started.elapsed()) };
-            yield Ok(EmbedDelta::Finished { timings });
+            yield Ok(EmbedEvent::Finished { timings });
         };
         Ok(deltas.boxed())
     }
@@ -299,7 +300,7 @@ impl Engine for SimEngine {
     async fn prefill(&self, request: PrefillRequest) -> Result<KvStream, EngineError> {
         handoff::check(&request, &kv::identity(&self.state.config), self.state.config.n_ctx)?;
         let state = Arc::clone(&self.state);
-        let place = QueuePlace::take(Arc::clone(&state))?;
+        let place = SimQueuePlace::take(Arc::clone(&state))?;
         let events = async_stream::try_stream! {
             let accepted = Instant::now();
             let Ok(_slot) = Arc::clone(&state.slots).acquire_owned().await else {
@@ -331,7 +332,7 @@ impl Engine for SimEngine {
             if !request.ephemeral {
                 lock(&state.cache).insert(request.cache_scope, tokens.clone());
             }
-            yield KvEvent::End(PrefillReport {
+            yield KvEvent::End(PrefillTimings {
                 queue_ms: millis(started - accepted),
                 prefill_ms: millis(computed - started),
                 stalled_ms: millis(stalled),
@@ -339,13 +340,14 @@ impl Engine for SimEngine {
                 n_computed,
                 n_cached: n_cached as u32,
                 export_ms: 0.0,
+                encode_ms: 0.0,
             });
         };
         Ok(events.boxed())
     }
 }
 
-impl State {
+impl SimState {
     /// Prompt tokens asked for and not computed yet.
     fn backlog(&self) -> u32 {
         let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
@@ -381,19 +383,19 @@ impl State {
 }
 
 /// A place in the bounded queue, given back when dropped.
-struct QueuePlace(Arc<State>);
+struct SimQueuePlace(Arc<SimState>);
 
-impl QueuePlace {
-    fn take(state: Arc<State>) -> Result<QueuePlace, EngineError> {
+impl SimQueuePlace {
+    fn take(state: Arc<SimState>) -> Result<SimQueuePlace, EngineError> {
         let limit = state.config.max_queued;
         let below_limit = |n: usize| (n < limit as usize).then_some(n + 1);
         let taken = state.n_queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, below_limit);
         taken.map_err(|_| EngineError::QueueFull { limit })?;
-        Ok(QueuePlace(state))
+        Ok(SimQueuePlace(state))
     }
 }
 
-impl Drop for QueuePlace {
+impl Drop for SimQueuePlace {
     fn drop(&mut self) {
         self.0.n_queued.fetch_sub(1, Ordering::AcqRel);
     }

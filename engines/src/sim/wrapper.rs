@@ -7,7 +7,7 @@ use baton_schemas::handoff::{KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::node::{NodeInfo, NodeLoad, TokenizeRequest};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 
-use crate::engine::{DeltaStream, EmbedStream, Engine, KvStream, LoadStream};
+use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
 /// An engine around another one. A method that an implementation leaves out is passed on to [`EngineWrapper::inner`].
 #[async_trait]
@@ -46,7 +46,7 @@ pub trait EngineWrapper: Send + Sync + 'static {
     }
 
     /// See [`Engine::generate`].
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.inner().generate(request).await
     }
 
@@ -92,7 +92,7 @@ impl<W: EngineWrapper> Engine for W {
         EngineWrapper::detokenize(self, tokens).await
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         EngineWrapper::generate(self, request).await
     }
 
@@ -141,7 +141,7 @@ impl Engine for UnusedEngine {
         Self::called()
     }
 
-    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
         Self::called()
     }
 }

@@ -18,7 +18,7 @@ use super::TemplateError;
 
 /// A stretch of a rendered prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct TemplatePiece {
     /// Its text.
     pub text: String,
     /// Whether control tokens that are spelled in it are meant as such.
@@ -105,7 +105,7 @@ impl ControlTokens {
     /// Cuts a text, in which marks stood at these ascending offsets. Every spelling with a mark behind its first
     /// character lies in a piece without control tokens. Cuts are made beside true control tokens alone, where a
     /// tokenizer cuts by itself, so that merges do not change.
-    pub(super) fn pieces(&self, text: &str, marks: &[usize]) -> Vec<Piece> {
+    pub(super) fn pieces(&self, text: &str, marks: &[usize]) -> Vec<TemplatePiece> {
         let is_marked = |found: &Range<usize>| marks.binary_search(&behind_first(text, found.start)).is_ok();
         let (mut forged, mut meant): (Vec<_>, Vec<_>) = self.find(text).partition(is_marked);
         forged.sort_unstable_by_key(|found| found.start);
@@ -117,7 +117,7 @@ impl ControlTokens {
         let mut pieces = Vec::new();
         let mut push = |range: Range<usize>, has_control| {
             if !range.is_empty() {
-                pieces.push(Piece { text: text[range].to_owned(), has_control });
+                pieces.push(TemplatePiece { text: text[range].to_owned(), has_control });
             }
         };
         let (mut begun, mut reached) = (0, 0);

@@ -16,7 +16,7 @@ fn rendered(template: &str, conversation: &Conversation) -> Result<String, Templ
     let special = SpecialTokens { bos: "<s>".into(), eos: "<|im_end|>".into(), control };
     let template = ChatTemplate::compile(template, special)?;
     let pieces = template.render_pieces(conversation, SystemTime::UNIX_EPOCH, 1000)?;
-    let show = |piece: &Piece| if piece.has_control { piece.text.clone() } else { format!("[{}]", piece.text) };
+    let show = |piece: &TemplatePiece| if piece.has_control { piece.text.clone() } else { format!("[{}]", piece.text) };
     Ok(pieces.iter().map(show).collect())
 }
 

@@ -14,7 +14,7 @@ use baton_schemas::generate::Conversation;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
 
-pub use self::guard::Piece;
+pub use self::guard::TemplatePiece;
 use self::guard::{ControlTokens, Marking};
 
 /// Instructions a template may execute. A long chat with tools takes some hundred thousand.
@@ -94,7 +94,7 @@ impl ChatTemplate {
         conversation: &Conversation,
         now: SystemTime,
         max_bytes: usize,
-    ) -> Result<Vec<Piece>, TemplateError> {
+    ) -> Result<Vec<TemplatePiece>, TemplateError> {
         let plain = self.render(conversation, now)?;
         if plain.len() > max_bytes {
             return Err(TemplateError::TooLong { n_bytes: plain.len() });
@@ -102,7 +102,7 @@ impl ChatTemplate {
         let mark = guard::unused_mark(conversation)?;
         let marked = self.control.mark(conversation, mark, Marking::EveryStart);
         if marked == *conversation {
-            return Ok(vec![Piece { text: plain, has_control: true }]);
+            return Ok(vec![TemplatePiece { text: plain, has_control: true }]);
         }
         if let Ok(rendered) = self.render(&marked, now)
             && let (text, marks) = guard::take_out(&rendered, mark)

@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Deadlines, ReplyReader, TextDelta, TextStream, UpstreamError};
-use crate::lines::Lines;
+use crate::lines::ByteLines;
 
 /// Bytes of one reply. A million tokens with their framing are fewer.
 const MAX_REPLY_BYTES: usize = 256 << 20;
@@ -32,7 +32,7 @@ where
 {
     let Reading { is_sse, deadlines, first_due, mut reader } = reading;
     let deltas = async_stream::try_stream! {
-        let (mut lines, mut n_bytes, mut has_begun) = (Lines::new(chunks), 0_usize, false);
+        let (mut lines, mut n_bytes, mut has_begun) = (ByteLines::new(chunks), 0_usize, false);
         let mut out = Vec::new();
         loop {
             let due = if has_begun { Instant::now() + deadlines.idle } else { first_due };

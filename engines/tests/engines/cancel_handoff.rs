@@ -8,7 +8,7 @@ use baton_engines::handoff::{KvPuller, PullPolicy};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_schemas::node::Role;
-use baton_schemas::sequence::{CacheScope, Delta};
+use baton_schemas::sequence::{CacheScope, SequenceEvent};
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -78,7 +78,12 @@ enum Waits {
 }
 
 /// Reads a reply for as long as `patience` lasts; the last delta seen.
-async fn leave_after(engine: &dyn Engine, request: SequenceRequest, waits: Waits, patience: Duration) -> Option<Delta> {
+async fn leave_after(
+    engine: &dyn Engine,
+    request: SequenceRequest,
+    waits: Waits,
+    patience: Duration,
+) -> Option<SequenceEvent> {
     let mut last = None;
     // Elapsed drops the stream, as a client does that leaves.
     let reply = if waits == Waits::No {
@@ -87,10 +92,10 @@ async fn leave_after(engine: &dyn Engine, request: SequenceRequest, waits: Waits
         Some(tokio::time::timeout(PATIENCE_AT_MOST, engine.generate(request)).await.expect("the engine answers"))
     };
     let mut deltas = reply?.unwrap();
-    let is_there = |last: &Option<Delta>| match waits {
+    let is_there = |last: &Option<SequenceEvent>| match waits {
         Waits::No => true,
         Waits::ForSlot => last.is_some(),
-        Waits::ForToken => matches!(last, Some(Delta::Token(_))),
+        Waits::ForToken => matches!(last, Some(SequenceEvent::Token(_))),
     };
     while !is_there(&last) {
         let next = tokio::time::timeout(PATIENCE_AT_MOST, deltas.next()).await.expect("the reply goes on");
@@ -162,7 +167,7 @@ async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
         }
         match running.next().await {
             Some(None) => stages.queued += 1,
-            Some(Some(Delta::Started { .. })) => stages.pulling += 1,
+            Some(Some(SequenceEvent::Started { .. })) => stages.pulling += 1,
             Some(Some(_)) => stages.decoding += 1,
             None => {}
         }

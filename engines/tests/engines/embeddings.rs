@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use baton_engines::Engine;
 use baton_engines::llama::reference::Reference;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
-use baton_schemas::embed::{EmbedDelta, EmbedSequences, Pooling};
+use baton_schemas::embed::{EmbedEvent, EmbedSequences, Pooling};
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use tempfile::TempDir;
 use tiny_gguf::Architecture;
@@ -34,8 +34,8 @@ async fn tokens(engine: &LlamaEngine, text: &str) -> Vec<Token> {
 async fn vectors(engine: &LlamaEngine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
     let deltas = engine.embed(EmbedSequences { inputs: inputs.to_vec() }).await.unwrap();
     let vectors = deltas.filter_map(async |delta| match delta.unwrap() {
-        EmbedDelta::Vector(vector) => Some(vector),
-        EmbedDelta::Finished { .. } => None,
+        EmbedEvent::Vector(vector) => Some(vector),
+        EmbedEvent::Finished { .. } => None,
     });
     vectors.collect().await
 }
@@ -130,7 +130,7 @@ async fn a_reply_is_the_same_beside_vectors() {
     let reply = async || {
         let deltas = engine.generate(request.clone()).await.unwrap();
         let ids = deltas.filter_map(async |delta| match delta.unwrap() {
-            Delta::Token(token) => Some(token.id),
+            SequenceEvent::Token(token) => Some(token.id),
             _ => None,
         });
         ids.collect::<Vec<_>>().await
@@ -139,7 +139,7 @@ async fn a_reply_is_the_same_beside_vectors() {
     let text = tokens(&engine, &"a text among many others ".repeat(40)).await;
     let many = vec![text; 40];
     let mut beside = engine.embed(EmbedSequences { inputs: many.clone() }).await.unwrap();
-    assert!(matches!(beside.next().await, Some(Ok(EmbedDelta::Vector(_)))));
+    assert!(matches!(beside.next().await, Some(Ok(EmbedEvent::Vector(_)))));
     assert_eq!(reply().await, before);
     // It had its turns while texts were waiting.
     assert!(engine.load().await.unwrap().queued > 0, "the texts were done before the reply");

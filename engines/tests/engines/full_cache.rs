@@ -6,7 +6,7 @@ use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{Delta, SequenceRequest};
+use baton_schemas::{SequenceEvent, SequenceRequest};
 use futures::StreamExt;
 
 use crate::models;
@@ -42,10 +42,10 @@ async fn sequences_that_do_not_fit_together_all_complete() {
             let mut deltas = engine.generate(request).await.unwrap();
             while let Some(delta) = deltas.next().await {
                 match delta.unwrap() {
-                    Delta::Handoff(_) => {}
-                    Delta::Started { .. } => n_started += 1,
-                    Delta::Token(_) => n_tokens += 1,
-                    Delta::Finished { .. } => return (n_started, n_tokens),
+                    SequenceEvent::Handoff(_) => {}
+                    SequenceEvent::Started { .. } => n_started += 1,
+                    SequenceEvent::Token(_) => n_tokens += 1,
+                    SequenceEvent::Finished { .. } => return (n_started, n_tokens),
                 }
             }
             panic!("a stream ended without its last delta");

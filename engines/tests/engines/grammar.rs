@@ -5,7 +5,7 @@ use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Sampling};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use serde_json::json;
 
@@ -41,7 +41,7 @@ impl Rig {
         let mut deltas = self.engine.generate(request).await.unwrap();
         let mut bytes = Vec::new();
         while let Some(delta) = deltas.next().await {
-            if let Delta::Token(token) = delta.unwrap() {
+            if let SequenceEvent::Token(token) = delta.unwrap() {
                 bytes.extend(token.bytes);
             }
         }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use baton_engines::limits::DEFAULT_SLOTS;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
-use baton_engines::{DeltaStream, Engine};
+use baton_engines::{Engine, SequenceStream};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::image::{Image, PromptImages, is_placeholder, runs};
-use baton_schemas::{Delta, EngineError, SequenceRequest, Token};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use image::{ImageFormat, Rgb, RgbImage};
 use tiny_gguf::projector::{self, N_ROWS, Projector};
@@ -78,13 +78,13 @@ async fn request(engine: &LlamaEngine, images: &[Image], max_tokens: u32) -> Seq
 }
 
 /// What a stream says, and how much of its prompt was cached.
-async fn said(mut deltas: DeltaStream) -> (Vec<Token>, usize) {
+async fn said(mut deltas: SequenceStream) -> (Vec<Token>, usize) {
     let (mut tokens, mut cached) = (Vec::new(), 0);
     while let Some(delta) = deltas.next().await {
         match delta.unwrap() {
-            Delta::Started { n_cached } => cached = n_cached as usize,
-            Delta::Token(token) => tokens.push(token.id),
-            Delta::Handoff(_) | Delta::Finished { .. } => {}
+            SequenceEvent::Started { n_cached } => cached = n_cached as usize,
+            SequenceEvent::Token(token) => tokens.push(token.id),
+            SequenceEvent::Handoff(_) | SequenceEvent::Finished { .. } => {}
         }
     }
     (tokens, cached)
@@ -100,7 +100,7 @@ async fn sureness(engine: &LlamaEngine, images: &[Image]) -> f32 {
     let request = SequenceRequest { top_logprobs: Some(0), ..request(engine, images, 1).await };
     let deltas: Vec<_> = engine.generate(request).await.unwrap().collect().await;
     let token = deltas.into_iter().find_map(|delta| match delta.unwrap() {
-        Delta::Token(token) => token.logprobs,
+        SequenceEvent::Token(token) => token.logprobs,
         _ => None,
     });
     token.unwrap().chosen

@@ -98,7 +98,7 @@ async fn a_node_that_is_told_to_stop_says_so_until_it_has_finished() {
     until(&mut loads, |load| load.phase == Phase::Stopping && load.active_slots == 1).await;
     let mut n_tokens = 0;
     while let Some(delta) = reply.next().await {
-        n_tokens += u32::from(matches!(delta.unwrap(), baton_schemas::Delta::Token(_)));
+        n_tokens += u32::from(matches!(delta.unwrap(), baton_schemas::SequenceEvent::Token(_)));
     }
     assert_eq!(n_tokens, 100);
     while let Some(load) = loads.next().await {

@@ -4,7 +4,7 @@ use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::generate::Sampling;
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::sequence::Delta;
+use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 
@@ -17,7 +17,7 @@ async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u3
     let mut deltas = engine.generate(request).await.unwrap();
     let mut reply = Vec::new();
     while let Some(delta) = deltas.next().await {
-        if let Delta::Token(token) = delta.unwrap() {
+        if let SequenceEvent::Token(token) = delta.unwrap() {
             reply.push((token.id, token.logprobs.unwrap().chosen.to_bits()));
         }
     }

@@ -8,7 +8,7 @@ use baton_engines::transport::Transport;
 use baton_proxy::serve::Failure;
 use baton_schemas::Token;
 use baton_schemas::handoff::PrefillRequest;
-use baton_schemas::kv::{Chunk, Codec, Event, Handoff, HandoffId, PrefillTimings, Reader};
+use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, PrefillTimings};
 use baton_schemas::node::BASE_PATH;
 use baton_schemas::sequence::CacheScope;
 use futures::StreamExt;
@@ -67,7 +67,7 @@ async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failur
         ephemeral: source.ephemeral,
     };
     let handoff = Handoff { id, fingerprint: kv.fingerprint, layout: kv.layout, start: 0, tokens };
-    let mut reader = Reader::new(source.key.as_bytes(), handoff.clone(), &[Codec::None])?;
+    let mut reader = HandoffReader::new(source.key.as_bytes(), handoff.clone(), &[Codec::None])?;
     let client = source.transport.client().build()?;
     let call = client.post(format!("{}{BASE_PATH}/prefill", source.url)).bearer_auth(source.key);
     let mut pieces = call.json(&request).send().await?.error_for_status()?.bytes_stream();
@@ -77,10 +77,10 @@ async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failur
         let mut input = &piece[..];
         while let Some(event) = reader.read(&mut input)? {
             match event {
-                Event::Frame(kv) => chunks.push(kv.into_chunk()),
-                Event::End(end) => return Ok(Captured { handoff, chunks, timings: end.timings }),
-                Event::Error(error) => return Err(error.into()),
-                Event::Head(_) | Event::Wait(_) => {}
+                HandoffRecord::Frame(kv) => chunks.push(kv.into_chunk()),
+                HandoffRecord::End(end) => return Ok(Captured { handoff, chunks, timings: end.timings }),
+                HandoffRecord::Error(error) => return Err(error.into()),
+                HandoffRecord::Head(_) | HandoffRecord::Wait(_) => {}
             }
         }
     }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use baton_engines::llama::LlamaConfig;
-use baton_engines::llama::reference::{Options, Reference};
+use baton_engines::llama::reference::{Reference, ReferenceOptions};
 use baton_fetch as models;
 use baton_proxy::serve::Failure;
 use baton_proxy::serve::model_files;
@@ -91,7 +91,8 @@ impl Bench {
 
     async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<(f64, f64), Failure> {
         let reference = Arc::clone(&self.reference);
-        let run = tokio::task::spawn_blocking(move || reference.greedy(&prompts, n_new, Options::default())).await??;
+        let run = tokio::task::spawn_blocking(move || reference.greedy(&prompts, n_new, ReferenceOptions::default()))
+            .await??;
         Ok((run.prefill.as_secs_f64(), run.decode.as_secs_f64()))
     }
 

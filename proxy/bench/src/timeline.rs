@@ -6,8 +6,8 @@ use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
 use baton_proxy::serve::Failure;
 use baton_schemas::generate::Sampling;
-use baton_schemas::handoff::HandoffTimings;
-use baton_schemas::{Delta, SequenceRequest, Token};
+use baton_schemas::handoff::HandoffReport;
+use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
 /// A finished stream.
@@ -15,7 +15,7 @@ pub(super) struct Timeline {
     pub(super) sent: Instant,
     pub(super) tokens: Vec<Instant>,
     /// What came of pulling the prompt's KV, if that was asked for.
-    pub(super) handoff: Option<HandoffTimings>,
+    pub(super) handoff: Option<HandoffReport>,
 }
 
 /// A request that continues a prompt greedily by exactly `n_new` tokens.
@@ -35,9 +35,9 @@ pub(super) async fn stream(engine: &RemoteEngine, request: SequenceRequest) -> R
     let mut deltas = engine.generate(request).await?;
     while let Some(delta) = deltas.next().await {
         match delta? {
-            Delta::Token(_) => timeline.tokens.push(Instant::now()),
-            Delta::Handoff(timings) => timeline.handoff = Some(timings),
-            Delta::Started { .. } | Delta::Finished { .. } => {}
+            SequenceEvent::Token(_) => timeline.tokens.push(Instant::now()),
+            SequenceEvent::Handoff(timings) => timeline.handoff = Some(timings),
+            SequenceEvent::Started { .. } | SequenceEvent::Finished { .. } => {}
         }
     }
     Ok(timeline)

@@ -4,7 +4,7 @@
 //! rate depends on the prompt's length and a decode rate on how many streams share a step, so both are curves with a
 //! mean for each power of two.
 
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 
 /// Weight of the newest measurement.
 const WEIGHT: f64 = 0.3;
@@ -104,7 +104,7 @@ pub struct LinkRates {
 impl LinkRates {
     /// Learns from a handoff what it shows: of the link if the prefill waited for it, of the tail if it waited for the
     /// prefill, and of neither between the two.
-    pub fn learn_transfer(&mut self, handoff: &HandoffTimings) {
+    pub fn learn_transfer(&mut self, handoff: &HandoffReport) {
         let (n_bytes, n_tokens) = (handoff.n_bytes as f64, f64::from(handoff.n_tokens.max(1)));
         let compute_ms = handoff.prefill_ms - handoff.stalled_ms;
         if handoff.n_bytes >= MIN_MEASURED_BYTES {
@@ -170,14 +170,14 @@ mod tests {
         let learned = |compute_ms, transfer_ms, unhidden_ms| {
             let mut link = known;
             let (n_tokens, n_bytes) = (1_000, 100_000_000);
-            link.learn_transfer(&HandoffTimings {
+            link.learn_transfer(&HandoffReport {
                 n_tokens,
                 n_bytes,
                 prefill_ms: compute_ms + 70.0,
                 stalled_ms: 70.0,
                 transfer_ms,
                 unhidden_ms,
-                ..HandoffTimings::default()
+                ..HandoffReport::default()
             });
             assert_eq!(link.bytes_per_token, 100_000.0);
             (link.bytes_per_second, link.tail_ms)
@@ -188,7 +188,7 @@ mod tests {
         assert!(rate == 1e9 && (tail - 4.4).abs() < 0.1, "{tail}: 6.4 ms are the last chunk's way");
         assert_eq!(learned(105.0, 110.0, 50.0), (1e9, 2.0), "neither clearly waited");
         let mut unknown = LinkRates::default();
-        unknown.learn_transfer(&HandoffTimings { n_tokens: 10, unhidden_ms: 5.0, ..HandoffTimings::default() });
+        unknown.learn_transfer(&HandoffReport { n_tokens: 10, unhidden_ms: 5.0, ..HandoffReport::default() });
         assert_eq!(unknown, LinkRates::default());
     }
 

@@ -1,6 +1,6 @@
 //! One choice's reply: tokens in; out come text, reasoning and calls of tools.
 
-use baton_schemas::sequence::TokenDelta;
+use baton_schemas::sequence::GeneratedToken;
 use baton_schemas::{FinishReason, Token};
 
 use crate::text::{ChoiceText, Step, TokenLogprobs};
@@ -54,7 +54,7 @@ impl ChoiceReply {
     }
 
     /// Takes the next token.
-    pub fn feed(&mut self, token: TokenDelta) -> ReplyStep {
+    pub fn feed(&mut self, token: GeneratedToken) -> ReplyStep {
         if let Some(context) = &mut self.context {
             context.push(token.id);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use baton_schemas::sequence::{Logprobs, TokenDelta};
+use baton_schemas::sequence::{GeneratedToken, Logprobs};
 
 use crate::stop::{Scan, StopScanner};
 use crate::utf8::Utf8Pieces;
@@ -82,7 +82,7 @@ impl ChoiceText {
     }
 
     /// Takes the next token. Control tokens have no text and are not reported. After a stop, nothing is released.
-    pub fn feed(&mut self, token: TokenDelta) -> Step {
+    pub fn feed(&mut self, token: GeneratedToken) -> Step {
         if token.special && !self.markers.iter().any(|marker| marker.as_bytes() == token.bytes) {
             return Step::default();
         }
@@ -150,9 +150,9 @@ mod tests {
 
     use super::*;
 
-    fn token(bytes: &[u8]) -> TokenDelta {
+    fn token(bytes: &[u8]) -> GeneratedToken {
         let logprobs = Some(Logprobs { chosen: -0.5, top: Vec::new() });
-        TokenDelta { id: 0, bytes: bytes.to_vec(), special: false, logprobs }
+        GeneratedToken { id: 0, bytes: bytes.to_vec(), special: false, logprobs }
     }
 
     /// Text and tokens of each step and of the end, as `text [token token]`, with `|` where it stopped.
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn control_tokens_have_no_text() {
         let mut text = ChoiceText::new(vec!["end".into()]);
-        let control = TokenDelta { special: true, ..token(b"<|im_end|>") };
+        let control = GeneratedToken { special: true, ..token(b"<|im_end|>") };
         assert_eq!(text.feed(control), Step::default());
         assert_eq!(show(&text.feed(token(b"ok"))), "ok [ok]");
-        let silent = TokenDelta { logprobs: None, ..token(b"!") };
+        let silent = GeneratedToken { logprobs: None, ..token(b"!") };
         assert_eq!(show(&text.feed(silent)), "! []");
     }
 

@@ -1,7 +1,7 @@
 //! Adds up what a reply reports at its end.
 
 use baton_schemas::Token;
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 
 use super::steps::Step;
@@ -23,7 +23,7 @@ pub(super) struct Tally {
     /// The route, for `x-baton-route`.
     pub(super) route: String,
     /// What came of having a prompt computed elsewhere.
-    pub(super) handoff: Option<HandoffTimings>,
+    pub(super) handoff: Option<HandoffReport>,
     /// The tokens of prompt and reply, if they were asked for.
     pub(super) context: Vec<Token>,
     choices_per_prompt: u32,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +70,7 @@ pub struct RouteRecord {
     /// From arrival to the end.
     pub e2e_ms: f64,
     /// What came of the handoff.
-    pub handoff: Option<HandoffTimings>,
+    pub handoff: Option<HandoffReport>,
     /// How it ended.
     pub outcome: Outcome,
 }

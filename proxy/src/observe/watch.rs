@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use baton_engines::trace::{self, TARGET};
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use prometheus_client::metrics::histogram::Histogram;
 use tracing::Span;
 use tracing::field::Empty;
@@ -37,7 +37,7 @@ pub struct RequestWatch {
     meter: Arc<AtomicU32>,
     slot: Option<Instant>,
     first_token: Option<Instant>,
-    handoff: Option<HandoffTimings>,
+    handoff: Option<HandoffReport>,
     span: Span,
 }
 

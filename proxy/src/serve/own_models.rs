@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use baton_engines::Engine;
-use baton_engines::gguf::{Gguf, SizeWishes, Sizes};
+use baton_engines::gguf::{Gguf, ModelSizes, SizeWishes};
 use baton_engines::limits::DEFAULT_SLOTS;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
@@ -78,7 +78,7 @@ pub(super) struct LocalModelRef<'a> {
 
 /// A model's sizes within the memory budget, and what its file says of it.
 pub(super) struct SizedModel {
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     pub outline: NodeInfo,
 }
 
@@ -90,7 +90,7 @@ pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits)
     let projector_bytes = engine.mmproj.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
     let wishes = SizeWishes { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
-    let sizes = Sizes::choose(&gguf, wishes, available).map_err(|error| {
+    let sizes = ModelSizes::choose(&gguf, wishes, available).map_err(|error| {
         Failure(format!("the model {source} can never be loaded within the memory budget of own models: {error}"))
     })?;
     let template = engine.chat_template_file.as_ref().map(|path| {

@@ -3,7 +3,7 @@
 use super::chunk::ChunkError;
 use super::codec::{Codec, CodecError};
 use super::handoff::HandoffError;
-use super::record::Kind;
+use super::record::RecordKind;
 
 /// Why a reader refused a stream. Frames that it yielded before remain good.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -13,17 +13,17 @@ pub enum FrameError {
     #[error("record {record} does not begin with the magic")]
     Magic { record: u32 },
     #[error("record {record} is of the unknown kind {kind}")]
-    Kind { record: u32, kind: u8 },
+    RecordKind { record: u32, kind: u8 },
     #[error("record {record} has header bytes that are not zero")]
     Reserved { record: u32 },
     #[error("record {expected} was expected and {found} came")]
     Index { expected: u32, found: u32 },
     #[error("record {record} is a {kind:?}, which has no place there")]
-    OutOfPlace { record: u32, kind: Kind },
+    OutOfPlace { record: u32, kind: RecordKind },
     #[error("record {record}, a {kind:?}, claims {length} bytes where {limit} are possible")]
-    TooLong { record: u32, kind: Kind, length: u64, limit: u64 },
+    TooLong { record: u32, kind: RecordKind, length: u64, limit: u64 },
     #[error("record {record}, a {kind:?}, has a wrong MAC")]
-    Mac { record: u32, kind: Kind },
+    Mac { record: u32, kind: RecordKind },
     #[error("there are more records than can be counted")]
     TooManyRecords,
     #[error("there is data after the last record")]
@@ -31,7 +31,7 @@ pub enum FrameError {
 
     // Messages.
     #[error("record {record}, a {kind:?}, is not the JSON it should be: {detail}")]
-    Message { record: u32, kind: Kind, detail: String },
+    Message { record: u32, kind: RecordKind, detail: String },
     #[error("the stream is of version {found} and {expected} was expected")]
     Version { expected: u32, found: u32 },
     #[error("the stream belongs to another handoff")]
@@ -49,7 +49,7 @@ pub enum FrameError {
     #[error("the stream ends at position {next} of {end}")]
     Incomplete { next: u32, end: u32 },
     #[error("the numbers in record {record}, a {kind:?}, are impossible")]
-    Numbers { record: u32, kind: Kind },
+    Numbers { record: u32, kind: RecordKind },
 
     // A frame's header.
     #[error("a frame of {n_bytes} bytes is shorter than its header")]
@@ -104,9 +104,9 @@ pub enum WriteError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error("a {kind:?} of {n_bytes} bytes is too long to send")]
-    TooLong { kind: Kind, n_bytes: usize },
+    TooLong { kind: RecordKind, n_bytes: usize },
     #[error("a {kind:?} cannot be written as JSON: {detail}")]
-    Message { kind: Kind, detail: String },
+    Message { kind: RecordKind, detail: String },
     #[error("the stream has ended")]
     Ended,
 }

@@ -21,7 +21,7 @@ const MAX_MS: f64 = 1e9;
 
 /// What the stream is about. The reader knows all of it before and refuses any other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct HandoffHead {
     /// [`FORMAT_VERSION`].
     pub version: u32,
     /// The pull that this answers.
@@ -38,10 +38,10 @@ pub struct Head {
     pub codec: Codec,
 }
 
-impl Head {
+impl HandoffHead {
     /// The head of `handoff`.
-    pub fn of(handoff: &Handoff, codec: Codec) -> Head {
-        Head {
+    pub fn of(handoff: &Handoff, codec: Codec) -> HandoffHead {
+        HandoffHead {
             version: FORMAT_VERSION,
             handoff: handoff.id,
             fingerprint: handoff.fingerprint,
@@ -65,7 +65,7 @@ pub struct Wait {
 
 /// The last record of a whole handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct End {
+pub struct HandoffEnd {
     /// Frames that were sent.
     pub n_frames: u32,
     /// First position of the first.

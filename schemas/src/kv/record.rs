@@ -4,7 +4,7 @@
 //! | offset | size | field |
 //! |---|---|---|
 //! | 0 | 4 | magic `BKV1` |
-//! | 4 | 1 | [`Kind`] |
+//! | 4 | 1 | [`RecordKind`] |
 //! | 5 | 3 | zero |
 //! | 8 | 4 | index of the record in its stream, from 0 |
 //! | 12 | 8 | length of the payload in bytes |
@@ -35,7 +35,7 @@ const KEY_CONTEXT: &str = "baton kv handoff v1";
 /// What a record carries. The numbers are on the wire and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Kind {
+pub enum RecordKind {
     /// What the stream is about; the first record, and no other.
     Head = 1,
     /// The KV of a range of positions.
@@ -48,10 +48,12 @@ pub enum Kind {
     Wait = 5,
 }
 
-impl Kind {
+impl RecordKind {
     /// From its wire number.
-    pub fn from_number(number: u8) -> Option<Kind> {
-        [Kind::Head, Kind::Frame, Kind::End, Kind::Error, Kind::Wait].into_iter().find(|kind| *kind as u8 == number)
+    pub fn from_number(number: u8) -> Option<RecordKind> {
+        [RecordKind::Head, RecordKind::Frame, RecordKind::End, RecordKind::Error, RecordKind::Wait]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
     }
 }
 
@@ -59,7 +61,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordHeader {
     /// What the payload is.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// Place in the stream, from 0.
     pub index: u32,
     /// Length of the payload in bytes.
@@ -83,7 +85,7 @@ impl RecordHeader {
         if [m0, m1, m2, m3] != MAGIC {
             return Err(FrameError::Magic { record: index });
         }
-        let kind = Kind::from_number(kind).ok_or(FrameError::Kind { record: index, kind })?;
+        let kind = RecordKind::from_number(kind).ok_or(FrameError::RecordKind { record: index, kind })?;
         if [z0, z1, z2] != [0; 3] {
             return Err(FrameError::Reserved { record: index });
         }
@@ -126,7 +128,7 @@ impl HandoffKey {
     }
 
     /// A whole record around `payload`, whose pieces are hashed where they are and not copied.
-    pub fn seal(&self, kind: Kind, index: u32, payload: Vec<Bytes>) -> Vec<Bytes> {
+    pub fn seal(&self, kind: RecordKind, index: u32, payload: Vec<Bytes>) -> Vec<Bytes> {
         let length = payload.iter().map(|piece| piece.len() as u64).sum();
         let header = RecordHeader { kind, index, length }.to_bytes();
         let mut hasher = self.hasher();

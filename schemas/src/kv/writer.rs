@@ -8,15 +8,15 @@ use super::codec::{Codec, Encoder};
 use super::error::{FrameError, WriteError};
 use super::frame::{FrameHeader, Span};
 use super::handoff::Handoff;
-use super::messages::{End, Head, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
+use super::messages::{HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, PrefillTimings, Wait};
 use super::prefix::PrefixHasher;
-use super::record::{HandoffKey, Kind};
+use super::record::{HandoffKey, RecordKind};
 use crate::error::EngineError;
 
 /// The writing end of a handoff. Each call returns a record, as pieces to be sent one after another. It writes nothing
-/// that a [`Reader`](super::reader::Reader) with the same handoff would refuse, values that are not finite excepted:
+/// that a [`HandoffReader`](super::reader::Reader) with the same handoff would refuse, values that are not finite excepted:
 /// to look for those is the reader's work alone. A call that fails changes nothing.
-pub struct Writer {
+pub struct HandoffWriter {
     key: HandoffKey,
     handoff: Handoff,
     codec: Codec,
@@ -29,14 +29,18 @@ pub struct Writer {
     ended: bool,
 }
 
-impl Writer {
+impl HandoffWriter {
     /// A writer and its first record, the head.
-    pub fn begin(cluster_key: &[u8], handoff: Handoff, codec: Codec) -> Result<(Writer, Vec<Bytes>), WriteError> {
+    pub fn begin(
+        cluster_key: &[u8],
+        handoff: Handoff,
+        codec: Codec,
+    ) -> Result<(HandoffWriter, Vec<Bytes>), WriteError> {
         handoff.check()?;
         codec.check(&handoff.layout)?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
-        let mut writer = Writer {
+        let mut writer = HandoffWriter {
             key: HandoffKey::derive(cluster_key, handoff.id),
             codec,
             encoder: Encoder::new(codec)?,
@@ -47,8 +51,8 @@ impl Writer {
             ended: false,
             handoff,
         };
-        let head = json(Kind::Head, &Head::of(&writer.handoff, codec))?;
-        let head = writer.record(Kind::Head, vec![head])?;
+        let head = json(RecordKind::Head, &HandoffHead::of(&writer.handoff, codec))?;
+        let head = writer.record(RecordKind::Head, vec![head])?;
         Ok((writer, head))
     }
 
@@ -59,7 +63,7 @@ impl Writer {
 
     /// A sign of life.
     pub fn wait(&mut self, wait: Wait) -> Result<Vec<Bytes>, WriteError> {
-        self.record(Kind::Wait, vec![json(Kind::Wait, &wait)?])
+        self.record(RecordKind::Wait, vec![json(RecordKind::Wait, &wait)?])
     }
 
     /// The next positions' KV.
@@ -76,7 +80,7 @@ impl Writer {
             None => payload.extend(chunk.tensors().cloned()),
             Some(encoder) => payload.extend(encode(encoder, chunk, &self.handoff)?),
         }
-        let record = self.record(Kind::Frame, payload)?;
+        let record = self.record(RecordKind::Frame, payload)?;
         self.prefix = prefix;
         self.next = chunk.p1;
         self.n_frames += 1;
@@ -90,31 +94,33 @@ impl Writer {
             return Err(FrameError::Incomplete { next: self.next, end }.into());
         }
         if !timings.are_possible(end) {
-            return Err(FrameError::Numbers { record: self.n_records, kind: Kind::End }.into());
+            return Err(FrameError::Numbers { record: self.n_records, kind: RecordKind::End }.into());
         }
-        let end = End { n_frames: self.n_frames, start: self.handoff.start, end, timings };
-        self.record(Kind::End, vec![json(Kind::End, &end)?])
+        let end = HandoffEnd { n_frames: self.n_frames, start: self.handoff.start, end, timings };
+        self.record(RecordKind::End, vec![json(RecordKind::End, &end)?])
     }
 
     /// The end of a handoff that failed.
     pub fn error(&mut self, error: &EngineError) -> Result<Vec<Bytes>, WriteError> {
-        let payload = match json(Kind::Error, error) {
+        let payload = match json(RecordKind::Error, error) {
             // An error that names a whole prompt, say: that it failed is what counts.
-            Err(WriteError::TooLong { .. }) => json(Kind::Error, &EngineError::internal("an error too long to send"))?,
+            Err(WriteError::TooLong { .. }) => {
+                json(RecordKind::Error, &EngineError::internal("an error too long to send"))?
+            }
             payload => payload?,
         };
-        self.record(Kind::Error, vec![payload])
+        self.record(RecordKind::Error, vec![payload])
     }
 
     /// The next record of the stream.
-    fn record(&mut self, kind: Kind, payload: Vec<Bytes>) -> Result<Vec<Bytes>, WriteError> {
+    fn record(&mut self, kind: RecordKind, payload: Vec<Bytes>) -> Result<Vec<Bytes>, WriteError> {
         if self.ended {
             return Err(WriteError::Ended);
         }
         let n_records = self.n_records.checked_add(1).ok_or(FrameError::TooManyRecords)?;
         let record = self.key.seal(kind, self.n_records, payload);
         self.n_records = n_records;
-        self.ended = matches!(kind, Kind::End | Kind::Error);
+        self.ended = matches!(kind, RecordKind::End | RecordKind::Error);
         Ok(record)
     }
 }
@@ -128,7 +134,7 @@ fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec
         // A missing V is nothing at all, not even a length.
         let Some(rows) = shape else { continue };
         let encoded = encoder.encode(rows, bytes)?;
-        let too_long = |_| WriteError::TooLong { kind: Kind::Frame, n_bytes: encoded.len() };
+        let too_long = |_| WriteError::TooLong { kind: RecordKind::Frame, n_bytes: encoded.len() };
         lengths.extend(u32::try_from(encoded.len()).map_err(too_long)?.to_le_bytes());
         tensors.push(Bytes::from(encoded));
     }
@@ -136,9 +142,9 @@ fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec
 }
 
 /// A JSON payload within its kind's bound.
-fn json(kind: Kind, message: &impl Serialize) -> Result<Bytes, WriteError> {
+fn json(kind: RecordKind, message: &impl Serialize) -> Result<Bytes, WriteError> {
     let json = serde_json::to_vec(message).map_err(|e| WriteError::Message { kind, detail: e.to_string() })?;
-    let limit = if kind == Kind::Head { MAX_HEAD_BYTES } else { MAX_MESSAGE_BYTES };
+    let limit = if kind == RecordKind::Head { MAX_HEAD_BYTES } else { MAX_MESSAGE_BYTES };
     if json.len() as u64 > limit {
         return Err(WriteError::TooLong { kind, n_bytes: json.len() });
     }

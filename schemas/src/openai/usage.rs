@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::handoff::HandoffTimings;
+use crate::handoff::HandoffReport;
 use crate::sequence::Timings;
 
 /// Token counts of a request.
@@ -74,24 +74,14 @@ pub struct TimingsReport {
     pub predicted_per_token_ms: f64,
     /// As a rate.
     pub predicted_per_second: f64,
-    /// What came of having the prompt computed on another node, if that was tried. Baton's own.
+    /// How the prompt's KV was handed over from another node, if that was tried. Baton's own field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handoff: Option<HandoffReport>,
 }
 
-/// A handoff, as a client sees it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
-pub struct HandoffReport {
-    /// What was measured.
-    #[serde(flatten)]
-    pub timings: HandoffTimings,
-    /// Transfer time that ran beside the prefill, in milliseconds.
-    pub hidden_ms: f64,
-}
-
 impl TimingsReport {
     /// The report of one sequence, or of the sum of several.
-    pub fn new(n_cached: u32, timings: &Timings, handoff: Option<HandoffTimings>) -> Self {
+    pub fn new(n_cached: u32, timings: &Timings, handoff: Option<HandoffReport>) -> Self {
         // Here or elsewhere, in this time.
         let prompt_n = timings.prompt_n.saturating_add(handoff.map_or(0, |handoff| handoff.n_tokens));
         TimingsReport {
@@ -104,7 +94,7 @@ impl TimingsReport {
             predicted_ms: timings.predicted_ms,
             predicted_per_token_ms: ratio(timings.predicted_ms, timings.predicted_n.into()),
             predicted_per_second: ratio(1e3 * f64::from(timings.predicted_n), timings.predicted_ms),
-            handoff: handoff.map(|timings| HandoffReport { timings, hidden_ms: timings.hidden_ms() }),
+            handoff,
         }
     }
 }

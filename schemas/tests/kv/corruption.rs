@@ -4,7 +4,7 @@ use baton_schemas::kv::*;
 
 use crate::sample::{self, read_all};
 
-fn events(stream: &[u8]) -> Vec<Event> {
+fn events(stream: &[u8]) -> Vec<HandoffRecord> {
     let (events, end) = read_all(&mut sample::reader(), stream);
     assert_eq!(end, Ok(()));
     events
@@ -50,7 +50,7 @@ fn byte_by_byte_is_as_good_as_at_once() {
     for codec in Codec::ALL {
         let stream = sample::stream(codec).concat();
         let mut reader = sample::reader();
-        let said: Vec<Event> = stream.iter().flat_map(|byte| read_all(&mut reader, &[*byte]).0).collect();
+        let said: Vec<HandoffRecord> = stream.iter().flat_map(|byte| read_all(&mut reader, &[*byte]).0).collect();
         assert_eq!(said, events(&stream));
     }
 }
@@ -78,14 +78,14 @@ fn a_record_is_worth_nothing_in_another_handoff_or_under_another_key() {
     let mut other = sample::handoff();
     other.id.0[15] ^= 1;
     for (key, handoff) in [(sample::CLUSTER_KEY, other), (b"another key", sample::handoff())] {
-        let mut reader = Reader::new(key, handoff, &Codec::ALL).unwrap();
-        let refused = FrameError::Mac { record: 0, kind: record::Kind::Head };
+        let mut reader = HandoffReader::new(key, handoff, &Codec::ALL).unwrap();
+        let refused = FrameError::Mac { record: 0, kind: record::RecordKind::Head };
         assert_eq!(read_all(&mut reader, &stream), (vec![], Err(refused)));
     }
     // A cluster key that ends as the id begins is not the same pair.
     let (mut id, mut longer) = (sample::handoff().id, b"k".to_vec());
     longer.push(id.0[0]);
     id.0.rotate_left(1);
-    let pieces = HandoffKey::derive(&longer, id).seal(record::Kind::Wait, 0, vec![]);
-    assert_ne!(pieces, HandoffKey::derive(b"k", sample::handoff().id).seal(record::Kind::Wait, 0, vec![]));
+    let pieces = HandoffKey::derive(&longer, id).seal(record::RecordKind::Wait, 0, vec![]);
+    assert_ne!(pieces, HandoffKey::derive(b"k", sample::handoff().id).seal(record::RecordKind::Wait, 0, vec![]));
 }

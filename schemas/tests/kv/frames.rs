@@ -1,6 +1,6 @@
 //! Frames that carry the right MAC and must be refused all the same: the peer has the key, and is wrong.
 
-use baton_schemas::kv::record::{Kind, RecordHeader};
+use baton_schemas::kv::record::{RecordHeader, RecordKind};
 use baton_schemas::kv::*;
 
 use crate::refusal;
@@ -19,7 +19,7 @@ fn bad_frame_at(codec: Codec, record: usize, change: impl Fn(&mut Vec<u8>)) -> F
     let good = sample::stream(codec);
     let mut bytes = payload(&good[record]).to_vec();
     change(&mut bytes);
-    refusal(codec, &[good[1..record].concat(), sealed(Kind::Frame, record as u32, &bytes)])
+    refusal(codec, &[good[1..record].concat(), sealed(RecordKind::Frame, record as u32, &bytes)])
 }
 
 fn put(bytes: &mut [u8], at: usize, value: u32) {
@@ -39,7 +39,7 @@ fn frames_go_on_where_the_last_one_ended() {
         }
     }
     let frames = sample::stream(Codec::None);
-    let again = [sealed(Kind::Frame, 1, payload(&frames[2])), sealed(Kind::Frame, 2, payload(&frames[2]))];
+    let again = [sealed(RecordKind::Frame, 1, payload(&frames[2])), sealed(RecordKind::Frame, 2, payload(&frames[2]))];
     assert_eq!(refusal(Codec::None, &again), FrameError::Positions { p0: 2, p1: 5, next: 5, end: 12 });
 }
 
@@ -62,7 +62,7 @@ fn rows_that_decoding_needs_cannot_be_left_out() {
     // The token at 12 looks back 4 positions: 9, 10, 11 and its own.
     let refused = bad_frame_at(Codec::None, 4, |frame| put(frame, 52, 10));
     assert_eq!(refused, FrameError::SectionStart { section: 1, start: 10, earliest: 9, latest: 9, p0: 9, p1: 12 });
-    let (mut writer, _) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, _) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
     let late = sample::chunk(&sample::layout(), 2, 12, &[2, 10]);
     assert!(matches!(writer.frame(&late), Err(WriteError::Frame(FrameError::SectionStart { .. }))));
     assert!(writer.frame(&sample::chunk(&sample::layout(), 2, 12, &[2, 9])).is_ok(), "a refusal changes nothing");
@@ -105,7 +105,7 @@ fn frames_belong_to_the_readers_tokens() {
         for (token, refused) in [(0, wrong(2, 5)), (4, wrong(2, 5)), (5, wrong(5, 9)), (11, wrong(9, 12))] {
             let mut handoff = sample::handoff();
             handoff.tokens[token] += 1;
-            let mut reader = Reader::new(sample::CLUSTER_KEY, handoff, &[codec]).unwrap();
+            let mut reader = HandoffReader::new(sample::CLUSTER_KEY, handoff, &[codec]).unwrap();
             assert_eq!(read_all(&mut reader, &sample::stream(codec).concat()).1, Err(refused), "token {token}");
         }
     }
@@ -140,11 +140,11 @@ fn no_codec_carries_a_value_that_is_not_finite() {
     let mut k = chunk.sections[0].layers[1].k.to_vec();
     k[70..72].copy_from_slice(&[0, 0x7C]);
     chunk.sections[0].layers[1].k = k.into();
-    let (mut writer, head) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::PlanesZstd).unwrap();
+    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::PlanesZstd).unwrap();
     let stream = [head, writer.frame(&chunk).unwrap()].concat().concat();
     let refused = FrameError::NotFinite { p0: 2, p1: 5, tensor: 2 };
     assert_eq!(read_all(&mut sample::reader(), &stream).1, Err(refused));
-    let (mut writer, _) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::Q8_0).unwrap();
+    let (mut writer, _) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::Q8_0).unwrap();
     assert_eq!(writer.frame(&chunk), Err(WriteError::Codec(CodecError::Scale { block: 1 })));
     let scale = bad_frame(Codec::Q8_0, |frame| frame[BODY + 24..][..2].copy_from_slice(&[0, 0x7C]));
     let reason = CodecError::Scale { block: 0 };
@@ -166,10 +166,10 @@ fn the_limits_of_a_frame_hold_whatever_the_layout() {
     let layout = KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] };
     let handoff = Handoff { layout, start: 0, tokens: vec![0; 10_000], ..sample::handoff() };
     for codec in Codec::ALL {
-        let (_, head) = Writer::begin(sample::CLUSTER_KEY, handoff.clone(), codec).unwrap();
-        let mut reader = Reader::new(sample::CLUSTER_KEY, handoff.clone(), &[codec]).unwrap();
+        let (_, head) = HandoffWriter::begin(sample::CLUSTER_KEY, handoff.clone(), codec).unwrap();
+        let mut reader = HandoffReader::new(sample::CLUSTER_KEY, handoff.clone(), &[codec]).unwrap();
         read_all(&mut reader, &head.concat()).1.unwrap();
-        let header = RecordHeader { kind: Kind::Frame, index: 1, length: 1 << 32 };
+        let header = RecordHeader { kind: RecordKind::Frame, index: 1, length: 1 << 32 };
         let refused = read_all(&mut reader, &header.to_bytes()).1;
         assert!(matches!(refused, Err(FrameError::TooLong { limit, .. }) if limit < 3 << 30), "{refused:?}");
     }

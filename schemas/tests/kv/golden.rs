@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use baton_schemas::kv::{Codec, Event};
+use baton_schemas::kv::{Codec, HandoffRecord};
 
 use crate::sample::{self, read_all};
 
@@ -19,7 +19,7 @@ fn fixture(codec: Codec) -> Vec<u8> {
     std::fs::read(&path).unwrap()
 }
 
-fn events(stream: &[u8]) -> Vec<Event> {
+fn events(stream: &[u8]) -> Vec<HandoffRecord> {
     let mut reader = sample::reader();
     let (events, end) = read_all(&mut reader, stream);
     assert_eq!(end, Ok(()));

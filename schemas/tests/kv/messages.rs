@@ -1,6 +1,6 @@
 //! Records and messages that carry the right MAC and must be refused all the same; and what a writer refuses.
 
-use baton_schemas::kv::record::{HEADER_BYTES, Kind, MAC_BYTES, RecordHeader};
+use baton_schemas::kv::record::{HEADER_BYTES, MAC_BYTES, RecordHeader, RecordKind};
 use baton_schemas::kv::*;
 use serde_json::json;
 
@@ -12,7 +12,12 @@ fn a_record_header_is_believed_within_bounds_only() {
     let header = |kind, length| RecordHeader { kind, index: 1, length }.to_bytes().to_vec();
     // A frame's header for two sections, and the rows of all ten positions, nothing left out.
     let longest = 56 + 10 * sample::layout().bytes_per_position() as u64;
-    for (kind, limit) in [(Kind::Frame, longest), (Kind::Wait, 65_536), (Kind::End, 65_536), (Kind::Error, 65_536)] {
+    for (kind, limit) in [
+        (RecordKind::Frame, longest),
+        (RecordKind::Wait, 65_536),
+        (RecordKind::End, 65_536),
+        (RecordKind::Error, 65_536),
+    ] {
         for length in [limit + 1, 1 << 40, u64::MAX] {
             let refused = FrameError::TooLong { record: 1, kind, length, limit };
             assert_eq!(refusal(Codec::None, &[header(kind, length)]), refused);
@@ -21,18 +26,18 @@ fn a_record_header_is_believed_within_bounds_only() {
         let start = [sample::stream(Codec::None)[0].clone(), header(kind, limit)].concat();
         assert_eq!(read_all(&mut reader, &start).1, Ok(()), "the longest possible is waited for");
     }
-    let first = RecordHeader { kind: Kind::Head, index: 0, length: (1 << 20) + 1 };
+    let first = RecordHeader { kind: RecordKind::Head, index: 0, length: (1 << 20) + 1 };
     assert!(matches!(read_all(&mut sample::reader(), &first.to_bytes()).1, Err(FrameError::TooLong { .. })));
     let wrong = |at: usize, byte: u8| {
-        let mut record = sealed(Kind::Wait, 1, b"{}");
+        let mut record = sealed(RecordKind::Wait, 1, b"{}");
         record[at] = byte;
         refusal(Codec::None, &[record])
     };
     assert_eq!(wrong(0, b'b'), FrameError::Magic { record: 1 });
-    assert_eq!(wrong(4, 0), FrameError::Kind { record: 1, kind: 0 });
-    assert_eq!(wrong(4, 6), FrameError::Kind { record: 1, kind: 6 });
+    assert_eq!(wrong(4, 0), FrameError::RecordKind { record: 1, kind: 0 });
+    assert_eq!(wrong(4, 6), FrameError::RecordKind { record: 1, kind: 6 });
     assert_eq!(wrong(7, 1), FrameError::Reserved { record: 1 });
-    assert_eq!(wrong(20, b'['), FrameError::Mac { record: 1, kind: Kind::Wait });
+    assert_eq!(wrong(20, b'['), FrameError::Mac { record: 1, kind: RecordKind::Wait });
 }
 
 /// What a reader says to a head with `value` at `field`.
@@ -41,7 +46,7 @@ fn bad_head(field: &str, value: serde_json::Value) -> FrameError {
     let mut head: serde_json::Value = serde_json::from_slice(payload(&good)).unwrap();
     assert!(!head[field].is_null());
     head[field] = value;
-    let record = sealed(Kind::Head, 0, head.to_string().as_bytes());
+    let record = sealed(RecordKind::Head, 0, head.to_string().as_bytes());
     read_all(&mut sample::reader(), &record).1.unwrap_err()
 }
 
@@ -60,23 +65,23 @@ fn the_head_is_the_one_that_was_asked_for() {
     for (field, value) in [("codec", json!("gzip")), ("start", json!(-1)), ("handoff", json!("zz"))] {
         assert!(matches!(bad_head(field, value), FrameError::Message { record: 0, .. }), "{field}");
     }
-    let mut reader = Reader::new(sample::CLUSTER_KEY, sample::handoff(), &[Codec::None]).unwrap();
+    let mut reader = HandoffReader::new(sample::CLUSTER_KEY, sample::handoff(), &[Codec::None]).unwrap();
     let refused = read_all(&mut reader, &sample::stream(Codec::Q8_0)[0]).1;
     assert_eq!(refused, Err(FrameError::CodecRefused { codec: Codec::Q8_0 }));
 }
 
 #[test]
 fn a_stream_begins_with_its_head_and_has_no_other() {
-    let frame = sealed(Kind::Frame, 0, payload(&sample::stream(Codec::None)[2]));
-    let refused = FrameError::OutOfPlace { record: 0, kind: Kind::Frame };
+    let frame = sealed(RecordKind::Frame, 0, payload(&sample::stream(Codec::None)[2]));
+    let refused = FrameError::OutOfPlace { record: 0, kind: RecordKind::Frame };
     assert_eq!(read_all(&mut sample::reader(), &frame), (vec![], Err(refused)));
-    let head = sealed(Kind::Head, 1, payload(&sample::stream(Codec::None)[0]));
-    assert_eq!(refusal(Codec::None, &[head]), FrameError::OutOfPlace { record: 1, kind: Kind::Head });
+    let head = sealed(RecordKind::Head, 1, payload(&sample::stream(Codec::None)[0]));
+    assert_eq!(refusal(Codec::None, &[head]), FrameError::OutOfPlace { record: 1, kind: RecordKind::Head });
 }
 
 #[test]
 fn a_stream_ends_only_when_all_is_there() {
-    let end = |index, end: serde_json::Value| sealed(Kind::End, index, end.to_string().as_bytes());
+    let end = |index, end: serde_json::Value| sealed(RecordKind::End, index, end.to_string().as_bytes());
     let good = json!({"n_frames": 0, "start": 2, "end": 12});
     assert_eq!(refusal(Codec::None, &[end(1, good)]), FrameError::Incomplete { next: 2, end: 12 });
     let frames = sample::stream(Codec::None)[1..5].to_vec();
@@ -87,22 +92,23 @@ fn a_stream_ends_only_when_all_is_there() {
     assert_eq!(refusal(json!({"n_frames": 3, "start": 2, "end": 11})), range);
     for timings in [json!({"queue_ms": -1.0}), json!({"prefill_ms": 1e300}), json!({"n_computed": 13})] {
         let refused = refusal(json!({"n_frames": 3, "start": 2, "end": 12, "timings": timings}));
-        assert_eq!(refused, FrameError::Numbers { record: 5, kind: Kind::End });
+        assert_eq!(refused, FrameError::Numbers { record: 5, kind: RecordKind::End });
     }
     assert!(matches!(refusal(json!({"n_frames": -1})), FrameError::Message { .. }));
 }
 
 #[test]
 fn messages_are_json_and_possible() {
-    let wait = |json: &[u8]| refusal(Codec::None, &[sealed(Kind::Wait, 1, json)]);
+    let wait = |json: &[u8]| refusal(Codec::None, &[sealed(RecordKind::Wait, 1, json)]);
     for bad in [&b""[..], b"{", b"[1", b"\xFF", b"{} {}", br#"{"n_done": -1}"#, br#"{"n_done": 4294967296}"#] {
         assert!(matches!(wait(bad), FrameError::Message { record: 1, .. }), "{bad:?}");
     }
-    assert_eq!(wait(br#"{"n_done": 13}"#), FrameError::Numbers { record: 1, kind: Kind::Wait });
-    let refused = refusal(Codec::None, &[sealed(Kind::Error, 1, br#"{"kind": "no_such_error"}"#)]);
-    assert!(matches!(refused, FrameError::Message { kind: Kind::Error, .. }));
-    let unknown = [sample::stream(Codec::None)[0].clone(), sealed(Kind::Wait, 1, br#"{"mood": "good"}"#)].concat();
-    assert_eq!(read_all(&mut sample::reader(), &unknown).0.last(), Some(&Event::Wait(Wait::default())));
+    assert_eq!(wait(br#"{"n_done": 13}"#), FrameError::Numbers { record: 1, kind: RecordKind::Wait });
+    let refused = refusal(Codec::None, &[sealed(RecordKind::Error, 1, br#"{"kind": "no_such_error"}"#)]);
+    assert!(matches!(refused, FrameError::Message { kind: RecordKind::Error, .. }));
+    let unknown =
+        [sample::stream(Codec::None)[0].clone(), sealed(RecordKind::Wait, 1, br#"{"mood": "good"}"#)].concat();
+    assert_eq!(read_all(&mut sample::reader(), &unknown).0.last(), Some(&HandoffRecord::Wait(Wait::default())));
 }
 
 #[test]
@@ -112,19 +118,19 @@ fn impossible_handoffs_are_refused_at_both_ends() {
     let empty = Handoff { start: 0, tokens: vec![], ..good.clone() };
     let shapeless = Handoff { layout: KvLayout { sections: vec![], ..good.layout.clone() }, ..good.clone() };
     for bad in [none, empty, shapeless] {
-        let refused = Reader::new(b"k", bad.clone(), &Codec::ALL).err();
+        let refused = HandoffReader::new(b"k", bad.clone(), &Codec::ALL).err();
         assert!(refused.is_some());
-        assert_eq!(Writer::begin(b"k", bad, Codec::None).err(), refused.map(WriteError::Handoff));
+        assert_eq!(HandoffWriter::begin(b"k", bad, Codec::None).err(), refused.map(WriteError::Handoff));
     }
     let mut odd = good;
     odd.layout.sections[1].layers[0].k.n_values = 33;
-    let refused = Writer::begin(b"k", odd, Codec::Q8_0).err();
+    let refused = HandoffWriter::begin(b"k", odd, Codec::Q8_0).err();
     assert_eq!(refused, Some(WriteError::Codec(CodecError::Blocks { n_values: 33, block: 32 })));
 }
 
 #[test]
 fn a_writer_refuses_what_a_reader_would() {
-    let (mut writer, head) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
     assert_eq!(head.concat().len(), HEADER_BYTES + payload(&head.concat()).len() + MAC_BYTES);
     let chunks = sample::chunks();
     assert!(matches!(writer.frame(&chunks[1]), Err(WriteError::Frame(FrameError::Positions { .. }))));

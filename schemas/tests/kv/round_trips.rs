@@ -30,36 +30,38 @@ fn a_stream_says_what_was_written_with_every_codec() {
         assert_eq!(end, Ok(()), "{codec:?}");
         assert!(reader.is_ended());
         let mut events = events.into_iter();
-        assert!(matches!(events.next(), Some(Event::Head(head)) if head.codec == codec));
-        assert_eq!(events.next(), Some(Event::Wait(Wait { queued_ahead: 1, n_done: 0 })));
+        assert!(matches!(events.next(), Some(HandoffRecord::Head(head)) if head.codec == codec));
+        assert_eq!(events.next(), Some(HandoffRecord::Wait(Wait { queued_ahead: 1, n_done: 0 })));
         for chunk in sample::chunks() {
-            let Some(Event::Frame(kv)) = events.next() else { panic!("a frame is missing") };
+            let Some(HandoffRecord::Frame(kv)) = events.next() else { panic!("a frame is missing") };
             check_chunk(codec, &chunk, kv.into_chunk(), &sample::layout());
         }
-        assert!(matches!(events.next(), Some(Event::End(end)) if end.n_frames == 3 && end.timings.prefill_ms == 12.0));
+        assert!(
+            matches!(events.next(), Some(HandoffRecord::End(end)) if end.n_frames == 3 && end.timings.prefill_ms == 12.0)
+        );
         assert_eq!(events.next(), None);
     }
 }
 
 #[test]
 fn an_error_ends_the_stream() {
-    let (mut writer, head) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
     let error = EngineError::QueueFull { limit: 4 };
     let stream = [head, writer.error(&error).unwrap()].concat().concat();
     assert_eq!(writer.wait(Wait::default()), Err(WriteError::Ended));
     let mut reader = sample::reader();
-    assert_eq!(read_all(&mut reader, &stream).0.last(), Some(&Event::Error(error)));
+    assert_eq!(read_all(&mut reader, &stream).0.last(), Some(&HandoffRecord::Error(error)));
     assert!(reader.is_ended());
     assert_eq!(reader.read(&mut &b"x"[..]), Err(FrameError::AfterEnd));
 }
 
 #[test]
 fn an_error_too_long_to_send_is_an_error_still() {
-    let (mut writer, head) = Writer::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
+    let (mut writer, head) = HandoffWriter::begin(sample::CLUSTER_KEY, sample::handoff(), Codec::None).unwrap();
     let record = writer.error(&EngineError::invalid("x".repeat(70_000))).unwrap();
     let (events, end) = read_all(&mut sample::reader(), &[head, record].concat().concat());
     assert_eq!(end, Ok(()));
-    assert!(matches!(&events[1], Event::Error(EngineError::Internal { .. })), "{events:?}");
+    assert!(matches!(&events[1], HandoffRecord::Error(EngineError::Internal { .. })), "{events:?}");
 }
 
 #[test]
@@ -80,10 +82,11 @@ fn the_rows_go_where_the_importer_wants_them() {
         Places { n_bytes, tensors }
     };
     for codec in [Codec::None, Codec::PlanesZstd] {
-        let mut reader = Reader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &[codec], place).unwrap();
+        let mut reader =
+            HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &[codec], place).unwrap();
         let (events, end) = read_all(&mut reader, &sample::stream(codec).concat());
         assert_eq!(end, Ok(()));
-        let frames = events.into_iter().filter_map(|e| if let Event::Frame(kv) = e { Some(kv) } else { None });
+        let frames = events.into_iter().filter_map(|e| if let HandoffRecord::Frame(kv) = e { Some(kv) } else { None });
         for (kv, chunk) in frames.zip(sample::chunks()) {
             let first = &kv.tensors()[0];
             assert_eq!(first.end, kv.buffer().len());
@@ -102,7 +105,7 @@ fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
         // More than any frame needs, and not of zeros.
         reader.recycle(vec![0xFF; 1 << 20]);
         while let Some(event) = reader.read(&mut rest).unwrap() {
-            let Event::Frame(kv) = event else { continue };
+            let HandoffRecord::Frame(kv) = event else { continue };
             assert_eq!(kv.clone().into_chunk(), chunks.next().unwrap());
             reader.recycle(kv.into_buffer());
         }
@@ -113,7 +116,7 @@ fn memory_of_earlier_frames_leaves_nothing_in_later_ones() {
 #[test]
 fn a_placement_that_does_not_fit_is_refused() {
     let place = |_: &Span, _: &KvLayout| Places { n_bytes: 8, tensors: Vec::from([0..8, 8..8]) };
-    let mut reader = Reader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &Codec::ALL, place).unwrap();
+    let mut reader = HandoffReader::with_placement(sample::CLUSTER_KEY, sample::handoff(), &Codec::ALL, place).unwrap();
     let (_, end) = read_all(&mut reader, &sample::stream(Codec::None).concat());
     assert_eq!(end, Err(FrameError::Placement { p0: 2, p1: 5 }));
 }
@@ -155,14 +158,14 @@ proptest! {
             sample::chunk(&layout, p0, p1, &starts)
         }).collect();
         for codec in Codec::ALL {
-            let (mut writer, head) = Writer::begin(b"k", handoff.clone(), codec).unwrap();
+            let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec).unwrap();
             let mut stream = head;
             for chunk in &chunks {
                 stream.extend(writer.frame(chunk).unwrap());
             }
             stream.extend(writer.end(PrefillTimings::default()).unwrap());
             let stream = stream.concat();
-            let mut reader = Reader::new(b"k", handoff.clone(), &[codec]).unwrap();
+            let mut reader = HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap();
             let mut events = Vec::new();
             let mut rest = &stream[..];
             for cut in cuts.iter().cycle() {
@@ -176,9 +179,9 @@ proptest! {
                 }
             }
             prop_assert!(reader.is_ended());
-            let (at_once, _) = read_all(&mut Reader::new(b"k", handoff.clone(), &[codec]).unwrap(), &stream);
+            let (at_once, _) = read_all(&mut HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap(), &stream);
             prop_assert_eq!(&events, &at_once);
-            let frames = events.into_iter().filter_map(|e| if let Event::Frame(kv) = e { Some(kv) } else { None });
+            let frames = events.into_iter().filter_map(|e| if let HandoffRecord::Frame(kv) = e { Some(kv) } else { None });
             let frames: Vec<_> = frames.collect();
             prop_assert_eq!(frames.len(), chunks.len());
             for (kv, chunk) in frames.into_iter().zip(&chunks) {

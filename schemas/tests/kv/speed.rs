@@ -52,7 +52,7 @@ fn speed() {
     let section = section(&handoff);
     let n_bytes = N_POSITIONS as usize * handoff.layout.bytes_per_position();
     for codec in Codec::ALL {
-        let (mut writer, head) = Writer::begin(b"k", handoff.clone(), codec).unwrap();
+        let (mut writer, head) = HandoffWriter::begin(b"k", handoff.clone(), codec).unwrap();
         let mut frames = Vec::new();
         measure(&format!("{codec:?}: written"), n_bytes, 0..N_FRAMES, |frame| {
             let rows = SectionRows { start: frame * N_POSITIONS, ..section.clone() };
@@ -62,14 +62,14 @@ fn speed() {
         let frames: Vec<Vec<u8>> = frames.into_iter().map(|pieces| pieces.concat()).collect();
         println!("{codec:?}: {:.3} of the size", frames[0].len() as f64 / n_bytes as f64);
         for (push, recycle) in [(64 << 10, false), (16 << 10, true), (64 << 10, true), (1 << 20, true)] {
-            let mut reader = Reader::new(b"k", handoff.clone(), &[codec]).unwrap();
+            let mut reader = HandoffReader::new(b"k", handoff.clone(), &[codec]).unwrap();
             assert!(reader.read(&mut &head.concat()[..]).unwrap().is_some());
             let memory = if recycle { "recycled" } else { "fresh" };
             let what = format!("{codec:?}: read in pieces of {} KiB, {memory} memory", push >> 10);
             measure(&what, n_bytes, &frames, |frame| {
                 for mut piece in frame.chunks(push) {
                     match reader.read(&mut piece).unwrap() {
-                        Some(Event::Frame(kv)) if recycle => reader.recycle(kv.into_buffer()),
+                        Some(HandoffRecord::Frame(kv)) if recycle => reader.recycle(kv.into_buffer()),
                         event => drop(black_box(event)),
                     }
                 }

@@ -3,9 +3,9 @@
 
 use std::fmt::Debug;
 
-use baton_schemas::kv::record::Kind;
-use baton_schemas::kv::{Codec, Event, Reader};
-use baton_schemas::{Delta, EngineError, SequenceRequest, node};
+use baton_schemas::kv::record::RecordKind;
+use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord};
+use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, node};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -44,7 +44,7 @@ pub fn kv_reader(mut input: &[u8]) -> bool {
     let mut checked = Checked::new();
     let mut index = 0;
     while let [kind, l0, l1, rest @ ..] = input {
-        let Some(kind) = Kind::from_number(*kind) else { return false };
+        let Some(kind) = RecordKind::from_number(*kind) else { return false };
         let (payload, rest) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes([*l0, *l1]))));
         let record = sample::sealed(kind, index, payload);
         if !checked.read(&mut &record[..]) {
@@ -57,7 +57,7 @@ pub fn kv_reader(mut input: &[u8]) -> bool {
 
 /// A reader, and what must hold for all that it says.
 struct Checked {
-    reader: Reader,
+    reader: HandoffReader,
     next: u32,
 }
 
@@ -78,7 +78,7 @@ impl Checked {
                     assert!(input.is_empty(), "bytes are left over");
                     return true;
                 }
-                Ok(Some(Event::Frame(kv))) => {
+                Ok(Some(HandoffRecord::Frame(kv))) => {
                     assert_eq!(kv.span().p0, self.next, "frames go on");
                     self.next = kv.span().p1;
                     assert_eq!(self.reader.position(), self.next);
@@ -88,10 +88,10 @@ impl Checked {
                         assert!(sample::floats(rows.dtype, bytes).all(f32::is_finite), "a value is not finite");
                     }
                 }
-                Ok(Some(Event::End(_))) => {
+                Ok(Some(HandoffRecord::End(_))) => {
                     assert_eq!(self.next, sample::handoff().end(), "all is there at the end");
                 }
-                Ok(Some(Event::Head(_) | Event::Wait(_) | Event::Error(_))) => {}
+                Ok(Some(HandoffRecord::Head(_) | HandoffRecord::Wait(_) | HandoffRecord::Error(_))) => {}
             }
         }
     }
@@ -103,8 +103,8 @@ pub fn node_messages(input: &[u8]) -> bool {
     let [kind, json @ ..] = input else { return false };
     match kind % 8 {
         0 => round_trip::<SequenceRequest>(json),
-        1 => round_trip::<Delta>(json),
-        2 => round_trip::<node::DeltaLine>(json),
+        1 => round_trip::<SequenceEvent>(json),
+        2 => round_trip::<node::SequenceLine>(json),
         3 => round_trip::<node::NodeInfo>(json),
         4 => round_trip::<node::NodeLoad>(json),
         5 => round_trip::<node::RenderRequest>(json),

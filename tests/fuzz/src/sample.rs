@@ -81,7 +81,7 @@ pub fn chunks() -> Vec<Chunk> {
 
 /// A whole stream, a record an element: head, wait, three frames, end.
 pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
-    let (mut writer, head) = Writer::begin(CLUSTER_KEY, handoff(), codec).unwrap();
+    let (mut writer, head) = HandoffWriter::begin(CLUSTER_KEY, handoff(), codec).unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
     records.extend(chunks().iter().map(|chunk| writer.frame(chunk).unwrap()));
     let timings = PrefillTimings { queue_ms: 0.5, prefill_ms: 12.0, n_computed: 10, n_cached: 2, ..Default::default() };
@@ -90,7 +90,7 @@ pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
 }
 
 /// A record around any payload, with the MAC it needs.
-pub fn sealed(kind: record::Kind, index: u32, payload: &[u8]) -> Vec<u8> {
+pub fn sealed(kind: record::RecordKind, index: u32, payload: &[u8]) -> Vec<u8> {
     let key = HandoffKey::derive(CLUSTER_KEY, handoff().id);
     key.seal(kind, index, vec![Bytes::copy_from_slice(payload)]).concat()
 }
@@ -101,17 +101,20 @@ pub fn payload(record: &[u8]) -> &[u8] {
 }
 
 /// The kind of a record in a valid stream.
-pub fn kind(record: &[u8], index: u32) -> record::Kind {
+pub fn kind(record: &[u8], index: u32) -> record::RecordKind {
     RecordHeader::parse(record.first_chunk().unwrap(), index).unwrap().kind
 }
 
 /// A reader of [`stream`].
-pub fn reader() -> Reader {
-    Reader::new(CLUSTER_KEY, handoff(), &Codec::ALL).unwrap()
+pub fn reader() -> HandoffReader {
+    HandoffReader::new(CLUSTER_KEY, handoff(), &Codec::ALL).unwrap()
 }
 
 /// Everything that `reader` says to `bytes`, and how it ends.
-pub fn read_all<P: Placement>(reader: &mut Reader<P>, mut bytes: &[u8]) -> (Vec<Event>, Result<(), FrameError>) {
+pub fn read_all<P: Placement>(
+    reader: &mut HandoffReader<P>,
+    mut bytes: &[u8],
+) -> (Vec<HandoffRecord>, Result<(), FrameError>) {
     let mut events = Vec::new();
     loop {
         match reader.read(&mut bytes) {

@@ -110,7 +110,7 @@ pub struct ParsedTensor {
 /// Takes a blob apart. Nothing is copied but the positions. `has_v` says whether V tensors follow the K tensors: the
 /// blob itself does not.
 pub fn parse(blob: &Bytes, has_v: bool) -> Result<ParsedBlob, BlobError> {
-    let mut reader = Reader { left: blob.clone(), len: blob.len() };
+    let mut reader = BlobReader { left: blob.clone(), len: blob.len() };
     reader.expect("magic", MAGIC)?;
     let sequence = reader.u32()?;
     let mut sections = Vec::new();
@@ -176,7 +176,7 @@ fn canonical(tensor: ParsedTensor, shape: Rows, order: &CellOrder) -> Result<Byt
     Ok(order.sorted(tensor.rows, tensor.row_bytes))
 }
 
-fn parse_section(reader: &mut Reader, sequence: u32, has_v: bool) -> Result<ParsedSection, BlobError> {
+fn parse_section(reader: &mut BlobReader, sequence: u32, has_v: bool) -> Result<ParsedSection, BlobError> {
     reader.expect("n_stream", 1)?;
     let n_cells = reader.count("n_cells", u32::MAX, CELL_BYTES)?;
     if n_cells == 0 {
@@ -200,7 +200,7 @@ fn parse_section(reader: &mut Reader, sequence: u32, has_v: bool) -> Result<Pars
     Ok(ParsedSection { positions, layers })
 }
 
-fn parse_tensor(reader: &mut Reader, n_cells: usize) -> Result<ParsedTensor, BlobError> {
+fn parse_tensor(reader: &mut BlobReader, n_cells: usize) -> Result<ParsedTensor, BlobError> {
     let ggml_type = reader.u32()?.cast_signed();
     let row_bytes = reader.u64()?;
     if row_bytes == 0 || row_bytes > u64::from(MAX_ROW_VALUES) * 4 {
@@ -212,12 +212,12 @@ fn parse_tensor(reader: &mut Reader, n_cells: usize) -> Result<ParsedTensor, Blo
 }
 
 /// A cursor over the blob that cannot leave it.
-struct Reader {
+struct BlobReader {
     left: Bytes,
     len: usize,
 }
 
-impl Reader {
+impl BlobReader {
     fn take(&mut self, n_bytes: usize) -> Result<Bytes, BlobError> {
         if n_bytes > self.left.len() {
             return Err(BlobError::Truncated { at: self.len - self.left.len(), n_bytes, len: self.len });

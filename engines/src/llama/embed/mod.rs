@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use baton_schemas::embed::{EmbedDelta, EmbedTimings};
+use baton_schemas::embed::{EmbedEvent, EmbedTimings};
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
@@ -21,8 +21,8 @@ use tokio::sync::mpsc;
 
 pub(super) use self::plan::{EmbedPlan, plan};
 use super::sampler::token;
-use super::scheduler::Shared;
-use super::sequence::Message;
+use super::scheduler::EngineLoad;
+use super::sequence::SchedulerMessage;
 use super::{LlamaConfig, LoadError, load};
 use crate::embed::normalised;
 
@@ -34,7 +34,7 @@ pub(super) struct EmbedJob {
     /// Those without a vector yet.
     pub(super) inputs: VecDeque<Vec<Token>>,
     /// Has room for every vector and the last delta, so that sending never waits.
-    pub(super) deltas: mpsc::Sender<Result<EmbedDelta, EngineError>>,
+    pub(super) deltas: mpsc::Sender<Result<EmbedEvent, EngineError>>,
     pub(super) accepted: Instant,
     /// When the first of them was begun with.
     pub(super) started: Option<Instant>,
@@ -42,7 +42,7 @@ pub(super) struct EmbedJob {
 
 impl EmbedJob {
     /// A reader that left is noticed before the next step.
-    fn send(&self, delta: Result<EmbedDelta, EngineError>) {
+    fn send(&self, delta: Result<EmbedEvent, EngineError>) {
         if self.deltas.try_send(delta).is_err() {
             tracing::debug!("the reader of some vectors has gone");
         }
@@ -54,7 +54,7 @@ impl EmbedJob {
             queue_ms: started.saturating_duration_since(self.accepted).as_secs_f64() * 1e3,
             compute_ms: started.elapsed().as_secs_f64() * 1e3,
         };
-        self.send(Ok(EmbedDelta::Finished { timings }));
+        self.send(Ok(EmbedEvent::Finished { timings }));
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Embedder<'m> {
     /// `None` for a model that gives no vectors, which then gets no jobs.
     plan: Option<EmbedPlan>,
     kv_bytes_per_token: u64,
-    shared: Arc<Shared>,
+    shared: Arc<EngineLoad>,
     context: Option<LlamaContext<'m>>,
     batch: LlamaBatch<'static>,
     jobs: VecDeque<EmbedJob>,
@@ -74,7 +74,7 @@ pub(super) struct Embedder<'m> {
 }
 
 /// A text's part in a step.
-struct Part {
+struct TextPart {
     job: usize,
     sequence: i32,
 }
@@ -85,7 +85,7 @@ impl<'m> Embedder<'m> {
         config: LlamaConfig,
         plan: Option<EmbedPlan>,
         kv_bytes_per_token: u64,
-        shared: Arc<Shared>,
+        shared: Arc<EngineLoad>,
     ) -> Self {
         let batch = LlamaBatch::new(plan.map_or(1, |plan| plan.n_ubatch as usize), 1);
         let (context, jobs, n_done) = (None, VecDeque::new(), 0);
@@ -93,12 +93,12 @@ impl<'m> Embedder<'m> {
     }
 
     /// What the thread shares with the engine's handles.
-    pub(super) fn shared(&self) -> Arc<Shared> {
+    pub(super) fn shared(&self) -> Arc<EngineLoad> {
         Arc::clone(&self.shared)
     }
 
     /// Runs until every handle is dropped: the whole loop of a model that only embeds.
-    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+    pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         loop {
             if self.is_idle() {
                 match messages.recv() {
@@ -117,9 +117,9 @@ impl<'m> Embedder<'m> {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: SchedulerMessage) {
         // The engine refuses whatever else there is before it gets here.
-        if let Message::Embed(job) = message {
+        if let SchedulerMessage::Embed(job) = message {
             self.push(*job);
         }
     }
@@ -208,7 +208,7 @@ impl<'m> Embedder<'m> {
 
     /// Puts a step together: a piece of the first text if it is long, else whole texts. Lists those that it completes;
     /// `n_done` is where the piece ends otherwise.
-    fn fill_batch(&mut self, limit: Option<usize>) -> Vec<Part> {
+    fn fill_batch(&mut self, limit: Option<usize>) -> Vec<TextPart> {
         let n_ubatch = self.plan.map_or(1, |plan| plan.n_ubatch as usize);
         let limit = limit.map_or(n_ubatch, |limit| limit.clamp(1, n_ubatch));
         self.batch.clear();
@@ -220,7 +220,7 @@ impl<'m> Embedder<'m> {
             add(&mut self.batch, &text[self.n_done..end], self.n_done, 0);
             let is_complete = end == text.len();
             self.n_done = if is_complete { 0 } else { end };
-            return if is_complete { vec![Part { job: 0, sequence: 0 }] } else { Vec::new() };
+            return if is_complete { vec![TextPart { job: 0, sequence: 0 }] } else { Vec::new() };
         }
         let (mut parts, mut n_tokens) = (Vec::new(), 0);
         for (idx, job) in self.jobs.iter_mut().enumerate() {
@@ -232,7 +232,7 @@ impl<'m> Embedder<'m> {
                 }
                 job.begin();
                 add(&mut self.batch, &job.inputs[at], 0, sequence);
-                parts.push(Part { job: idx, sequence });
+                parts.push(TextPart { job: idx, sequence });
                 n_tokens += n_more;
             }
         }
@@ -240,14 +240,14 @@ impl<'m> Embedder<'m> {
     }
 
     /// Sends the vectors of the texts that a step completed.
-    fn deliver(&mut self, context: &LlamaContext<'_>, parts: &[Part]) {
+    fn deliver(&mut self, context: &LlamaContext<'_>, parts: &[TextPart]) {
         for part in parts {
             let vector = context.embeddings_seq_ith(part.sequence).map_err(EngineError::internal).and_then(normalised);
             let Some(job) = self.jobs.get_mut(part.job).filter(|job| !job.inputs.is_empty()) else { continue };
             match vector {
                 Ok(vector) => {
                     job.inputs.pop_front();
-                    job.send(Ok(EmbedDelta::Vector(vector)));
+                    job.send(Ok(EmbedEvent::Vector(vector)));
                     if job.inputs.is_empty() {
                         job.finish();
                     }

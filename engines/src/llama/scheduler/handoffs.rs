@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_schemas::EngineError;
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::kv::{Contiguous, Placement, VerifiedKv};
-use baton_schemas::sequence::Delta;
+use baton_schemas::sequence::SequenceEvent;
 
-use super::super::kv_flow::{Exported, Import, Incoming};
+use super::super::kv_flow::{Exported, Import};
 use super::super::placement::BlobPlacement;
 use super::super::transfer::KvTransfer;
 use super::Scheduler;
+use crate::engine::KvEvent;
 use crate::handoff::{KvPuller, PlaceRows, PullOrder};
 
 /// What importing may take between two steps, if others stream: a chunk that begins before this is over is finished.
@@ -79,9 +80,9 @@ impl Scheduler<'_> {
     fn import_next(&mut self, slot: usize) -> bool {
         let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { return false };
         match import.poll() {
-            Incoming::Nothing => return false,
-            Incoming::Over(timings) => self.end_import(slot, timings),
-            Incoming::Chunk(chunk) => {
+            None => return false,
+            Some(KvEvent::End(report)) => self.end_import(slot, report),
+            Some(KvEvent::Chunk(chunk)) => {
                 if let Err(error) = self.import_chunk(slot, chunk) {
                     tracing::warn!(slot, error, "a verified chunk could not be imported");
                     self.fail_import(slot);
@@ -112,7 +113,7 @@ impl Scheduler<'_> {
         let Some(sequence) = &mut self.running[slot] else { return Ok(()) };
         self.slots[slot].kv.extend_from_slice(&sequence.tokens[n_kv..span.p1 as usize]);
         if let Some(import) = &mut sequence.import {
-            import.took(&span, began.elapsed());
+            import.count(&span, began.elapsed());
         }
         Ok(())
     }
@@ -128,18 +129,18 @@ impl Scheduler<'_> {
 
     fn fail_import(&mut self, slot: usize) {
         let import = self.running[slot].as_mut().and_then(|s| s.import.as_mut());
-        if let Some(timings) = import.map(|import| import.fail(HandoffFailure::ImportFailed)) {
-            self.end_import(slot, timings);
+        if let Some(report) = import.map(|import| import.report(HandoffFailure::ImportFailed.into())) {
+            self.end_import(slot, report);
         }
     }
 
     /// From here on the sequence is like any other: what is not there it computes.
-    fn end_import(&mut self, slot: usize, timings: HandoffTimings) {
+    fn end_import(&mut self, slot: usize, report: HandoffReport) {
         let Some(sequence) = &mut self.running[slot] else { return };
         sequence.import = None;
-        sequence.send(Ok(Delta::Handoff(timings)));
-        if let Some(failure) = timings.failure {
-            tracing::warn!(slot, failure = failure.as_str(), n_tokens = timings.n_tokens, "the rest is computed here");
+        sequence.send(Ok(SequenceEvent::Handoff(report)));
+        if let Some(failure) = report.failure {
+            tracing::warn!(slot, failure = failure.as_str(), n_tokens = report.n_tokens, "the rest is computed here");
         }
         // A pull that broke off may have left out what a sliding window looks back at from here.
         if !self.window_is_whole(slot) {

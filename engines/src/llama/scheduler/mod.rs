@@ -19,18 +19,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use baton_schemas::node::{NodeLoad, Phase};
-use baton_schemas::sequence::{Delta, FinishReason, Group, TokenDelta};
+use baton_schemas::sequence::{FinishReason, GeneratedToken, Group, SequenceEvent};
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use tokio::sync::watch;
 
 pub(super) use self::handoffs::{Handoffs, blob_placement};
-use super::budget::{Budget, MIN_TOKENS, share};
+use super::budget::{MIN_TOKENS, PrefillBudget, share};
 use super::embed::Embedder;
 use super::projector::Projector;
 use super::sampler::{logprobs, token};
-use super::sequence::{Message, Sequence};
+use super::sequence::{SchedulerMessage, Sequence};
 use super::slots::Slot;
 use super::vocabulary::Vocabulary;
 
@@ -50,7 +50,7 @@ const GROUP_WAIT: Duration = Duration::from_secs(1);
 const RATE_WEIGHT: f64 = 0.2;
 
 /// What the scheduler shares with the engine's handles.
-pub(super) struct Shared {
+pub(super) struct EngineLoad {
     /// Jobs accepted and not yet in a slot. The submitting side counts up, against its bound.
     pub(super) n_queued: AtomicUsize,
     pub(super) load: watch::Sender<NodeLoad>,
@@ -58,13 +58,13 @@ pub(super) struct Shared {
 
 /// Sizes and rules the scheduler works by.
 #[derive(Debug, Clone)]
-pub(super) struct Limits {
+pub(super) struct SchedulerLimits {
     pub(super) n_slots: usize,
     /// Tokens one sequence may hold.
     pub(super) n_ctx: usize,
     /// Cells of the unified cache, shared by all slots.
     pub(super) n_cells: usize,
-    pub(super) budget: Budget,
+    pub(super) budget: PrefillBudget,
     /// Sliding window in tokens, if the model has one and its cache is cut to it.
     pub(super) sliding_window: Option<usize>,
     /// State that cannot be cut back to a prefix (recurrent and hybrid models).
@@ -75,8 +75,8 @@ pub(super) struct Limits {
 pub(super) struct Scheduler<'m> {
     context: LlamaContext<'m>,
     vocabulary: Arc<Vocabulary>,
-    limits: Limits,
-    shared: Arc<Shared>,
+    limits: SchedulerLimits,
+    shared: Arc<EngineLoad>,
     slots: Vec<Slot>,
     running: Vec<Option<Sequence>>,
     waiting: VecDeque<Sequence>,
@@ -96,7 +96,7 @@ pub(super) struct Scheduler<'m> {
 }
 
 /// One slot's part of a step.
-struct Part {
+struct BatchPart {
     slot: usize,
     n_tokens: usize,
     /// Index in the batch whose logits are sampled, if this part ends in a decode.
@@ -107,7 +107,7 @@ impl<'m> Scheduler<'m> {
     pub(super) fn new(
         context: LlamaContext<'m>,
         vocabulary: Arc<Vocabulary>,
-        limits: Limits,
+        limits: SchedulerLimits,
         handoffs: Option<Handoffs>,
         embedder: Embedder<'m>,
     ) -> Self {
@@ -138,7 +138,7 @@ impl<'m> Scheduler<'m> {
     }
 
     /// Runs until every handle is dropped.
-    pub(super) fn run(mut self, messages: &Receiver<Message>) {
+    pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         while self.take_in(messages) {
             self.drop_cancelled();
             self.fill_slots();
@@ -152,7 +152,7 @@ impl<'m> Scheduler<'m> {
     }
 
     /// Takes in what has arrived; waits while there is nothing to do. False once no handle is left.
-    fn take_in(&mut self, messages: &Receiver<Message>) -> bool {
+    fn take_in(&mut self, messages: &Receiver<SchedulerMessage>) -> bool {
         if self.waiting.is_empty() && self.running.iter().all(Option::is_none) && self.embedder.is_idle() {
             self.publish_load();
             match messages.recv() {
@@ -177,16 +177,16 @@ impl<'m> Scheduler<'m> {
         still_open
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: SchedulerMessage) {
         match message {
-            Message::Job(job) => {
+            SchedulerMessage::Job(job) => {
                 self.clock += 1;
                 let mut sequence = Sequence::new(*job, &self.vocabulary);
                 sequence.number = self.clock;
                 self.waiting.push_back(sequence);
             }
-            Message::Embed(job) => self.embedder.push(*job),
-            Message::Wake => {}
+            SchedulerMessage::Embed(job) => self.embedder.push(*job),
+            SchedulerMessage::Wake => {}
         }
     }
 
@@ -282,10 +282,10 @@ impl<'m> Scheduler<'m> {
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 
-        let mut parts: Vec<Part> =
-            decoding.iter().map(|&slot| Part { slot, n_tokens: 1, logits_at: Some(0) }).collect();
+        let mut parts: Vec<BatchPart> =
+            decoding.iter().map(|&slot| BatchPart { slot, n_tokens: 1, logits_at: Some(0) }).collect();
         let prefill = prefilling.iter().zip(shares).filter(|&(_, n)| n > 0);
-        parts.extend(prefill.map(|(&slot, n_tokens)| Part { slot, n_tokens, logits_at: None }));
+        parts.extend(prefill.map(|(&slot, n_tokens)| BatchPart { slot, n_tokens, logits_at: None }));
         if parts.is_empty() {
             return;
         }
@@ -299,7 +299,7 @@ impl<'m> Scheduler<'m> {
 
     /// Computes the next tokens of `parts` in one batch. A batch that llama.cpp refuses is computed once more part by
     /// part, so that whose fault it is fails alone.
-    fn compute(&mut self, mut parts: Vec<Part>) {
+    fn compute(&mut self, mut parts: Vec<BatchPart>) {
         self.fill_batch(&mut parts);
         let began = Instant::now();
         match self.context.decode(&mut self.batch) {
@@ -330,7 +330,7 @@ impl<'m> Scheduler<'m> {
 
     /// Divides a step between those who took part in it: by tokens, which is what a prompt's chunk costs wherever it is
     /// long enough to matter.
-    fn account(&mut self, parts: &[Part], took: Duration) {
+    fn account(&mut self, parts: &[BatchPart], took: Duration) {
         let n_tokens: usize = parts.iter().map(|part| part.n_tokens).sum();
         let n_decoding = parts.iter().filter(|part| part.logits_at.is_some()).count() as u64;
         for part in parts {
@@ -354,7 +354,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    fn fill_batch(&mut self, parts: &mut [Part]) {
+    fn fill_batch(&mut self, parts: &mut [BatchPart]) {
         self.batch.clear();
         for part in parts {
             let Some(sequence) = &self.running[part.slot] else { continue };
@@ -371,7 +371,7 @@ impl<'m> Scheduler<'m> {
     }
 
     /// Notes that the cache now holds what the step computed.
-    fn commit(&mut self, parts: &[Part]) {
+    fn commit(&mut self, parts: &[BatchPart]) {
         for part in parts {
             let Some(sequence) = &mut self.running[part.slot] else { continue };
             let kv = &mut self.slots[part.slot].kv;
@@ -406,10 +406,10 @@ impl<'m> Scheduler<'m> {
         }
         let vocabulary = &self.vocabulary;
         let logprobs = sequence.request.top_logprobs.map(|k| logprobs(logits, id, k as usize, |t| vocabulary.piece(t)));
-        let delta = TokenDelta { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
+        let delta = GeneratedToken { id, bytes: vocabulary.piece(id), special: vocabulary.is_control(id), logprobs };
         sequence.tokens.push(id);
         sequence.n_generated += 1;
-        sequence.send(Ok(Delta::Token(delta)));
+        sequence.send(Ok(SequenceEvent::Token(delta)));
         if sequence.sampler.is_complete() {
             self.finish(slot, FinishReason::Stop);
         } else if sequence.at_limit(self.limits.n_ctx) {
@@ -419,14 +419,14 @@ impl<'m> Scheduler<'m> {
 
     fn finish(&mut self, slot: usize, reason: FinishReason) {
         if let Some(sequence) = self.release(slot) {
-            sequence.send(Ok(Delta::Finished { reason, timings: sequence.timings() }));
+            sequence.send(Ok(SequenceEvent::Finished { reason, timings: sequence.timings() }));
         }
     }
 
     /// The rates that are told to others come from steps of one kind alone: in a mixed step neither can be told. The
     /// budget's comes from mixed ones. A batch's cost is not proportional to its tokens, and the streams' tokens take
     /// their part; dividing what a step carried by what it took settles where a step takes what it may.
-    fn learn_rates(&mut self, parts: &[Part], took: Duration) {
+    fn learn_rates(&mut self, parts: &[BatchPart], took: Duration) {
         let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
         let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
         let per_second = |n: usize| n as f64 / took.as_secs_f64().max(1e-6);

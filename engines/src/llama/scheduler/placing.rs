@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use baton_schemas::sequence::Delta;
+use baton_schemas::sequence::SequenceEvent;
 
 use super::super::sequence::Sequence;
-use super::super::slots::{self, Assignment, Memory, Slot};
+use super::super::slots::{self, Assignment, Slot, SlotMemory};
 use super::{Scheduler, seq_id};
 
 /// Cells a newcomer must find beyond its prompt while others run.
@@ -26,7 +26,7 @@ impl Scheduler<'_> {
                 i += 1;
                 continue;
             }
-            let memory = Memory {
+            let memory = SlotMemory {
                 usable: &|slot, n| self.usable_prefix(slot, n),
                 will_have: &|slot, n| {
                     let whole = n == self.slots[slot].target.len();
@@ -134,7 +134,7 @@ impl Scheduler<'_> {
         // A preempted sequence starts twice; its reader hears of it once.
         if sequence.started.is_none() {
             sequence.started = Some(Instant::now());
-            sequence.send(Ok(Delta::Started { n_cached: state.kv.len() as u32 }));
+            sequence.send(Ok(SequenceEvent::Started { n_cached: state.kv.len() as u32 }));
         }
         self.running[slot] = Some(sequence);
         self.begin_import(slot);

@@ -4,30 +4,30 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-use baton_schemas::sequence::Delta;
+use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 
-use super::super::budget::Budget;
+use super::super::budget::PrefillBudget;
 use super::super::embed::Embedder;
 use super::super::sequence::Job;
 use super::super::vocabulary::Vocabulary;
 use super::super::{LlamaConfig, load};
-use super::{Limits, Message, Scheduler, Shared, seq_id};
+use super::{EngineLoad, Scheduler, SchedulerLimits, SchedulerMessage, seq_id};
 use crate::gguf::Gguf;
 
-type Deltas = mpsc::Receiver<Result<Delta, EngineError>>;
+type Deltas = mpsc::Receiver<Result<SequenceEvent, EngineError>>;
 
 const N_CELLS: u32 = 512;
 
 fn scheduler<'m>(model: &'m Arc<LlamaModel>, config: LlamaConfig) -> Scheduler<'m> {
-    let shared = Arc::new(Shared { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
-    let limits = Limits {
+    let shared = Arc::new(EngineLoad { n_queued: AtomicUsize::new(0), load: watch::Sender::new(Default::default()) });
+    let limits = SchedulerLimits {
         n_slots: 2,
         n_ctx: N_CELLS as usize,
         n_cells: N_CELLS as usize,
-        budget: Budget { fixed: None, n_ubatch: config.n_ubatch as usize },
+        budget: PrefillBudget { fixed: None, n_ubatch: config.n_ubatch as usize },
         sliding_window: None,
         indivisible: false,
     };
@@ -43,7 +43,7 @@ fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Deltas {
     let job =
         Job { request, deltas, accepted: Instant::now(), export: None, matcher: None, images: Vec::new(), room: None };
     scheduler.shared.n_queued.fetch_add(1, super::Ordering::AcqRel);
-    scheduler.take(Message::Job(Box::new(job)));
+    scheduler.take(SchedulerMessage::Job(Box::new(job)));
     receiver
 }
 
@@ -52,7 +52,7 @@ fn received(deltas: &mut Deltas) -> (Vec<Token>, Option<EngineError>) {
     let mut tokens = Vec::new();
     while let Ok(delta) = deltas.try_recv() {
         match delta {
-            Ok(Delta::Token(token)) => tokens.push(token.id),
+            Ok(SequenceEvent::Token(token)) => tokens.push(token.id),
             Ok(_) => {}
             Err(error) => return (tokens, Some(error)),
         }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
-use baton_schemas::embed::{EmbedDelta, EmbedSequences};
+use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::sequence::{CacheScope, Group, TokenDelta};
-use baton_schemas::{Delta, EngineError, FinishReason, SequenceRequest, Token};
+use baton_schemas::sequence::{CacheScope, GeneratedToken, Group};
+use baton_schemas::{EngineError, FinishReason, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
 const N_SLOTS: usize = 4;
@@ -40,7 +40,7 @@ pub(crate) async fn check(engine: Arc<dyn Engine>) {
 
 struct Reply {
     n_cached: u32,
-    tokens: Vec<TokenDelta>,
+    tokens: Vec<GeneratedToken>,
     reason: FinishReason,
 }
 
@@ -52,18 +52,20 @@ impl Reply {
 
 async fn reply(engine: &Arc<dyn Engine>, request: SequenceRequest) -> Reply {
     let mut deltas = engine.generate(request).await.unwrap();
-    let Some(Ok(Delta::Started { n_cached })) = deltas.next().await else { panic!("the first delta is Started") };
+    let Some(Ok(SequenceEvent::Started { n_cached })) = deltas.next().await else {
+        panic!("the first delta is Started")
+    };
     let mut tokens = Vec::new();
     loop {
         match deltas.next().await.expect("a stream ends with Finished").unwrap() {
-            Delta::Token(token) => tokens.push(token),
-            Delta::Finished { reason, timings } => {
+            SequenceEvent::Token(token) => tokens.push(token),
+            SequenceEvent::Finished { reason, timings } => {
                 assert!(deltas.next().await.is_none(), "nothing follows Finished");
                 assert_eq!(timings.predicted_n as usize, tokens.len());
                 return Reply { n_cached, tokens, reason };
             }
-            Delta::Started { .. } => panic!("Started comes once"),
-            Delta::Handoff(_) => panic!("no request of this suite names a source of KV"),
+            SequenceEvent::Started { .. } => panic!("Started comes once"),
+            SequenceEvent::Handoff(_) => panic!("no request of this suite names a source of KV"),
         }
     }
 }
@@ -279,8 +281,8 @@ async fn vectors(engine: &Arc<dyn Engine>, inputs: Vec<Vec<Token>>) -> Vec<Vec<f
     let mut vectors = Vec::new();
     loop {
         match deltas.next().await.expect("a stream ends with Finished").unwrap() {
-            EmbedDelta::Vector(vector) => vectors.push(vector),
-            EmbedDelta::Finished { .. } => {
+            EmbedEvent::Vector(vector) => vectors.push(vector),
+            EmbedEvent::Finished { .. } => {
                 assert!(deltas.next().await.is_none(), "nothing follows Finished");
                 return vectors;
             }
@@ -339,7 +341,7 @@ async fn dropped_vectors_free_their_place(engine: &Arc<dyn Engine>) {
     }
     let refused = engine.embed(EmbedSequences { inputs: inputs.clone() }).await.err();
     assert_eq!(refused, Some(EngineError::QueueFull { limit: MAX_QUEUED as u32 }));
-    assert!(matches!(held[0].next().await, Some(Ok(EmbedDelta::Vector(_)))));
+    assert!(matches!(held[0].next().await, Some(Ok(EmbedEvent::Vector(_)))));
     // Between them a sequence still runs to its end.
     held.truncate(1);
     while engine.load().await.unwrap().queued > 1 {

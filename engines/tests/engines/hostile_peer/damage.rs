@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_engines::handoff::PullPolicy;
 use baton_engines::sim::SimEngine;
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use baton_schemas::node::Role;
 
 use super::Decoder;
@@ -48,7 +48,7 @@ impl Damage {
 }
 
 /// Puts a damaged answer of `real` before a decoder, and checks what comes of it.
-async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) -> HandoffTimings {
+async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) -> HandoffReport {
     let (noticed, heard) = tokio::sync::oneshot::channel();
     let noticed = Arc::new(Mutex::new(Some(noticed)));
     let real = real.to_owned();

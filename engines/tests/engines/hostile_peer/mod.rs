@@ -13,8 +13,8 @@ use baton_engines::Engine;
 use baton_engines::handoff::PullPolicy;
 use baton_engines::sim::SimEngine;
 use baton_schemas::Token;
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings, PrefillRequest};
-use baton_schemas::kv::{Codec, Handoff, Writer};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport, PrefillRequest};
+use baton_schemas::kv::{Codec, Handoff, HandoffWriter};
 use baton_schemas::node::NodeInfo;
 
 use crate::peers::fake::Call;
@@ -41,7 +41,7 @@ impl Decoder {
     }
 
     /// Generates with KV from `url`. The reply must be right, whatever happens there.
-    pub(crate) async fn ask(&self, url: &str) -> HandoffTimings {
+    pub(crate) async fn ask(&self, url: &str) -> HandoffReport {
         let scope = SCOPE.fetch_add(1, Ordering::Relaxed);
         let reply = generate(&self.engine, request_alone(&self.prompt, 4, url, scope));
         let reply = tokio::time::timeout(HANG, reply).await.expect("a handoff hangs");
@@ -65,7 +65,7 @@ pub(crate) async fn small_info() -> NodeInfo {
 }
 
 /// Begins to answer a pull as a node with `key` does: the writer, and the first record.
-pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (Writer, Vec<u8>) {
+pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (HandoffWriter, Vec<u8>) {
     let request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
     let kv = info.kv.clone().unwrap();
     let handoff = Handoff {
@@ -75,6 +75,6 @@ pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (Writer, Vec<u8
         start: request.start,
         tokens: request.tokens,
     };
-    let (writer, head) = Writer::begin(key, handoff, Codec::None).unwrap();
+    let (writer, head) = HandoffWriter::begin(key, handoff, Codec::None).unwrap();
     (writer, head.concat())
 }

@@ -10,9 +10,9 @@ use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, PullPolicy};
 use baton_engines::node::{ClusterKey, Listener, ServerTls, router};
 use baton_engines::sim::SimConfig;
-use baton_schemas::handoff::{HandoffTimings, KvSource};
+use baton_schemas::handoff::{HandoffReport, KvSource};
 use baton_schemas::node::Role;
-use baton_schemas::sequence::{CacheScope, Delta, Timings};
+use baton_schemas::sequence::{CacheScope, SequenceEvent, Timings};
 use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
@@ -90,7 +90,7 @@ pub(crate) fn request_alone(prompt: &[Token], n: u32, url: &str, scope: u64) -> 
 pub(crate) struct Reply {
     pub(crate) tokens: Vec<Token>,
     pub(crate) timings: Timings,
-    pub(crate) handoff: Option<HandoffTimings>,
+    pub(crate) handoff: Option<HandoffReport>,
 }
 
 /// Generates to the end.
@@ -99,10 +99,10 @@ pub(crate) async fn generate(engine: &dyn Engine, request: SequenceRequest) -> R
     let (mut tokens, mut handoff) = (Vec::new(), None);
     while let Some(delta) = deltas.next().await {
         match delta.unwrap() {
-            Delta::Started { .. } => {}
-            Delta::Handoff(timings) => handoff = Some(timings),
-            Delta::Token(token) => tokens.push(token.id),
-            Delta::Finished { timings, .. } => return Reply { tokens, timings, handoff },
+            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Handoff(timings) => handoff = Some(timings),
+            SequenceEvent::Token(token) => tokens.push(token.id),
+            SequenceEvent::Finished { timings, .. } => return Reply { tokens, timings, handoff },
         }
     }
     panic!("the stream was cut");

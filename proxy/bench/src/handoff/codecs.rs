@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use baton_proxy::serve::Failure;
-use baton_schemas::kv::{Codec, Event, Reader, Writer};
+use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, HandoffWriter};
 use serde::Serialize;
 
 use super::pair::Bench;
@@ -45,21 +45,21 @@ fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, Failure> {
 /// Writes and reads all chunks; the bytes on the wire and the seconds of both.
 pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64), Failure> {
     let key = b"a benchmark's key";
-    let (mut writer, head) = Writer::begin(key, captured.handoff.clone(), codec)?;
+    let (mut writer, head) = HandoffWriter::begin(key, captured.handoff.clone(), codec)?;
     let mut stream = head;
     let began = Instant::now();
     for chunk in &captured.chunks {
         stream.extend(writer.frame(chunk)?);
     }
     let write = began.elapsed().as_secs_f64();
-    let mut reader = Reader::new(key, captured.handoff.clone(), &[codec])?;
+    let mut reader = HandoffReader::new(key, captured.handoff.clone(), &[codec])?;
     let mut n_wire = 0;
     let began = Instant::now();
     for piece in &stream {
         n_wire += piece.len();
         let mut input = &piece[..];
         while let Some(event) = reader.read(&mut input)? {
-            if let Event::Frame(kv) = event {
+            if let HandoffRecord::Frame(kv) = event {
                 std::hint::black_box(kv.buffer());
             }
         }

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use baton_proxy::serve::Failure;
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::Codec;
 use serde::Serialize;
 
@@ -155,7 +155,7 @@ async fn one_length(
 
 impl Links {
     /// Links on which the plain KV of a pull like `first` takes the wanted share of its prefill.
-    async fn start(bench: &Bench, first: &HandoffTimings) -> Result<Links, Failure> {
+    async fn start(bench: &Bench, first: &HandoffReport) -> Result<Links, Failure> {
         let mut relays = Vec::new();
         for share in Link::ALL.iter().filter_map(|link| link.share()) {
             let rate = first.n_bytes as f64 / (share * first.prefill_ms.max(1.0) / 1e3);
@@ -188,7 +188,7 @@ impl Cell<'_> {
     }
 
     fn row(&self, n_tokens: usize, links: &Links) -> OverlapRow {
-        let of = |value: fn(&HandoffTimings) -> f64| {
+        let of = |value: fn(&HandoffReport) -> f64| {
             median(&self.pulls.iter().map(|pull| value(&pull.timings)).collect::<Vec<_>>())
         };
         OverlapRow {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use baton_engines::transport::Transport;
 use baton_proxy::serve::Failure;
 use baton_schemas::Token;
-use baton_schemas::handoff::{HandoffTimings, KvSource};
+use baton_schemas::handoff::{HandoffReport, KvSource};
 
 use super::Sizes;
 use crate::capture::Source;
@@ -37,7 +37,7 @@ pub(super) struct Bench {
 /// A pull that brought everything.
 pub(super) struct Pull {
     /// What the decode node measured.
-    pub(super) timings: HandoffTimings,
+    pub(super) timings: HandoffReport,
     /// From the request to its first token, as its sender saw it.
     pub(super) ttft_ms: f64,
 }

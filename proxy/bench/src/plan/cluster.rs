@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_engines::sim::link::{LinkSpeed, SimLink};
 use baton_engines::sim::{SimConfig, SimEngine};
-use baton_engines::{DeltaStream, Engine};
+use baton_engines::{Engine, SequenceStream};
 use baton_planner::cost::{Prediction, Route};
 use baton_planner::policy::Policy;
 use baton_proxy::request::failover::Resilient;
@@ -13,7 +13,7 @@ use baton_proxy::request::plan::{PlanRequest, plan};
 use baton_proxy::serve::Failure;
 use baton_proxy::targets::nodes::{self, Health, Node, ServedModel};
 use baton_schemas::node::Role;
-use baton_schemas::sequence::{CacheScope, Delta};
+use baton_schemas::sequence::{CacheScope, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use rand::rngs::StdRng;
@@ -195,18 +195,18 @@ fn request(prompt: Vec<Token>, n_output: u32) -> SequenceRequest {
 }
 
 /// Follows a stream to its end.
-async fn watch_stream(began: Instant, mut deltas: DeltaStream) -> Result<Outcome, Failure> {
+async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<Outcome, Failure> {
     let mut ttft = None;
     loop {
         match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
-            Delta::Token(_) => {
+            SequenceEvent::Token(_) => {
                 ttft.get_or_insert_with(|| began.elapsed().as_secs_f64());
             }
-            Delta::Finished { .. } => {
+            SequenceEvent::Finished { .. } => {
                 let completion = began.elapsed().as_secs_f64();
                 return Ok(Outcome { ttft: ttft.unwrap_or(completion), completion });
             }
-            Delta::Started { .. } | Delta::Handoff(_) => {}
+            SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
         }
     }
 }

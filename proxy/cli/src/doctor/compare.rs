@@ -6,9 +6,9 @@ use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
 use baton_proxy::serve::Failure;
 use baton_schemas::generate::Sampling;
-use baton_schemas::handoff::{HandoffTimings, KvSource};
+use baton_schemas::handoff::{HandoffReport, KvSource};
 use baton_schemas::sequence::{Alternative, CacheScope};
-use baton_schemas::{Delta, SequenceRequest, Token};
+use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
 /// Tokens whose probabilities are compared at each position; the rest of a vocabulary has next to none.
@@ -24,7 +24,7 @@ const DEADLINE: Duration = Duration::from_secs(600);
 pub(super) struct Reply {
     tokens: Vec<Token>,
     top: Vec<Vec<Alternative>>,
-    pub(super) handoff: Option<HandoffTimings>,
+    pub(super) handoff: Option<HandoffReport>,
     /// From the request to the first token, seconds.
     pub(super) ttft: f64,
     /// From the first token to the last, tokens per second.
@@ -64,7 +64,7 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<Reply, Fa
         let mut deltas = node.generate(request).await?;
         while let Some(delta) = deltas.next().await {
             match delta? {
-                Delta::Token(token) => {
+                SequenceEvent::Token(token) => {
                     last = Instant::now();
                     if reply.tokens.is_empty() {
                         first = last;
@@ -72,8 +72,8 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<Reply, Fa
                     reply.tokens.push(token.id);
                     reply.top.push(token.logprobs.map(|logprobs| logprobs.top).unwrap_or_default());
                 }
-                Delta::Handoff(timings) => reply.handoff = Some(timings),
-                Delta::Started { .. } | Delta::Finished { .. } => {}
+                SequenceEvent::Handoff(timings) => reply.handoff = Some(timings),
+                SequenceEvent::Started { .. } | SequenceEvent::Finished { .. } => {}
             }
         }
         reply.ttft = (first - sent).as_secs_f64();

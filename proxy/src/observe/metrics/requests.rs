@@ -6,7 +6,7 @@
 use std::fmt;
 
 use baton_planner::reason::{RouteKind, RouteReason};
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::histogram::Histogram;
@@ -122,7 +122,7 @@ pub struct RouteSummary {
     /// Actual ÷ predicted time from the plan to the last token. Complete replies only.
     pub completion_ratio: Option<f64>,
     /// Its handoff, if it had one.
-    pub handoff: Option<HandoffTimings>,
+    pub handoff: Option<HandoffReport>,
 }
 
 impl RequestMetrics {
@@ -170,7 +170,7 @@ impl RequestMetrics {
             let result = handoff.failure.map_or("done", |failure| failure.as_str());
             self.handoffs.get_or_create(&with("result", result)).inc();
             self.kv_bytes.get_or_create(&model).inc_by(handoff.n_bytes);
-            self.hidden.get_or_create(&model).observe(handoff.hidden_ms() / 1e3);
+            self.hidden.get_or_create(&model).observe(handoff.hidden_ms / 1e3);
             self.unhidden.get_or_create(&model).observe(handoff.unhidden_ms / 1e3);
         }
     }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use baton_planner::reason::{RouteKind, RouteReason};
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use futures::StreamExt;
 
 use super::*;
@@ -95,7 +95,7 @@ async fn every_series_of_the_dashboard_is_there() {
             ttft: None,
             prediction_ratio: Some(1.0),
             completion_ratio: Some(1.0),
-            handoff: Some(HandoffTimings::default()),
+            handoff: Some(HandoffReport::default()),
         }),
         e2e: 1.0,
     });

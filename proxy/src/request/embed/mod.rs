@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use baton_schemas::embed::{EmbedDelta, EmbedInput, EmbedRequest, EmbedSequences, EmbedTimings, EmbeddingFacts};
+use baton_schemas::embed::{EmbedEvent, EmbedInput, EmbedRequest, EmbedSequences, EmbedTimings, EmbeddingFacts};
 use baton_schemas::embed::{MAX_INPUTS, MAX_TOTAL_TOKENS};
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
 use baton_schemas::{EngineError, Token};
@@ -222,12 +222,12 @@ async fn fill(
     let mut deltas = node.call(node.engine.embed(EmbedSequences { inputs: inputs.to_vec() })).await?;
     while let Some(delta) = deltas.next().await {
         match delta? {
-            EmbedDelta::Vector(vector)
+            EmbedEvent::Vector(vector)
                 if vector.len() == facts.n_embd as usize && attempt.vectors.len() < inputs.len() =>
             {
                 attempt.vectors.push(vector);
             }
-            EmbedDelta::Finished { timings } if attempt.vectors.len() == inputs.len() => {
+            EmbedEvent::Finished { timings } if attempt.vectors.len() == inputs.len() => {
                 attempt.timings = timings;
                 node.succeeded(Task::Decode);
                 return Ok(());

@@ -4,7 +4,7 @@
 //! same tokens, and either first token may be taken. From then on there is one route again.
 
 use baton_engines::trace::TARGET;
-use baton_schemas::sequence::Delta;
+use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};
 use tracing::Span;
@@ -18,13 +18,13 @@ pub(super) struct Race {
     pub(super) first: Box<RouteRun>,
     pub(super) second: Box<RouteRun>,
     /// Deltas of the second route before its first token. The reader gets them if that route wins.
-    pub(super) held_back: Vec<Delta>,
+    pub(super) held_back: Vec<SequenceEvent>,
 }
 
 /// What a race gives next.
 pub(super) enum RaceEvent {
-    First(Result<Delta, EngineError>),
-    Second(Result<Delta, EngineError>),
+    First(Result<SequenceEvent, EngineError>),
+    Second(Result<SequenceEvent, EngineError>),
     /// The first route counts as stuck. That it is late is known already.
     FirstIsStuck,
 }

@@ -1,7 +1,7 @@
 //! What a run teaches the pool: rates, links, corrections of predictions, and which node caches which prefix.
 
 use baton_schemas::SequenceRequest;
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 
 use super::route_run::RouteRun;
@@ -35,7 +35,7 @@ impl RouteRun {
     }
 
     /// The prompt's handoff ended.
-    pub(super) fn learn_handoff(&mut self, timings: &HandoffTimings, request: &SequenceRequest) {
+    pub(super) fn learn_handoff(&mut self, timings: &HandoffReport, request: &SequenceRequest) {
         self.deadline.restart();
         self.measured.handoff = Some(*timings);
         self.plan.model.learn_handoff(self.plan.route, timings);

@@ -20,9 +20,9 @@ mod start_retry;
 mod take_up;
 mod token_deadline;
 
-use baton_engines::DeltaStream;
+use baton_engines::SequenceStream;
 use baton_planner::reason::FailureReason;
-use baton_schemas::sequence::{Delta, FinishReason, Timings};
+use baton_schemas::sequence::{FinishReason, SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::watch;
@@ -70,7 +70,7 @@ enum SequenceState {
 /// A transition: the state that follows, and the delta that the reader gets, if any.
 struct NextState {
     state: SequenceState,
-    delta: Option<Delta>,
+    delta: Option<SequenceEvent>,
 }
 
 /// The engines that a sequence has lost.
@@ -141,7 +141,7 @@ impl Resilient {
     }
 
     /// The sequence's deltas, as a single engine would give them. Dropping the stream cancels the sequence.
-    pub fn into_deltas(mut self) -> DeltaStream {
+    pub fn into_deltas(mut self) -> SequenceStream {
         let deltas = async_stream::try_stream! {
             while let Some(delta) = self.next_delta().await? {
                 yield delta;
@@ -151,7 +151,7 @@ impl Resilient {
     }
 
     /// Goes from state to state until there is a delta for the reader. `None` after the last one.
-    async fn next_delta(&mut self) -> Result<Option<Delta>, EngineError> {
+    async fn next_delta(&mut self) -> Result<Option<SequenceEvent>, EngineError> {
         loop {
             // An error leaves `Done` behind.
             let next = match std::mem::replace(&mut self.state, SequenceState::Done) {
@@ -171,11 +171,11 @@ impl Resilient {
     /// `Done` with the last delta.
     async fn stream(&mut self, mut run: Box<RouteRun>) -> Result<NextState, EngineError> {
         match run.next().await {
-            RunEvent::Delta(Ok(delta)) => Ok(self.stream_on(run, delta)),
-            RunEvent::Delta(Err(error)) if error.is_lost_engine() || self.may_fail_over(&run, &error) => {
+            RunEvent::SequenceEvent(Ok(delta)) => Ok(self.stream_on(run, delta)),
+            RunEvent::SequenceEvent(Err(error)) if error.is_lost_engine() || self.may_fail_over(&run, &error) => {
                 self.lose(*run, LossKind::of(&error), error)
             }
-            RunEvent::Delta(Err(error)) => Err(self.first_failure_or(error)),
+            RunEvent::SequenceEvent(Err(error)) => Err(self.first_failure_or(error)),
             RunEvent::Overdue(Overdue::Late) => Ok(self.hedge(run).into()),
             RunEvent::Overdue(Overdue::Stuck) => {
                 let waited = run.deadline.longest_wait().as_secs_f32();
@@ -228,26 +228,26 @@ impl Resilient {
         Ok(self.switch_to(Box::new(run)).into())
     }
 
-    fn stream_on(&mut self, mut run: Box<RouteRun>, delta: Delta) -> NextState {
-        let is_last = matches!(delta, Delta::Finished { .. });
+    fn stream_on(&mut self, mut run: Box<RouteRun>, delta: SequenceEvent) -> NextState {
+        let is_last = matches!(delta, SequenceEvent::Finished { .. });
         let delta = self.receive(&mut run, delta);
         NextState { state: if is_last { SequenceState::Done } else { SequenceState::Streaming(run) }, delta }
     }
 
     /// Learns from a delta. Returns what the reader gets of it.
-    fn receive(&mut self, run: &mut RouteRun, delta: Delta) -> Option<Delta> {
+    fn receive(&mut self, run: &mut RouteRun, delta: SequenceEvent) -> Option<SequenceEvent> {
         match delta {
-            Delta::Started { n_cached } => {
+            SequenceEvent::Started { n_cached } => {
                 if run.has_slot(n_cached, &self.request) {
                     self.followers.send_replace(run.plan.clone());
                 }
                 self.progress.start(n_cached).then_some(delta)
             }
-            Delta::Handoff(timings) => {
+            SequenceEvent::Handoff(timings) => {
                 run.learn_handoff(&timings, &self.request);
                 self.progress.hand_over(&timings).then_some(delta)
             }
-            Delta::Token(token) => {
+            SequenceEvent::Token(token) => {
                 if !run.has_token {
                     run.learn_first_token(&self.request);
                 }
@@ -255,11 +255,11 @@ impl Resilient {
                 self.losses.n_in_a_row = 0;
                 self.request.generated.push(token.id);
                 run.expect_next_token();
-                Some(Delta::Token(token))
+                Some(SequenceEvent::Token(token))
             }
-            Delta::Finished { reason, timings } => {
+            SequenceEvent::Finished { reason, timings } => {
                 run.learn_finished(&timings, &self.request);
-                Some(Delta::Finished { reason, timings: self.progress.timings(timings, &self.request) })
+                Some(SequenceEvent::Finished { reason, timings: self.progress.timings(timings, &self.request) })
             }
         }
     }
@@ -301,7 +301,7 @@ impl Resilient {
         if self.is_complete(run.n_ctx) {
             // The engine was lost between the last token and the last delta.
             let timings = self.progress.timings(Timings::default(), &self.request);
-            let delta = Delta::Finished { reason: FinishReason::Length, timings };
+            let delta = SequenceEvent::Finished { reason: FinishReason::Length, timings };
             return Ok(NextState { state: SequenceState::Done, delta: Some(delta) });
         }
         if self.losses.n_in_a_row >= MAX_LOSSES {
@@ -353,8 +353,8 @@ impl Resilient {
 }
 
 /// Returns true for a delta that decides a race.
-fn is_decisive(delta: &Delta) -> bool {
-    matches!(delta, Delta::Token(_) | Delta::Finished { .. })
+fn is_decisive(delta: &SequenceEvent) -> bool {
+    matches!(delta, SequenceEvent::Token(_) | SequenceEvent::Finished { .. })
 }
 
 #[cfg(test)]

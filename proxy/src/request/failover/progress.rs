@@ -1,7 +1,7 @@
 //! What the reader of a sequence has received so far, over all its engines.
 
 use baton_schemas::SequenceRequest;
-use baton_schemas::handoff::HandoffTimings;
+use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use tokio::time::Instant;
 
@@ -28,7 +28,7 @@ impl Progress {
     }
 
     /// A handoff ended. Returns true the first time: the reader learns of one handoff only.
-    pub(super) fn hand_over(&mut self, timings: &HandoffTimings) -> bool {
+    pub(super) fn hand_over(&mut self, timings: &HandoffReport) -> bool {
         let is_first = !std::mem::replace(&mut self.is_handed_over, true);
         if is_first {
             self.n_ready += timings.n_tokens;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use baton_engines::DeltaStream;
-use baton_schemas::handoff::HandoffTimings;
-use baton_schemas::sequence::Delta;
+use baton_engines::SequenceStream;
+use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest};
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
@@ -18,7 +18,7 @@ use crate::targets::nodes::Claim;
 /// A sequence on one route. Dropping it cancels the sequence there and returns its claims.
 pub(super) struct RouteRun {
     pub(super) plan: Plan,
-    pub(super) deltas: DeltaStream,
+    pub(super) deltas: SequenceStream,
     pub(super) claims: Vec<Claim>,
     /// When the plan was made; after a lost engine, when this one accepted the rest.
     pub(super) began: Instant,
@@ -35,7 +35,7 @@ pub(super) struct RouteRun {
 /// What is measured of a run, until a prediction can be corrected by it.
 #[derive(Default)]
 pub(super) struct Measured {
-    pub(super) handoff: Option<HandoffTimings>,
+    pub(super) handoff: Option<HandoffReport>,
     /// From the plan to the slot on the decode node.
     pub(super) slot_ms: f64,
     /// From the plan to the first token of a direct route.
@@ -44,7 +44,7 @@ pub(super) struct Measured {
 
 /// What a run gives next.
 pub(super) enum RunEvent {
-    Delta(Result<Delta, EngineError>),
+    SequenceEvent(Result<SequenceEvent, EngineError>),
     Overdue(Overdue),
 }
 
@@ -69,7 +69,7 @@ impl RouteRun {
         let due = self.deadline.due();
         tokio::select! {
             biased;
-            delta = next_of(&mut self.deltas) => RunEvent::Delta(delta),
+            delta = next_of(&mut self.deltas) => RunEvent::SequenceEvent(delta),
             () = tokio::time::sleep_until(due.at) => RunEvent::Overdue(due.overdue),
         }
     }
@@ -112,7 +112,7 @@ impl RouteRun {
 }
 
 /// The next delta. A stream that ends without a last delta has lost its engine.
-pub(super) async fn next_of(deltas: &mut DeltaStream) -> Result<Delta, EngineError> {
+pub(super) async fn next_of(deltas: &mut SequenceStream) -> Result<SequenceEvent, EngineError> {
     deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))
 }
 
@@ -121,7 +121,7 @@ pub(super) fn accept(
     plan: &Plan,
     request: SequenceRequest,
     span: &Span,
-) -> BoxFuture<'static, Result<DeltaStream, EngineError>> {
+) -> BoxFuture<'static, Result<SequenceStream, EngineError>> {
     let node = Arc::clone(plan.decode());
     async move { node.call(node.engine.generate(request)).await }.instrument(span.clone()).boxed()
 }

@@ -4,12 +4,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engines::DeltaStream;
+use baton_engines::SequenceStream;
 use baton_reply::tools::{Part, ReplyForm};
 use baton_reply::{ChoiceReply, ReplyPart};
 use baton_schemas::generate::Sampling;
-use baton_schemas::handoff::HandoffTimings;
-use baton_schemas::sequence::{Delta, Timings};
+use baton_schemas::handoff::HandoffReport;
+use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, FinishReason, GenerateRequest, Token};
 use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
@@ -65,7 +65,7 @@ pub(super) enum Choices {
         max_tokens: Option<u32>,
         /// The prompt, if its tokens and those of the reply are to be told.
         context: Option<Vec<Token>>,
-        deltas: Vec<DeltaStream>,
+        deltas: Vec<SequenceStream>,
     },
     /// From an upstream: text.
     Text(Vec<TextChoice>),
@@ -139,7 +139,7 @@ fn rerouted(
     }
     match event {
         Ok(ReplyEvent {
-            kind: EventKind::Handoff { timings: HandoffTimings { failure: Some(failure), .. } }, ..
+            kind: EventKind::Handoff { timings: HandoffReport { failure: Some(failure), .. } }, ..
         }) => Some(format!("{}; failure={}", *now, failure.as_str())),
         _ => has_changed.then(|| now.to_string()),
     }
@@ -148,22 +148,22 @@ fn rerouted(
 /// One choice: tokens to text, up to a stop string or the engine's own end.
 fn choice_events(
     choice: u32,
-    mut deltas: DeltaStream,
+    mut deltas: SequenceStream,
     (mut reply, stopped): (ChoiceReply, impl Fn(u32) + Send),
     mut clock: Clock,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send {
     async_stream::try_stream! {
         loop {
             match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
-                Delta::Started { n_cached } => {
+                SequenceEvent::Started { n_cached } => {
                     clock.started(n_cached);
                     yield EventKind::Started { n_cached }.of(choice);
                 }
-                Delta::Handoff(timings) => {
+                SequenceEvent::Handoff(timings) => {
                     clock.n_computed = clock.n_computed.saturating_sub(timings.n_tokens);
                     yield EventKind::Handoff { timings }.of(choice);
                 }
-                Delta::Token(token) => {
+                SequenceEvent::Token(token) => {
                     clock.token();
                     let step = reply.feed(token);
                     for part in step.parts {
@@ -180,7 +180,7 @@ fn choice_events(
                         break;
                     }
                 }
-                Delta::Finished { reason, timings } => {
+                SequenceEvent::Finished { reason, timings } => {
                     let rest = reply.finish(reason);
                     let reason = if rest.stopped { FinishReason::Stop } else { reason };
                     for part in rest.parts {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_planner::reason::FailureReason;
-use baton_schemas::handoff::{HandoffFailure, HandoffTimings};
+use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 
 use super::*;
 use crate::targets::nodes::Health;
@@ -108,7 +108,7 @@ async fn both(n_decode: usize) -> ServedModel {
 }
 
 fn hands_over(model: &ServedModel, decode: usize, failure: Option<HandoffFailure>) {
-    let timings = HandoffTimings { failure, ..HandoffTimings::default() };
+    let timings = HandoffReport { failure, ..HandoffReport::default() };
     model.learn_handoff(Route { decode, prefill: Some(0) }, &timings);
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_planner::cost::Route;
-use baton_schemas::sequence::{CacheScope, Delta};
+use baton_schemas::sequence::{CacheScope, SequenceEvent};
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -152,12 +152,12 @@ async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     let mut failure = None;
     while let Some(delta) = deltas.next().await {
         match delta? {
-            Delta::Handoff(timings) => {
+            SequenceEvent::Handoff(timings) => {
                 model.learn_handoff(route, &timings);
                 failure = timings.failure;
             }
-            Delta::Finished { timings, .. } => model.learn_stream(route, &timings),
-            Delta::Started { .. } | Delta::Token(_) => {}
+            SequenceEvent::Finished { timings, .. } => model.learn_stream(route, &timings),
+            SequenceEvent::Started { .. } | SequenceEvent::Token(_) => {}
         }
     }
     match failure {
@@ -173,8 +173,8 @@ mod tests {
 
     use async_trait::async_trait;
     use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
-    use baton_engines::{DeltaStream, Engine};
-    use baton_schemas::handoff::{HandoffFailure, HandoffTimings, KvSource, LinkMeasurement};
+    use baton_engines::{Engine, SequenceStream};
+    use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement};
     use baton_schemas::sequence::Timings;
 
     use super::*;
@@ -197,8 +197,8 @@ mod tests {
             Ok(LinkMeasurement { rtt_ms: 1.0, n_bytes: 1 << 24, seconds: 0.1 })
         }
 
-        async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
-            let mut handoff = HandoffTimings { n_computed: 256, prefill_ms: 100.0, ..HandoffTimings::default() };
+        async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
+            let mut handoff = HandoffReport { n_computed: 256, prefill_ms: 100.0, ..HandoffReport::default() };
             if request.kv_source.is_some() {
                 self.asked.lock().unwrap().push(Instant::now());
                 let fails = self.n_failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1));
@@ -206,8 +206,8 @@ mod tests {
             }
             let timings =
                 Timings { predicted_n: 8, predicted_ms: 70.0, prompt_n: 256, prompt_ms: 99.0, ..Timings::default() };
-            let finished = Delta::Finished { reason: baton_schemas::FinishReason::Length, timings };
-            Ok(futures::stream::iter([Ok(Delta::Handoff(handoff)), Ok(finished)]).boxed())
+            let finished = SequenceEvent::Finished { reason: baton_schemas::FinishReason::Length, timings };
+            Ok(futures::stream::iter([Ok(SequenceEvent::Handoff(handoff)), Ok(finished)]).boxed())
         }
     }
 

@@ -2,7 +2,7 @@
 
 use baton_planner::cost::Route;
 use baton_planner::reason::FailureReason;
-use baton_schemas::handoff::{Blame, HandoffTimings};
+use baton_schemas::handoff::{Blame, HandoffReport};
 use baton_schemas::sequence::Timings;
 
 use super::{ServedModel, Task};
@@ -13,7 +13,7 @@ const MIN_STEPS: f64 = 4.0;
 
 impl ServedModel {
     /// A handoff on this route succeeded, or failed for a reason that a breaker counts.
-    pub fn learn_handoff(&self, route: Route, timings: &HandoffTimings) {
+    pub fn learn_handoff(&self, route: Route, timings: &HandoffReport) {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
             match failure.blame() {

@@ -88,7 +88,7 @@ impl Codec {
 
 /// Encodes rows; keeps the codec's working memory from one tensor to the next.
 pub(super) enum Encoder {
-    Planes(planes::Encoder),
+    Planes(planes::PlanesEncoder),
     Q8_0,
 }
 
@@ -97,7 +97,7 @@ impl Encoder {
     pub(super) fn new(codec: Codec) -> Result<Option<Encoder>, CodecError> {
         Ok(match codec {
             Codec::None => None,
-            Codec::PlanesZstd => Some(Encoder::Planes(planes::Encoder::new()?)),
+            Codec::PlanesZstd => Some(Encoder::Planes(planes::PlanesEncoder::new()?)),
             Codec::Q8_0 => Some(Encoder::Q8_0),
         })
     }
@@ -114,7 +114,7 @@ impl Encoder {
 
 /// Decodes rows; keeps the codec's working memory from one tensor to the next.
 pub(super) enum Decoder {
-    Planes(planes::Decoder),
+    Planes(planes::PlanesDecoder),
     Q8_0,
 }
 
@@ -123,7 +123,7 @@ impl Decoder {
     pub(super) fn new(codec: Codec) -> Result<Option<Decoder>, CodecError> {
         Ok(match codec {
             Codec::None => None,
-            Codec::PlanesZstd => Some(Decoder::Planes(planes::Decoder::new()?)),
+            Codec::PlanesZstd => Some(Decoder::Planes(planes::PlanesDecoder::new()?)),
             Codec::Q8_0 => Some(Decoder::Q8_0),
         })
     }

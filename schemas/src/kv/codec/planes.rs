@@ -17,14 +17,14 @@ pub(super) fn max_encoded_bytes(n_bytes: usize) -> usize {
     zstd_safe::compress_bound(n_bytes)
 }
 
-pub(in crate::kv) struct Encoder {
+pub(in crate::kv) struct PlanesEncoder {
     zstd: Compressor<'static>,
     planes: Vec<u8>,
 }
 
-impl Encoder {
+impl PlanesEncoder {
     pub(super) fn new() -> Result<Self, CodecError> {
-        Ok(Encoder { zstd: Compressor::new(LEVEL).map_err(complaint)?, planes: Vec::new() })
+        Ok(PlanesEncoder { zstd: Compressor::new(LEVEL).map_err(complaint)?, planes: Vec::new() })
     }
 
     pub(super) fn encode(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
@@ -37,14 +37,14 @@ impl Encoder {
     }
 }
 
-pub(in crate::kv) struct Decoder {
+pub(in crate::kv) struct PlanesDecoder {
     zstd: Decompressor<'static>,
     planes: Vec<u8>,
 }
 
-impl Decoder {
+impl PlanesDecoder {
     pub(super) fn new() -> Result<Self, CodecError> {
-        Ok(Decoder { zstd: Decompressor::new().map_err(complaint)?, planes: Vec::new() })
+        Ok(PlanesDecoder { zstd: Decompressor::new().map_err(complaint)?, planes: Vec::new() })
     }
 
     pub(super) fn decode(&mut self, dtype: Dtype, encoded: &[u8], decoded: &mut [u8]) -> Result<(), CodecError> {

@@ -4,12 +4,12 @@ mod progress;
 mod record;
 mod rows;
 
-use self::progress::Progress;
+use self::progress::ReaderProgress;
 use self::record::{Fixed, IncomingRecord};
 use super::codec::Codec;
 use super::error::FrameError;
 use super::handoff::{Handoff, HandoffError};
-use super::messages::{End, Head, Wait};
+use super::messages::{HandoffEnd, HandoffHead, Wait};
 use super::placement::{Contiguous, Placement};
 use super::record::{HEADER_BYTES, HandoffKey, MAC_BYTES};
 use super::verified::VerifiedKv;
@@ -17,15 +17,15 @@ use crate::error::EngineError;
 
 /// What a stream said, verified.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum HandoffRecord {
     /// The stream is the one that was asked for. Always first.
-    Head(Head),
+    Head(HandoffHead),
     /// The node is alive.
     Wait(Wait),
     /// The KV of the next positions.
     Frame(VerifiedKv),
     /// All positions have come. Nothing follows.
-    End(End),
+    End(HandoffEnd),
     /// The prefill failed. Nothing follows; the frames before it are good.
     Error(EngineError),
 }
@@ -44,16 +44,16 @@ pub enum Event {
 ///     Ok(()) // All bytes are taken in. A stream that stops before the reader `is_ended` was cut.
 /// }
 /// ```
-pub struct Reader<P = Contiguous> {
+pub struct HandoffReader<P = Contiguous> {
     key: HandoffKey,
-    progress: Progress<P>,
-    step: Step,
+    progress: ReaderProgress<P>,
+    step: ReaderStep,
     /// Why the stream was refused, if it was.
     refused: Option<FrameError>,
 }
 
 /// Which part of the stream comes next.
-enum Step {
+enum ReaderStep {
     /// A record's header.
     Header(Fixed<HEADER_BYTES>),
     /// The rest of its payload.
@@ -64,29 +64,29 @@ enum Step {
     Ended,
 }
 
-impl Reader {
+impl HandoffReader {
     /// A reader that accepts `handoff` in one of the codecs, and puts the rows one after another.
-    pub fn new(cluster_key: &[u8], handoff: Handoff, codecs: &[Codec]) -> Result<Reader, HandoffError> {
-        Reader::with_placement(cluster_key, handoff, codecs, Contiguous)
+    pub fn new(cluster_key: &[u8], handoff: Handoff, codecs: &[Codec]) -> Result<HandoffReader, HandoffError> {
+        HandoffReader::with_placement(cluster_key, handoff, codecs, Contiguous)
     }
 }
 
-impl<P: Placement> Reader<P> {
+impl<P: Placement> HandoffReader<P> {
     /// A reader that puts the rows where `placement` says.
     pub fn with_placement(
         cluster_key: &[u8],
         handoff: Handoff,
         codecs: &[Codec],
         placement: P,
-    ) -> Result<Reader<P>, HandoffError> {
+    ) -> Result<HandoffReader<P>, HandoffError> {
         let key = HandoffKey::derive(cluster_key, handoff.id);
-        let progress = Progress::new(handoff, codecs, placement)?;
-        Ok(Reader { key, progress, step: Step::Header(Fixed::new()), refused: None })
+        let progress = ReaderProgress::new(handoff, codecs, placement)?;
+        Ok(HandoffReader { key, progress, step: ReaderStep::Header(Fixed::new()), refused: None })
     }
 
     /// Takes bytes off the front of `input` up to the next event; `None` if there is none in it, and then all of it is
     /// taken in. After an error the reader is dead, and says the same error again.
-    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<Event>, FrameError> {
+    pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
         }
@@ -106,40 +106,40 @@ impl<P: Placement> Reader<P> {
 
     /// Whether the last record has come. A stream that stops before was cut.
     pub fn is_ended(&self) -> bool {
-        self.refused.is_none() && matches!(self.step, Step::Ended)
+        self.refused.is_none() && matches!(self.step, ReaderStep::Ended)
     }
 
-    fn advance(&mut self, input: &mut &[u8]) -> Result<Option<Event>, FrameError> {
+    fn advance(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
         while !input.is_empty() {
             // Stays so after the last record and after a failure, when nothing is read any more.
-            match std::mem::replace(&mut self.step, Step::Ended) {
-                Step::Header(mut header) => {
+            match std::mem::replace(&mut self.step, ReaderStep::Ended) {
+                ReaderStep::Header(mut header) => {
                     self.step = match header.fill(input) {
-                        None => Step::Header(header),
+                        None => ReaderStep::Header(header),
                         Some(bytes) => {
                             let payload = self.progress.open(&bytes)?;
-                            Step::Payload(Box::new(IncomingRecord::new(&self.key, &bytes, payload)))
+                            ReaderStep::Payload(Box::new(IncomingRecord::new(&self.key, &bytes, payload)))
                         }
                     }
                 }
-                Step::Payload(mut record) => {
+                ReaderStep::Payload(mut record) => {
                     record.receive(input, &mut self.progress)?;
                     self.step = match record.is_complete() {
-                        false => Step::Payload(record),
-                        true => Step::Mac(record, Fixed::new()),
+                        false => ReaderStep::Payload(record),
+                        true => ReaderStep::Mac(record, Fixed::new()),
                     }
                 }
-                Step::Mac(record, mut mac) => match mac.fill(input) {
-                    None => self.step = Step::Mac(record, mac),
+                ReaderStep::Mac(record, mut mac) => match mac.fill(input) {
+                    None => self.step = ReaderStep::Mac(record, mac),
                     Some(mac) => {
                         let event = self.progress.accept(record.verify(mac)?)?;
-                        if !matches!(event, Event::End(_) | Event::Error(_)) {
-                            self.step = Step::Header(Fixed::new());
+                        if !matches!(event, HandoffRecord::End(_) | HandoffRecord::Error(_)) {
+                            self.step = ReaderStep::Header(Fixed::new());
                         }
                         return Ok(Some(event));
                     }
                 },
-                Step::Ended => return Err(FrameError::AfterEnd),
+                ReaderStep::Ended => return Err(FrameError::AfterEnd),
             }
         }
         Ok(None)

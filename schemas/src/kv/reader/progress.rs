@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::Event;
+use super::HandoffRecord;
 use super::record::Payload;
 use super::rows::IncomingRows;
 use crate::kv::codec::{Codec, Decoder};
@@ -14,14 +14,14 @@ use crate::kv::finite::all_finite;
 use crate::kv::frame::{FrameHeader, Span};
 use crate::kv::handoff::{Handoff, HandoffError, MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
 use crate::kv::layout::{KvLayout, Rows};
-use crate::kv::messages::{End, FORMAT_VERSION, Head, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Wait};
+use crate::kv::messages::{FORMAT_VERSION, HandoffEnd, HandoffHead, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Wait};
 use crate::kv::placement::{Placement, Places};
 use crate::kv::prefix::PrefixHasher;
-use crate::kv::record::{HEADER_BYTES, Kind, RecordHeader};
+use crate::kv::record::{HEADER_BYTES, RecordHeader, RecordKind};
 use crate::kv::verified::VerifiedKv;
 
 /// What was asked for, and how much of it has come.
-pub(super) struct Progress<P> {
+pub(super) struct ReaderProgress<P> {
     handoff: Handoff,
     layout: Arc<KvLayout>,
     codecs: Vec<Codec>,
@@ -38,12 +38,12 @@ pub(super) struct Progress<P> {
     n_records: u32,
 }
 
-impl<P: Placement> Progress<P> {
+impl<P: Placement> ReaderProgress<P> {
     pub(super) fn new(handoff: Handoff, codecs: &[Codec], placement: P) -> Result<Self, HandoffError> {
         handoff.check()?;
         let mut prefix = PrefixHasher::new();
         prefix.extend(&handoff.tokens[..handoff.start as usize]);
-        Ok(Progress {
+        Ok(ReaderProgress {
             layout: Arc::new(handoff.layout.clone()),
             codecs: codecs.to_vec(),
             placement,
@@ -73,25 +73,25 @@ impl<P: Placement> Progress<P> {
     pub(super) fn open(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<(RecordHeader, Payload), FrameError> {
         let header = RecordHeader::parse(bytes, self.n_records)?;
         let RecordHeader { kind, index: record, length } = header;
-        if (kind == Kind::Head) != (record == 0) {
+        if (kind == RecordKind::Head) != (record == 0) {
             return Err(FrameError::OutOfPlace { record, kind });
         }
         let limit = match kind {
-            Kind::Head => MAX_HEAD_BYTES,
-            Kind::End | Kind::Error | Kind::Wait => MAX_MESSAGE_BYTES,
-            Kind::Frame => self.max_frame_bytes(),
+            RecordKind::Head => MAX_HEAD_BYTES,
+            RecordKind::End | RecordKind::Error | RecordKind::Wait => MAX_MESSAGE_BYTES,
+            RecordKind::Frame => self.max_frame_bytes(),
         };
         if length > limit {
             return Err(FrameError::TooLong { record, kind, length, limit });
         }
         let n_header = FrameHeader::n_bytes(self.layout.sections.len());
         let payload = match kind {
-            Kind::Head | Kind::End | Kind::Error | Kind::Wait => Payload::Message(Vec::new()),
-            Kind::Frame if length < n_header as u64 => {
+            RecordKind::Head | RecordKind::End | RecordKind::Error | RecordKind::Wait => Payload::Message(Vec::new()),
+            RecordKind::Frame if length < n_header as u64 => {
                 return Err(FrameError::FrameTooShort { n_bytes: length as usize });
             }
-            Kind::Frame if self.decoder.is_none() => Payload::Header(Vec::with_capacity(n_header), n_header),
-            Kind::Frame => Payload::Encoded(Vec::new()),
+            RecordKind::Frame if self.decoder.is_none() => Payload::Header(Vec::with_capacity(n_header), n_header),
+            RecordKind::Frame => Payload::Encoded(Vec::new()),
         };
         self.n_records = record.checked_add(1).ok_or(FrameError::TooManyRecords)?;
         Ok((header, payload))
@@ -113,15 +113,19 @@ impl<P: Placement> Progress<P> {
     }
 
     /// What a record says, now that its MAC was right.
-    pub(super) fn accept(&mut self, (header, payload): (RecordHeader, Payload)) -> Result<Event, FrameError> {
+    pub(super) fn accept(&mut self, (header, payload): (RecordHeader, Payload)) -> Result<HandoffRecord, FrameError> {
         let RecordHeader { kind, index: record, .. } = header;
         match (payload, kind) {
-            (Payload::Message(json), Kind::Head) => self.head(&json).map(Event::Head),
-            (Payload::Message(json), Kind::Wait) => self.wait(parse(record, kind, &json)?, record).map(Event::Wait),
-            (Payload::Message(json), Kind::End) => self.end(parse(record, kind, &json)?, record).map(Event::End),
-            (Payload::Message(json), Kind::Error) => parse(record, kind, &json).map(Event::Error),
-            (Payload::Plain(header, rows), Kind::Frame) => self.plain(header, rows).map(Event::Frame),
-            (Payload::Encoded(bytes), Kind::Frame) => self.encoded(&bytes).map(Event::Frame),
+            (Payload::Message(json), RecordKind::Head) => self.head(&json).map(HandoffRecord::Head),
+            (Payload::Message(json), RecordKind::Wait) => {
+                self.wait(parse(record, kind, &json)?, record).map(HandoffRecord::Wait)
+            }
+            (Payload::Message(json), RecordKind::End) => {
+                self.end(parse(record, kind, &json)?, record).map(HandoffRecord::End)
+            }
+            (Payload::Message(json), RecordKind::Error) => parse(record, kind, &json).map(HandoffRecord::Error),
+            (Payload::Plain(header, rows), RecordKind::Frame) => self.plain(header, rows).map(HandoffRecord::Frame),
+            (Payload::Encoded(bytes), RecordKind::Frame) => self.encoded(&bytes).map(HandoffRecord::Frame),
             // `open` pairs kinds and payloads, and lets no frame be shorter than its header.
             (Payload::Message(_) | Payload::Plain(..) | Payload::Encoded(_) | Payload::Header(..), _) => {
                 Err(FrameError::OutOfPlace { record, kind })
@@ -129,17 +133,17 @@ impl<P: Placement> Progress<P> {
         }
     }
 
-    fn head(&mut self, json: &[u8]) -> Result<Head, FrameError> {
+    fn head(&mut self, json: &[u8]) -> Result<HandoffHead, FrameError> {
         // First alone: another version may not read as ours at all.
         #[derive(Deserialize)]
-        struct Version {
+        struct HeadVersion {
             version: u32,
         }
-        let Version { version } = parse(0, Kind::Head, json)?;
+        let HeadVersion { version } = parse(0, RecordKind::Head, json)?;
         if version != FORMAT_VERSION {
             return Err(FrameError::Version { expected: FORMAT_VERSION, found: version });
         }
-        let head: Head = parse(0, Kind::Head, json)?;
+        let head: HandoffHead = parse(0, RecordKind::Head, json)?;
         let Handoff { id, fingerprint, start, .. } = self.handoff;
         let end = self.handoff.end();
         if head.handoff != id {
@@ -164,12 +168,12 @@ impl<P: Placement> Progress<P> {
 
     fn wait(&self, wait: Wait, record: u32) -> Result<Wait, FrameError> {
         if wait.n_done > self.handoff.end() {
-            return Err(FrameError::Numbers { record, kind: Kind::Wait });
+            return Err(FrameError::Numbers { record, kind: RecordKind::Wait });
         }
         Ok(wait)
     }
 
-    fn end(&self, message: End, record: u32) -> Result<End, FrameError> {
+    fn end(&self, message: HandoffEnd, record: u32) -> Result<HandoffEnd, FrameError> {
         let (start, end) = (self.handoff.start, self.handoff.end());
         if self.next != end {
             return Err(FrameError::Incomplete { next: self.next, end });
@@ -181,7 +185,7 @@ impl<P: Placement> Progress<P> {
             return Err(FrameError::Range { start, end, found_start: message.start, found_end: message.end });
         }
         if !message.timings.are_possible(end) {
-            return Err(FrameError::Numbers { record, kind: Kind::End });
+            return Err(FrameError::Numbers { record, kind: RecordKind::End });
         }
         Ok(message)
     }
@@ -271,7 +275,7 @@ impl<P: Placement> Progress<P> {
     }
 }
 
-fn parse<T: DeserializeOwned>(record: u32, kind: Kind, json: &[u8]) -> Result<T, FrameError> {
+fn parse<T: DeserializeOwned>(record: u32, kind: RecordKind, json: &[u8]) -> Result<T, FrameError> {
     serde_json::from_slice(json).map_err(|e| FrameError::Message { record, kind, detail: e.to_string() })
 }
 

@@ -1,6 +1,6 @@
 //! A record while it arrives.
 
-use super::progress::Progress;
+use super::progress::ReaderProgress;
 use super::rows::IncomingRows;
 use crate::kv::error::FrameError;
 use crate::kv::frame::FrameHeader;
@@ -60,7 +60,7 @@ impl IncomingRecord {
     pub(super) fn receive<P: Placement>(
         &mut self,
         input: &mut &[u8],
-        progress: &mut Progress<P>,
+        progress: &mut ReaderProgress<P>,
     ) -> Result<(), FrameError> {
         let mut bytes = take(input, usize::try_from(self.n_missing).unwrap_or(usize::MAX));
         self.n_missing -= bytes.len() as u64;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
-use baton_engines::{DeltaStream, EmbedStream, Engine};
+use baton_engines::{EmbedStream, Engine, SequenceStream};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedSequences};
 use baton_schemas::generate::{ChatPrompt, Conversation, Input};
 use baton_schemas::node::{NodeLoad, TokenizeRequest};
@@ -80,7 +80,7 @@ impl EngineWrapper for Stopping {
         self.sim.detokenize(tokens).await
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.gate(1).await?;
         self.sim.generate(request).await
     }
@@ -169,7 +169,7 @@ impl EngineWrapper for Refusing {
         &self.0
     }
 
-    async fn generate(&self, _: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, _: SequenceRequest) -> Result<SequenceStream, EngineError> {
         Err(self.1.clone())
     }
 }

@@ -54,7 +54,7 @@ impl EngineWrapper for Late {
         &self.sim
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let mut deltas = self.sim.generate(request).await?;
         self.n_running.fetch_add(1, Ordering::AcqRel);
         let (running, mut by) = (Running(Arc::clone(&self.n_running)), self.by);
@@ -65,7 +65,7 @@ impl EngineWrapper for Late {
             let _running = running;
             let mut is_late = false;
             while let Some(delta) = deltas.next().await {
-                if matches!(delta, Ok(Delta::Token(_))) && !std::mem::replace(&mut is_late, true) {
+                if matches!(delta, Ok(SequenceEvent::Token(_))) && !std::mem::replace(&mut is_late, true) {
                     tokio::time::sleep(by).await;
                 }
                 yield delta;
@@ -81,15 +81,15 @@ impl EngineWrapper for Mortal {
         &self.sim
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let mut deltas = self.sim.generate(request).await?;
         let dies = self.n_deaths.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok();
         let (dies_after, of) = (self.dies_after, self.of.clone());
         let stream = async_stream::stream! {
             let mut n_tokens = 0;
             while let Some(delta) = deltas.next().await {
-                let is_token = matches!(delta, Ok(Delta::Token(_)));
-                if dies && n_tokens == dies_after && !matches!(delta, Ok(Delta::Started { .. })) {
+                let is_token = matches!(delta, Ok(SequenceEvent::Token(_)));
+                if dies && n_tokens == dies_after && !matches!(delta, Ok(SequenceEvent::Started { .. })) {
                     yield Err(of);
                     return;
                 }
@@ -175,10 +175,10 @@ async fn run_of(
     let (mut tokens, mut n_started) = (Vec::new(), 0);
     while let Some(delta) = deltas.next().await {
         match delta? {
-            Delta::Started { .. } => n_started += 1,
-            Delta::Handoff(_) => {}
-            Delta::Token(token) => tokens.push(token.id),
-            Delta::Finished { timings, .. } => return Ok((tokens, n_started, timings.predicted_n)),
+            SequenceEvent::Started { .. } => n_started += 1,
+            SequenceEvent::Handoff(_) => {}
+            SequenceEvent::Token(token) => tokens.push(token.id),
+            SequenceEvent::Finished { timings, .. } => return Ok((tokens, n_started, timings.predicted_n)),
         }
     }
     panic!("the stream was cut");
@@ -430,7 +430,7 @@ impl EngineWrapper for Breaks {
         &*self.0
     }
 
-    async fn generate(&self, request: SequenceRequest) -> Result<DeltaStream, EngineError> {
+    async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         let deltas = self.0.generate(request).await?;
         let after = self.1;
         let lost = futures::stream::once(async { Err(EngineError::lost("killed")) });
