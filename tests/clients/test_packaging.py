@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/operations.md", "docs/handoff.md", "docs/security.md"]
+PAGES = ["README.md", "docs/operations.md", "docs/two-machines.md", "docs/configuration.md", "docs/handoff.md", "docs/security.md"]
 
 
 def test_launchd_reads_the_plist():
