@@ -6,7 +6,6 @@
 //! travel between processes.
 
 pub mod anthropic;
-pub mod bodies;
 pub mod constraint;
 pub mod embed;
 pub mod error;

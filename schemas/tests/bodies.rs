@@ -2,11 +2,11 @@
 //! parser keeps, to the value.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
 
-use baton_schemas::bodies::{anthropic, chat, completion, embeddings, llama_server, ollama, responses};
-use baton_schemas::llama_server::{ApplyTemplate, Detokenize, Tokenize};
-use baton_schemas::openai::embeddings::EmbeddingsRequest;
-use baton_schemas::openai::{ChatRequest, CompletionRequest, InvalidRequest, ResponsesRequest};
-use baton_schemas::{anthropic as messages, ollama as native};
+use baton_schemas::openai::{
+    ChatBody, ChatRequest, CompletionBody, CompletionRequest, EmbeddingsBody, EmbeddingsRequest, InvalidRequest,
+    ResponsesBody, ResponsesRequest,
+};
+use baton_schemas::{anthropic, llama_server, ollama};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
@@ -184,21 +184,21 @@ fn with(example: &Value, path: &[String], value: Value) -> Value {
 
 #[test]
 fn openais_bodies_are_as_documented() {
-    probe::<chat::ChatBody>(|body| ChatRequest::parse(body, 0).map(drop));
-    probe::<completion::CompletionBody>(|body| CompletionRequest::parse(body, 0).map(drop));
-    probe::<responses::ResponsesBody>(|body| ResponsesRequest::parse(body, 0).map(drop));
-    probe::<embeddings::EmbeddingsBody>(|body| EmbeddingsRequest::parse(body).map(drop));
+    probe::<ChatBody>(|body| ChatRequest::parse(body, 0).map(drop));
+    probe::<CompletionBody>(|body| CompletionRequest::parse(body, 0).map(drop));
+    probe::<ResponsesBody>(|body| ResponsesRequest::parse(body, 0).map(drop));
+    probe::<EmbeddingsBody>(|body| EmbeddingsRequest::parse(body).map(drop));
 }
 
 #[test]
 fn the_other_dialects_bodies_are_as_documented() {
-    probe::<anthropic::MessagesBody>(|body| messages::MessagesRequest::parse(body, 0).map(drop));
-    probe::<anthropic::CountBody>(|body| messages::CountRequest::parse(body).map(drop));
-    probe::<ollama::ChatBody>(|body| native::ChatRequest::parse(body, 0).map(drop));
-    probe::<ollama::GenerateBody>(|body| native::GenerateRequest::parse(body, 0).map(drop));
-    probe::<ollama::EmbedBody>(|body| native::embed::parse(body).map(drop));
-    probe::<ollama::OlderEmbedBody>(|body| native::embed::parse_older(body).map(drop));
-    probe::<llama_server::TokenizeBody>(|body| Tokenize::parse(body).map(drop));
-    probe::<llama_server::DetokenizeBody>(|body| Detokenize::parse(body).map(drop));
-    probe::<llama_server::ApplyTemplateBody>(|body| ApplyTemplate::parse(body).map(drop));
+    probe::<anthropic::MessagesBody>(|body| anthropic::MessagesRequest::parse(body, 0).map(drop));
+    probe::<anthropic::CountBody>(|body| anthropic::CountRequest::parse(body).map(drop));
+    probe::<ollama::OllamaChatBody>(|body| ollama::ChatRequest::parse(body, 0).map(drop));
+    probe::<ollama::OllamaGenerateBody>(|body| ollama::GenerateRequest::parse(body, 0).map(drop));
+    probe::<ollama::OllamaEmbedBody>(|body| ollama::embed::parse(body).map(drop));
+    probe::<ollama::OlderEmbedBody>(|body| ollama::embed::parse_older(body).map(drop));
+    probe::<llama_server::TokenizeBody>(|body| llama_server::Tokenize::parse(body).map(drop));
+    probe::<llama_server::DetokenizeBody>(|body| llama_server::Detokenize::parse(body).map(drop));
+    probe::<llama_server::ApplyTemplateBody>(|body| llama_server::ApplyTemplate::parse(body).map(drop));
 }

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use baton_schemas::bodies::chat::ChatBody;
+use baton_schemas::openai::ChatBody;
 use baton_schemas::openai::ChatRequest;
 
 use super::body::JsonBody;

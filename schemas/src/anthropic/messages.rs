@@ -1,58 +1,277 @@
 //! `system` and `messages` → a conversation's messages.
 
-use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::SeqAccess;
+use serde_json::{Map, Value};
 
 use crate::generate::Message;
 use crate::image;
-use crate::request::fields::{Fields, wrong_type};
+use crate::openai::messages::{MessageList, template_call};
+use crate::request::field::{Field, Items, join, object};
 use crate::request::images::{self, Images};
+use crate::request::read::{Read, Reading};
+use crate::request::schema::{Variant, view};
+use crate::request::values::NonEmpty;
 use crate::request::{InvalidRequest, history};
 
 /// A system block that Claude Code writes for Anthropic's accounts. It differs from request to request, and with it at
 /// the front of the prompt nothing would be cached.
 const BILLING: &str = "x-anthropic-billing-header";
 
-/// Reads the history.
-pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-    let values = root.array("messages")?.filter(|messages| !messages.is_empty());
-    let values = values.ok_or_else(|| InvalidRequest::at("messages", "must be an array of at least one message"))?;
-    let mut history = History { messages: Vec::new(), images };
-    history.push("system", system(root)?);
-    for (idx, value) in values.iter().enumerate() {
-        let path = format!("messages[{idx}]");
-        history.add(Fields::at(value, &path)?)?;
+object! {
+    /// A message of the history.
+    pub(crate) struct MessagesMessage {
+        /// Who speaks.
+        role: Field<String>,
+        /// What is said.
+        content: Field<Blocks>,
     }
-    if history.messages.last().is_some_and(|last| last.role == "assistant") {
-        return Err(InvalidRequest::unsupported("messages", "Continuing the assistant's last message"));
+    by "role" {
+        Variant { words: &["user"], needs: &["content"], forms: &[("content", &[0, 1])], ..Variant::NEW },
+        Variant { words: &["assistant"], needs: &["content"], forms: &[("content", &[0, 2])], ..Variant::NEW },
+        Variant { words: &["system"], needs: &["content"], forms: &[("content", &[0, 3])], ..Variant::NEW },
     }
-    Ok(history::with_one_system_message(history.messages))
 }
 
-fn system(root: Fields<'_>) -> Result<String, InvalidRequest> {
-    match root.get("system") {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(blocks)) => {
-            let texts = blocks.iter().enumerate().map(|(idx, block)| {
-                let path = format!("system[{idx}]");
-                text(block, &path)
-            });
-            let mut texts: Vec<String> = texts.collect::<Result<_, _>>()?;
-            texts.retain(|text| !text.starts_with(BILLING));
-            Ok(texts.join("\n\n"))
+/// A text, or blocks.
+#[derive(Debug)]
+pub(crate) enum Blocks {
+    Text(String),
+    Blocks(Items<Block>),
+}
+
+impl Read for Blocks {
+    const EXPECTED: &'static str = "a string or an array of blocks";
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(Blocks::Text(text.to_owned()))
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Items::array(items)?.map(Blocks::Blocks))
+    }
+}
+
+impl JsonSchema for Blocks {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Blocks".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [
+            { "type": "string" },
+            generator.subschema_for::<Vec<UserBlock>>(),
+            generator.subschema_for::<Vec<AssistantBlock>>(),
+            generator.subschema_for::<Vec<TextBlock>>(),
+        ] })
+    }
+}
+
+/// The system's message: a text, or text blocks.
+#[derive(Debug)]
+pub(crate) struct SystemText(Blocks);
+
+impl Read for SystemText {
+    const EXPECTED: &'static str = "a string or an array of text blocks";
+
+    fn string(text: &str) -> Reading<Self> {
+        Blocks::string(text).map(SystemText)
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Blocks::array(items)?.map(SystemText))
+    }
+}
+
+impl JsonSchema for SystemText {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "SystemText".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "string" }, generator.subschema_for::<Vec<TextBlock>>()] })
+    }
+}
+
+object! {
+    /// A block of any kind.
+    pub(crate) struct Block {
+        /// What it is.
+        r#type: Field<String>,
+        /// The text.
+        text: Field<String>,
+        /// The file of an image, or a document.
+        #[schemars(with = "SourceForms")]
+        source: Field<Source>,
+        /// The document's title.
+        title: Field<String>,
+        /// By which the result of the call refers to it.
+        id: Field<NonEmpty>,
+        /// Which tool is called.
+        name: Field<NonEmpty>,
+        /// With what.
+        input: Field<Map<String, Value>>,
+        /// Which call this is the result of.
+        tool_use_id: Field<NonEmpty>,
+        /// The result.
+        #[schemars(with = "ResultForms")]
+        content: Field<Blocks>,
+        /// The call failed.
+        is_error: Field<bool>,
+        /// What the model thought.
+        thinking: Field<String>,
+    }
+}
+
+object! {
+    /// An image, or a document.
+    pub(crate) struct Source {
+        /// What it is.
+        r#type: Field<String>,
+        /// The file in base64, or the text.
+        data: Field<String>,
+    }
+}
+
+view! {
+    /// What a user can say. Documents that are not plain text are a 400, and so are images for a model without a
+    /// projector.
+    UserBlock of Block:
+    TEXT,
+    Variant {
+        words: &["document"], needs: &["source"], may_have: &["title"], forms: &[("source", &[1])], ..Variant::NEW
+    },
+    Variant { words: &["tool_result"], needs: &["tool_use_id"], may_have: &["content", "is_error"], ..Variant::NEW },
+    IMAGE,
+}
+
+view! {
+    /// What a model can have said. Calls of tools that run on Anthropic's servers, and what they found, are left out.
+    AssistantBlock of Block:
+    TEXT,
+    Variant { words: &["tool_use"], needs: &["id", "name"], may_have: &["input"], ..Variant::NEW },
+    Variant { words: &["thinking"], may_have: &["thinking"], ..Variant::NEW },
+    Variant { words: &["redacted_thinking"], ..Variant::NEW },
+}
+
+view! {
+    /// What a tool can say.
+    ResultBlock of Block: TEXT, IMAGE
+}
+
+view! {
+    /// A block that is a text.
+    TextBlock of Block: TEXT
+}
+
+view! {
+    /// A document of plain text.
+    PlainDocument of Source: Variant { words: &["text"], needs: &["data"], ..Variant::NEW }
+}
+
+view! {
+    /// An image itself, in base64: URLs are never fetched.
+    Base64Image of Source: Variant { words: &["base64"], needs: &["data"], ..Variant::NEW }
+}
+
+const TEXT: Variant = Variant { words: &["text"], needs: &["text"], ..Variant::NEW };
+const IMAGE: Variant = Variant { words: &["image"], needs: &["source"], forms: &[("source", &[0])], ..Variant::NEW };
+
+/// Describes the forms of [`Block::source`].
+enum SourceForms {}
+
+impl JsonSchema for SourceForms {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "SourceForms".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let file = json_schema!({
+            "description": "A PNG, JPEG, WebP or GIF file.",
+            "allOf": [generator.subschema_for::<Base64Image>()],
+            "properties": { "data": { "pattern": r"^[A-Za-z0-9+/]+={0,2}$" } },
+        });
+        json_schema!({ "anyOf": [file, generator.subschema_for::<PlainDocument>()] })
+    }
+}
+
+/// Describes [`Block::content`].
+enum ResultForms {}
+
+impl JsonSchema for ResultForms {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "ResultForms".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let blocks = generator.subschema_for::<Vec<ResultBlock>>();
+        json_schema!({ "anyOf": [{ "type": "string" }, blocks, { "type": "null" }] })
+    }
+}
+
+/// The messages as templates read them.
+pub(super) fn check_history(
+    system: Option<SystemText>,
+    messages: MessageList<MessagesMessage>,
+    images: &mut Images,
+) -> Result<Vec<Message>, InvalidRequest> {
+    let mut turns = Turns { messages: Vec::new(), images };
+    if let Some(system) = system {
+        turns.push("system", &system.check()?);
+    }
+    for message in messages.0.each("messages") {
+        let (at, message) = message?;
+        turns.add(&at, message)?;
+    }
+    if turns.messages.last().is_some_and(|last| last.role == "assistant") {
+        return Err(InvalidRequest::unsupported("messages", "Continuing the assistant's last message"));
+    }
+    Ok(history::with_one_system_message(turns.messages))
+}
+
+impl SystemText {
+    fn check(self) -> Result<String, InvalidRequest> {
+        match self.0 {
+            Blocks::Text(text) => Ok(text),
+            Blocks::Blocks(blocks) => {
+                let mut texts = Vec::new();
+                for block in blocks.each("system") {
+                    let (at, block) = block?;
+                    texts.push(block.only_text(&at)?);
+                }
+                texts.retain(|text| !text.starts_with(BILLING));
+                Ok(texts.join("\n\n"))
+            }
         }
-        Some(other) => Err(wrong_type("system", "a string or an array of text blocks", other)),
     }
 }
 
 /// Messages so far. Messages of one role in a row are one, as Anthropic has it: most templates insist on turns.
-struct History<'i> {
+struct Turns<'i> {
     messages: Vec<Message>,
     images: &'i mut Images,
 }
 
-impl History<'_> {
-    fn push(&mut self, role: &str, text: String) {
+impl Turns<'_> {
+    fn push(&mut self, role: &str, text: &str) {
         if text.is_empty() {
             return;
         }
@@ -60,7 +279,7 @@ impl History<'_> {
         if !message.content.is_empty() && !image::ends_with_mark(&message.content) {
             message.content.push('\n');
         }
-        message.content += &text;
+        message.content += text;
     }
 
     /// The last message if it is of this role, else a new one.
@@ -72,161 +291,164 @@ impl History<'_> {
         &mut self.messages[at]
     }
 
-    fn add(&mut self, message: Fields<'_>) -> Result<(), InvalidRequest> {
-        let role = match message.string("role")? {
-            Some(role @ ("user" | "assistant" | "system")) => role,
-            _ => return Err(InvalidRequest::at(message.name("role"), "must be user or assistant")),
+    fn add(&mut self, at: &str, message: MessagesMessage) -> Result<(), InvalidRequest> {
+        let role = match message.role.get(at)? {
+            Some(role) if matches!(&*role, "user" | "assistant" | "system") => role,
+            _ => return Err(InvalidRequest::at(join(at, "role"), "must be user or assistant")),
         };
-        match message.get("content") {
-            None => Err(InvalidRequest::at(message.name("content"), "is missing")),
-            Some(Value::String(text)) => {
+        match message.content.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "content"), "is missing"))? {
+            Blocks::Text(text) => {
                 // An empty text is a turn, too.
-                self.turn(role);
-                self.push(role, text.clone());
-                Ok(())
+                self.turn(&role);
+                self.push(&role, &text);
             }
-            Some(Value::Array(blocks)) => {
-                let path = message.name("content");
-                for (idx, block) in blocks.iter().enumerate() {
-                    let path = format!("{path}[{idx}]");
-                    self.block(role, Fields::at(block, &path)?)?;
+            Blocks::Blocks(blocks) => {
+                for block in blocks.each(&join(at, "content")) {
+                    let (at, block) = block?;
+                    self.block(&role, &at, block)?;
                 }
-                Ok(())
             }
-            Some(other) => Err(wrong_type(&message.name("content"), "a string or an array of blocks", other)),
         }
+        Ok(())
     }
 
-    fn block(&mut self, role: &str, block: Fields<'_>) -> Result<(), InvalidRequest> {
-        match (block.string("type")?, role) {
-            (Some("text"), _) => self.push(role, required_text(block)?.to_owned()),
-            (Some("document"), "user") => self.push(role, document(block)?),
+    fn block(&mut self, role: &str, at: &str, mut block: Block) -> Result<(), InvalidRequest> {
+        match (block.r#type.take().get(at)?.as_deref(), role) {
+            (Some("text"), _) => self.push(role, &required(block.text, "text", at)?),
+            (Some("document"), "user") => self.push(role, &block.document(at)?),
             (Some("tool_use"), "assistant") => {
-                let input = block.object("input")?.cloned().unwrap_or_default();
-                let mut call = Map::new();
-                call.insert("id".to_owned(), required(block, "id")?.into());
-                call.insert("type".to_owned(), "function".into());
-                call.insert("function".to_owned(), json!({ "name": required(block, "name")?, "arguments": input }));
-                self.turn(role).tool_calls.push(Value::Object(call));
+                let input = block.input.get(at)?.unwrap_or_default();
+                let id = required(block.id, "id", at)?.0;
+                let name = required(block.name, "name", at)?.0;
+                self.turn(role).tool_calls.push(template_call(Some(id), &name, input.into()));
             }
             (Some("tool_result"), "user") => {
-                let tool_call_id = Some(required(block, "tool_use_id")?.to_owned());
-                let mut content = result(block, self.images)?;
+                let tool_call_id = Some(required(block.tool_use_id, "tool_use_id", at)?.0);
+                let mut content = match block.content.get(at)? {
+                    Some(content) => content.result(&join(at, "content"), self.images)?,
+                    None => String::new(),
+                };
                 // No template knows of failed results but by their words.
-                if block.boolean("is_error")?.unwrap_or(false) {
+                if block.is_error.get(at)?.unwrap_or(false) {
                     content.insert_str(0, "Error: ");
                 }
                 self.messages.push(Message { role: "tool".into(), content, tool_call_id, ..Message::default() });
             }
             (Some("thinking"), "assistant") => {
-                let thinking = block.string("thinking")?.unwrap_or_default();
-                self.turn(role).reasoning_content.get_or_insert_default().push_str(thinking);
+                let thinking = block.thinking.get(at)?.unwrap_or_default();
+                self.turn(role).reasoning_content.get_or_insert_default().push_str(&thinking);
             }
             // What another server encrypted, nobody here can read.
             (Some("redacted_thinking"), "assistant") => {}
-            // Of tools that Anthropic defines, of which the model is not told either.
+            // Calls of tools that Anthropic defines. They are not shown to the model.
             (Some("server_tool_use" | "mcp_tool_use"), "assistant") => {}
             (Some(kind), "assistant") if kind.ends_with("_tool_result") => {}
             (Some("image"), "user") => {
-                let mark = picture(block, self.images)?;
+                let mark = block.image(at, self.images)?;
                 self.turn(role).content += &mark;
             }
             (Some(other), _) => {
                 let other: String = other.chars().take(40).collect();
                 let what = format!("A block of type \"{}\" in a message of the {role}", other.escape_debug());
-                return Err(InvalidRequest::unsupported(block.name("type"), what));
+                return Err(InvalidRequest::unsupported(join(at, "type"), what));
             }
-            (None, _) => return Err(InvalidRequest::at(block.name("type"), "is missing")),
+            (None, _) => return Err(InvalidRequest::at(join(at, "type"), "is missing")),
         }
         Ok(())
     }
 }
 
-/// An image, whose mark is returned.
-fn picture(block: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
-    let path = block.name("source");
-    let source = Fields::at(block.get("source").ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?, &path)?;
-    match source.string("type")? {
-        Some("base64") => {
-            let path = source.name("data");
-            let data = source.string("data")?.ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
-            images.add_base64(data, path)
-        }
-        Some("url") => Err(images::not_fetched(source.name("url"))),
-        _ => Err(InvalidRequest::at(
-            source.name("type"),
-            "must be base64: nothing is stored here, and no URL is fetched",
-        )),
-    }
-}
-
-/// A document that is text. Others would have to be read from their bytes.
-fn document(block: Fields<'_>) -> Result<String, InvalidRequest> {
-    let path = block.name("source");
-    let source = Fields::at(block.get("source").ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?, &path)?;
-    if source.string("type")? != Some("text") {
-        return Err(InvalidRequest::unsupported(path, "A document that is not plain text"));
-    }
-    let text = source.string("data")?.ok_or_else(|| InvalidRequest::at(source.name("data"), "is missing"))?;
-    let title = block.string("title")?.map(|title| format!("{title}\n\n")).unwrap_or_default();
-    Ok(title + text)
-}
-
-/// What a tool said: a string, or blocks of text and images.
-fn result(block: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
-    match block.get("content") {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(blocks)) => {
-            let path = block.name("content");
-            let (mut content, mut after_text) = (String::new(), false);
-            for (idx, block) in blocks.iter().enumerate() {
-                let path = format!("{path}[{idx}]");
-                let fields = Fields::at(block, &path)?;
-                let is_image = fields.string("type")? == Some("image");
-                let part = if is_image { picture(fields, images)? } else { text(block, &path)? };
-                if after_text && !is_image {
-                    content.push('\n');
-                }
-                content += &part;
-                after_text = !is_image;
+impl Blocks {
+    /// What a tool said: a string, or blocks of text and images.
+    fn result(self, at: &str, images: &mut Images) -> Result<String, InvalidRequest> {
+        let blocks = match self {
+            Blocks::Text(text) => return Ok(text),
+            Blocks::Blocks(blocks) => blocks,
+        };
+        let (mut content, mut after_text) = (String::new(), false);
+        for block in blocks.each(at) {
+            let (at, block) = block?;
+            let is_image = block.r#type.peek().is_some_and(|kind| kind == "image");
+            let part = if is_image { block.image(&at, images)? } else { block.only_text(&at)? };
+            if after_text && !is_image {
+                content.push('\n');
             }
-            Ok(content)
+            content += &part;
+            after_text = !is_image;
         }
-        Some(other) => Err(wrong_type(&block.name("content"), "a string or an array of blocks", other)),
+        Ok(content)
     }
 }
 
-/// The text of a block that can only be text.
-fn text(block: &Value, path: &str) -> Result<String, InvalidRequest> {
-    let block = Fields::at(block, path)?;
-    match block.string("type")? {
-        Some("text") => {}
-        Some(other) => {
-            let other: String = other.chars().take(40).collect();
-            let what = format!("A block of type \"{}\" here", other.escape_debug());
-            return Err(InvalidRequest::unsupported(block.name("type"), what));
+impl Block {
+    /// An image, whose mark is returned.
+    fn image(self, at: &str, images: &mut Images) -> Result<String, InvalidRequest> {
+        let source = required(self.source, "source", at)?;
+        let at = join(at, "source");
+        match source.r#type.get(&at)?.as_deref() {
+            Some("base64") => images.add_base64(&required(source.data, "data", &at)?, join(&at, "data")),
+            Some("url") => Err(images::not_fetched(join(&at, "url"))),
+            _ => Err(InvalidRequest::at(
+                join(&at, "type"),
+                "must be base64: nothing is stored here, and no URL is fetched",
+            )),
         }
-        None => return Err(InvalidRequest::at(block.name("type"), "is missing")),
     }
-    required_text(block).map(str::to_owned)
+
+    /// A document that is text. Others would have to be read from their bytes.
+    fn document(self, at: &str) -> Result<String, InvalidRequest> {
+        let source = required(self.source, "source", at)?;
+        let path = join(at, "source");
+        if source.r#type.get(&path)?.as_deref() != Some("text") {
+            return Err(InvalidRequest::unsupported(path, "A document that is not plain text"));
+        }
+        let text = required(source.data, "data", &path)?;
+        let title = self.title.get(at)?.map(|title| format!("{title}\n\n")).unwrap_or_default();
+        Ok(title + &text)
+    }
+
+    /// The text of a block that can only be text.
+    fn only_text(self, at: &str) -> Result<String, InvalidRequest> {
+        match self.r#type.get(at)?.as_deref() {
+            Some("text") => required(self.text, "text", at),
+            Some(other) => {
+                let other: String = other.chars().take(40).collect();
+                let what = format!("A block of type \"{}\" here", other.escape_debug());
+                Err(InvalidRequest::unsupported(join(at, "type"), what))
+            }
+            None => Err(InvalidRequest::at(join(at, "type"), "is missing")),
+        }
+    }
 }
 
-fn required_text<'a>(block: Fields<'a>) -> Result<&'a str, InvalidRequest> {
-    block.string("text")?.ok_or_else(|| InvalidRequest::at(block.name("text"), "is missing"))
-}
-
-fn required<'a>(block: Fields<'a>, field: &str) -> Result<&'a str, InvalidRequest> {
-    let value = block.string(field)?.filter(|value| !value.is_empty());
-    value.ok_or_else(|| InvalidRequest::at(block.name(field), "is missing"))
+/// A field that this kind of block must have.
+fn required<T>(field: Field<T>, name: &str, at: &str) -> Result<T, InvalidRequest> {
+    field.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, name), "is missing"))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::request::field::Required;
+    use crate::request::read::read;
+
+    object! {
+        /// Has a history.
+        struct Body {
+            messages: Required<MessageList<MessagesMessage>>,
+            system: Field<SystemText>,
+        }
+    }
+
+    fn parsed_with(body: &Value, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
+        let body: Body = read(body.to_string().as_bytes())?;
+        check_history(body.system.get("")?, body.messages.get("")?, images)
+    }
 
     fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        parse(Fields::root(body.as_object().unwrap()), &mut Images::default())
+        parsed_with(body, &mut Images::default())
     }
 
     fn check(body: Value, expected: Value) {
@@ -295,7 +517,7 @@ mod tests {
         let body = json!({"messages": [{"role": "user", "content": [text("a"), picture, text("b"), text("c")]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [picture, text("d")]}]}]});
         let mut images = Images::default();
-        let messages = parse(Fields::root(body.as_object().unwrap()), &mut images).unwrap();
+        let messages = parsed_with(&body, &mut images).unwrap();
         let images = images.into_vec();
         let mark = images[0].mark();
         let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();

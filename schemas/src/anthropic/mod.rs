@@ -13,4 +13,4 @@ mod tools;
 
 pub use error::ErrorReply;
 pub use events::EventWriter;
-pub use request::{CountRequest, MessagesRequest};
+pub use request::{CountBody, CountRequest, MessagesBody, MessagesRequest};

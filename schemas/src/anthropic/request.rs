@@ -3,14 +3,149 @@
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
 //! `anthropic-beta` headers, and any field nobody here has heard of.
 
-use serde_json::Map;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, json};
 
-use super::{messages, tools};
+use super::messages::{MessagesMessage, SystemText, check_history};
+use super::tools::MessagesToolsBody;
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
-use crate::request::fields::Fields;
+use crate::openai::messages::MessageList;
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Required, join, object};
 use crate::request::images::Images;
-use crate::request::{InvalidRequest, json, sampling, stop};
+use crate::request::read::read;
+use crate::request::sampling::SamplingBody;
+use crate::request::stop::StopStrings;
+use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject, Word, Words};
+
+object! {
+    /// A conversation whose next message is wanted.
+    #[schemars(rename = "MessagesRequest", example = json!({
+        "model": "smollm2", "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]
+    }))]
+    pub struct MessagesBody {
+        /// Tokens of the message at most.
+        max_tokens: Required<Integer<1, MAX_U32>>,
+        /// What the prompt is made of.
+        #[schemars(flatten)]
+        prompt: PromptBody,
+        /// Where the message ends.
+        stop_sequences: Field<StopStrings>,
+        /// How tokens are drawn.
+        #[schemars(flatten)]
+        sampling: SamplingBody,
+        /// As server-sent events.
+        stream: Field<bool>,
+    }
+}
+
+object! {
+    /// A conversation whose tokens are to be counted.
+    #[schemars(rename = "CountTokensRequest", example = json!({
+        "model": "smollm2", "messages": [{"role": "user", "content": "Say hello."}]
+    }))]
+    pub struct CountBody {
+        /// What the prompt is made of.
+        #[schemars(flatten)]
+        prompt: PromptBody,
+    }
+}
+
+object! {
+    /// What a prompt is made of.
+    pub(crate) struct PromptBody {
+        /// One of the names in `/v1/models`.
+        model: Required<ModelName>,
+        /// The history. Its last message is not the assistant's: that would have to be continued.
+        messages: Required<MessageList<MessagesMessage>>,
+        /// The system's message.
+        system: Field<SystemText>,
+        /// What the model may call.
+        #[schemars(flatten)]
+        tools: MessagesToolsBody,
+        /// Whether the model is to think.
+        thinking: Field<ThinkingBody>,
+        /// How the reply has to be.
+        output_config: Field<OutputConfig>,
+        /// The older place of `output_config.format`.
+        output_format: Field<OutputFormat>,
+    }
+}
+
+object! {
+    /// How the reply has to be.
+    pub(crate) struct OutputConfig {
+        /// How hard the model is to think.
+        effort: Field<Word<OutputEffort>>,
+        /// What the text has to be.
+        format: Field<OutputFormat>,
+    }
+}
+
+/// See [`OutputConfig`].
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OutputEffort {
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl Words for OutputEffort {
+    const WORDS: &'static str = "low, medium, high, xhigh or max";
+}
+
+impl OutputEffort {
+    fn as_str(self) -> &'static str {
+        match self {
+            OutputEffort::Low => "low",
+            OutputEffort::Medium => "medium",
+            OutputEffort::High => "high",
+            OutputEffort::Xhigh => "xhigh",
+            OutputEffort::Max => "max",
+        }
+    }
+}
+
+object! {
+    /// JSON that a schema describes.
+    pub(crate) struct OutputFormat {
+        /// Always this.
+        #[schemars(extend("enum" = ["json_schema"]))]
+        r#type: Required<String>,
+        /// The schema.
+        schema: Required<SchemaObject>,
+    }
+}
+
+object! {
+    /// Whether the model is to think. `budget_tokens` is not kept.
+    #[schemars(rename = "Thinking")]
+    pub(crate) struct ThinkingBody {
+        /// Whether.
+        r#type: Required<Word<ThinkingKind>>,
+    }
+}
+
+/// The kind of thinking that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ThinkingKind {
+    Enabled,
+    Disabled,
+    /// The model's own habit.
+    Adaptive,
+}
+
+impl Words for ThinkingKind {
+    const WORDS: &'static str = "enabled, disabled or adaptive";
+}
 
 /// A message as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,112 +170,106 @@ pub struct CountRequest {
 impl MessagesRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        let model = root.model()?;
-        let max_tokens = root.integer("max_tokens", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
-        let max_tokens = max_tokens.ok_or_else(|| InvalidRequest::at("max_tokens", "is missing"))?;
-        let ChatPrompt { conversation, tools } = chat(root)?;
-        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        read::<MessagesBody>(body)?.check(drawn_seed)
+    }
+}
+
+impl MessagesBody {
+    fn check(self, drawn_seed: u64) -> Result<MessagesRequest, InvalidRequest> {
+        let max_tokens = self.max_tokens.get("")?.count();
+        let Prompt { model, chat, thinking, constraint } = self.prompt.check()?;
+        let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let generate = GenerateRequest {
             model,
-            input: Input::Chat(conversation),
+            input: Input::Chat(chat.conversation),
             n: 1,
-            max_tokens: Some(max_tokens),
-            stop: stop::parse_named(root, "stop_sequences")?,
+            max_tokens,
+            stop: self.stop_sequences.get("")?.unwrap_or_default().0,
             sampling,
             chosen,
             top_logprobs: None,
             ignore_eos: false,
-            constraint: constraint(root)?,
-            tools,
+            constraint,
+            tools: chat.tools,
             // Claude's clients ask every model to think, whatever it is.
             wants_thinking: false,
             keep_alive: None,
             num_ctx: None,
             context: None,
         };
-        let shows_thinking = matches!(thinking(root)?, Some(Thinking::Enabled | Thinking::Adaptive));
-        Ok(MessagesRequest { generate, stream: root.boolean("stream")?.unwrap_or(false), shows_thinking })
+        let shows_thinking = matches!(thinking, Some(ThinkingKind::Enabled | ThinkingKind::Adaptive));
+        Ok(MessagesRequest { generate, stream: self.stream.get("")?.unwrap_or(false), shows_thinking })
     }
 }
 
 impl CountRequest {
     /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        // It has no tokens, but a mistake in it is one here as it will be in the message.
-        constraint(root)?;
-        Ok(CountRequest { model: root.model()?, chat: chat(root)? })
+        // A constraint has no tokens, but a mistake in it is one here as it will be in the message.
+        let Prompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check()?;
+        Ok(CountRequest { model, chat })
     }
 }
 
-fn chat(root: Fields<'_>) -> Result<ChatPrompt, InvalidRequest> {
-    let mut template_args = Map::new();
-    match thinking(root)? {
-        Some(Thinking::Enabled) => template_args.insert("enable_thinking".to_owned(), true.into()),
-        Some(Thinking::Disabled) => template_args.insert("enable_thinking".to_owned(), false.into()),
-        // The model's own habit.
-        Some(Thinking::Adaptive) | None => None,
-    };
-    if let Some(effort) = effort(root)? {
-        template_args.insert("reasoning_effort".to_owned(), effort.into());
-    }
-    let mut images = Images::default();
-    let messages = messages::parse(root, &mut images)?;
-    let conversation = Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
-    Ok(ChatPrompt { conversation, tools: tools::parse(root)? })
+/// A checked [`PromptBody`].
+struct Prompt {
+    model: String,
+    chat: ChatPrompt,
+    thinking: Option<ThinkingKind>,
+    constraint: Option<Constraint>,
 }
 
-/// The kind of thinking that is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Thinking {
-    Enabled,
-    Disabled,
-    Adaptive,
-}
-
-/// How many tokens it may take (`budget_tokens`) is not kept.
-fn thinking(root: Fields<'_>) -> Result<Option<Thinking>, InvalidRequest> {
-    let Some(thinking) = root.get("thinking") else { return Ok(None) };
-    match Fields::at(thinking, "thinking")?.string("type")? {
-        Some("enabled") => Ok(Some(Thinking::Enabled)),
-        Some("disabled") => Ok(Some(Thinking::Disabled)),
-        Some("adaptive") => Ok(Some(Thinking::Adaptive)),
-        _ => Err(InvalidRequest::at("thinking.type", "must be enabled, disabled or adaptive")),
-    }
-}
-
-/// `output_config.effort`; templates read it under the name that chats have for it.
-fn effort<'a>(root: Fields<'a>) -> Result<Option<&'a str>, InvalidRequest> {
-    let Some(config) = root.get("output_config") else { return Ok(None) };
-    match Fields::at(config, "output_config")?.string("effort")? {
-        known @ (None | Some("low" | "medium" | "high" | "xhigh" | "max")) => Ok(known),
-        Some(_) => Err(InvalidRequest::at("output_config.effort", "must be low, medium, high, xhigh or max")),
+impl PromptBody {
+    fn check(self) -> Result<Prompt, InvalidRequest> {
+        let model = self.model.get("")?.0;
+        let thinking = match self.thinking.get("")? {
+            Some(thinking) => Some(thinking.check()?),
+            None => None,
+        };
+        let (effort, format) = match self.output_config.get("")? {
+            Some(config) => (config.effort.get("output_config")?, config.format.get("output_config")?),
+            None => (None, None),
+        };
+        let constraint = match (format, self.output_format.get("")?) {
+            (Some(newer), _) => Some(newer.check("output_config.format")?),
+            (None, Some(older)) => Some(older.check("output_format")?),
+            (None, None) => None,
+        };
+        let mut template_args = Map::new();
+        if let Some(thinking @ (ThinkingKind::Enabled | ThinkingKind::Disabled)) = thinking {
+            template_args.insert("enable_thinking".to_owned(), (thinking == ThinkingKind::Enabled).into());
+        }
+        if let Some(effort) = effort {
+            // Templates read it under the name that chats have for it.
+            template_args.insert("reasoning_effort".to_owned(), effort.0.as_str().into());
+        }
+        let mut images = Images::default();
+        let messages = check_history(self.system.get("")?, self.messages.get("")?, &mut images)?;
+        let conversation =
+            Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
+        let chat = ChatPrompt { conversation, tools: self.tools.check()? };
+        Ok(Prompt { model, chat, thinking, constraint })
     }
 }
 
-/// `output_config.format`, or the older `output_format`.
-fn constraint(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
-    let newer = match root.get("output_config") {
-        Some(config) => Fields::at(config, "output_config")?.get("format"),
-        None => None,
-    };
-    let (format, name) = match newer {
-        Some(format) => (format, "output_config.format"),
-        None => match root.get("output_format") {
-            Some(format) => (format, "output_format"),
-            None => return Ok(None),
-        },
-    };
-    if Fields::at(format, name)?.string("type")? != Some("json_schema") {
-        return Err(InvalidRequest::at(name, "type must be json_schema"));
+impl ThinkingBody {
+    fn check(self) -> Result<ThinkingKind, InvalidRequest> {
+        const FIELD: &str = "thinking";
+        let kind = self.r#type.optional(FIELD)?;
+        let problem = || InvalidRequest::at(join(FIELD, "type"), format_args!("must be {}", ThinkingKind::WORDS));
+        Ok(kind.ok_or_else(problem)?.0)
     }
-    let schema = format.get("schema").filter(|schema| !schema.is_null());
-    let schema = schema.ok_or_else(|| InvalidRequest::at(name, "needs a schema"))?;
-    check_schema(schema).map_err(|e| InvalidRequest::at(name, e))?;
-    Ok(Some(Constraint::JsonSchema { schema: schema.clone(), field: name.to_owned() }))
+}
+
+impl OutputFormat {
+    fn check(self, at: &str) -> Result<Constraint, InvalidRequest> {
+        if self.r#type.optional(at)?.as_deref() != Some("json_schema") {
+            return Err(InvalidRequest::at(at, "type must be json_schema"));
+        }
+        let schema = self.schema.optional(at)?.ok_or_else(|| InvalidRequest::at(at, "needs a schema"))?.0;
+        check_schema(&schema).map_err(|e| InvalidRequest::at(at, e))?;
+        Ok(Constraint::JsonSchema { schema, field: at.to_owned() })
+    }
 }
 
 #[cfg(test)]

@@ -1,30 +1,72 @@
 //! `tools` and `tool_choice`.
 
+use schemars::JsonSchema;
+use serde::Deserialize;
+
 use crate::request::InvalidRequest;
-use crate::request::fields::Fields;
-use crate::request::tools::Form;
-use crate::tools::{ToolChoice, ToolUse};
+use crate::request::field::{Field, Items, Required, join, object};
+use crate::request::tools::{CHOICE, MessagesTool, check_tools};
+use crate::request::values::{Word, Words};
+use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
-const CHOICE: &str = "tool_choice";
+object! {
+    /// The tools of a message.
+    pub(crate) struct MessagesToolsBody {
+        /// What the model may call.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Field<Items<MessagesTool>>,
+        /// What it has to call.
+        tool_choice: Field<MessagesToolChoice>,
+    }
+}
 
-/// Reads the client's own tools. Those that Anthropic defines (`web_search_20250305` and the like) are skipped: nobody
-/// here runs them, and their schemas are not written down anywhere.
-pub(super) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    let Some(choice) = root.get(CHOICE) else { return Form::ANTHROPIC.read(root, ToolChoice::Auto, true) };
-    let choice = Fields::at(choice, CHOICE)?;
-    let parallel = !choice.boolean("disable_parallel_tool_use")?.unwrap_or(false);
-    let name = choice.string("name")?;
-    let choice = match choice.string("type")? {
-        Some("auto") => ToolChoice::Auto,
-        Some("none") => ToolChoice::None,
-        Some("any") => ToolChoice::Required,
-        Some("tool") => {
-            let name = name.ok_or_else(|| InvalidRequest::at(choice.name("name"), "is missing"))?;
-            ToolChoice::Named(name.to_owned())
-        }
-        _ => return Err(InvalidRequest::at(choice.name("type"), "must be auto, any, tool or none")),
-    };
-    Form::ANTHROPIC.read(root, choice, parallel)
+object! {
+    /// What a message has to do with its tools.
+    pub(crate) struct MessagesToolChoice {
+        /// What. `any` and `tool` need tools.
+        r#type: Required<Word<ChoiceKind>>,
+        /// With `tool`, which one.
+        name: Field<String>,
+        /// One call at most.
+        disable_parallel_tool_use: Field<bool>,
+    }
+}
+
+/// See [`MessagesToolChoice`].
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ChoiceKind {
+    Auto,
+    Any,
+    Tool,
+    None,
+}
+
+impl Words for ChoiceKind {
+    const WORDS: &'static str = "auto, any, tool or none";
+}
+
+impl MessagesToolsBody {
+    /// The client's own tools. Those that Anthropic defines (`web_search_20250305` and the like) are skipped: nobody
+    /// here runs them, and their schemas are not written down anywhere.
+    pub(super) fn check(self) -> Result<ToolUse, InvalidRequest> {
+        let Some(choice) = self.tool_choice.get("")? else { return check_tools(self.tools, ToolChoice::Auto, true) };
+        let parallel = !choice.disable_parallel_tool_use.get(CHOICE)?.unwrap_or(false);
+        let name = choice.name.get(CHOICE)?;
+        let kind = choice.r#type.optional(CHOICE)?;
+        let kind = kind
+            .ok_or_else(|| InvalidRequest::at(join(CHOICE, "type"), format_args!("must be {}", ChoiceKind::WORDS)))?;
+        let choice = match kind.0 {
+            ChoiceKind::Auto => ToolChoice::Auto,
+            ChoiceKind::None => ToolChoice::None,
+            ChoiceKind::Any => ToolChoice::Required,
+            ChoiceKind::Tool => {
+                ToolChoice::Named(name.ok_or_else(|| InvalidRequest::at(join(CHOICE, "name"), "is missing"))?)
+            }
+        };
+        check_tools(self.tools, choice, parallel)
+    }
 }
 
 #[cfg(test)]
@@ -32,6 +74,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::request::read::read;
     use crate::tools::Strictness;
 
     fn parsed(choice: Value) -> Result<ToolUse, String> {
@@ -40,7 +83,8 @@ mod tests {
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 5},
             {"name": "f", "description": "d", "input_schema": schema, "cache_control": {"type": "ephemeral"}},
             {"type": "custom", "name": "g", "input_schema": {"type": "object"}, "strict": true}]});
-        parse(Fields::root(body.as_object().unwrap())).map_err(|error| error.param.unwrap_or_default())
+        let tools = read::<MessagesToolsBody>(body.to_string().as_bytes()).and_then(MessagesToolsBody::check);
+        tools.map_err(|error| error.param.unwrap_or_default())
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod props;
 mod requests;
 
 pub use props::{Props, Slot, slots};
-pub use requests::{ApplyTemplate, Detokenize, Tokenize};
+pub use requests::{ApplyTemplate, ApplyTemplateBody, Detokenize, DetokenizeBody, Tokenize, TokenizeBody};
 use schemars::JsonSchema;
 use serde::Serialize;
 

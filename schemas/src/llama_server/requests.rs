@@ -1,11 +1,79 @@
 //! What clients send.
 
+use schemars::JsonSchema;
+use serde::de::SeqAccess;
+use serde_json::json;
+
 use crate::generate::ChatPrompt;
 use crate::node::TokenizeRequest;
 use crate::openai;
-use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, json, tools};
+use crate::openai::TemplateBody;
+use crate::openai::messages::{ChatMessage, MessageList};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Required, object};
+use crate::request::read::{Problem, Read, Reading, read};
+use crate::request::tools::ChatToolsBody;
+use crate::request::values::Tokens;
 use crate::sequence::Token;
+
+object! {
+    /// A text whose tokens are wanted.
+    #[schemars(rename = "TokenizeRequest", example = json!({ "content": "a text" }))]
+    pub struct TokenizeBody {
+        /// Whose vocabulary; without a name, that of the first model.
+        model: Field<String>,
+        /// The text.
+        content: Required<String>,
+        /// With the tokens that begin and end a text.
+        add_special: Field<bool>,
+        /// Whether control tokens that the text spells are such. They are by default.
+        parse_special: Field<bool>,
+        #[schemars(skip)]
+        with_pieces: Field<bool>,
+    }
+}
+
+object! {
+    /// Tokens whose text is wanted.
+    #[schemars(rename = "DetokenizeRequest", example = json!({ "tokens": [1, 2] }))]
+    pub struct DetokenizeBody {
+        /// Whose vocabulary; without a name, that of the first model.
+        model: Field<String>,
+        /// The tokens.
+        tokens: Required<TextTokens>,
+    }
+}
+
+object! {
+    /// A chat whose prompt is wanted.
+    #[schemars(rename = "ApplyTemplateRequest", example = json!({ "messages": [{"role": "user", "content": "Hi."}] }))]
+    pub struct ApplyTemplateBody {
+        /// Whose template; without a name, that of the first model.
+        model: Field<String>,
+        /// The history.
+        messages: Required<MessageList<ChatMessage>>,
+        /// What the model may call.
+        #[schemars(flatten)]
+        tools: ChatToolsBody,
+        /// Variables of the chat template.
+        #[schemars(flatten)]
+        template: TemplateBody,
+    }
+}
+
+/// [`Tokens`], with this route's words for what is none.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct TextTokens(Tokens);
+
+impl Read for TextTokens {
+    const EXPECTED: &'static str = Tokens::EXPECTED;
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let tokens = Tokens::array(items)?;
+        Ok(tokens.map(TextTokens).map_err(|_| Problem::value("must be an array of token ids")))
+    }
+}
 
 /// `POST /tokenize`.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,46 +105,38 @@ pub struct ApplyTemplate {
 impl Tokenize {
     /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        if root.boolean("with_pieces")?.unwrap_or(false) {
+        let body: TokenizeBody = read(body)?;
+        if body.with_pieces.get("")?.unwrap_or(false) {
             return Err(InvalidRequest::unsupported("with_pieces", "Tokens with their pieces"));
         }
-        let text = root.string("content")?.ok_or_else(|| InvalidRequest::at("content", "is missing"))?;
         let text = TokenizeRequest {
-            text: text.to_owned(),
-            add_special: root.boolean("add_special")?.unwrap_or(false),
-            parse_special: root.boolean("parse_special")?.unwrap_or(true),
+            text: body.content.get("")?,
+            add_special: body.add_special.get("")?.unwrap_or(false),
+            parse_special: body.parse_special.get("")?.unwrap_or(true),
         };
-        Ok(Tokenize { model: model(root)?, text })
+        Ok(Tokenize { model: model(body.model)?, text })
     }
 }
 
 impl Detokenize {
     /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        let tokens = root.array("tokens")?.ok_or_else(|| InvalidRequest::at("tokens", "is missing"))?;
-        let token = |value: &serde_json::Value| value.as_u64().and_then(|id| Token::try_from(id).ok());
-        let tokens: Option<_> = tokens.iter().map(token).collect();
-        let tokens = tokens.ok_or_else(|| InvalidRequest::at("tokens", "must be an array of token ids"))?;
-        Ok(Detokenize { model: model(root)?, tokens })
+        let body: DetokenizeBody = read(body)?;
+        Ok(Detokenize { tokens: body.tokens.get("")?.0.0, model: model(body.model)? })
     }
 }
 
 impl ApplyTemplate {
     /// Reads a body. Messages and tools are OpenAI's.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        let chat = ChatPrompt { conversation: openai::conversation(root)?, tools: tools::parse(root)? };
-        Ok(ApplyTemplate { model: model(root)?, chat })
+        let body: ApplyTemplateBody = read(body)?;
+        let conversation = openai::conversation(body.messages, body.template)?;
+        Ok(ApplyTemplate { chat: ChatPrompt { conversation, tools: body.tools.check()? }, model: model(body.model)? })
     }
 }
 
-fn model(root: Fields<'_>) -> Result<Option<String>, InvalidRequest> {
-    Ok(root.string("model")?.filter(|model| !model.is_empty()).map(str::to_owned))
+fn model(model: Field<String>) -> Result<Option<String>, InvalidRequest> {
+    Ok(model.get("")?.filter(|model| !model.is_empty()))
 }
 
 #[cfg(test)]

@@ -1,11 +1,28 @@
 //! `POST /api/chat`: a body → one [`GenerateRequest`], or a wish to load the model.
 
-use super::common::{self, LoadOnly};
-use super::messages;
+use serde_json::json;
+
+use super::common::{Common, CommonBody, LoadOnly};
+use super::messages::{self, OllamaMessage};
 use crate::generate::{Conversation, GenerateRequest, Input};
-use crate::request::fields::Fields;
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, object};
 use crate::request::images::Images;
-use crate::request::{InvalidRequest, json};
+use crate::request::read::read;
+
+object! {
+    /// A chat to be continued. Without messages the model is loaded, or with a `keep_alive` of 0 unloaded.
+    #[schemars(rename = "OllamaChatRequest", example = json!({
+        "model": "smollm2", "options": {"num_predict": 8}, "messages": [{"role": "user", "content": "Say hello."}]
+    }))]
+    pub struct OllamaChatBody {
+        /// The history.
+        messages: Field<Items<OllamaMessage>>,
+        /// What all generations have.
+        #[schemars(flatten)]
+        common: CommonBody,
+    }
+}
 
 /// A chat as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,21 +38,20 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
+        let body: OllamaChatBody = read(body)?;
         let mut images = Images::default();
-        let messages = messages::parse(root, &mut images)?;
-        let load_only = if messages.is_empty() { Some(LoadOnly::of(root)?) } else { None };
-        let (template_args, images) = (common::template_args(root), images.into_vec());
-        let conversation = Conversation { messages, tools: Vec::new(), template_args, images };
-        let generate = common::generate(root, Input::Chat(conversation), drawn_seed)?;
-        Ok(ChatRequest { generate, load_only, stream: common::stream(root)? })
+        let messages = messages::check(body.messages, &mut images)?;
+        let Common { generate, template_args, stream } = body.common.check(drawn_seed)?;
+        let load_only = messages.is_empty().then(|| LoadOnly::of(generate.keep_alive));
+        let images = images.into_vec();
+        let input = Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images });
+        Ok(ChatRequest { generate: GenerateRequest { input, ..generate }, load_only, stream })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 

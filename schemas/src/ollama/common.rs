@@ -1,14 +1,141 @@
 //! What `/api/chat` and `/api/generate` have in common.
 
-use serde_json::{Map, Value};
+use std::borrow::Cow;
 
-use super::format;
-use super::options::{self, Options};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Map, Number, Value};
+
+use super::format::Format;
+use super::options::{Options, OptionsBody};
 use crate::generate::{GenerateRequest, Input};
-use crate::keep_alive::KeepAlive;
-use crate::openai::TOP_LOGPROBS;
-use crate::request::fields::{Fields, wrong_type};
-use crate::request::{InvalidRequest, tools};
+use crate::keep_alive::{KeepAlive, MAX_CHARS};
+use crate::openai::TopLogprobs;
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, Member as _, Required, object};
+use crate::request::read::{Problem, Read, Reading};
+use crate::request::tools::{ChatTool, check_tools};
+use crate::request::values::{Integer, ModelName};
+use crate::tools::{MAX_TOOLS, ToolChoice};
+
+object! {
+    /// What `/api/chat` and `/api/generate` have in common.
+    pub(crate) struct CommonBody {
+        /// One of the names in `/api/tags`.
+        model: Required<ModelName>,
+        /// As lines of JSON, unless this is false.
+        stream: Field<bool>,
+        /// What the reply has to be.
+        format: Field<Format>,
+        /// Whether the model is to think. For one that cannot, a 400.
+        think: Field<Think>,
+        /// How long a model that is loaded on demand stays in memory afterwards: 0 unloads it, a negative number keeps it
+        /// for good. A model that is always loaded stays.
+        keep_alive: Field<KeepAliveBody>,
+        /// What the model may call.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Field<Items<ChatTool>>,
+        /// Report the log-probabilities of tokens.
+        logprobs: Field<bool>,
+        /// With so many of the most likely tokens at each place.
+        top_logprobs: Field<TopLogprobs>,
+        /// How to generate.
+        options: Field<OptionsBody>,
+    }
+}
+
+/// A checked [`CommonBody`].
+pub(super) struct Common {
+    /// The request, with an input that is to be replaced.
+    pub(super) generate: GenerateRequest,
+    /// What the chat template gets.
+    pub(super) template_args: Map<String, Value>,
+    /// As lines of JSON.
+    pub(super) stream: bool,
+}
+
+impl CommonBody {
+    /// `drawn_seed` is used where the client sent none.
+    pub(super) fn check(self, drawn_seed: u64) -> Result<Common, InvalidRequest> {
+        let options = self.options.get("")?.unwrap_or_else(|| OptionsBody::named(""));
+        let Options { max_tokens, num_ctx, stop, sampling, chosen } = options.check(drawn_seed)?;
+        let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
+        let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
+        let think = self.think.get("")?;
+        let generate = GenerateRequest {
+            model: self.model.get("")?.0,
+            input: Input::Tokens(Vec::new()),
+            n: 1,
+            max_tokens,
+            stop,
+            sampling,
+            chosen,
+            top_logprobs: wants_logprobs.then_some(top_logprobs),
+            ignore_eos: false,
+            constraint: self.format.get("")?.and_then(|format| format.0),
+            tools: check_tools(self.tools, ToolChoice::Auto, true)?,
+            wants_thinking: think.is_some_and(|think| think != Think::Off),
+            keep_alive: self.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
+            num_ctx,
+            context: None,
+        };
+        // Ollama streams unless it is told not to.
+        let stream = self.stream.get("")?.unwrap_or(true);
+        Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default(), stream })
+    }
+}
+
+/// Whether and how hard to think.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Think {
+    Off,
+    On,
+    /// With an effort, one of [`EFFORTS`].
+    Effort(&'static str),
+}
+
+const EFFORTS: [&str; 4] = ["low", "medium", "high", "max"];
+
+impl Think {
+    /// The variables of the chat template, for those that know these switches.
+    fn template_args(self) -> Map<String, Value> {
+        let mut args = Map::new();
+        args.insert("enable_thinking".to_owned(), (self != Think::Off).into());
+        if let Think::Effort(effort) = self {
+            args.insert("reasoning_effort".to_owned(), effort.into());
+        }
+        args
+    }
+}
+
+impl Read for Think {
+    const EXPECTED: &'static str = "true, false, \"low\", \"medium\", \"high\" or \"max\"";
+
+    fn wrong(_: &'static str) -> Problem {
+        Problem::value(format!("must be {}", Self::EXPECTED))
+    }
+
+    fn boolean(on: bool) -> Reading<Self> {
+        Ok(if on { Think::On } else { Think::Off })
+    }
+
+    fn string(word: &str) -> Reading<Self> {
+        let effort = EFFORTS.into_iter().find(|effort| *effort == word);
+        effort.map(Think::Effort).ok_or_else(|| Self::wrong("a string"))
+    }
+}
+
+impl JsonSchema for Think {
+    fn schema_name() -> Cow<'static, str> {
+        "Think".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "Whether and how hard to think.",
+            "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS }],
+        })
+    }
+}
 
 /// Whether a request only asks for its model to be loaded or unloaded, and which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,10 +147,9 @@ pub enum LoadOnly {
 }
 
 impl LoadOnly {
-    /// A request without anything to answer.
-    pub(super) fn of(root: Fields<'_>) -> Result<Self, InvalidRequest> {
-        let is_nothing = keep_alive(root)?.is_some_and(KeepAlive::is_nothing);
-        Ok(if is_nothing { LoadOnly::Unload } else { LoadOnly::Load })
+    /// What a request without anything to answer asks for.
+    pub(super) fn of(keep_alive: Option<KeepAlive>) -> Self {
+        if keep_alive.is_some_and(KeepAlive::is_nothing) { LoadOnly::Unload } else { LoadOnly::Load }
     }
 
     /// Ollama's `done_reason`.
@@ -35,72 +161,52 @@ impl LoadOnly {
     }
 }
 
-/// The request that a dialect's body becomes, with `input` as what to continue.
-pub(super) fn generate(root: Fields<'_>, input: Input, drawn_seed: u64) -> Result<GenerateRequest, InvalidRequest> {
-    let Options { max_tokens, num_ctx, stop, sampling, chosen } = options::parse(root, drawn_seed)?;
-    let top_logprobs = root.integer("top_logprobs", TOP_LOGPROBS)?.unwrap_or(0);
-    let wants_logprobs = root.boolean("logprobs")?.unwrap_or(false);
-    Ok(GenerateRequest {
-        model: root.model()?,
-        input,
-        n: 1,
-        max_tokens,
-        stop,
-        sampling,
-        chosen,
-        top_logprobs: wants_logprobs.then_some(top_logprobs as u32),
-        ignore_eos: false,
-        constraint: format::parse(root)?,
-        tools: tools::parse_definitions(root)?,
-        wants_thinking: wants_thinking(root)?,
-        keep_alive: keep_alive(root)?,
-        num_ctx,
-        context: None,
-    })
-}
-
-/// Ollama streams unless it is told not to.
-pub(super) fn stream(root: Fields<'_>) -> Result<bool, InvalidRequest> {
-    Ok(root.boolean("stream")?.unwrap_or(true))
-}
-
-/// What `think` asks of the chat template, for those that know these switches: `true`, `false` or an effort.
-pub(super) fn template_args(root: Fields<'_>) -> Map<String, Value> {
-    let mut args = Map::new();
-    match root.get("think") {
-        Some(Value::Bool(thinking)) => {
-            args.insert("enable_thinking".to_owned(), (*thinking).into());
-        }
-        Some(effort @ Value::String(_)) => {
-            args.insert("enable_thinking".to_owned(), true.into());
-            args.insert("reasoning_effort".to_owned(), effort.clone());
-        }
-        _ => {}
-    }
-    args
-}
-
-/// Whether `think` asks for a model that can.
-fn wants_thinking(root: Fields<'_>) -> Result<bool, InvalidRequest> {
-    match root.get("think") {
-        None => Ok(false),
-        Some(Value::Bool(thinking)) => Ok(*thinking),
-        Some(Value::String(effort)) if matches!(effort.as_str(), "low" | "medium" | "high" | "max") => Ok(true),
-        Some(_) => Err(InvalidRequest::at("think", "must be true, false, \"low\", \"medium\", \"high\" or \"max\"")),
-    }
-}
-
 /// `keep_alive`: a number of seconds, or a Go duration. An empty string says nothing.
-pub(super) fn keep_alive(root: Fields<'_>) -> Result<Option<KeepAlive>, InvalidRequest> {
-    const EXPECTED: &str = "a number of seconds or a duration like \"5m\"";
-    let parsed = match root.get("keep_alive") {
-        None => return Ok(None),
-        Some(Value::String(text)) if text.is_empty() => return Ok(None),
-        Some(Value::Number(seconds)) => seconds.as_f64().and_then(KeepAlive::of_seconds),
-        Some(Value::String(duration)) => KeepAlive::parse(duration),
-        Some(other) => return Err(wrong_type("keep_alive", EXPECTED, other)),
-    };
-    parsed.map(Some).ok_or_else(|| InvalidRequest::at("keep_alive", format_args!("must be {EXPECTED}")))
+#[derive(Debug)]
+pub(crate) struct KeepAliveBody(pub(super) Option<KeepAlive>);
+
+impl KeepAliveBody {
+    fn unless_wrong(parsed: Option<KeepAlive>) -> Reading<Self> {
+        match parsed {
+            Some(parsed) => Ok(KeepAliveBody(Some(parsed))),
+            None => Err(Problem::value(format!("must be {}", Self::EXPECTED))),
+        }
+    }
+}
+
+impl Read for KeepAliveBody {
+    const EXPECTED: &'static str = "a number of seconds or a duration like \"5m\"";
+
+    fn number(seconds: &Number) -> Reading<Self> {
+        Self::unless_wrong(seconds.as_f64().and_then(KeepAlive::of_seconds))
+    }
+
+    fn string(duration: &str) -> Reading<Self> {
+        if duration.is_empty() { Ok(KeepAliveBody(None)) } else { Self::unless_wrong(KeepAlive::parse(duration)) }
+    }
+}
+
+/// What [`keep_alive`](crate::keep_alive) reads.
+const KEEP_ALIVE: &str =
+    "^([-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|[-+]?(([0-9]+[.]?[0-9]*|[.][0-9]+)(ns|us|µs|μs|ms|s|m|h))+)?$";
+
+impl JsonSchema for KeepAliveBody {
+    fn schema_name() -> Cow<'static, str> {
+        "KeepAlive".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "How long the model should stay.",
+            "anyOf": [
+                { "description": "Seconds.", "type": "number", "format": "double" },
+                {
+                    "description": "In Go's form, such as `5m`, or a number; the empty word says nothing.",
+                    "type": "string", "maxLength": MAX_CHARS, "pattern": KEEP_ALIVE,
+                },
+            ],
+        })
+    }
 }
 
 #[cfg(test)]
@@ -108,10 +214,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::read::read;
 
     fn check(keep_alive: Value, expected: Option<LoadOnly>) {
-        let body = json!({ "keep_alive": keep_alive });
-        assert_eq!(LoadOnly::of(Fields::root(body.as_object().unwrap())).ok(), expected, "{body}");
+        let body = json!({ "model": "m", "keep_alive": keep_alive });
+        let load = read::<CommonBody>(body.to_string().as_bytes()).and_then(|body| body.check(0));
+        assert_eq!(load.ok().map(|common| LoadOnly::of(common.generate.keep_alive)), expected, "{body}");
     }
 
     #[test]

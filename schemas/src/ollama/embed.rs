@@ -1,56 +1,134 @@
 //! `POST /api/embed` and the older `/api/embeddings`: a body → one [`EmbedRequest`], and the replies.
 
-use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::common::keep_alive;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Serialize;
+use serde::de::SeqAccess;
+use serde_json::json;
+
+use super::common::KeepAliveBody;
 use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS};
-use crate::request::fields::{Fields, wrong_type};
-use crate::request::{InvalidRequest, json};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, Required, object};
+use crate::request::read::{Problem, Read, Reading, read};
+use crate::request::values::{Integer, MAX_U32, ModelName, NonEmpty};
+
+object! {
+    /// Texts whose vectors are wanted. Without one the model is loaded.
+    #[schemars(rename = "OllamaEmbedRequest", example = json!({ "model": "smollm2", "input": "a text" }))]
+    pub struct OllamaEmbedBody {
+        /// One of the names in `/api/tags`.
+        model: Required<ModelName>,
+        /// The texts.
+        input: Field<EmbedTexts>,
+        /// Cut texts that are too long, unless this is false.
+        truncate: Field<bool>,
+        /// 0, or the model's own number.
+        dimensions: Field<Integer<0, MAX_U32>>,
+        /// See `/api/chat`.
+        keep_alive: Field<KeepAliveBody>,
+    }
+}
+
+object! {
+    /// A text whose vector is wanted. Without one the model is loaded.
+    #[schemars(rename = "OllamaEmbeddingsRequest", example = json!({ "model": "smollm2", "prompt": "a text" }))]
+    pub struct OlderEmbedBody {
+        /// One of the names in `/api/tags`.
+        model: Required<ModelName>,
+        /// The text.
+        prompt: Field<String>,
+        /// See `/api/chat`.
+        keep_alive: Field<KeepAliveBody>,
+    }
+}
+
+/// One text, or several.
+#[derive(Debug)]
+pub(crate) enum EmbedTexts {
+    One(String),
+    Many(Items<EmbedText>),
+}
+
+/// One of several texts.
+#[derive(Debug)]
+pub(crate) struct EmbedText(String);
+
+impl Read for EmbedText {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(text: &str) -> Reading<Self> {
+        if text.is_empty() { Err(Problem::value("must not be empty")) } else { Ok(EmbedText(text.to_owned())) }
+    }
+}
+
+impl Read for EmbedTexts {
+    const EXPECTED: &'static str = "a string or an array of strings";
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(EmbedTexts::One(text.to_owned()))
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Items::array(items)?.map(EmbedTexts::Many))
+    }
+}
+
+impl JsonSchema for EmbedTexts {
+    fn schema_name() -> Cow<'static, str> {
+        "OllamaEmbedInput".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let text = generator.subschema_for::<NonEmpty>();
+        json_schema!({
+            "description": "What to embed: a text, or several.",
+            "anyOf": [{ "type": "string" }, { "type": "array", "items": text, "maxItems": MAX_INPUTS }],
+        })
+    }
+}
+
+impl EmbedTexts {
+    fn check(self) -> Result<Vec<EmbedInput>, InvalidRequest> {
+        match self {
+            EmbedTexts::One(text) if text.is_empty() => Ok(Vec::new()),
+            EmbedTexts::One(text) => Ok(vec![EmbedInput::Text(text)]),
+            EmbedTexts::Many(texts) if texts.len() > MAX_INPUTS => {
+                let problem = format!("must be at most {MAX_INPUTS} texts, but is {}", texts.len());
+                Err(InvalidRequest::at("input", problem))
+            }
+            EmbedTexts::Many(texts) => texts.each("input").map(|text| Ok(EmbedInput::Text(text?.1.0))).collect(),
+        }
+    }
+}
 
 /// Reads the body of `/api/embed`. Without a text there is no input: Ollama then only loads the model.
 ///
 /// `options` has no effect: it is about how Ollama loads a model.
 pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
-    let object = json::read_object(body)?;
-    let root = Fields::root(&object);
-    let inputs = match root.get("input") {
-        None => Vec::new(),
-        Some(Value::String(text)) if text.is_empty() => Vec::new(),
-        Some(Value::String(text)) => vec![EmbedInput::Text(text.clone())],
-        Some(Value::Array(items)) if items.len() > MAX_INPUTS => {
-            let problem = format!("must be at most {MAX_INPUTS} texts, but is {}", items.len());
-            return Err(InvalidRequest::at("input", problem));
-        }
-        Some(Value::Array(items)) => items.iter().enumerate().map(text).collect::<Result<_, _>>()?,
-        Some(other) => return Err(wrong_type("input", "a string or an array of strings", other)),
-    };
+    let body: OllamaEmbedBody = read(body)?;
     Ok(EmbedRequest {
-        model: root.model()?,
-        inputs,
-        truncate: root.boolean("truncate")?.unwrap_or(true),
+        inputs: body.input.get("")?.map(EmbedTexts::check).transpose()?.unwrap_or_default(),
+        model: body.model.get("")?.0,
+        truncate: body.truncate.get("")?.unwrap_or(true),
         // Ollama's zero is 'as many as there are'.
-        dimensions: root.integer("dimensions", 0..=i64::from(u32::MAX))?.map(|n| n as u32).filter(|&n| n > 0),
-        keep_alive: keep_alive(root)?,
+        dimensions: body.dimensions.get("")?.and_then(Integer::count).filter(|&n| n > 0),
+        keep_alive: body.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
     })
 }
 
 /// Reads the body of `/api/embeddings`, which has one text and calls it `prompt`.
 pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
-    let object = json::read_object(body)?;
-    let root = Fields::root(&object);
-    let prompt = root.string("prompt")?.filter(|prompt| !prompt.is_empty());
-    let inputs = prompt.map(|prompt| EmbedInput::Text(prompt.to_owned())).into_iter().collect();
-    Ok(EmbedRequest { model: root.model()?, inputs, truncate: true, dimensions: None, keep_alive: keep_alive(root)? })
-}
-
-fn text((idx, item): (usize, &Value)) -> Result<EmbedInput, InvalidRequest> {
-    match item {
-        Value::String(text) if text.is_empty() => Err(InvalidRequest::at(format!("input[{idx}]"), "must not be empty")),
-        Value::String(text) => Ok(EmbedInput::Text(text.clone())),
-        other => Err(wrong_type(&format!("input[{idx}]"), "a string", other)),
-    }
+    let body: OlderEmbedBody = read(body)?;
+    let prompt = body.prompt.get("")?.filter(|prompt| !prompt.is_empty());
+    Ok(EmbedRequest {
+        inputs: prompt.map(EmbedInput::Text).into_iter().collect(),
+        model: body.model.get("")?.0,
+        truncate: true,
+        dimensions: None,
+        keep_alive: body.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
+    })
 }
 
 /// The reply to `/api/embed`. Durations in nanoseconds.
@@ -79,7 +157,7 @@ pub struct OlderEmbedReply {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Value;
 
     use super::*;
 

@@ -1,23 +1,63 @@
 //! `format`: `"json"` or a schema.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::MapAccess;
 use serde_json::Value;
 
 use crate::constraint::{Constraint, check_schema};
-use crate::request::InvalidRequest;
-use crate::request::fields::Fields;
+use crate::request::read::{Problem, Read, Reading};
 
-/// What the reply has to be; `None` for text.
-pub(super) fn parse(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
-    match root.get("format") {
-        None => Ok(None),
-        Some(Value::String(name)) if name.is_empty() => Ok(None),
-        Some(Value::Object(schema)) if schema.is_empty() => Ok(None),
-        Some(Value::String(name)) if name == "json" => Ok(Some(Constraint::JsonObject)),
-        Some(schema @ Value::Object(_)) => {
-            check_schema(schema).map_err(|e| InvalidRequest::at("format", e))?;
-            Ok(Some(Constraint::JsonSchema { schema: schema.clone(), field: "format".to_owned() }))
+/// What a reply has to be; `None` for text.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Format(pub(super) Option<Constraint>);
+
+impl Read for Format {
+    const EXPECTED: &'static str = "\"json\" or a JSON schema";
+
+    fn wrong(_: &'static str) -> Problem {
+        Problem::value(format!("must be {}", Self::EXPECTED))
+    }
+
+    fn string(word: &str) -> Reading<Self> {
+        match word {
+            "" => Ok(Format(None)),
+            "json" => Ok(Format(Some(Constraint::JsonObject))),
+            _ => Err(Self::wrong("a string")),
         }
-        Some(_) => Err(InvalidRequest::at("format", "must be \"json\" or a JSON schema")),
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Value::object(fields)?.and_then(|schema| {
+            if schema.as_object().is_some_and(serde_json::Map::is_empty) {
+                return Ok(Format(None));
+            }
+            check_schema(&schema).map_err(|e| Problem::value(e.to_string()))?;
+            Ok(Format(Some(Constraint::JsonSchema { schema, field: "format".to_owned() })))
+        }))
+    }
+}
+
+impl JsonSchema for Format {
+    fn schema_name() -> Cow<'static, str> {
+        "OllamaFormat".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "What a reply has to be.",
+            "anyOf": [
+                {
+                    "description": "Any JSON object, or with the empty word any text.",
+                    "type": "string", "enum": ["json", ""],
+                },
+                {
+                    "description": "JSON that a schema describes; the empty object asks for nothing.",
+                    "type": "object", "additionalProperties": true,
+                },
+            ],
+        })
     }
 }
 
@@ -26,10 +66,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::field::{Field, object};
+    use crate::request::read::read;
+
+    object! {
+        /// Has a format.
+        struct Body {
+            format: Field<Format>,
+        }
+    }
 
     #[test]
     fn json_and_schemas_are_constraints() {
-        let parsed = |body: Value| parse(Fields::root(body.as_object().unwrap())).map_err(|e| e.param);
+        let parsed = |body: Value| {
+            let format = read::<Body>(body.to_string().as_bytes()).unwrap().format.get("");
+            format.map(|format| format.and_then(|format| format.0)).map_err(|e| e.param)
+        };
         for off in [json!({}), json!({ "format": null }), json!({ "format": "" }), json!({ "format": {} })] {
             assert_eq!(parsed(off), Ok(None));
         }

@@ -1,17 +1,51 @@
 //! `POST /api/generate`: a body → one [`GenerateRequest`](crate::GenerateRequest), or a wish to load the model.
 
-use super::common::{self, LoadOnly};
+use serde_json::json;
+
+use super::common::{Common, CommonBody, LoadOnly};
 use crate::generate::{Conversation, GenerateRequest as Generate, Input, Message};
-use crate::request::fields::Fields;
-use crate::request::images::Images;
-use crate::request::{InvalidRequest, json, tokens};
+use crate::image::MAX_IMAGES;
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, object};
+use crate::request::images::{ImageFile, Images};
+use crate::request::read::read;
+use crate::request::values::{NOT_A_TOKEN, Tokens};
 use crate::sequence::Token;
 
 /// Tokens of an earlier reply at most: more than any model's context holds.
-pub(crate) const MAX_CONTEXT: usize = 1 << 20;
+const MAX_CONTEXT: usize = 1 << 20;
 
 /// The greatest id that a token may have. From here on they are places of images.
-pub(crate) const MAX_TOKEN: Token = (1 << 31) - 1;
+const MAX_TOKEN: Token = (1 << 31) - 1;
+
+object! {
+    /// A text to be answered or continued. Without one the model is loaded, or with a `keep_alive` of 0 unloaded.
+    #[schemars(rename = "OllamaGenerateRequest", example = json!({
+        "model": "smollm2", "options": {"num_predict": 8}, "prompt": "Say hello."
+    }))]
+    pub struct OllamaGenerateBody {
+        /// The user's message; with `raw`, the whole prompt.
+        prompt: Field<String>,
+        /// What follows. Needs a model with infilling tokens.
+        suffix: Field<String>,
+        /// The system message.
+        system: Field<String>,
+        /// The prompt as it is, without the chat template.
+        raw: Field<bool>,
+        /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
+        #[schemars(length(max = MAX_IMAGES))]
+        images: Field<Items<ImageFile>>,
+        /// The tokens that an earlier reply ended with, to go on from there. Not together with `raw`, `suffix` or
+        /// `images`.
+        #[schemars(length(max = MAX_CONTEXT), inner(range(max = MAX_TOKEN)))]
+        context: Field<Tokens>,
+        /// What all generations have.
+        #[schemars(flatten)]
+        common: CommonBody,
+        #[schemars(skip)]
+        template: Field<String>,
+    }
+}
 
 /// A generation as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,63 +61,51 @@ pub struct GenerateRequest {
 impl GenerateRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        refuse(root)?;
-        let prompt = root.string("prompt")?.unwrap_or_default();
+        let body: OllamaGenerateBody = read(body)?;
+        // A template is a program, and could write control tokens that a message may not.
+        if body.template.get("")?.is_some_and(|template| !template.is_empty()) {
+            return Err(InvalidRequest::at("template", "a chat template is never taken from a client; use \"raw\""));
+        }
+        let prompt = body.prompt.get("")?.unwrap_or_default();
         let mut images = Images::default();
-        let marks = images.add_list(root, "images")?;
-        let load_only = if prompt.is_empty() { Some(LoadOnly::of(root)?) } else { None };
-        let suffix = root.string("suffix")?.filter(|suffix| !suffix.is_empty());
-        let raw = root.boolean("raw")?.unwrap_or(false);
+        let marks = images.add_list(body.images, "")?;
+        let is_empty = prompt.is_empty();
+        let suffix = body.suffix.get("")?.filter(|suffix| !suffix.is_empty());
+        let raw = body.raw.get("")?.unwrap_or(false);
         if !marks.is_empty() && (raw || suffix.is_some()) {
             return Err(InvalidRequest::at(
                 "images",
                 "cannot go with \"raw\" or \"suffix\": only a chat template places them",
             ));
         }
+        let system = body.system.get("")?.filter(|system| !system.is_empty());
+        let Common { generate, template_args, stream } = body.common.check(drawn_seed)?;
         let input = match (suffix, raw) {
-            (Some(suffix), _) => Input::Infill { prefix: prompt.to_owned(), suffix: suffix.to_owned() },
-            (None, true) => Input::Text(prompt.to_owned()),
+            (Some(suffix), _) => Input::Infill { prefix: prompt, suffix },
+            (None, true) => Input::Text(prompt),
             (None, false) => {
-                let messages = messages(root, &(marks + prompt))?;
-                let (template_args, images) = (common::template_args(root), images.into_vec());
-                Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images })
+                let message = |role: &str, content| Message { role: role.into(), content, ..Message::default() };
+                let system = system.map(|text| message("system", text));
+                let messages = system.into_iter().chain([message("user", marks + &prompt)]).collect();
+                Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images: images.into_vec() })
             }
         };
-        let context = context(root, &input)?;
-        let generate = Generate { context, ..common::generate(root, input, drawn_seed)? };
-        Ok(GenerateRequest { generate, load_only, stream: common::stream(root)? })
+        let load_only = is_empty.then(|| LoadOnly::of(generate.keep_alive));
+        let context = context(body.context.get("")?, &input)?;
+        Ok(GenerateRequest { generate: Generate { input, context, ..generate }, load_only, stream })
     }
 }
 
-fn messages(root: Fields<'_>, prompt: &str) -> Result<Vec<Message>, InvalidRequest> {
-    let message =
-        |role: &str, content: &str| Message { role: role.into(), content: content.into(), ..Message::default() };
-    let system = root.string("system")?.filter(|system| !system.is_empty()).map(|text| message("system", text));
-    Ok(system.into_iter().chain([message("user", prompt)]).collect())
-}
-
-/// What `/api/generate` alone has, and cannot have here.
-fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    // A template is a program, and could write control tokens that a message may not.
-    if root.string("template")?.is_some_and(|template| !template.is_empty()) {
-        return Err(InvalidRequest::at("template", "a chat template is never taken from a client; use \"raw\""));
-    }
-    Ok(())
-}
-
-/// `context`: the tokens that an earlier reply ended with. `None` where the reply is to tell none: what stands in one of
-/// the prompts that are no conversation, or is an image, cannot be gone on with.
-fn context(root: Fields<'_>, input: &Input) -> Result<Option<Vec<Token>>, InvalidRequest> {
-    let items = root.array("context")?.unwrap_or_default();
-    if items.len() > MAX_CONTEXT {
-        let problem = format!("has {} tokens, but may have at most {MAX_CONTEXT}", items.len());
+/// The tokens that an earlier reply ended with. `None` where the reply is to tell none: what stands in one of the prompts
+/// that are no conversation, or is an image, cannot be gone on with.
+fn context(tokens: Option<Tokens>, input: &Input) -> Result<Option<Vec<Token>>, InvalidRequest> {
+    let tokens = tokens.map(|tokens| tokens.0).unwrap_or_default();
+    if tokens.len() > MAX_CONTEXT {
+        let problem = format!("has {} tokens, but may have at most {MAX_CONTEXT}", tokens.len());
         return Err(InvalidRequest::at("context", problem));
     }
-    let tokens = tokens::parse(items, "context")?;
     if tokens.iter().any(|token| *token > MAX_TOKEN) {
-        return Err(InvalidRequest::at("context", "has an item that is not a token's id"));
+        return Err(InvalidRequest::at("context", NOT_A_TOKEN));
     }
     match input {
         Input::Chat(conversation) if conversation.images.is_empty() => Ok(Some(tokens)),
@@ -94,7 +116,7 @@ fn context(root: Fields<'_>, input: &Input) -> Result<Option<Vec<Token>>, Invali
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 

@@ -1,60 +1,123 @@
 //! A client's `messages` → a [`Conversation`](crate::generate::Conversation)'s messages, in the one form that chat
 //! templates read.
 
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::generate::Message;
-use crate::request::fields::Fields;
-use crate::request::images::Images;
+use crate::image::MAX_IMAGES;
+use crate::openai::messages::template_call;
+use crate::request::field::{Field, Items, Required, join, object};
+use crate::request::images::{ImageFile, Images};
+use crate::request::values::{NonEmpty, Word, Words};
 use crate::request::{InvalidRequest, history};
 
-/// Reads the history; it may be empty or missing.
-pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-    let messages = root.array("messages")?.unwrap_or_default().iter().enumerate().map(|(idx, value)| {
-        let path = format!("messages[{idx}]");
-        message(Fields::at(value, &path)?, images)
+object! {
+    /// A message of the history.
+    pub(crate) struct OllamaMessage {
+        /// Who speaks.
+        role: Required<Word<OllamaRole>>,
+        /// What is said.
+        content: Field<String>,
+        /// What the model thought.
+        thinking: Field<String>,
+        /// What it called.
+        tool_calls: Field<Items<OllamaCall>>,
+        /// Which tool this is the result of.
+        tool_name: Field<String>,
+        /// Which call this is the result of.
+        tool_call_id: Field<String>,
+        /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
+        #[schemars(length(max = MAX_IMAGES))]
+        images: Field<Items<ImageFile>>,
+    }
+}
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OllamaRole {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Words for OllamaRole {
+    const WORDS: &'static str = "system, user, assistant or tool";
+}
+
+impl OllamaRole {
+    fn as_str(self) -> &'static str {
+        match self {
+            OllamaRole::System => "system",
+            OllamaRole::User => "user",
+            OllamaRole::Assistant => "assistant",
+            OllamaRole::Tool => "tool",
+        }
+    }
+}
+
+object! {
+    /// A call that the model made earlier.
+    #[schemars(rename = "OllamaEarlierCall")]
+    pub(crate) struct OllamaCall {
+        /// By which its result refers to it.
+        id: Field<String>,
+        /// Which function, with what.
+        function: Required<OllamaFunction>,
+    }
+}
+
+object! {
+    /// A function that was called.
+    #[schemars(rename = "OllamaEarlierFunction")]
+    pub(crate) struct OllamaFunction {
+        /// Its name.
+        name: Required<NonEmpty>,
+        /// Its arguments: an object here, where OpenAI has a string.
+        arguments: Field<Map<String, Value>>,
+    }
+}
+
+/// The messages as templates read them; there may be none.
+pub(super) fn check(
+    messages: Field<Items<OllamaMessage>>,
+    images: &mut Images,
+) -> Result<Vec<Message>, InvalidRequest> {
+    let messages = messages.get("")?.unwrap_or_default().each("messages").map(|message| {
+        let (at, message) = message?;
+        message.check(&at, images)
     });
     Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
 }
 
-fn message(fields: Fields<'_>, images: &mut Images) -> Result<Message, InvalidRequest> {
-    let role = match fields.string("role")? {
-        Some(role @ ("system" | "user" | "assistant" | "tool")) => role,
-        _ => return Err(InvalidRequest::at(fields.name("role"), "must be system, user, assistant or tool")),
-    };
-    // Before the text, as Ollama has them.
-    let marks = images.add_list(fields, "images")?;
-    let owned = |name: &str| Ok(fields.string(name)?.map(str::to_owned));
-    Ok(Message {
-        role: role.to_owned(),
-        content: marks + fields.string("content")?.unwrap_or_default(),
-        reasoning_content: owned("thinking")?.filter(|text| !text.is_empty()),
-        tool_calls: tool_calls(fields)?,
-        tool_call_id: owned("tool_call_id")?,
-        name: owned("tool_name")?,
-    })
-}
-
-/// The calls an assistant made earlier. Arguments are objects here; OpenAI's strings are not.
-fn tool_calls(fields: Fields<'_>) -> Result<Vec<Value>, InvalidRequest> {
-    let path = fields.name("tool_calls");
-    let calls = fields.array("tool_calls")?.unwrap_or_default();
-    calls.iter().enumerate().map(|(idx, value)| tool_call(value, &format!("{path}[{idx}]"))).collect()
-}
-
-fn tool_call(value: &Value, path: &str) -> Result<Value, InvalidRequest> {
-    let call = Fields::at(value, path)?;
-    let function_path = call.name("function");
-    let function = call.get("function").ok_or_else(|| InvalidRequest::at(&*function_path, "is missing"))?;
-    let function = Fields::at(function, &function_path)?;
-    let name = function.string("name")?.filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| InvalidRequest::at(function.name("name"), "is missing"))?;
-    let arguments = function.object("arguments")?.cloned().unwrap_or_default();
-    let mut tool_call = Map::new();
-    if let Some(id) = call.string("id")? {
-        tool_call.insert("id".to_owned(), id.into());
+impl OllamaMessage {
+    fn check(self, at: &str, images: &mut Images) -> Result<Message, InvalidRequest> {
+        let role = self.role.optional(at)?;
+        let wrong = || InvalidRequest::at(join(at, "role"), format_args!("must be {}", OllamaRole::WORDS));
+        let role = role.ok_or_else(wrong)?.0;
+        // Before the text, as Ollama has them.
+        let marks = images.add_list(self.images, at)?;
+        let mut tool_calls = Vec::new();
+        for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {
+            let (at, call) = call?;
+            let function = call.function.get(&at)?;
+            let id = call.id.get(&at)?;
+            let at = join(&at, "function");
+            let name = function.name.get(&at)?.0;
+            let arguments = function.arguments.get(&at)?.unwrap_or_default();
+            tool_calls.push(template_call(id, &name, arguments.into()));
+        }
+        Ok(Message {
+            role: role.as_str().to_owned(),
+            content: marks + &self.content.get(at)?.unwrap_or_default(),
+            reasoning_content: self.thinking.get(at)?.filter(|text| !text.is_empty()),
+            tool_calls,
+            tool_call_id: self.tool_call_id.get(at)?,
+            name: self.tool_name.get(at)?,
+        })
     }
-    tool_call.insert("type".to_owned(), "function".into());
-    tool_call.insert("function".to_owned(), json!({ "name": name, "arguments": arguments }));
-    Ok(Value::Object(tool_call))
 }

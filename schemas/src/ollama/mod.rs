@@ -17,10 +17,11 @@ mod format;
 mod messages;
 mod options;
 
-pub use chat_request::ChatRequest;
+pub use chat_request::{ChatRequest, OllamaChatBody};
 pub use common::LoadOnly;
-pub use generate_request::GenerateRequest;
-pub use model_request::ModelRequest;
+pub use embed::{OlderEmbedBody, OllamaEmbedBody};
+pub use generate_request::{GenerateRequest, OllamaGenerateBody};
+pub use model_request::{ModelBody, ModelRequest};
 use schemars::JsonSchema;
 use serde::Serialize;
 

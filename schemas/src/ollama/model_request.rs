@@ -1,7 +1,40 @@
 //! A body that names a model: `/api/show` and `/api/pull`.
 
-use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, json};
+use schemars::Schema;
+use serde_json::json;
+
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Required, object};
+use crate::request::read::read;
+use crate::request::values::ModelName;
+
+object! {
+    /// Names a model, under `model` or, in older clients, under `name`.
+    #[schemars(rename = "OllamaModelRequest", example = json!({ "model": "smollm2" }), transform = either_name)]
+    pub struct ModelBody {
+        /// One of the names in `/api/tags`.
+        model: Required<ModelName>,
+        /// The older place of `model`, which wins over it.
+        name: Field<String>,
+        /// As lines of JSON, where the call streams.
+        stream: Field<bool>,
+    }
+}
+
+/// `name` must be there where `model` is not.
+fn either_name(schema: &mut Schema) {
+    let object = schema.ensure_object();
+    object.remove("required");
+    let (name, none) = (json!({ "type": "string", "minLength": 1 }), json!({ "type": "null" }));
+    object["properties"]["model"]["type"] = json!(["string", "null"]);
+    object.insert(
+        "anyOf".to_owned(),
+        json!([
+            { "required": ["model"], "properties": { "model": name } },
+            { "required": ["name"], "properties": { "name": name, "model": none } },
+        ]),
+    );
+}
 
 /// Which model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,16 +46,15 @@ pub struct ModelRequest {
 }
 
 impl ModelRequest {
-    /// Reads a body. The model stands under `model`, in older clients under `name`.
+    /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        let older = root.string("name")?.filter(|name| !name.is_empty()).map(str::to_owned);
-        let model = match (root.get("model"), older) {
-            (None, Some(name)) => name,
-            _ => root.model()?,
+        let body: ModelBody = read(body)?;
+        let older = body.name.get("")?.filter(|name| !name.is_empty());
+        let model = match (body.model.is_given(), older) {
+            (false, Some(name)) => name,
+            _ => body.model.get("")?.0,
         };
-        Ok(ModelRequest { model, stream: super::common::stream(root)? })
+        Ok(ModelRequest { model, stream: body.stream.get("")?.unwrap_or(true) })
     }
 }
 

@@ -1,11 +1,35 @@
 //! `options`: what Ollama's model files call parameters.
 
-use serde_json::Value;
-
 use crate::generate::Sampling;
-use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, off, sampling, stop};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, object};
+use crate::request::sampling::SamplingBody;
+use crate::request::stop::StopStrings;
+use crate::request::unsupported::{Refused, RefusedFields, Unsupported};
+use crate::request::values::{Integer, MAX_U32};
 use crate::sampling_fields::SamplingFields;
+
+object! {
+    /// How to generate. Options that only concern how Ollama loads a model are ignored.
+    ///
+    /// `num_ctx` limits prompt and reply within the model's context, whose size is fixed when it is loaded. A prompt that
+    /// does not fit is refused, where Ollama would cut its beginning off without a word.
+    #[schemars(rename = "OllamaOptions")]
+    pub(crate) struct OptionsBody {
+        /// How tokens are drawn.
+        #[schemars(flatten)]
+        sampling: SamplingBody,
+        /// Tokens of a reply at most. 0 and less: until the context ends.
+        num_predict: Field<Integer<{ i32::MIN as i64 }, MAX_U32>>,
+        /// Tokens of prompt and reply together at most: a longer prompt is a 400, and a reply ends there with `length`.
+        /// 0, and more than the model's context, is no limit.
+        num_ctx: Field<Integer<0, MAX_U32>>,
+        /// Where a reply ends.
+        stop: Field<StopStrings>,
+        #[schemars(skip)]
+        gone: Unsupported<GoneSamplers>,
+    }
+}
 
 /// `options`, as far as they have an effect.
 pub(super) struct Options {
@@ -17,45 +41,54 @@ pub(super) struct Options {
 }
 
 /// Samplers of older versions of Ollama. Those that are switched off pass.
-const GONE: [off::Constraint; 3] =
-    [("mirostat", "Mirostat", 0.0), ("typical_p", "Typical sampling", 1.0), ("tfs_z", "Tail-free sampling", 1.0)];
+#[derive(Debug)]
+pub(crate) struct GoneSamplers;
+
+impl RefusedFields for GoneSamplers {
+    const FIELDS: &'static [Refused] = &[
+        Refused { field: "mirostat", feature: "Mirostat", off: Some(0.0) },
+        Refused { field: "typical_p", feature: "Typical sampling", off: Some(1.0) },
+        Refused { field: "tfs_z", feature: "Tail-free sampling", off: Some(1.0) },
+    ];
+}
 
 /// Ollama's defaults: `DefaultOptions` in its `api/types.go`.
 pub fn defaults(seed: u64) -> Sampling {
     Sampling { top_k: 40, top_p: 0.9, min_p: 0.0, temperature: 0.8, repeat_penalty: 1.1, seed, ..Sampling::default() }
 }
 
-/// Reads `options`. `drawn_seed` is used where the client sent none.
-///
-/// `num_ctx` limits prompt and reply within the model's context, whose size is fixed when it is loaded. A prompt that
-/// does not fit is refused, where Ollama would cut its beginning off without a word. Options that only concern how Ollama
-/// loads a model (`num_gpu`, `num_thread`, …) are ignored.
-pub(super) fn parse(root: Fields<'_>, drawn_seed: u64) -> Result<Options, InvalidRequest> {
-    let empty = Value::Object(serde_json::Map::new());
-    let options = Fields::at(root.get("options").unwrap_or(&empty), "options")?;
-    off::refuse(options, &GONE)?;
-    // 0 says nothing.
-    let num_ctx = options.integer("num_ctx", 0..=i64::from(u32::MAX))?;
-    // 0 and negative numbers all mean 'until the context ends'.
-    let num_predict = options.integer("num_predict", i64::from(i32::MIN)..=i64::from(u32::MAX))?;
-    let (sampling, chosen) = sampling::parse(options, defaults(drawn_seed))?;
-    Ok(Options {
-        max_tokens: num_predict.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
-        num_ctx: num_ctx.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0),
-        stop: stop::parse(options)?,
-        sampling,
-        chosen,
-    })
+impl OptionsBody {
+    /// Checks `options`. `drawn_seed` is used where the client sent none.
+    pub(super) fn check(self, drawn_seed: u64) -> Result<Options, InvalidRequest> {
+        const AT: &str = "options";
+        self.gone.check(AT)?;
+        // 0 says nothing.
+        let num_ctx = self.num_ctx.get(AT)?.and_then(Integer::count).filter(|&n| n > 0);
+        // 0 and negative numbers all mean 'until the context ends'.
+        let max_tokens = self.num_predict.get(AT)?.and_then(Integer::count).filter(|&n| n > 0);
+        let (sampling, chosen) = self.sampling.check(AT, defaults(drawn_seed))?;
+        Ok(Options { max_tokens, num_ctx, stop: self.stop.get(AT)?.unwrap_or_default().0, sampling, chosen })
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::request::field::Member as _;
+    use crate::request::read::read;
+
+    object! {
+        /// Has options.
+        struct Body {
+            options: Field<OptionsBody>,
+        }
+    }
 
     fn parsed(options: Value) -> Result<Options, InvalidRequest> {
-        parse(Fields::root(json!({ "options": options }).as_object().unwrap()), 99)
+        let body: Body = read(json!({ "options": options }).to_string().as_bytes())?;
+        body.options.get("")?.unwrap_or_else(|| OptionsBody::named("")).check(99)
     }
 
     fn check(options: Value, change: impl FnOnce(&mut Options)) {

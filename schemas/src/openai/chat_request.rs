@@ -1,22 +1,98 @@
-//! `POST /v1/chat/completions`: a body → one [`GenerateRequest`].
+//! `POST /v1/chat/completions`, and `/baton/plan`, which takes the same: a body → one [`GenerateRequest`].
 //!
 //! Accepted and ignored: `store`, `metadata`, `service_tier`, `prompt_cache_*`, `prediction`, `safety_identifier`,
 //! `verbosity`, `user`, and any field nobody here has heard of. What would change the answer and cannot be honoured
 //! yet is refused in `not_yet.rs`.
 
-use std::ops::RangeInclusive;
+use serde_json::json;
 
-use super::{functions, messages, not_yet, response_format, template_args};
+use super::functions::FunctionsBody;
+use super::messages::{ChatMessage, MessageList};
+use super::not_yet::{MediaBody, NotYetBody};
+use super::response_format::ResponseFormat;
+use super::template_args::TemplateBody;
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
-use crate::request::fields::Fields;
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Required, object};
 use crate::request::images::Images;
-use crate::request::{InvalidRequest, json, sampling, stop, tools};
+use crate::request::read::read;
+use crate::request::sampling::SamplingBody;
+use crate::request::stop::StopStrings;
+use crate::request::tools::ChatToolsBody;
+use crate::request::values::{Integer, MAX_U32, ModelName};
 
-/// Each choice takes a slot of its own, or waits for one: more than this from one request would keep everybody else
+/// Each choice takes a slot of its own, or waits for one: more than 16 from one request would keep everybody else
 /// out of the engine. OpenAI allows 128 on far larger machines.
-pub(crate) const N_CHOICES: RangeInclusive<i64> = 1..=16;
+pub(crate) type NChoices = Integer<1, 16>;
 /// OpenAI's limit; each alternative costs bytes on every token.
-pub(crate) const TOP_LOGPROBS: RangeInclusive<i64> = 0..=20;
+pub(crate) type TopLogprobs = Integer<0, 20>;
+/// -1 is llama.cpp's 'until the context ends'.
+pub(crate) type MaxTokens = Integer<-1, MAX_U32>;
+
+object! {
+    /// A chat to be continued.
+    #[schemars(rename = "ChatCompletionRequest", example = json!({
+        "model": "smollm2", "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]
+    }))]
+    pub struct ChatBody {
+        /// One of the names in `/v1/models`.
+        model: Required<ModelName>,
+        /// The history.
+        messages: Required<MessageList<ChatMessage>>,
+        /// Choices: replies that differ in their seeds.
+        n: Field<NChoices>,
+        /// Tokens of a reply at most. Null and -1: until the context ends. 0: none, the prompt is computed.
+        max_completion_tokens: Field<MaxTokens>,
+        /// The older name, which the other wins over.
+        max_tokens: Field<MaxTokens>,
+        /// Where a reply ends.
+        stop: Field<StopStrings>,
+        /// How tokens are drawn.
+        #[schemars(flatten)]
+        sampling: SamplingBody,
+        /// Report the log-probabilities of tokens.
+        logprobs: Field<bool>,
+        /// With so many of the most likely tokens at each place. More than 0 needs `logprobs`.
+        top_logprobs: Field<TopLogprobs>,
+        /// As server-sent events.
+        stream: Field<bool>,
+        /// How the stream ends.
+        stream_options: Field<StreamOptions>,
+        /// What the reply has to be.
+        response_format: Field<ResponseFormat>,
+        /// What the model may call.
+        #[schemars(flatten)]
+        tools: ChatToolsBody,
+        /// The older form of that.
+        #[schemars(flatten)]
+        functions: FunctionsBody,
+        /// Variables of the chat template.
+        #[schemars(flatten)]
+        template: TemplateBody,
+        /// Go on past the model's own end.
+        ignore_eos: Field<bool>,
+        /// Media of the reply.
+        #[schemars(flatten)]
+        media: MediaBody,
+        #[schemars(skip)]
+        not_yet: NotYetBody,
+    }
+}
+
+object! {
+    /// How a stream ends.
+    pub(crate) struct StreamOptions {
+        /// With a last event that carries the usage.
+        include_usage: Field<bool>,
+    }
+}
+
+impl StreamOptions {
+    pub(crate) fn includes_usage(options: Option<Self>) -> Result<bool, InvalidRequest> {
+        let Some(options) = options else { return Ok(false) };
+        Ok(options.include_usage.get("stream_options")?.unwrap_or(false))
+    }
+}
 
 /// A chat completion as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,71 +110,64 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        not_yet::refuse(root)?;
-        let conversation = conversation(root)?;
-        let functions = functions::parse(root)?;
+        read::<ChatBody>(body)?.check(drawn_seed)
+    }
+}
+
+impl ChatBody {
+    fn check(mut self, drawn_seed: u64) -> Result<ChatRequest, InvalidRequest> {
+        self.not_yet.check()?;
+        self.media.check()?;
+        let conversation = conversation(self.messages, self.template)?;
+        let functions = self.functions.check(&mut self.tools)?;
         let has_functions = functions.is_some();
-        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        // Both are checked.
+        let older = self.max_tokens.get("")?;
+        let newer = self.max_completion_tokens.get("")?;
+        let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
+        let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
+        // A bare `top_logprobs: 0` asks for nothing.
+        if top_logprobs > 0 && !wants_logprobs {
+            return Err(InvalidRequest::at("top_logprobs", "needs 'logprobs' to be true"));
+        }
         Ok(ChatRequest {
             generate: GenerateRequest {
-                model: root.model()?,
+                model: self.model.get("")?.0,
                 input: Input::Chat(conversation),
-                n: root.integer("n", N_CHOICES)?.map_or(1, |n| n as u32),
-                max_tokens: max_tokens(root)?,
-                stop: stop::parse(root)?,
+                n: self.n.get("")?.and_then(Integer::count).unwrap_or(1),
+                max_tokens: newer.or(older).and_then(Integer::count),
+                stop: self.stop.get("")?.unwrap_or_default().0,
                 sampling,
                 chosen,
-                top_logprobs: top_logprobs(root)?,
-                ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
-                constraint: response_format::parse(root)?,
-                tools: functions.map_or_else(|| tools::parse(root), Ok)?,
+                top_logprobs: wants_logprobs.then_some(top_logprobs),
+                ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
+                constraint: self.response_format.get("")?.map_or(Ok(None), ResponseFormat::check)?,
+                tools: functions.map_or_else(|| self.tools.check(), Ok)?,
                 wants_thinking: false,
                 keep_alive: None,
                 num_ctx: None,
                 context: None,
             },
-            stream: root.boolean("stream")?.unwrap_or(false),
-            include_usage: include_usage(root)?,
+            stream: self.stream.get("")?.unwrap_or(false),
+            include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
             has_functions,
         })
     }
 }
 
 /// What the chat template gets. llama-server's `/apply-template` has the same fields.
-pub(crate) fn conversation(root: Fields<'_>) -> Result<Conversation, InvalidRequest> {
+pub(crate) fn conversation(
+    messages: Required<MessageList<ChatMessage>>,
+    template: TemplateBody,
+) -> Result<Conversation, InvalidRequest> {
     let mut images = Images::default();
     Ok(Conversation {
-        messages: messages::parse(root, &mut images)?,
+        messages: messages.get("")?.check(&mut images)?,
         tools: Vec::new(),
-        template_args: template_args::parse(root)?,
+        template_args: template.check()?,
         images: images.into_vec(),
     })
-}
-
-/// `max_completion_tokens` wins over the older `max_tokens`; both are checked.
-fn max_tokens(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
-    let range = -1..=i64::from(u32::MAX);
-    let older = root.integer("max_tokens", range.clone())?;
-    let newer = root.integer("max_completion_tokens", range)?;
-    // -1 is llama.cpp's 'until the context ends'.
-    Ok(newer.or(older).and_then(|n| u32::try_from(n).ok()))
-}
-
-fn top_logprobs(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
-    let wanted = root.boolean("logprobs")?.unwrap_or(false);
-    let top = root.integer("top_logprobs", TOP_LOGPROBS)?.unwrap_or(0);
-    // A bare `top_logprobs: 0` asks for nothing.
-    if top > 0 && !wanted {
-        return Err(InvalidRequest::at("top_logprobs", "needs 'logprobs' to be true"));
-    }
-    Ok(wanted.then_some(top as u32))
-}
-
-pub(super) fn include_usage(root: Fields<'_>) -> Result<bool, InvalidRequest> {
-    let Some(options) = root.get("stream_options") else { return Ok(false) };
-    Ok(Fields::at(options, "stream_options")?.boolean("include_usage")?.unwrap_or(false))
 }
 
 #[cfg(test)]

@@ -1,18 +1,62 @@
 //! `POST /v1/completions`, OpenAI's older route: a body → one [`GenerateRequest`] for each prompt.
 
-use serde_json::Value;
+use serde_json::json;
 
-use super::chat_request::{N_CHOICES, TOP_LOGPROBS, include_usage};
-use super::{not_yet, response_format};
+use super::chat_request::{MaxTokens, NChoices, StreamOptions, TopLogprobs};
+use super::not_yet::NotYetBody;
+use super::response_format::ResponseFormat;
 use crate::generate::{GenerateRequest, Input, Sampling};
-use crate::request::fields::{Fields, wrong_type};
-use crate::request::{InvalidRequest, json, sampling, stop, tokens};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Required, object};
+use crate::request::inputs::{Inputs, TextOrTokens};
+use crate::request::read::read;
+use crate::request::sampling::SamplingBody;
+use crate::request::stop::StopStrings;
+use crate::request::values::{Integer, ModelName};
 use crate::tools::ToolUse;
 
 /// OpenAI's default. A chat ends by itself, a bare text often does not.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Choices over all prompts: each takes a slot or a place in the engine's queue. Libraries send batches of 20 prompts.
-pub(crate) const MAX_CHOICES: u32 = 64;
+const MAX_CHOICES: usize = 64;
+
+object! {
+    /// Texts to be continued.
+    #[schemars(rename = "CompletionRequest", example = json!({
+        "model": "smollm2", "max_tokens": 8, "prompt": "Once upon a time"
+    }))]
+    pub struct CompletionBody {
+        /// One of the names in `/v1/models`.
+        model: Required<ModelName>,
+        /// What to continue. Prompts times `n` are 64 at most.
+        prompt: Required<Inputs<MAX_CHOICES>>,
+        /// What follows. Needs a model with infilling tokens, and the prompt as text.
+        suffix: Field<String>,
+        /// Choices for each prompt.
+        n: Field<NChoices>,
+        /// Tokens of a text at most. Null: 16. -1: until the context ends.
+        max_tokens: Field<MaxTokens>,
+        /// Where a text ends.
+        stop: Field<StopStrings>,
+        /// How tokens are drawn.
+        #[schemars(flatten)]
+        sampling: SamplingBody,
+        /// Report log-probabilities, with so many of the most likely tokens at each place. Not together with `echo`.
+        logprobs: Field<TopLogprobs>,
+        /// Each text begins with its prompt.
+        echo: Field<bool>,
+        /// As server-sent events.
+        stream: Field<bool>,
+        /// How the stream ends.
+        stream_options: Field<StreamOptions>,
+        /// What the text has to be.
+        response_format: Field<ResponseFormat>,
+        /// Go on past the model's own end.
+        ignore_eos: Field<bool>,
+        #[schemars(skip)]
+        not_yet: NotYetBody,
+    }
+}
 
 /// A completion as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,34 +74,40 @@ pub struct CompletionRequest {
 impl CompletionRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        not_yet::refuse_in_completion(root)?;
-        let inputs = with_suffix(prompts(root)?, root)?;
-        let n = root.integer("n", N_CHOICES)?.map_or(1, |n| n as u32);
-        let n_prompts = u32::try_from(inputs.len()).unwrap_or(u32::MAX);
-        if n_prompts.saturating_mul(n) > MAX_CHOICES {
+        read::<CompletionBody>(body)?.check(drawn_seed)
+    }
+}
+
+impl CompletionBody {
+    fn check(self, drawn_seed: u64) -> Result<CompletionRequest, InvalidRequest> {
+        self.not_yet.check()?;
+        let inputs = self.prompt.get("")?.check("prompt", "prompts")?;
+        let inputs = with_suffix(inputs, self.suffix.get("")?)?;
+        let n = self.n.get("")?.and_then(Integer::count).unwrap_or(1);
+        if inputs.len() * n as usize > MAX_CHOICES {
+            let n_prompts = inputs.len();
             let problem =
                 format!("times n must be at most {MAX_CHOICES}, but there are {n_prompts} prompts and n is {n}");
             return Err(InvalidRequest::at("prompt", problem));
         }
-        let echo = root.boolean("echo")?.unwrap_or(false);
-        let top_logprobs = root.integer("logprobs", TOP_LOGPROBS)?.map(|n| n as u32);
+        let echo = self.echo.get("")?.unwrap_or(false);
+        let top_logprobs = self.logprobs.get("")?.and_then(Integer::count);
         if echo && top_logprobs.is_some() {
             return Err(InvalidRequest::unsupported("logprobs", "Log-probabilities of an echoed prompt"));
         }
-        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let first = GenerateRequest {
-            model: root.model()?,
+            model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
             n,
-            max_tokens: max_tokens(root)?,
-            stop: stop::parse(root)?,
+            // Null is OpenAI's default too.
+            max_tokens: self.max_tokens.get("")?.map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
+            stop: self.stop.get("")?.unwrap_or_default().0,
             sampling,
             chosen,
             top_logprobs,
-            ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
-            constraint: response_format::parse(root)?,
+            ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
+            constraint: self.response_format.get("")?.map_or(Ok(None), ResponseFormat::check)?,
             tools: ToolUse::default(),
             wants_thinking: false,
             keep_alive: None,
@@ -67,8 +117,8 @@ impl CompletionRequest {
         Ok(CompletionRequest {
             prompts: (0..).zip(inputs).map(|(idx, input)| nth(&first, idx, input)).collect(),
             echo,
-            stream: root.boolean("stream")?.unwrap_or(false),
-            include_usage: include_usage(root)?,
+            stream: self.stream.get("")?.unwrap_or(false),
+            include_usage: StreamOptions::includes_usage(self.stream_options.get("")?)?,
         })
     }
 }
@@ -80,54 +130,21 @@ fn nth(first: &GenerateRequest, idx: u64, input: Input) -> GenerateRequest {
     request
 }
 
-/// Null is OpenAI's default too; −1 is llama.cpp's 'until the context ends'.
-fn max_tokens(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
-    let wanted = root.integer("max_tokens", -1..=i64::from(u32::MAX))?;
-    Ok(wanted.map_or(Some(DEFAULT_MAX_TOKENS), |n| u32::try_from(n).ok()))
-}
-
-/// A string, tokens, or an array of one of them.
-fn prompts(root: Fields<'_>) -> Result<Vec<Input>, InvalidRequest> {
-    match root.get("prompt") {
-        None => Err(InvalidRequest::at("prompt", "is missing")),
-        Some(Value::Array(items)) if items.is_empty() => Err(InvalidRequest::at("prompt", "must not be empty")),
-        Some(Value::Array(items)) if items.iter().all(Value::is_number) => {
-            Ok(vec![Input::Tokens(tokens::parse(items, "prompt")?)])
-        }
-        Some(Value::Array(items)) if items.len() > MAX_CHOICES as usize => {
-            let problem = format!("must be at most {MAX_CHOICES} prompts, but is {}", items.len());
-            Err(InvalidRequest::at("prompt", problem))
-        }
-        Some(Value::Array(items)) => {
-            items.iter().enumerate().map(|(idx, item)| prompt(item, &format!("prompt[{idx}]"))).collect()
-        }
-        Some(one) => Ok(vec![prompt(one, "prompt")?]),
-    }
-}
-
-fn prompt(value: &Value, name: &str) -> Result<Input, InvalidRequest> {
-    match value {
-        Value::String(text) if text.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
-        Value::String(text) => Ok(Input::Text(text.clone())),
-        Value::Array(items) if items.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
-        Value::Array(items) => tokens::parse(items, name).map(Input::Tokens),
-        other => Err(wrong_type(name, "a string or an array of tokens", other)),
-    }
-}
-
 /// With a `suffix`, each prompt is the text before what is wanted.
-fn with_suffix(inputs: Vec<Input>, root: Fields<'_>) -> Result<Vec<Input>, InvalidRequest> {
-    let Some(suffix) = root.string("suffix")?.filter(|suffix| !suffix.is_empty()) else { return Ok(inputs) };
-    let infill = |input: Input| match input {
-        Input::Text(prefix) => Ok(Input::Infill { prefix, suffix: suffix.to_owned() }),
-        _ => Err(InvalidRequest::at("suffix", "needs the prompt as text")),
+fn with_suffix(inputs: Vec<TextOrTokens>, suffix: Option<String>) -> Result<Vec<Input>, InvalidRequest> {
+    let suffix = suffix.filter(|suffix| !suffix.is_empty());
+    let input = |input| match (input, &suffix) {
+        (TextOrTokens::Text(text), None) => Ok(Input::Text(text)),
+        (TextOrTokens::Tokens(tokens), None) => Ok(Input::Tokens(tokens)),
+        (TextOrTokens::Text(prefix), Some(suffix)) => Ok(Input::Infill { prefix, suffix: suffix.clone() }),
+        (TextOrTokens::Tokens(_), Some(_)) => Err(InvalidRequest::at("suffix", "needs the prompt as text")),
     };
-    inputs.into_iter().map(infill).collect()
+    inputs.into_iter().map(input).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Value;
 
     use super::*;
 

@@ -5,12 +5,30 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS, le_bytes};
-use crate::request::fields::{Fields, wrong_type};
-use crate::request::{InvalidRequest, json, tokens};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Required, object};
+use crate::request::inputs::{Inputs, TextOrTokens};
+use crate::request::read::read;
+use crate::request::values::{Integer, MAX_U32, ModelName, Word, Words};
+
+object! {
+    /// Texts whose vectors are wanted.
+    #[schemars(rename = "EmbeddingsRequest", example = json!({ "model": "smollm2", "input": "a text" }))]
+    pub struct EmbeddingsBody {
+        /// One of the names in `/v1/models`.
+        model: Required<ModelName>,
+        /// The texts; 300,000 tokens in all.
+        input: Required<Inputs<MAX_INPUTS>>,
+        /// How vectors are written. OpenAI's SDKs ask for base64.
+        encoding_format: Field<Word<Encoding>>,
+        /// Has to be the model's own number.
+        dimensions: Field<Integer<1, MAX_U32>>,
+    }
+}
 
 /// Texts to embed as the client asked for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,57 +40,38 @@ pub struct EmbeddingsRequest {
 }
 
 /// How vectors are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// As arrays of numbers.
+    /// Arrays of numbers.
     Float,
-    /// As base64 of 32-bit floats, the least significant byte first. OpenAI's SDKs ask for it unless they are told not
-    /// to.
+    /// Base64 of 32-bit floats, the least significant byte first. OpenAI's SDKs ask for it unless they are told not to.
     Base64,
+}
+
+impl Words for Encoding {
+    const WORDS: &'static str = "float or base64";
 }
 
 impl EmbeddingsRequest {
     /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        let object = json::read_object(body)?;
-        let root = Fields::root(&object);
-        let encoding = match root.string("encoding_format")? {
-            None | Some("float") => Encoding::Float,
-            Some("base64") => Encoding::Base64,
-            Some(_) => return Err(InvalidRequest::at("encoding_format", "must be float or base64")),
+        let body: EmbeddingsBody = read(body)?;
+        let encoding = body.encoding_format.get("")?.map_or(Encoding::Float, |encoding| encoding.0);
+        let dimensions = body.dimensions.get("")?.and_then(Integer::count);
+        let inputs = body.input.get("")?.check("input", "texts")?.into_iter().map(|input| match input {
+            TextOrTokens::Text(text) => EmbedInput::Text(text),
+            TextOrTokens::Tokens(tokens) => EmbedInput::Tokens(tokens),
+        });
+        let embed = EmbedRequest {
+            model: body.model.get("")?.0,
+            inputs: inputs.collect(),
+            truncate: false,
+            dimensions,
+            keep_alive: None,
         };
-        let dimensions = root.integer("dimensions", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
-        let embed =
-            EmbedRequest { model: root.model()?, inputs: inputs(root)?, truncate: false, dimensions, keep_alive: None };
         Ok(EmbeddingsRequest { embed, encoding })
-    }
-}
-
-/// A string, tokens, or an array of one of them.
-fn inputs(root: Fields<'_>) -> Result<Vec<EmbedInput>, InvalidRequest> {
-    match root.get("input") {
-        None => Err(InvalidRequest::at("input", "is missing")),
-        Some(Value::Array(items)) if items.is_empty() => Err(InvalidRequest::at("input", "must not be empty")),
-        Some(Value::Array(items)) if items.iter().all(Value::is_number) => {
-            Ok(vec![EmbedInput::Tokens(tokens::parse(items, "input")?)])
-        }
-        Some(Value::Array(items)) if items.len() > MAX_INPUTS => {
-            Err(InvalidRequest::at("input", format_args!("must be at most {MAX_INPUTS} texts, but is {}", items.len())))
-        }
-        Some(Value::Array(items)) => {
-            items.iter().enumerate().map(|(idx, item)| input(item, &format!("input[{idx}]"))).collect()
-        }
-        Some(one) => Ok(vec![input(one, "input")?]),
-    }
-}
-
-fn input(value: &Value, name: &str) -> Result<EmbedInput, InvalidRequest> {
-    match value {
-        Value::String(text) if text.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
-        Value::String(text) => Ok(EmbedInput::Text(text.clone())),
-        Value::Array(items) if items.is_empty() => Err(InvalidRequest::at(name, "must not be empty")),
-        Value::Array(items) => tokens::parse(items, name).map(EmbedInput::Tokens),
-        other => Err(wrong_type(name, "a string or an array of tokens", other)),
     }
 }
 
@@ -128,7 +127,7 @@ impl EmbeddingList {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Value;
 
     use super::*;
 

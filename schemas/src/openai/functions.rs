@@ -1,56 +1,92 @@
 //! `functions` and `function_call`: the form that tools had before they were called so. A reply makes one call at most.
 
-use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 
-use super::messages;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::MapAccess;
+
 use crate::request::InvalidRequest;
-use crate::request::fields::Fields;
-use crate::request::tools::Form;
-use crate::tools::{ToolChoice, ToolUse};
+use crate::request::field::{Field, Items, object};
+use crate::request::read::{Problem, Read, Reading};
+use crate::request::tools::{ChatToolsBody, Function, ToolNamed, check_tools};
+use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
-const CHOICE: &str = "function_call";
-
-/// Reads the functions; `None` if there are none.
-pub(super) fn parse(root: Fields<'_>) -> Result<Option<ToolUse>, InvalidRequest> {
-    let wrong = || InvalidRequest::at(CHOICE, "must be auto, none or {name}");
-    let choice = match root.get(CHOICE) {
-        None => ToolChoice::Auto,
-        Some(Value::String(word)) if word == "auto" => ToolChoice::Auto,
-        Some(Value::String(word)) if word == "none" => ToolChoice::None,
-        Some(named) => {
-            let name = named.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
-            ToolChoice::Named(name.to_owned())
-        }
-    };
-    let functions = Form::FUNCTIONS.read(root, choice, false)?;
-    if functions.tools.is_empty() {
-        return Ok(None);
+object! {
+    /// Functions, and the choice among them.
+    pub(crate) struct FunctionsBody {
+        /// The older form of `tools`. Not both.
+        #[schemars(length(max = MAX_TOOLS))]
+        functions: Field<Items<Function>>,
+        /// The older form of `tool_choice`.
+        function_call: Field<FunctionChoice>,
     }
-    if root.array("tools")?.is_some_and(|tools| !tools.is_empty()) {
-        return Err(InvalidRequest::at("functions", "cannot be there together with 'tools'"));
-    }
-    Ok(Some(functions))
 }
 
-/// The call that an assistant made earlier, in the form of a tool's. It has no id: the result names the function.
-pub(super) fn earlier_call(message: Fields<'_>) -> Result<Option<Value>, InvalidRequest> {
-    let Some(call) = message.get(CHOICE) else { return Ok(None) };
-    let path = message.name(CHOICE);
-    let call = Fields::at(call, &path)?;
-    let name = call.string("name")?.filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| InvalidRequest::at(call.name("name"), "is missing"))?;
-    let mut tool_call = Map::new();
-    tool_call.insert("type".to_owned(), "function".into());
-    tool_call.insert("function".to_owned(), json!({ "name": name, "arguments": messages::arguments(call)? }));
-    Ok(Some(Value::Object(tool_call)))
+impl FunctionsBody {
+    /// The functions; `None` if there are none. With them there may be no tools.
+    pub(crate) fn check(self, tools: &mut ChatToolsBody) -> Result<Option<ToolUse>, InvalidRequest> {
+        let choice = self.function_call.get("")?.map_or(ToolChoice::Auto, |choice| choice.0);
+        let functions = check_tools(self.functions, choice, false)?;
+        if functions.tools.is_empty() {
+            return Ok(None);
+        }
+        if tools.tools.take().get("")?.is_some_and(|tools| !tools.is_empty()) {
+            return Err(InvalidRequest::at("functions", "cannot be there together with 'tools'"));
+        }
+        Ok(Some(functions))
+    }
+}
+
+/// What the reply has to do with `functions`.
+#[derive(Debug)]
+pub(crate) struct FunctionChoice(ToolChoice);
+
+impl Read for FunctionChoice {
+    const EXPECTED: &'static str = "auto, none or {name}";
+
+    fn wrong(_: &'static str) -> Problem {
+        Problem::value(format!("must be {}", Self::EXPECTED))
+    }
+
+    fn string(word: &str) -> Reading<Self> {
+        match word {
+            "auto" => Ok(FunctionChoice(ToolChoice::Auto)),
+            "none" => Ok(FunctionChoice(ToolChoice::None)),
+            _ => Err(Self::wrong("a string")),
+        }
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        let name = ToolNamed::object(fields)?.ok().and_then(|named| named.name.sound());
+        Ok(name.map(|name| FunctionChoice(ToolChoice::Named(name.0))).ok_or_else(|| Self::wrong("an object")))
+    }
+}
+
+impl JsonSchema for FunctionChoice {
+    fn schema_name() -> Cow<'static, str> {
+        "FunctionChoice".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "What the reply has to do with `functions`: a word, or one of them to call.",
+            "anyOf": [{ "type": "string", "enum": ["auto", "none"] }, generator.subschema_for::<ToolNamed>()],
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::request::read::read;
 
     fn parsed(body: Value) -> Result<Option<ToolUse>, String> {
-        parse(Fields::root(body.as_object().unwrap())).map_err(|error| error.param.unwrap_or_default())
+        let bytes = body.to_string();
+        let mut tools: ChatToolsBody = read(bytes.as_bytes()).unwrap();
+        let functions = read::<FunctionsBody>(bytes.as_bytes()).and_then(|body| body.check(&mut tools));
+        functions.map_err(|error| error.param.unwrap_or_default())
     }
 
     #[test]

@@ -1,193 +1,436 @@
 //! A client's `messages` → a [`Conversation`](crate::generate::Conversation)'s messages, in the one form that chat
 //! templates read.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::{MapAccess, SeqAccess};
 use serde_json::{Map, Value, json};
 
-use super::functions;
 use crate::generate::Message;
-use crate::request::fields::{Fields, wrong_type};
+use crate::request::field::{Field, Items, Required, join, object};
 use crate::request::images::Images;
+use crate::request::read::{Problem, Read, Reading};
+use crate::request::schema::Variant;
+use crate::request::unsupported::Demand;
+use crate::request::values::NonEmpty;
 use crate::request::{InvalidRequest, history};
 
-/// Reads the history.
-pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-    let messages = root
-        .array("messages")?
-        .filter(|messages| !messages.is_empty())
-        .ok_or_else(|| InvalidRequest::at("messages", "must be an array of at least one message"))?;
+/// A history of at least one message.
+#[derive(Debug)]
+pub(crate) struct MessageList<M>(pub(crate) Items<M>);
 
-    let messages = messages.iter().enumerate().map(|(idx, value)| {
-        let path = format!("messages[{idx}]");
-        message(Fields::at(value, &path)?, images)
-    });
-    Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
+impl<M: Read> Read for MessageList<M> {
+    const EXPECTED: &'static str = "an array";
+    const MISSING: &'static str = "must be an array of at least one message";
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let messages = Items::array(items)?;
+        Ok(messages.and_then(|messages: Items<M>| match messages.is_empty() {
+            true => Err(Problem::value(Self::MISSING)),
+            false => Ok(MessageList(messages)),
+        }))
+    }
 }
 
-fn message(fields: Fields<'_>, images: &mut Images) -> Result<Message, InvalidRequest> {
-    let role = match fields.string("role")? {
-        // OpenAI's newer name of the same thing; no template knows it.
-        Some("system" | "developer") => "system",
-        Some("user") => "user",
-        Some("assistant") => "assistant",
-        // What a tool was called before.
-        Some("tool" | "function") => "tool",
-        Some(other) => {
-            let other = other.chars().take(40).collect::<String>();
-            let problem =
-                format!("must be system, developer, user, assistant or tool, but is \"{}\"", other.escape_debug());
-            return Err(InvalidRequest::at(fields.name("role"), problem));
+impl<M: JsonSchema> JsonSchema for MessageList<M> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        Items::<M>::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = Items::<M>::json_schema(generator);
+        schema.insert("minItems".to_owned(), 1.into());
+        schema
+    }
+}
+
+/// An assistant's message has at least one of these.
+fn describe_assistant(schema: &mut Schema) {
+    schema.ensure_object()["anyOf"][1]["anyOf"] = json!([
+        {"required": ["content"]},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+        {"required": ["function_call"], "properties": {"function_call": {"type": "object"}}},
+        {"required": ["reasoning_content"], "properties": {"reasoning_content": {"type": "string"}}},
+        {"required": ["reasoning"], "properties": {"reasoning": {"type": "string"}}},
+    ]);
+}
+
+object! {
+    /// A message of the history.
+    #[schemars(transform = describe_assistant)]
+    pub(crate) struct ChatMessage {
+        /// Who speaks. `developer` is `system`, and `function` is `tool`.
+        role: Field<String>,
+        /// What is said. An assistant's message may have calls or reasoning instead.
+        content: Field<Content>,
+        /// The speaker's or the tool's name.
+        name: Field<String>,
+        /// Which call this is the result of.
+        tool_call_id: Field<String>,
+        /// The model's reasoning, kept for the template.
+        reasoning_content: Field<String>,
+        /// The same under OpenRouter's name.
+        reasoning: Field<String>,
+        /// What the model called.
+        tool_calls: Field<Items<EarlierCall>>,
+        /// What the model called, in the older form.
+        function_call: Field<EarlierFunction>,
+    }
+    by "role" {
+        Variant {
+            words: &["system", "developer", "user", "tool", "function"],
+            needs_key: &["content"],
+            may_have: &["name", "tool_call_id", "reasoning_content", "reasoning"],
+            ..Variant::NEW
+        },
+        Variant {
+            words: &["assistant"],
+            may_have: &[
+                "content", "name", "tool_call_id", "reasoning_content", "reasoning", "tool_calls", "function_call",
+            ],
+            ..Variant::NEW
+        },
+    }
+}
+
+/// A message's content. Audio and files are a 400, and so are images for a model without a projector.
+#[derive(Debug, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Content {
+    /// A text.
+    Text(String),
+    /// Texts, which newlines will join, and images.
+    Parts(Items<ContentPart>),
+}
+
+impl Read for Content {
+    const EXPECTED: &'static str = "a string, null or an array of parts";
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(Content::Text(text.to_owned()))
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Items::array(items)?.map(Content::Parts))
+    }
+}
+
+object! {
+    /// A text or an image among others.
+    pub(crate) struct ContentPart {
+        /// What it is, in any dialect's words.
+        r#type: Field<String>,
+        /// The text.
+        text: Field<String>,
+        /// What the model said when it refused.
+        refusal: Field<String>,
+        /// The image itself: URLs are never fetched.
+        image_url: Field<ImageUrl>,
+        #[schemars(skip)]
+        file_id: Field<Demand>,
+    }
+    by "type" {
+        Variant { words: &["text", "input_text", "output_text"], needs: &["text"], ..Variant::NEW },
+        Variant { words: &["refusal"], needs: &["refusal"], ..Variant::NEW },
+        Variant { words: &["image_url", "input_image"], needs: &["image_url"], ..Variant::NEW },
+    }
+}
+
+/// An image, plain or in an object.
+#[derive(Debug, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum ImageUrl {
+    /// As responses have it.
+    Plain(DataUri),
+    /// As chats have it.
+    Object(ImageObject),
+}
+
+impl Read for ImageUrl {
+    const EXPECTED: &'static str = "an object with a URL, or a URL";
+
+    fn string(uri: &str) -> Reading<Self> {
+        Ok(ImageUrl::Plain(DataUri(uri.to_owned())))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(ImageObject::object(fields)?.map(ImageUrl::Object))
+    }
+}
+
+object! {
+    /// An image in an object.
+    #[schemars(inline)]
+    pub(crate) struct ImageObject {
+        /// The image.
+        url: Required<DataUri>,
+    }
+}
+
+/// A PNG, JPEG, WebP or GIF file as a data URI in base64.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct DataUri(
+    #[schemars(regex(pattern = r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$"))] String,
+);
+
+impl Read for DataUri {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(uri: &str) -> Reading<Self> {
+        Ok(DataUri(uri.to_owned()))
+    }
+}
+
+object! {
+    /// A call that the model made earlier.
+    pub(crate) struct EarlierCall {
+        /// By which its result refers to it.
+        id: Field<String>,
+        /// The only type there is.
+        #[schemars(extend("enum" = ["function", null]))]
+        r#type: Field<String>,
+        /// Which function, with what.
+        function: Required<EarlierFunction>,
+    }
+}
+
+object! {
+    /// A function that was called.
+    pub(crate) struct EarlierFunction {
+        /// Its name.
+        name: Required<NonEmpty>,
+        /// Its arguments.
+        arguments: Field<Arguments>,
+    }
+}
+
+/// The arguments of an earlier call, as an object. What a model once wrote and nobody can parse stays a string:
+/// refusing it would end the conversation for good, since the client replays its history with every request.
+#[derive(Debug)]
+pub(crate) struct Arguments(Value);
+
+impl Arguments {
+    /// Those of a call whose arguments may be missing.
+    pub(crate) fn or_none(arguments: Option<Arguments>) -> Value {
+        arguments.map_or_else(|| Value::Object(Map::new()), |arguments| arguments.0)
+    }
+}
+
+impl Read for Arguments {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(text: &str) -> Reading<Self> {
+        if text.trim().is_empty() {
+            return Ok(Arguments(Value::Object(Map::new())));
         }
-        None => return Err(InvalidRequest::at(fields.name("role"), "is missing")),
-    };
-    let mut tool_calls = if role == "assistant" { tool_calls(fields)? } else { Vec::new() };
-    if role == "assistant" {
-        tool_calls.extend(functions::earlier_call(fields)?);
+        Ok(Arguments(match serde_json::from_str(text) {
+            Ok(object @ Value::Object(_)) => object,
+            _ => text.into(),
+        }))
     }
-    // Two names are in use: DeepSeek's, which llama-server and vLLM took, and OpenRouter's.
-    let (reasoning, elsewhere) = (fields.string("reasoning_content")?, fields.string("reasoning")?);
-    let reasoning = reasoning.or(elsewhere);
-    let may_be_missing = role == "assistant" && (!tool_calls.is_empty() || reasoning.is_some());
-    if !fields.has_key("content") && !may_be_missing {
-        return Err(InvalidRequest::at(fields.name("content"), "is missing"));
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Value::object(fields)?.map(Arguments))
     }
-    Ok(Message {
-        role: role.to_owned(),
-        content: content(fields, images)?,
-        reasoning_content: reasoning.map(str::to_owned),
-        tool_calls,
-        tool_call_id: fields.string("tool_call_id")?.map(str::to_owned),
-        name: fields.string("name")?.map(str::to_owned),
-    })
 }
 
-/// A message's `content`: a string, null, or parts. Text parts are joined by newlines, as llama-server does; images stand
-/// between them as marks.
-pub(super) fn content(fields: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
-    content_of(fields, "content", images)
+impl JsonSchema for Arguments {
+    fn schema_name() -> Cow<'static, str> {
+        "Arguments".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        schemars::json_schema!({
+            "description": "The arguments of a call.",
+            "anyOf": [
+                { "description": "As JSON in a string.", "type": "string" },
+                { "description": "As they are.", "type": "object", "additionalProperties": true },
+            ],
+        })
+    }
 }
 
-/// The same under another name.
-pub(super) fn content_of(fields: Fields<'_>, name: &str, images: &mut Images) -> Result<String, InvalidRequest> {
-    match fields.get(name) {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) => {
-            let path = fields.name(name);
-            let (mut content, mut after_text) = (String::new(), false);
-            for (idx, value) in parts.iter().enumerate() {
-                let path = format!("{path}[{idx}]");
-                let part = part(value, &path, images)?;
-                let is_text = matches!(part, Part::Text(_));
-                if is_text && std::mem::replace(&mut after_text, is_text) {
-                    content.push('\n');
-                }
-                after_text = is_text;
-                content.push_str(match &part {
-                    Part::Text(text) => text,
-                    Part::Image(mark) => mark,
-                });
+impl MessageList<ChatMessage> {
+    /// The messages as templates read them.
+    pub(crate) fn check(self, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
+        let messages = self.0.each("messages").map(|message| {
+            let (at, message) = message?;
+            message.check(&at, images)
+        });
+        Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
+    }
+}
+
+impl ChatMessage {
+    fn check(self, at: &str, images: &mut Images) -> Result<Message, InvalidRequest> {
+        let role = match self.role.get(at)?.as_deref() {
+            // OpenAI's newer name of the same thing; no template knows it.
+            Some("system" | "developer") => "system",
+            Some("user") => "user",
+            Some("assistant") => "assistant",
+            // What a tool was called before.
+            Some("tool" | "function") => "tool",
+            Some(other) => {
+                let other = other.chars().take(40).collect::<String>();
+                let problem =
+                    format!("must be system, developer, user, assistant or tool, but is \"{}\"", other.escape_debug());
+                return Err(InvalidRequest::at(join(at, "role"), problem));
             }
-            Ok(content)
+            None => return Err(InvalidRequest::at(join(at, "role"), "is missing")),
+        };
+        let mut tool_calls = Vec::new();
+        if role == "assistant" {
+            for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {
+                let (at, call) = call?;
+                tool_calls.push(call.check(&at)?);
+            }
+            if let Some(call) = self.function_call.get(at)? {
+                // It has no id: the result names the function.
+                tool_calls.push(call.check(&join(at, "function_call"), None)?);
+            }
         }
-        Some(other) => Err(wrong_type(&fields.name(name), "a string, null or an array of parts", other)),
+        // Two names are in use: DeepSeek's, which llama-server and vLLM took, and OpenRouter's.
+        let (reasoning, elsewhere) = (self.reasoning_content.get(at)?, self.reasoning.get(at)?);
+        let reasoning_content = reasoning.or(elsewhere);
+        let may_be_missing = role == "assistant" && (!tool_calls.is_empty() || reasoning_content.is_some());
+        if !self.content.has_key() && !may_be_missing {
+            return Err(InvalidRequest::at(join(at, "content"), "is missing"));
+        }
+        let content = self.content.get(at)?.map(|content| content.check(&join(at, "content"), images)).transpose()?;
+        Ok(Message {
+            role: role.to_owned(),
+            content: content.unwrap_or_default(),
+            reasoning_content,
+            tool_calls,
+            tool_call_id: self.tool_call_id.get(at)?,
+            name: self.name.get(at)?,
+        })
+    }
+}
+
+impl Content {
+    /// The text. Text parts are joined by newlines, as llama-server does; images stand between them as marks.
+    pub(crate) fn check(self, at: &str, images: &mut Images) -> Result<String, InvalidRequest> {
+        let parts = match self {
+            Content::Text(text) => return Ok(text),
+            Content::Parts(parts) => parts,
+        };
+        let (mut content, mut after_text) = (String::new(), false);
+        for part in parts.each(at) {
+            let (at, part) = part?;
+            match part.check(&at, images)? {
+                PartText::Text(text) => {
+                    if after_text {
+                        content.push('\n');
+                    }
+                    after_text = true;
+                    content.push_str(&text);
+                }
+                PartText::Image(mark) => {
+                    after_text = false;
+                    content.push_str(&mark);
+                }
+            }
+        }
+        Ok(content)
     }
 }
 
 /// What a part puts into the text.
-enum Part<'a> {
-    Text(&'a str),
+enum PartText {
+    Text(String),
     /// The mark of an image.
     Image(String),
 }
 
-fn part<'a>(value: &'a Value, path: &'a str, images: &mut Images) -> Result<Part<'a>, InvalidRequest> {
-    let part = Fields::at(value, path)?;
-    let text_field = match part.string("type")? {
-        Some("text" | "input_text" | "output_text") => "text",
-        Some("refusal") => "refusal",
-        Some("image_url" | "input_image") => return Ok(Part::Image(image(part, images)?)),
-        // Here audio and files enter, once an engine can take them.
-        Some(other) => {
-            let other: String = other.chars().take(40).collect();
-            return Err(InvalidRequest::unsupported(
-                path,
-                format_args!("Content of type \"{}\"", other.escape_debug()),
-            ));
+impl ContentPart {
+    fn check(self, at: &str, images: &mut Images) -> Result<PartText, InvalidRequest> {
+        let (text, name) = match self.r#type.get(at)?.as_deref() {
+            Some("text" | "input_text" | "output_text") => (self.text.get(at)?, "text"),
+            Some("refusal") => (self.refusal.get(at)?, "refusal"),
+            Some("image_url" | "input_image") => {
+                let field = join(at, "image_url");
+                let mark = match self.image_url.get(at)? {
+                    Some(ImageUrl::Plain(uri)) => images.add_uri(&uri.0, field)?,
+                    Some(ImageUrl::Object(object)) => {
+                        images.add_uri(&object.url.get(&field)?.0, join(&field, "url"))?
+                    }
+                    None if self.file_id.is_given() => {
+                        let problem = "nothing is stored here: send the image itself as a data URI";
+                        return Err(InvalidRequest::at(join(at, "file_id"), problem));
+                    }
+                    None => return Err(InvalidRequest::at(field, "is missing")),
+                };
+                return Ok(PartText::Image(mark));
+            }
+            // Here audio and files enter, once an engine can take them.
+            Some(other) => {
+                let other: String = other.chars().take(40).collect();
+                let what = format!("Content of type \"{}\"", other.escape_debug());
+                return Err(InvalidRequest::unsupported(at, what));
+            }
+            None => return Err(InvalidRequest::at(join(at, "type"), "is missing")),
+        };
+        text.map(PartText::Text).ok_or_else(|| InvalidRequest::at(join(at, name), "is missing"))
+    }
+}
+
+impl EarlierCall {
+    fn check(self, at: &str) -> Result<Value, InvalidRequest> {
+        if self.r#type.get(at)?.is_some_and(|kind| kind != "function") {
+            return Err(InvalidRequest::unsupported(join(at, "type"), "A tool call other than 'function'"));
         }
-        None => return Err(InvalidRequest::at(part.name("type"), "is missing")),
-    };
-    let text = part.string(text_field)?;
-    text.map(Part::Text).ok_or_else(|| InvalidRequest::at(part.name(text_field), "is missing"))
-}
-
-/// An image, of which chats have the URI in an object, and responses have it plain.
-fn image(part: Fields<'_>, images: &mut Images) -> Result<String, InvalidRequest> {
-    let path = part.name("image_url");
-    match part.get("image_url") {
-        Some(Value::String(uri)) => images.add_uri(uri, path),
-        Some(value @ Value::Object(_)) => {
-            let object = Fields::at(value, &path)?;
-            let path = object.name("url");
-            let uri = object.string("url")?.ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
-            images.add_uri(uri, path)
-        }
-        Some(other) => Err(wrong_type(&path, "an object with a URL, or a URL", other)),
-        None if part.get("file_id").is_some() => {
-            Err(InvalidRequest::at(part.name("file_id"), "nothing is stored here: send the image itself as a data URI"))
-        }
-        None => Err(InvalidRequest::at(path, "is missing")),
+        let function = self.function.get(at)?;
+        let id = self.id.get(at)?;
+        function.check(&join(at, "function"), id)
     }
 }
 
-/// The calls an assistant made earlier, with their arguments as objects.
-fn tool_calls(fields: Fields<'_>) -> Result<Vec<Value>, InvalidRequest> {
-    let path = fields.name("tool_calls");
-    let calls = fields.array("tool_calls")?.unwrap_or_default();
-    calls.iter().enumerate().map(|(idx, value)| tool_call(value, &format!("{path}[{idx}]"))).collect()
+impl EarlierFunction {
+    /// The call as templates read it.
+    fn check(self, at: &str, id: Option<String>) -> Result<Value, InvalidRequest> {
+        let name = self.name.get(at)?.0;
+        let arguments = Arguments::or_none(self.arguments.get(at)?);
+        Ok(template_call(id, &name, arguments))
+    }
 }
 
-fn tool_call(value: &Value, path: &str) -> Result<Value, InvalidRequest> {
-    let call = Fields::at(value, path)?;
-    if !matches!(call.string("type")?, None | Some("function")) {
-        return Err(InvalidRequest::unsupported(call.name("type"), "A tool call other than 'function'"));
+/// A call in the form that chat templates read.
+pub(crate) fn template_call(id: Option<String>, name: &str, arguments: Value) -> Value {
+    let mut call = Map::new();
+    if let Some(id) = id {
+        call.insert("id".to_owned(), id.into());
     }
-    let function_path = call.name("function");
-    let function = call.get("function").ok_or_else(|| InvalidRequest::at(&*function_path, "is missing"))?;
-    let function = Fields::at(function, &function_path)?;
-    let name = function
-        .string("name")?
-        .filter(|name| !name.is_empty())
-        .ok_or_else(|| InvalidRequest::at(function.name("name"), "is missing"))?;
-    let mut tool_call = Map::new();
-    if let Some(id) = call.string("id")? {
-        tool_call.insert("id".to_owned(), id.into());
-    }
-    tool_call.insert("type".to_owned(), "function".into());
-    tool_call.insert("function".to_owned(), json!({ "name": name, "arguments": arguments(function)? }));
-    Ok(Value::Object(tool_call))
-}
-
-/// Arguments as an object. What a model once wrote and nobody can parse stays a string: refusing it would end the
-/// conversation for good, since the client replays its history with every request.
-pub(super) fn arguments(function: Fields<'_>) -> Result<Value, InvalidRequest> {
-    match function.get("arguments") {
-        None => Ok(Value::Object(Map::new())),
-        Some(Value::Object(object)) => Ok(Value::Object(object.clone())),
-        Some(Value::String(text)) if text.trim().is_empty() => Ok(Value::Object(Map::new())),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
-            Ok(object @ Value::Object(_)) => Ok(object),
-            _ => Ok(Value::String(text.clone())),
-        },
-        Some(other) => Err(wrong_type(&function.name("arguments"), "a string", other)),
-    }
+    call.insert("type".to_owned(), "function".into());
+    call.insert("function".to_owned(), json!({ "name": name, "arguments": arguments }));
+    Value::Object(call)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::read::read;
+
+    object! {
+        /// Has messages.
+        struct History {
+            messages: Required<MessageList<ChatMessage>>,
+        }
+    }
+
+    fn parsed_with(messages: &Value, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
+        let body: History = read(json!({ "messages": messages }).to_string().as_bytes())?;
+        body.messages.get("")?.check(images)
+    }
 
     fn parsed(messages: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        parse(Fields::root(json!({ "messages": messages }).as_object().unwrap()), &mut Images::default())
+        parsed_with(messages, &mut Images::default())
     }
 
     /// `expected` is what the template sees.
@@ -285,12 +528,12 @@ mod tests {
     #[test]
     fn an_image_stands_in_the_text_as_its_mark() {
         let uri = "data:image/png;base64,iVBORw0KGgo=";
-        let body = json!({"messages": [{"role": "user", "content": [
+        let messages = json!([{"role": "user", "content": [
             {"type": "text", "text": "a"}, {"type": "text", "text": "b"},
             {"type": "image_url", "image_url": {"url": uri, "detail": "low"}}, {"type": "text", "text": "c"},
-            {"type": "input_image", "image_url": uri}, {"type": "text", "text": "d"}, {"type": "text", "text": "e"}]}]});
+            {"type": "input_image", "image_url": uri}, {"type": "text", "text": "d"}, {"type": "text", "text": "e"}]}]);
         let mut images = Images::default();
-        let messages = parse(Fields::root(body.as_object().unwrap()), &mut images).unwrap();
+        let messages = parsed_with(&messages, &mut images).unwrap();
         let images = images.into_vec();
         let mark = images[0].mark();
         assert_eq!(messages[0].content, format!("a\nb{mark}c{mark}d\ne"));

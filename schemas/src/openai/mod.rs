@@ -16,18 +16,18 @@ pub mod responses;
 pub mod usage;
 
 mod functions;
-mod messages;
 mod not_yet;
 mod response_format;
 mod template_args;
 
-pub use chat_request::ChatRequest;
-pub(crate) use chat_request::{N_CHOICES, TOP_LOGPROBS, conversation};
-pub use completion_request::CompletionRequest;
-pub(crate) use completion_request::MAX_CHOICES as MAX_PROMPT_CHOICES;
+pub(crate) mod messages;
+
+pub use chat_request::{ChatBody, ChatRequest};
+pub(crate) use chat_request::{TopLogprobs, conversation};
+pub use completion_request::{CompletionBody, CompletionRequest};
+pub use embeddings::{EmbeddingsBody, EmbeddingsRequest};
 pub use error::{ErrorBody, ErrorEnvelope, ErrorKind, OVERFLOW};
-pub use responses::ResponsesRequest;
-pub(crate) use responses::request::MAX_METADATA;
-pub(crate) use template_args::RESERVED as RESERVED_TEMPLATE_ARGS;
+pub use responses::{ResponsesBody, ResponsesRequest};
+pub(crate) use template_args::TemplateBody;
 
 pub use crate::request::InvalidRequest;

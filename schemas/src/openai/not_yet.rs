@@ -1,77 +1,114 @@
-//! What a client may ask for and this server cannot honour yet: refused by name, because a request that is answered as
-//! if it had not asked is a wrong answer. Each check leaves here when its feature arrives.
+//! What a client may ask for and this server cannot honour yet.
 
-use crate::request::fields::Fields;
-use crate::request::{InvalidRequest, off};
+use serde_json::Value;
 
-/// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
-pub(super) fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    refuse_formats(root)?;
-    refuse_constraints(root)?;
-    off::refuse(root, &[("echo", "Echoing the prompt", 0.0)])?;
-    refuse_media(root)
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, object};
+use crate::request::unsupported::{Refused, RefusedFields, Unsupported};
+
+/// A field that is refused whatever its value.
+const fn never(field: &'static str, feature: &'static str) -> Refused {
+    Refused { field, feature, off: None }
 }
 
-/// The same for a completion, which has no conversation to ask tools or media for.
-pub(super) fn refuse_in_completion(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    refuse_formats(root)?;
-    refuse_constraints(root)
+/// A field that is refused unless it is switched off, for which this number counts, too.
+const fn unless(off: f64, field: &'static str, feature: &'static str) -> Refused {
+    Refused { field, feature, off: Some(off) }
 }
 
-/// Structured output in other servers' words; OpenAI's is `response_format`.
-fn refuse_formats(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    for field in ["grammar", "json_schema", "structured_outputs", "regex", "ebnf"].into_iter().chain(GUIDED) {
-        if root.get(field).is_some() {
-            return Err(InvalidRequest::unsupported(field, "Structured output"));
+const STRUCTURED: &str = "Structured output";
+
+/// Fields of both chats and completions.
+#[derive(Debug)]
+pub(crate) struct NotYet;
+
+impl RefusedFields for NotYet {
+    const FIELDS: &'static [Refused] = &[
+        // Structured output in other servers' words; OpenAI's is `response_format`.
+        never("grammar", STRUCTURED),
+        never("json_schema", STRUCTURED),
+        never("structured_outputs", STRUCTURED),
+        never("regex", STRUCTURED),
+        never("ebnf", STRUCTURED),
+        // vLLM's older names for it.
+        never("guided_json", STRUCTURED),
+        never("guided_regex", STRUCTURED),
+        never("guided_choice", STRUCTURED),
+        never("guided_grammar", STRUCTURED),
+        never("guided_decoding", STRUCTURED),
+        // Fields of other servers that change which tokens may come.
+        unless(1.0, "best_of", "Choosing among several drafts"),
+        unless(0.0, "use_beam_search", "Beam search"),
+        unless(0.0, "min_tokens", "A least number of tokens"),
+        unless(0.0, "stop_token_ids", "Stopping at tokens"),
+        unless(0.0, "allowed_token_ids", "Limiting the vocabulary"),
+        unless(0.0, "bad_words", "Forbidding words"),
+        unless(0.0, "logits_processors", "A processor of logits"),
+        unless(1.0, "typical_p", "Typical sampling"),
+        unless(1.0, "tfs_z", "Tail-free sampling"),
+        unless(0.0, "mirostat", "Mirostat"),
+        unless(0.0, "dry_multiplier", "DRY sampling"),
+        unless(0.0, "xtc_probability", "XTC sampling"),
+        unless(0.0, "dynatemp_range", "Dynamic temperature"),
+        unless(-1.0, "top_n_sigma", "Top-n-sigma sampling"),
+        unless(0.0, "continue_final_message", "Continuing the last message"),
+    ];
+}
+
+/// Fields of chats alone: output other than text, and the web.
+#[derive(Debug)]
+pub(crate) struct NotYetInChats;
+
+impl RefusedFields for NotYetInChats {
+    const FIELDS: &'static [Refused] = &[
+        unless(0.0, "echo", "Echoing the prompt"),
+        never("audio", "Audio output"),
+        never("web_search_options", "Web search"),
+    ];
+}
+
+object! {
+    /// What chats and completions cannot ask for.
+    pub(crate) struct NotYetBody {
+        #[schemars(skip)]
+        fields: Unsupported<NotYet>,
+        #[schemars(skip)]
+        add_generation_prompt: Field<bool>,
+    }
+}
+
+impl NotYetBody {
+    /// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
+    pub(crate) fn check(self) -> Result<(), InvalidRequest> {
+        self.fields.check("")?;
+        match self.add_generation_prompt.get("")? {
+            Some(false) => {
+                Err(InvalidRequest::unsupported("add_generation_prompt", "A prompt without the reply's opening"))
+            }
+            Some(true) | None => Ok(()),
         }
     }
-    Ok(())
 }
 
-/// vLLM's older names for structured output.
-const GUIDED: [&str; 5] = ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding"];
-
-/// Fields of other servers that change which tokens may come.
-const CONSTRAINTS: [off::Constraint; 15] = [
-    ("best_of", "Choosing among several drafts", 1.0),
-    ("use_beam_search", "Beam search", 0.0),
-    ("min_tokens", "A least number of tokens", 0.0),
-    ("stop_token_ids", "Stopping at tokens", 0.0),
-    ("allowed_token_ids", "Limiting the vocabulary", 0.0),
-    ("bad_words", "Forbidding words", 0.0),
-    ("logits_processors", "A processor of logits", 0.0),
-    ("typical_p", "Typical sampling", 1.0),
-    ("tfs_z", "Tail-free sampling", 1.0),
-    ("mirostat", "Mirostat", 0.0),
-    ("dry_multiplier", "DRY sampling", 0.0),
-    ("xtc_probability", "XTC sampling", 0.0),
-    ("dynatemp_range", "Dynamic temperature", 0.0),
-    ("top_n_sigma", "Top-n-sigma sampling", -1.0),
-    ("continue_final_message", "Continuing the last message", 0.0),
-];
-
-fn refuse_constraints(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    off::refuse(root, &CONSTRAINTS)?;
-    match root.boolean("add_generation_prompt")? {
-        Some(false) => {
-            Err(InvalidRequest::unsupported("add_generation_prompt", "A prompt without the reply's opening"))
-        }
-        Some(true) | None => Ok(()),
+object! {
+    /// What chats alone cannot ask for.
+    pub(crate) struct MediaBody {
+        #[schemars(skip)]
+        fields: Unsupported<NotYetInChats>,
+        /// Replies are text.
+        #[schemars(extend("items" = {"type": "string", "const": "text"}))]
+        modalities: Field<Items<Value>>,
     }
 }
 
-/// Output other than text, and the web.
-fn refuse_media(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    let modalities = root.array("modalities")?.unwrap_or_default();
-    if modalities.iter().any(|modality| modality != "text") {
-        return Err(InvalidRequest::unsupported("modalities", "Output other than text"));
-    }
-    for (field, what) in [("audio", "Audio output"), ("web_search_options", "Web search")] {
-        if root.get(field).is_some() {
-            return Err(InvalidRequest::unsupported(field, what));
+impl MediaBody {
+    pub(crate) fn check(self) -> Result<(), InvalidRequest> {
+        self.fields.check("")?;
+        if self.modalities.get("")?.unwrap_or_default().sound().any(|modality| modality != "text") {
+            return Err(InvalidRequest::unsupported("modalities", "Output other than text"));
         }
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -79,10 +116,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::request::read::read;
 
     /// `expected` is the field that is refused.
     fn check(body: Value, expected: Option<&str>) {
-        let refused = refuse(Fields::root(body.as_object().unwrap())).err();
+        let bytes = body.to_string();
+        let refused = read(bytes.as_bytes()).and_then(NotYetBody::check).err();
+        let refused = refused.or_else(|| read(bytes.as_bytes()).and_then(MediaBody::check).err());
         assert_eq!(refused.as_ref().and_then(|error| error.param.as_deref()), expected, "{body}");
         if let Some(error) = refused {
             assert_eq!(error.code, Some("unsupported_parameter"), "{body}");

@@ -4,40 +4,67 @@ use serde_json::Value;
 
 use crate::constraint::{Constraint, check_schema};
 use crate::request::InvalidRequest;
-use crate::request::fields::Fields;
+use crate::request::field::{Field, Required, object};
+use crate::request::schema::Variant;
+use crate::request::values::SchemaObject;
 
 const FIELD: &str = "response_format";
 
-/// What the reply has to be; `None` for text.
-pub(super) fn parse(root: Fields<'_>) -> Result<Option<Constraint>, InvalidRequest> {
-    let Some(format) = root.get(FIELD) else { return Ok(None) };
-    match Fields::at(format, FIELD)?.string("type")? {
-        // One beside it has no effect, and is still to be a schema.
-        None | Some("text") => match schema_of(format).filter(|schema| !schema.is_object()) {
-            Some(_) => Err(InvalidRequest::at(FIELD, "schema must be an object")),
-            None => Ok(None),
-        },
-        // llama-server takes a schema here too, and nobody sends one that is not to be kept.
-        Some("json_object") => match schema_of(format) {
-            Some(schema) => held_to(schema).map(Some),
-            None => Ok(Some(Constraint::JsonObject)),
-        },
-        Some("json_schema") => {
-            // OpenAI nests the schema under its name; some servers take it beside `type`.
-            let schema = schema_of(format.get("json_schema").unwrap_or(format));
-            held_to(schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs json_schema.schema"))?).map(Some)
-        }
-        Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
+object! {
+    /// What the reply has to be: any text, any JSON object, or JSON that a schema describes.
+    pub(crate) struct ResponseFormat {
+        /// Which of them.
+        r#type: Field<String>,
+        /// With `json_object`: JSON that this describes, as llama-server takes it.
+        schema: Field<SchemaObject>,
+        /// OpenAI's place for a schema.
+        json_schema: Field<NamedSchema>,
+    }
+    by "type" {
+        Variant { words: &["text", "json_object"], is_default: true, may_have: &["schema"], ..Variant::NEW },
+        Variant { words: &["json_schema"], needs: &["json_schema"], ..Variant::NEW },
     }
 }
 
-fn schema_of(format: &Value) -> Option<&Value> {
-    format.get("schema").filter(|schema| !schema.is_null())
+object! {
+    /// A schema with a name. The name has no effect, and every schema is kept strictly.
+    pub(crate) struct NamedSchema {
+        /// The schema.
+        schema: Required<SchemaObject>,
+    }
 }
 
-fn held_to(schema: &Value) -> Result<Constraint, InvalidRequest> {
-    check_schema(schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
-    Ok(Constraint::JsonSchema { schema: schema.clone(), field: FIELD.to_owned() })
+impl ResponseFormat {
+    /// What the reply has to be; `None` for text.
+    pub(crate) fn check(self) -> Result<Option<Constraint>, InvalidRequest> {
+        let schema = self.schema.sound().map(|schema| schema.0);
+        match self.r#type.get(FIELD)?.as_deref() {
+            // One beside it has no effect, and is still to be a schema.
+            None | Some("text") => match schema.filter(|schema| !schema.is_object()) {
+                Some(_) => Err(InvalidRequest::at(FIELD, "schema must be an object")),
+                None => Ok(None),
+            },
+            // llama-server takes a schema here too, and nobody sends one that is not to be kept.
+            Some("json_object") => match schema {
+                Some(schema) => held_to(schema).map(Some),
+                None => Ok(Some(Constraint::JsonObject)),
+            },
+            Some("json_schema") => {
+                // OpenAI nests the schema under its name; some servers take it beside `type`.
+                let schema = match self.json_schema.has_key() {
+                    true => self.json_schema.sound().and_then(|named| named.schema.sound()).map(|schema| schema.0),
+                    false => schema,
+                };
+                held_to(schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs json_schema.schema"))?).map(Some)
+            }
+            Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
+        }
+    }
+}
+
+fn held_to(schema: Value) -> Result<Constraint, InvalidRequest> {
+    check_schema(&schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
+    Ok(Constraint::JsonSchema { schema, field: FIELD.to_owned() })
 }
 
 #[cfg(test)]
@@ -45,9 +72,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::read::read;
+
+    object! {
+        /// Has a format.
+        struct Body {
+            response_format: Field<ResponseFormat>,
+        }
+    }
 
     fn parsed(body: Value) -> Result<Option<Constraint>, String> {
-        parse(Fields::root(body.as_object().unwrap())).map_err(|e| e.to_string())
+        let format = read::<Body>(body.to_string().as_bytes()).unwrap().response_format.get("");
+        format.and_then(|format| format.map_or(Ok(None), ResponseFormat::check)).map_err(|e| e.to_string())
     }
 
     #[test]

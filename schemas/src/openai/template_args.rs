@@ -1,51 +1,104 @@
 //! Extra variables for the model's own chat template: the only thing a client may say to it, never a template.
 
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::MapAccess;
 use serde_json::{Map, Value};
 
 use crate::request::InvalidRequest;
-use crate::request::fields::Fields;
+use crate::request::field::{Field, object};
+use crate::request::read::{Read, Reading};
+use crate::request::unsupported::Demand;
+use crate::request::values::{Word, Words};
 
 /// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
-pub(crate) const RESERVED: [&str; 6] =
-    ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
+const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
 
-/// Reads `chat_template_kwargs` (llama-server's and vLLM's name), `enable_thinking` and `reasoning_effort`, which
-/// templates of reasoning models read under these names. No effort at all is no thinking, for templates that know that
-/// switch alone.
-pub(super) fn parse(root: Fields<'_>) -> Result<Map<String, Value>, InvalidRequest> {
-    if root.get("chat_template").is_some() {
-        return Err(InvalidRequest::at("chat_template", "a chat template is never taken from a client"));
-    }
-    let mut args = root.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    if let Some(name) = RESERVED.into_iter().find(|name| args.contains_key(*name)) {
-        return Err(InvalidRequest::at(format!("chat_template_kwargs.{name}"), "is set by the server"));
-    }
-    if let Some(thinking) = root.boolean("enable_thinking")? {
-        args.insert("enable_thinking".to_owned(), thinking.into());
-    }
-    if let Some(effort) = effort(root, "reasoning_effort")? {
-        set_effort(&mut args, effort);
-    }
-    Ok(args)
-}
-
-/// Tells the template how hard to think, under the names that templates read.
-pub(super) fn set_effort(args: &mut Map<String, Value>, effort: &str) {
-    args.insert("reasoning_effort".to_owned(), effort.into());
-    if effort == "none" {
-        args.entry("enable_thinking").or_insert(false.into());
+object! {
+    /// Variables of the chat template.
+    pub(crate) struct TemplateBody {
+        /// How hard the model is to think.
+        reasoning_effort: Field<Word<Effort>>,
+        /// Whether it is to think, for templates that know this switch.
+        enable_thinking: Field<bool>,
+        /// Other variables of the chat template.
+        chat_template_kwargs: Field<TemplateArgs>,
+        #[schemars(skip)]
+        chat_template: Field<Demand>,
     }
 }
 
-/// How hard a model is to think, under this name.
-pub(super) fn effort<'a>(fields: Fields<'a>, name: &str) -> Result<Option<&'a str>, InvalidRequest> {
-    match fields.string(name)? {
-        None => Ok(None),
-        Some(effort @ ("none" | "minimal" | "low" | "medium" | "high" | "xhigh" | "max")) => Ok(Some(effort)),
-        Some(_) => {
-            let problem = "must be none, minimal, low, medium, high, xhigh or max";
-            Err(InvalidRequest::at(fields.name(name), problem))
+/// Variables of the chat template. Those that the server sets cannot be among them.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline, extend("propertyNames" = {"not": {"enum": RESERVED}}))]
+pub(crate) struct TemplateArgs(Map<String, Value>);
+
+impl Read for TemplateArgs {
+    const EXPECTED: &'static str = "an object";
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Map::object(fields)?.map(TemplateArgs))
+    }
+}
+
+/// How hard a model is to think, where its template knows that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Effort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl Words for Effort {
+    const WORDS: &'static str = "none, minimal, low, medium, high, xhigh or max";
+}
+
+impl Effort {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Effort::None => "none",
+            Effort::Minimal => "minimal",
+            Effort::Low => "low",
+            Effort::Medium => "medium",
+            Effort::High => "high",
+            Effort::Xhigh => "xhigh",
+            Effort::Max => "max",
         }
+    }
+
+    /// Tells the template how hard to think, under the names that templates read. No effort at all is no thinking, for
+    /// templates that know that switch alone.
+    pub(crate) fn set(self, args: &mut Map<String, Value>) {
+        args.insert("reasoning_effort".to_owned(), self.as_str().into());
+        if self == Effort::None {
+            args.entry("enable_thinking").or_insert(false.into());
+        }
+    }
+}
+
+impl TemplateBody {
+    /// The variables, under the names that templates of reasoning models read.
+    pub(crate) fn check(self) -> Result<Map<String, Value>, InvalidRequest> {
+        if self.chat_template.is_given() {
+            return Err(InvalidRequest::at("chat_template", "a chat template is never taken from a client"));
+        }
+        let mut args = self.chat_template_kwargs.get("")?.map(|args| args.0).unwrap_or_default();
+        if let Some(name) = RESERVED.into_iter().find(|name| args.contains_key(*name)) {
+            return Err(InvalidRequest::at(format!("chat_template_kwargs.{name}"), "is set by the server"));
+        }
+        if let Some(thinking) = self.enable_thinking.get("")? {
+            args.insert("enable_thinking".to_owned(), thinking.into());
+        }
+        if let Some(effort) = self.reasoning_effort.get("")? {
+            effort.0.set(&mut args);
+        }
+        Ok(args)
     }
 }
 
@@ -54,9 +107,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::read::read;
 
     fn check(body: Value, expected: Result<Value, &str>) {
-        match (parse(Fields::root(body.as_object().unwrap())), expected) {
+        match (read(body.to_string().as_bytes()).and_then(TemplateBody::check), expected) {
             (Ok(args), Ok(expected)) => assert_eq!(Value::Object(args), expected, "{body}"),
             (Err(error), Err(param)) => assert_eq!(error.param.as_deref(), Some(param), "{body}"),
             (got, expected) => panic!("{got:?} instead of {expected:?}"),

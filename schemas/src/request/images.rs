@@ -5,9 +5,11 @@ use std::borrow::Cow;
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use schemars::JsonSchema;
 
 use super::InvalidRequest;
-use super::fields::Fields;
+use super::field::{Field, Items, join};
+use super::read::{Problem, Read, Reading};
 use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
 
 /// With or without padding: clients differ.
@@ -81,16 +83,33 @@ impl Images {
         Ok(mark)
     }
 
-    /// Adds a list of base64 strings, as Ollama has them. Gives their marks, to stand before the text.
-    pub(crate) fn add_list(&mut self, fields: Fields<'_>, name: &str) -> Result<String, InvalidRequest> {
+    /// Adds a list of files, as Ollama has them in `images`. Gives their marks, to stand before the text. `at` is where
+    /// the object with the list stands.
+    pub(crate) fn add_list(&mut self, files: Field<Items<ImageFile>>, at: &str) -> Result<String, InvalidRequest> {
         let mut marks = String::new();
-        for (idx, value) in fields.array(name)?.unwrap_or_default().iter().enumerate() {
-            let path = format!("{}[{idx}]", fields.name(name));
-            let data = value.as_str().ok_or_else(|| InvalidRequest::at(&*path, "must be a string of base64"))?;
+        for file in files.get(at)?.unwrap_or_default().each(&join(at, "images")) {
+            let (path, ImageFile(data)) = file?;
             // Base64 has no colon.
-            marks += &if data.contains(':') { self.add_uri(data, path)? } else { self.add_base64(data, path)? };
+            marks += &if data.contains(':') { self.add_uri(&data, path)? } else { self.add_base64(&data, path)? };
         }
         Ok(marks)
+    }
+}
+
+/// An image's file in base64, as it is or as a data URI.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline, extend("contentEncoding" = "base64"))]
+pub(crate) struct ImageFile(String);
+
+impl Read for ImageFile {
+    const EXPECTED: &'static str = "a string of base64";
+
+    fn wrong(_: &'static str) -> Problem {
+        Problem::value(format!("must be {}", Self::EXPECTED))
+    }
+
+    fn string(data: &str) -> Reading<Self> {
+        Ok(ImageFile(data.to_owned()))
     }
 }
 
@@ -102,9 +121,18 @@ pub(crate) fn not_fetched(field: String) -> InvalidRequest {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::request::field::object;
+    use crate::request::read::read;
+
+    object! {
+        /// Has images.
+        struct List {
+            images: Field<Items<ImageFile>>,
+        }
+    }
 
     const PNG: &str = "iVBORw0KGgo=";
 
@@ -114,10 +142,10 @@ mod tests {
         let mark = images.add_uri(&format!("data:image/png;base64,{PNG}"), "a".into()).unwrap();
         assert_eq!(images.add_base64(PNG.trim_end_matches('='), "b".into()).unwrap(), mark);
         assert_eq!(images.add_base64("iVBORw\r\n0KGgo=\n", "c".into()).unwrap(), mark);
-        let body = json!({"images": [PNG, format!("DATA:;Base64,{PNG}")], "none": null});
-        let fields = Fields::root(body.as_object().unwrap());
-        assert_eq!(images.add_list(fields, "images").unwrap(), format!("{mark}{mark}"));
-        assert_eq!(images.add_list(fields, "none").unwrap(), "");
+        let list = |images: Value| read::<List>(json!({ "images": images }).to_string().as_bytes()).unwrap().images;
+        let two = list(json!([PNG, format!("DATA:;Base64,{PNG}")]));
+        assert_eq!(images.add_list(two, "").unwrap(), format!("{mark}{mark}"));
+        assert_eq!(images.add_list(list(json!(null)), "").unwrap(), "");
         let images = images.into_vec();
         assert_eq!(images.iter().map(Image::field).collect::<Vec<_>>(), ["a", "b", "c", "images[0]", "images[1]"]);
         assert!(images.iter().all(|image| image.bytes() == b"\x89PNG\r\n\x1a\n"));

@@ -1,18 +1,21 @@
-//! What the dialects' parsers have in common: bytes → a JSON object → typed, range-checked fields.
+//! What the dialects' bodies have in common: bytes → typed fields → checked values.
 //!
-//! Nothing here knows a dialect. Names that several of them share (llama.cpp's for sampling, say) are read here once,
-//! so that each range is checked in one place.
+//! Nothing here knows a dialect. A body is declared once with [`field::object!`]: [`read`] reads it, its dialect checks
+//! it, and schemars derives its description in `/openapi.json` from the same fields, limits and words. Names that
+//! several dialects share (llama.cpp's for sampling, say) are here.
 
 pub mod invalid;
 
-pub(crate) mod fields;
+pub(crate) mod field;
 pub(crate) mod history;
 pub(crate) mod images;
-pub(crate) mod json;
-pub(crate) mod off;
+pub(crate) mod inputs;
+pub(crate) mod read;
 pub(crate) mod sampling;
+pub(crate) mod schema;
 pub(crate) mod stop;
-pub(crate) mod tokens;
 pub(crate) mod tools;
+pub(crate) mod unsupported;
+pub(crate) mod values;
 
 pub use invalid::InvalidRequest;

@@ -2,82 +2,171 @@
 
 use std::ops::RangeInclusive;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::MapAccess;
 use serde_json::Value;
 
-use super::fields::{Fields, in_range, kind};
+use super::field::{Field, object};
 use super::invalid::InvalidRequest;
+use super::read::{Problem, Read, Reader, Reading, each_field};
+use super::values::{Integer, Range, Real, WideInteger};
 use crate::generate::Sampling;
 use crate::sampling_fields::SamplingFields;
 use crate::sequence::Token;
 
 /// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
-pub(crate) const MAX_LOGIT_BIASES: usize = 1024;
-/// OpenAI's.
-pub(crate) const BIAS: RangeInclusive<f64> = -100.0..=100.0;
+const MAX_LOGIT_BIASES: usize = 1024;
 /// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
 /// impossible already.
 pub(crate) const REPEAT_PENALTY: RangeInclusive<f64> = 0.1..=10.0;
-/// OpenAI's.
+/// OpenAI's range.
 pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
-/// OpenAI's, of the frequency and the presence penalty.
+/// OpenAI's range of the frequency and the presence penalty.
 pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
-/// Of `top_p` and `min_p`.
+/// The range of `top_p` and `min_p`.
 pub(crate) const PROBABILITY: RangeInclusive<f64> = 0.0..=1.0;
+/// OpenAI's range of a logit bias.
+const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 
-/// Reads the sampling fields; a missing one keeps what it has in `defaults`, with a seed that was drawn. Beside it
-/// which of them the client chose.
-pub(crate) fn parse(fields: Fields<'_>, defaults: Sampling) -> Result<(Sampling, SamplingFields), InvalidRequest> {
-    let chosen = chosen(fields)?;
-    let mut sampling = defaults;
-    chosen.apply(&mut sampling);
-    sampling.seed = seed(fields)?.unwrap_or(sampling.seed);
-    sampling.logit_bias = logit_bias(fields)?;
-    Ok((sampling, chosen))
+/// vLLM's clients say 'off' as -1, llama.cpp's as 0.
+type OffOrCount = Integer<-1, { i32::MAX as i64 }>;
+
+macro_rules! ranges {
+    ($($name:ident: $range:ident),*) => {
+        $(#[derive(Debug, Clone, Copy)]
+        pub(crate) struct $name;
+        impl Range for $name {
+            const RANGE: RangeInclusive<f64> = $range;
+        })*
+    };
+}
+ranges!(Temperature: TEMPERATURE, Probability: PROBABILITY, Occurrence: OCCURRENCE_PENALTY, Repeat: REPEAT_PENALTY);
+
+object! {
+    /// How tokens are drawn. What is not given is llama-server's default, in Ollama's routes Ollama's.
+    pub(crate) struct SamplingBody {
+        /// Any 64-bit integer. Without one, or with -1, a seed is drawn.
+        seed: Field<WideInteger>,
+        /// 0 takes the most likely token.
+        temperature: Field<Real<Temperature>>,
+        /// The smallest set of tokens that reaches this probability.
+        top_p: Field<Real<Probability>>,
+        /// Tokens at least so likely, compared with the most likely one.
+        min_p: Field<Real<Probability>>,
+        /// The most likely tokens, so many; 0 and -1 are all of them.
+        top_k: Field<OffOrCount>,
+        /// Subtracted for each time that a token has come.
+        frequency_penalty: Field<Real<Occurrence>>,
+        /// Subtracted from tokens that have come.
+        presence_penalty: Field<Real<Occurrence>>,
+        /// Divides the logits of tokens that have come.
+        repeat_penalty: Field<Real<Repeat>>,
+        /// The same under vLLM's name.
+        repetition_penalty: Field<Real<Repeat>>,
+        /// How many tokens back penalties look; -1 is all of them.
+        repeat_last_n: Field<OffOrCount>,
+        /// Added to the logits of tokens, by their numbers.
+        logit_bias: Field<LogitBias>,
+    }
 }
 
-fn chosen(fields: Fields<'_>) -> Result<SamplingFields, InvalidRequest> {
-    // vLLM's clients say 'off' as -1, llama.cpp's as 0.
-    let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
-    let repetition_penalty = fields.number("repetition_penalty", REPEAT_PENALTY)?;
-    let last_n = fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
-    Ok(SamplingFields {
-        temperature: fields.number("temperature", TEMPERATURE)?,
-        top_k: top_k.map(|k| u32::try_from(k).unwrap_or(0)),
-        // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
-        top_p: fields.number("top_p", PROBABILITY)?,
-        min_p: fields.number("min_p", PROBABILITY)?,
-        repeat_penalty: fields.number("repeat_penalty", REPEAT_PENALTY)?.or(repetition_penalty),
-        repeat_last_n: last_n.map(|n| i32::try_from(n).unwrap_or(i32::MAX)),
-        frequency_penalty: fields.number("frequency_penalty", OCCURRENCE_PENALTY)?,
-        presence_penalty: fields.number("presence_penalty", OCCURRENCE_PENALTY)?,
-    })
-}
-
-/// Any 64-bit integer. −1 is 'draw one' in llama.cpp's world and many front ends send it by default; other negative
-/// numbers are OpenAI's signed seeds, taken bit for bit.
-fn seed(fields: Fields<'_>) -> Result<Option<u64>, InvalidRequest> {
-    Ok(fields.wide_integer("seed")?.filter(|&seed| seed != -1).map(|seed| seed as u64))
+impl SamplingBody {
+    /// The fields in effect, where a missing one keeps what it has in `defaults`, with a seed that was drawn. Beside
+    /// them those that the client chose. `at` is where the fields stand.
+    pub(crate) fn check(self, at: &str, defaults: Sampling) -> Result<(Sampling, SamplingFields), InvalidRequest> {
+        let top_k = self.top_k.get(at)?;
+        let repetition_penalty = self.repetition_penalty.get(at)?;
+        let last_n = self.repeat_last_n.get(at)?;
+        let chosen = SamplingFields {
+            temperature: self.temperature.get(at)?.map(|n| n.0),
+            top_k: top_k.map(|k| k.count().unwrap_or(0)),
+            // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
+            top_p: self.top_p.get(at)?.map(|n| n.0),
+            min_p: self.min_p.get(at)?.map(|n| n.0),
+            repeat_penalty: self.repeat_penalty.get(at)?.or(repetition_penalty).map(|n| n.0),
+            repeat_last_n: last_n.map(|n| i32::try_from(n.0).unwrap_or(i32::MAX)),
+            frequency_penalty: self.frequency_penalty.get(at)?.map(|n| n.0),
+            presence_penalty: self.presence_penalty.get(at)?.map(|n| n.0),
+        };
+        let mut sampling = defaults;
+        chosen.apply(&mut sampling);
+        // -1 is 'draw one' in llama.cpp's world and many front ends send it by default; other negative numbers are
+        // OpenAI's signed seeds, taken bit for bit.
+        let seed = self.seed.get(at)?.map(|seed| seed.0).filter(|&seed| seed != -1);
+        sampling.seed = seed.map_or(sampling.seed, |seed| seed as u64);
+        sampling.logit_bias = self.logit_bias.get(at)?.map(|biases| biases.0).unwrap_or_default();
+        Ok((sampling, chosen))
+    }
 }
 
 /// `{"token id": bias}`.
-fn logit_bias(fields: Fields<'_>) -> Result<Vec<(Token, f32)>, InvalidRequest> {
-    let Some(biases) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
-    if biases.len() > MAX_LOGIT_BIASES {
-        let problem = format!("must have at most {MAX_LOGIT_BIASES} entries, but has {}", biases.len());
-        return Err(InvalidRequest::at("logit_bias", problem));
+#[derive(Debug)]
+pub(crate) struct LogitBias(Vec<(Token, f32)>);
+
+impl Read for LogitBias {
+    const EXPECTED: &'static str = "an object";
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        let (mut n, mut biases) = (0, Ok(Vec::new()));
+        each_field(fields, |key, fields| {
+            n += 1;
+            let bias = fields.next_value_seed(Reader::<Value>::new())?;
+            if let Ok(read) = &mut biases {
+                match bias.and_then(|bias| one_bias(&key, &bias)) {
+                    Ok(bias) => read.push(bias),
+                    Err(problem) => biases = Err(problem),
+                }
+            }
+            Ok(())
+        })?;
+        if n > MAX_LOGIT_BIASES {
+            let problem = format!("must have at most {MAX_LOGIT_BIASES} entries, but has {n}");
+            return Ok(Err(Problem::Value(problem)));
+        }
+        Ok(biases.map(LogitBias))
     }
-    biases.iter().map(|(key, value)| one_bias(key, value)).collect()
 }
 
-fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), InvalidRequest> {
-    let token: Token = key.parse().map_err(|_| {
-        InvalidRequest::at("logit_bias", format_args!("key \"{}\" is not a token id", key.escape_debug()))
-    })?;
-    let problem = |problem: String| InvalidRequest::at("logit_bias", problem);
-    let wide = value.as_f64().ok_or_else(|| problem(format!("token {token} needs a number, not {}", kind(value))))?;
-    let bias = in_range(wide, &BIAS)
-        .ok_or_else(|| problem(format!("token {token} needs a number from -100 to 100, not {wide}")))?;
-    Ok((token, bias))
+fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), Problem> {
+    let token: Token =
+        key.parse().map_err(|_| Problem::Value(format!("key \"{}\" is not a token id", key.escape_debug())))?;
+    let wide =
+        value.as_f64().ok_or_else(|| Problem::Value(format!("token {token} needs a number, not {}", kind(value))))?;
+    if !BIAS.contains(&wide) {
+        return Err(Problem::Value(format!("token {token} needs a number from -100 to 100, not {wide}")));
+    }
+    Ok((token, wide as f32))
+}
+
+/// The type of a value, with its article, for messages.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+impl JsonSchema for LogitBias {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "LogitBias".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "maxProperties": MAX_LOGIT_BIASES,
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": {"type": "number", "minimum": BIAS.start(), "maximum": BIAS.end()},
+        })
+    }
 }
 
 #[cfg(test)]
@@ -85,10 +174,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::request::read::read;
 
     fn parsed(body: Value) -> Result<Sampling, InvalidRequest> {
-        let parsed = parse(Fields::root(body.as_object().unwrap()), Sampling { seed: 99, ..Sampling::default() });
-        parsed.map(|(sampling, _)| sampling)
+        let body: SamplingBody = read(body.to_string().as_bytes())?;
+        body.check("", Sampling { seed: 99, ..Sampling::default() }).map(|(sampling, _)| sampling)
     }
 
     fn check(body: Value, expected: Sampling) {

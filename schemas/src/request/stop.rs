@@ -1,43 +1,71 @@
 //! Strings before which generation ends.
 
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::fields::{Fields, wrong_type};
-use super::invalid::InvalidRequest;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::SeqAccess;
+
+use super::read::{Problem, Read, Reading, each_item};
 
 /// Each stop string is searched for in every step. OpenAI allows 4, llama-server's users send more.
-pub(crate) const MAX_STOPS: usize = 16;
+const MAX_STOPS: usize = 16;
 /// Text that could begin a stop string is held back, so a longer one only delays the stream.
-pub(crate) const MAX_STOP_CHARS: usize = 1024;
+const MAX_STOP_CHARS: usize = 1024;
 
-/// Reads `stop`: a string, an array of strings, or nothing.
-pub(crate) fn parse(fields: Fields<'_>) -> Result<Vec<String>, InvalidRequest> {
-    parse_named(fields, "stop")
-}
+/// Texts before which generation ends: one, or several.
+#[derive(Debug, Default)]
+pub(crate) struct StopStrings(pub(crate) Vec<String>);
 
-/// The same under another name.
-pub(crate) fn parse_named(fields: Fields<'_>, field: &str) -> Result<Vec<String>, InvalidRequest> {
-    let name = fields.name(field);
-    let stops = match fields.get(field) {
-        None => return Ok(Vec::new()),
-        Some(one @ Value::String(_)) => std::slice::from_ref(one),
-        Some(Value::Array(many)) => many,
-        Some(other) => return Err(wrong_type(&name, "a string or an array of strings", other)),
-    };
-    if stops.len() > MAX_STOPS {
-        let problem = format!("must have at most {MAX_STOPS} entries, but has {}", stops.len());
-        return Err(InvalidRequest::at(name, problem));
+impl Read for StopStrings {
+    const EXPECTED: &'static str = "a string or an array of strings";
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(StopStrings(vec![StopString::string(text)?.0]))
     }
-    stops.iter().map(|stop| one_stop(stop, &name)).collect()
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let (mut n, mut stops) = (0, Ok(Vec::new()));
+        each_item(items, |item: Reading<StopString>| {
+            n += 1;
+            match (&mut stops, item) {
+                (Ok(stops), Ok(stop)) => stops.push(stop.0),
+                (Ok(_), Err(problem)) => stops = Err(problem),
+                (Err(_), _) => {}
+            }
+        })?;
+        if n > MAX_STOPS {
+            return Ok(Err(Problem::Value(format!("must have at most {MAX_STOPS} entries, but has {n}"))));
+        }
+        Ok(stops.map(StopStrings))
+    }
 }
 
-fn one_stop(value: &Value, name: &str) -> Result<String, InvalidRequest> {
-    match value {
-        Value::String(text) if text.is_empty() => Err(InvalidRequest::at(name, "must not have an empty string")),
-        Value::String(text) if text.chars().nth(MAX_STOP_CHARS).is_some() => {
-            Err(InvalidRequest::at(name, format_args!("must not be longer than {MAX_STOP_CHARS} characters")))
+struct StopString(String);
+
+impl Read for StopString {
+    const EXPECTED: &'static str = StopStrings::EXPECTED;
+
+    fn string(text: &str) -> Reading<Self> {
+        if text.is_empty() {
+            return Err(Problem::value("must not have an empty string"));
         }
-        Value::String(text) => Ok(text.clone()),
-        other => Err(wrong_type(name, "a string or an array of strings", other)),
+        if text.chars().nth(MAX_STOP_CHARS).is_some() {
+            return Err(Problem::Value(format!("must not be longer than {MAX_STOP_CHARS} characters")));
+        }
+        Ok(StopString(text.to_owned()))
+    }
+}
+
+impl JsonSchema for StopStrings {
+    fn schema_name() -> Cow<'static, str> {
+        "Stop".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let one = json_schema!({ "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS });
+        json_schema!({
+            "description": "Texts before which generation ends.",
+            "anyOf": [one, { "type": "array", "items": one, "maxItems": MAX_STOPS }],
+        })
     }
 }

@@ -1,128 +1,234 @@
 //! Tool definitions in the forms that dialects have for them, and the choice among them in OpenAI's words.
 
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::fields::Fields;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use serde::de::MapAccess;
+
+use super::field::{Field, Items, Required, join, object};
 use super::invalid::InvalidRequest;
-use crate::tools::{Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
+use super::read::{Problem, Read, Reading};
+use super::schema::Variant;
+use super::values::{SchemaObject, Word, Words};
+use crate::tools::{MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
+
+object! {
+    /// A function that the model may call.
+    pub(crate) struct Function {
+        /// What the model calls it.
+        name: Required<ToolName>,
+        /// What it is for, in words.
+        description: Field<String>,
+        /// The schema of its arguments.
+        parameters: Field<SchemaObject>,
+        /// Arguments follow the schema even where the model is free to call it or not.
+        strict: Field<bool>,
+    }
+}
+
+object! {
+    /// A tool of `/v1/chat/completions`.
+    pub(crate) struct ChatTool {
+        /// The only type there is.
+        #[schemars(extend("enum" = ["function", null]))]
+        r#type: Field<String>,
+        /// The function.
+        function: Required<Function>,
+    }
+}
+
+object! {
+    /// A tool of `/v1/responses`. Tools of other types run on OpenAI's servers, and are left out.
+    pub(crate) struct ResponseTool {
+        /// `function`, or the type of a tool that is skipped.
+        r#type: Field<String>,
+        /// The function.
+        #[schemars(flatten)]
+        function: Function,
+    }
+    by "type" {
+        Variant {
+        words: &["function"], is_default: true, needs: &["name"],
+        may_have: &["description", "parameters", "strict"], ..Variant::NEW
+        },
+        Variant { but: &["function"], ..Variant::NEW },
+    }
+}
+
+object! {
+    /// A tool of `/v1/messages`. Tools that Anthropic defines have types of their own, and are left out.
+    pub(crate) struct MessagesTool {
+        /// `custom`, or the type of a tool that is skipped.
+        r#type: Field<String>,
+        /// What the model calls it.
+        name: Field<ToolName>,
+        /// What it is for, in words.
+        description: Field<String>,
+        /// The schema of its arguments.
+        input_schema: Field<SchemaObject>,
+        /// Arguments follow the schema even where the model is free to call it or not.
+        strict: Field<bool>,
+    }
+    by "type" {
+        Variant {
+        words: &["custom"], is_default: true, needs: &["name"],
+        may_have: &["description", "input_schema", "strict"], ..Variant::NEW
+        },
+        Variant { but: &["custom"], ..Variant::NEW },
+    }
+}
+
+/// A tool's name. No two tools of a request may have the same.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline, extend("minLength" = 1, "maxLength" = MAX_NAME_CHARS, "pattern" = "^[a-zA-Z0-9_.-]+$"))]
+pub(crate) struct ToolName(pub(crate) String);
+
+impl Read for ToolName {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(name: &str) -> Reading<Self> {
+        Ok(ToolName(name.to_owned()))
+    }
+}
 
 /// How a dialect writes tools down.
 #[derive(Clone, Copy)]
 pub(crate) struct Form {
     /// The field of their list.
     list: &'static str,
-    /// Where in a tool its function stands, if not in the tool itself.
-    function: Option<&'static str>,
+    /// Where in a tool its function stands, with a dot, if not in the tool itself.
+    function: &'static str,
     /// The field of the arguments' schema.
     schema: &'static str,
     /// The field of the choice among them.
     choice: &'static str,
-    /// The `type` of tools that the client runs. Others run on the servers of the API's maker.
-    kind: &'static str,
-    /// What a tool is that says nothing of it.
-    strict: Strictness,
-    /// Whether tools of other types are left out, as nobody here can run them, or refused.
-    skips_others: bool,
+}
+
+/// A tool as a dialect has it.
+pub(crate) trait Definition: Sized {
+    const FORM: Form;
+
+    /// The tool at `at`; `None` if it is one that nobody here can run, which is left out.
+    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest>;
+}
+
+impl Definition for ChatTool {
+    const FORM: Form = Form { list: "tools", function: ".function", schema: "parameters", choice: "tool_choice" };
+
+    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+        if self.r#type.get(at)?.is_some_and(|kind| kind != "function") {
+            return Err(InvalidRequest::unsupported(join(at, "type"), "A tool other than 'function'"));
+        }
+        self.function.get(at)?.define(&join(at, "function"), Strictness::Loose).map(Some)
+    }
+}
+
+/// The form of tools before they were called so.
+impl Definition for Function {
+    const FORM: Form = Form { list: "functions", function: "", schema: "parameters", choice: "function_call" };
+
+    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+        self.define(at, Strictness::Loose).map(Some)
+    }
+}
+
+/// Functions are strict here unless they say otherwise.
+impl Definition for ResponseTool {
+    const FORM: Form = Form { function: "", ..ChatTool::FORM };
+
+    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+        if self.r#type.get(at)?.is_some_and(|kind| kind != "function") {
+            return Ok(None);
+        }
+        self.function.define(at, Strictness::IfKnown).map(Some)
+    }
+}
+
+impl Definition for MessagesTool {
+    const FORM: Form = Form { function: "", schema: "input_schema", ..ChatTool::FORM };
+
+    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+        if self.r#type.get(at)?.is_some_and(|kind| kind != "custom") {
+            return Ok(None);
+        }
+        Ok(Some(Tool {
+            name: self.name.get(at)?.map(|name| name.0).unwrap_or_default(),
+            description: self.description.get(at)?,
+            parameters: self.input_schema.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
+            strict: strictness(self.strict.get(at)?, Strictness::Loose),
+        }))
+    }
+}
+
+impl Function {
+    fn define(self, at: &str, unless_said: Strictness) -> Result<Tool, InvalidRequest> {
+        Ok(Tool {
+            // A missing name is found with the names that are no names.
+            name: self.name.optional(at)?.map(|name| name.0).unwrap_or_default(),
+            description: self.description.get(at)?,
+            parameters: self.parameters.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
+            strict: strictness(self.strict.get(at)?, unless_said),
+        })
+    }
+}
+
+fn strictness(said: Option<bool>, unless_said: Strictness) -> Strictness {
+    match said {
+        None => unless_said,
+        Some(false) => Strictness::Loose,
+        Some(true) => Strictness::Strict,
+    }
+}
+
+/// Checks the tools of a body. Without any, choice and number mean nothing.
+pub(crate) fn check_tools<T: Definition>(
+    tools: Field<Items<T>>,
+    choice: ToolChoice,
+    parallel: bool,
+) -> Result<ToolUse, InvalidRequest> {
+    let (mut defined, mut places) = (Vec::new(), Vec::new());
+    for (idx, tool) in tools.get("")?.unwrap_or_default().each(T::FORM.list).enumerate() {
+        let (place, tool) = tool?;
+        if let Some(tool) = tool.tool(&place)? {
+            defined.push(tool);
+            places.push(idx);
+        }
+    }
+    let tools = ToolUse { tools: defined, choice, parallel };
+    check(&tools).map_err(|error| InvalidRequest::at(T::FORM.field_at_fault(&error, &places), error))?;
+    Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
+}
+
+/// Keeps of a body's tools those with these names, of which at least one must be there. The model is not told of the
+/// others.
+pub(crate) fn check_allowed<T: Definition>(
+    tools: Field<Items<T>>,
+    allowed: Allowed,
+    parallel: bool,
+) -> Result<ToolUse, InvalidRequest> {
+    let mut tools = check_tools(tools, ToolChoice::Auto, parallel)?;
+    tools.tools.retain(|tool| allowed.names.contains(&tool.name));
+    if tools.tools.is_empty() {
+        return Err(InvalidRequest::at(allowed.field, "names none of the functions among 'tools'"));
+    }
+    Ok(ToolUse { choice: allowed.choice, ..tools })
+}
+
+/// Some of a body's tools.
+pub(crate) struct Allowed {
+    pub(crate) choice: ToolChoice,
+    pub(crate) names: Vec<String>,
+    /// The field that names them.
+    pub(crate) field: String,
 }
 
 impl Form {
-    /// That of chats, which Ollama has too.
-    pub(crate) const CHAT: Form = Form {
-        list: "tools",
-        function: Some("function"),
-        schema: "parameters",
-        choice: "tool_choice",
-        kind: "function",
-        strict: Strictness::Loose,
-        skips_others: false,
-    };
-    /// That of chats before tools were called so.
-    pub(crate) const FUNCTIONS: Form =
-        Form { list: "functions", function: None, choice: "function_call", ..Form::CHAT };
-    /// That of `/v1/responses`, where functions are strict unless they say otherwise.
-    pub(crate) const RESPONSES: Form =
-        Form { function: None, strict: Strictness::IfKnown, skips_others: true, ..Form::CHAT };
-    /// Anthropic's.
-    pub(crate) const ANTHROPIC: Form =
-        Form { function: None, schema: "input_schema", kind: "custom", skips_others: true, ..Form::CHAT };
-
-    /// Reads the tools. Without any, choice and number mean nothing.
-    pub(crate) fn read(self, root: Fields<'_>, choice: ToolChoice, parallel: bool) -> Result<ToolUse, InvalidRequest> {
-        let values = root.array(self.list)?.unwrap_or_default();
-        let (mut tools, mut places) = (Vec::new(), Vec::new());
-        for (index, value) in values.iter().enumerate() {
-            let path = format!("{}[{index}]", self.list);
-            if let Some(tool) = self.definition(Fields::at(value, &path)?)? {
-                tools.push(tool);
-                places.push(index);
-            }
-        }
-        let tools = ToolUse { tools, choice, parallel };
-        check(&tools).map_err(|error| InvalidRequest::at(self.param(&error, &places), error))?;
-        Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
-    }
-
-    /// Reads the tools that a choice allows. The model is not told of the others.
-    pub(crate) fn allowed(
-        self,
-        root: Fields<'_>,
-        allowed: Fields<'_>,
-        parallel: bool,
-    ) -> Result<ToolUse, InvalidRequest> {
-        let choice = match allowed.string("mode")? {
-            Some("auto") | None => ToolChoice::Auto,
-            Some("required") => ToolChoice::Required,
-            Some(_) => return Err(InvalidRequest::at(allowed.name("mode"), "must be auto or required")),
-        };
-        let mut tools = self.read(root, ToolChoice::Auto, parallel)?;
-        let names = allowed.array("tools")?.unwrap_or_default().iter();
-        let name = |tool: &Value| match self.function {
-            Some(function) => tool.get(function)?.get("name")?.as_str().map(str::to_owned),
-            None => tool.get("name")?.as_str().map(str::to_owned),
-        };
-        let names: Vec<String> = names.filter_map(name).collect();
-        tools.tools.retain(|tool| names.contains(&tool.name));
-        if tools.tools.is_empty() {
-            return Err(InvalidRequest::at(allowed.name("tools"), "names none of the functions among 'tools'"));
-        }
-        Ok(ToolUse { choice, ..tools })
-    }
-
-    /// One tool, unless it is to be skipped.
-    fn definition(self, tool: Fields<'_>) -> Result<Option<Tool>, InvalidRequest> {
-        match tool.string("type")? {
-            Some(kind) if kind != self.kind && self.skips_others => return Ok(None),
-            Some(kind) if kind != self.kind => {
-                let what = format!("A tool other than '{}'", self.kind);
-                return Err(InvalidRequest::unsupported(tool.name("type"), what));
-            }
-            _ => {}
-        }
-        let Some(name) = self.function else { return self.function(tool).map(Some) };
-        let path = tool.name(name);
-        let function = tool.get(name).ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
-        self.function(Fields::at(function, &path)?).map(Some)
-    }
-
-    fn function(self, function: Fields<'_>) -> Result<Tool, InvalidRequest> {
-        Ok(Tool {
-            name: function.string("name")?.unwrap_or_default().to_owned(),
-            description: function.string("description")?.map(str::to_owned),
-            parameters: function.get(self.schema).map_or_else(Tool::no_parameters, Value::clone),
-            strict: match function.boolean("strict")? {
-                None => self.strict,
-                Some(false) => Strictness::Loose,
-                Some(true) => Strictness::Strict,
-            },
-        })
-    }
-
-    /// The field at fault. `places` are those of the tools in the client's list.
-    fn param(self, error: &ToolsError, places: &[usize]) -> String {
+    /// The field of an error. `places` are those of the tools in the client's list.
+    fn field_at_fault(self, error: &ToolsError, places: &[usize]) -> String {
         let at = |index: &usize, field: &str| {
             let place = places.get(*index).copied().unwrap_or_default();
-            let inner = self.function.map(|name| format!(".{name}")).unwrap_or_default();
-            format!("{}[{place}]{inner}.{field}", self.list)
+            format!("{}[{place}]{}.{field}", self.list, self.function)
         };
         match error {
             ToolsError::TooMany { .. } => self.list.to_owned(),
@@ -133,62 +239,183 @@ impl Form {
     }
 }
 
-/// Reads `tools`, `tool_choice` and `parallel_tool_calls` of a chat.
-pub(crate) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    let parallel = parallel(root)?;
-    let chosen = root.get(Form::CHAT.choice).filter(|choice| choice.get("type").is_some_and(|is| is == ALLOWED));
-    let Some(chosen) = chosen else { return Form::CHAT.read(root, choice(root)?, parallel) };
-    let path = format!("{}.{ALLOWED}", Form::CHAT.choice);
-    let allowed = chosen.get(ALLOWED).ok_or_else(|| InvalidRequest::at(&*path, "is missing"))?;
-    Form::CHAT.allowed(root, Fields::at(allowed, &path)?, parallel)
+object! {
+    /// The tools of a chat.
+    pub(crate) struct ChatToolsBody {
+        /// What the model may call.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Field<Items<ChatTool>>,
+        /// What it has to call.
+        tool_choice: Field<ToolChoiceBody<ChatChoice>>,
+        /// Whether one reply may hold several calls.
+        parallel_tool_calls: Field<bool>,
+    }
 }
+
+impl ChatToolsBody {
+    pub(crate) fn check(self) -> Result<ToolUse, InvalidRequest> {
+        let parallel = self.parallel_tool_calls.get("")?.unwrap_or(true);
+        let choice = match self.tool_choice.get("")? {
+            None => ToolChoice::Auto,
+            Some(ToolChoiceBody::Word(choice)) => choice,
+            Some(ToolChoiceBody::Object(chosen)) => match chosen.r#type.peek().map(String::as_str) {
+                Some(ALLOWED) => {
+                    let at = join(CHOICE, ALLOWED);
+                    let list = chosen.allowed_tools.get(CHOICE)?;
+                    let list = list.ok_or_else(|| InvalidRequest::at(&*at, "is missing"))?;
+                    let choice = list.mode.get(&at)?.map_or(ToolChoice::Auto, |mode| mode.0.into());
+                    let functions = list.tools.optional(&at)?.unwrap_or_default().sound();
+                    let names = functions.filter_map(|tool| tool.function.sound()?.name.sound());
+                    let names = names.map(|name| name.0).collect();
+                    return check_allowed(self.tools, Allowed { choice, names, field: join(&at, "tools") }, parallel);
+                }
+                kind if kind == Some("function") || !chosen.r#type.is_given() => {
+                    let name = chosen.function.sound().and_then(|function| function.name.sound());
+                    ToolChoice::Named(name.ok_or_else(wrong_choice)?.0)
+                }
+                _ => return Err(wrong_choice()),
+            },
+        };
+        check_tools(self.tools, choice, parallel)
+    }
+}
+
+/// OpenAI's field.
+pub(crate) const CHOICE: &str = "tool_choice";
 
 /// The type of a choice that allows some of the tools.
 pub(crate) const ALLOWED: &str = "allowed_tools";
 
-/// Reads `tools` alone.
-pub(crate) fn parse_definitions(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    Form::CHAT.read(root, ToolChoice::Auto, true)
+/// A choice that is none of those there are.
+pub(crate) fn wrong_choice() -> InvalidRequest {
+    InvalidRequest::at(CHOICE, WRONG_CHOICE)
 }
 
-/// `parallel_tool_calls`.
-pub(crate) fn parallel(root: Fields<'_>) -> Result<bool, InvalidRequest> {
-    Ok(root.boolean("parallel_tool_calls")?.unwrap_or(true))
+const WRONG_CHOICE: &str = "must be auto, none, required, a function or allowed_tools";
+
+/// A choice among tools in OpenAI's words: a word that names no tool, or an object.
+#[derive(Debug)]
+pub(crate) enum ToolChoiceBody<O> {
+    Word(ToolChoice),
+    Object(O),
 }
 
-/// OpenAI's words for a choice that names no tool.
-pub(crate) fn plain_choice(word: &str) -> Option<ToolChoice> {
-    match word {
-        "auto" => Some(ToolChoice::Auto),
-        "none" => Some(ToolChoice::None),
-        "required" => Some(ToolChoice::Required),
-        _ => None,
+impl<O: Read> Read for ToolChoiceBody<O> {
+    const EXPECTED: &'static str = WRONG_CHOICE;
+
+    fn wrong(_: &'static str) -> Problem {
+        Problem::value(WRONG_CHOICE)
+    }
+
+    fn string(word: &str) -> Reading<Self> {
+        match word {
+            "auto" => Ok(ToolChoiceBody::Word(ToolChoice::Auto)),
+            "none" => Ok(ToolChoiceBody::Word(ToolChoice::None)),
+            "required" => Ok(ToolChoiceBody::Word(ToolChoice::Required)),
+            _ => Err(Self::wrong("a string")),
+        }
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(O::object(fields)?.map(ToolChoiceBody::Object))
     }
 }
 
-fn choice(root: Fields<'_>) -> Result<ToolChoice, InvalidRequest> {
-    const FIELD: &str = "tool_choice";
-    let wrong = || InvalidRequest::at(FIELD, "must be auto, none, required, a function or allowed_tools");
-    match root.get(FIELD) {
-        None => Ok(ToolChoice::Auto),
-        Some(Value::String(word)) => plain_choice(word).ok_or_else(wrong),
-        Some(named @ Value::Object(_)) => {
-            let name = named.get("function").and_then(|function| function.get("name")).and_then(Value::as_str);
-            let is_function = named.get("type").is_none_or(|kind| kind.is_null() || kind == "function");
-            name.filter(|_| is_function).map(|name| ToolChoice::Named(name.to_owned())).ok_or_else(wrong)
+impl<O: JsonSchema> JsonSchema for ToolChoiceBody<O> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("{}Body", O::schema_name().replace("Choice", "ToolChoice")).into()
+    }
+
+    fn schema_id() -> Cow<'static, str> {
+        format!("ToolChoiceBody<{}>", O::schema_id()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "What a reply has to do with its tools. `required` needs tools.",
+            "anyOf": [
+                { "type": "string", "enum": ["auto", "none", "required"] },
+                generator.subschema_for::<O>(),
+            ],
+        })
+    }
+}
+
+object! {
+    /// A call of one tool, which has to be among `tools`, or of some of them: the model is not told of the others.
+    pub(crate) struct ChatChoice {
+        /// Of what.
+        r#type: Field<String>,
+        /// Which.
+        function: Field<ToolNamed>,
+        /// Which, and what the reply has to do with them.
+        allowed_tools: Field<AllowedChatTools>,
+    }
+    by "type" {
+        Variant { words: &["function"], is_default: true, needs: &["function"], ..Variant::NEW },
+        Variant { words: &["allowed_tools"], needs: &["allowed_tools"], ..Variant::NEW },
+    }
+}
+
+object! {
+    /// See [`ChatChoice`].
+    pub(crate) struct AllowedChatTools {
+        /// What the reply has to do with them.
+        mode: Field<Word<AllowedMode>>,
+        /// Which.
+        #[schemars(length(min = 1))]
+        tools: Required<Items<AllowedChatTool>>,
+    }
+}
+
+object! {
+    /// See [`AllowedChatTools`].
+    pub(crate) struct AllowedChatTool {
+        /// Which function.
+        function: Required<ToolNamed>,
+    }
+}
+
+object! {
+    /// Names a tool.
+    pub(crate) struct ToolNamed {
+        /// Its name.
+        name: Required<ToolName>,
+    }
+}
+
+/// What a reply has to do with the tools that are allowed.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[schemars(inline)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum AllowedMode {
+    Auto,
+    Required,
+}
+
+impl Words for AllowedMode {
+    const WORDS: &'static str = "auto or required";
+}
+
+impl From<AllowedMode> for ToolChoice {
+    fn from(mode: AllowedMode) -> ToolChoice {
+        match mode {
+            AllowedMode::Auto => ToolChoice::Auto,
+            AllowedMode::Required => ToolChoice::Required,
         }
-        Some(_) => Err(wrong()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::request::read::read;
 
     fn parsed(body: Value) -> Result<ToolUse, String> {
-        parse(Fields::root(body.as_object().unwrap())).map_err(|error| error.param.unwrap_or_default())
+        let tools = read::<ChatToolsBody>(body.to_string().as_bytes()).and_then(ChatToolsBody::check);
+        tools.map_err(|error| error.param.unwrap_or_default())
     }
 
     fn tool(name: &str) -> Value {

@@ -3,7 +3,7 @@
 mod state;
 mod text;
 
-use baton_schemas::bodies::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
+use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, Slot, TokenizeReply};
 
 use super::openapi::{Operation, Routes};

@@ -9,10 +9,10 @@ mod pull;
 mod refused;
 mod reply;
 
-use baton_schemas::bodies::ollama::{ChatBody, EmbedBody, GenerateBody, ModelBody, OlderEmbedBody};
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
 use baton_schemas::ollama::model::{ModelList, Show};
 use baton_schemas::ollama::reply::Line;
+use baton_schemas::ollama::{ModelBody, OlderEmbedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody};
 use baton_schemas::ollama::{PullProgress, Version};
 
 use super::dialect::Dialect;
@@ -28,13 +28,13 @@ pub(super) fn routes() -> Routes {
     let show = Operation::new("Describe a model").takes::<ModelBody>().replies::<Show>().of_model();
     let pull = Operation::new("Fetch a model that is there").takes::<ModelBody>().fails(&[404]);
     let pull = pull.replies::<PullProgress>().streams_lines::<PullProgress>();
-    let embed = Operation::new("Vectors of texts").takes::<EmbedBody>().replies::<EmbedReply>();
+    let embed = Operation::new("Vectors of texts").takes::<OllamaEmbedBody>().replies::<EmbedReply>();
     let older = Operation::new("The vector of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
     let version = Operation::new("The version of Ollama whose API this is").replies::<Version>();
     let refused = || Operation::new("Refused: the operator chooses the models");
     Routes::default()
-        .post("/api/chat", generate::chat, generates("Continue a chat").takes::<ChatBody>())
-        .post("/api/generate", generate::generate, generates("Answer or continue a text").takes::<GenerateBody>())
+        .post("/api/chat", generate::chat, generates("Continue a chat").takes::<OllamaChatBody>())
+        .post("/api/generate", generate::generate, generates("Answer or continue a text").takes::<OllamaGenerateBody>())
         .get("/api/tags", models::tags, lists("List the models"))
         .get("/api/ps", models::running, lists("List the models that could answer now"))
         .post("/api/show", models::show, show)

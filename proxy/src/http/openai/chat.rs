@@ -3,7 +3,7 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use baton_schemas::bodies::chat::ChatBody;
+use baton_schemas::openai::ChatBody;
 use baton_schemas::openai::ChatRequest;
 use baton_schemas::openai::chat_response::{ChatChunk, ChatCompletion, ReplyHead};
 

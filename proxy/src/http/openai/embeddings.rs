@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use baton_schemas::bodies::embeddings::EmbeddingsBody;
+use baton_schemas::openai::EmbeddingsBody;
 use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
 use crate::http::body::JsonBody;

@@ -1,41 +1,103 @@
 //! `input` and `instructions` → a conversation's messages.
 
-use serde_json::{Map, Value, json};
+use schemars::{JsonSchema, Schema};
+use serde::de::SeqAccess;
 
 use crate::generate::Message;
-use crate::openai::messages;
-use crate::request::fields::{Fields, wrong_type};
+use crate::openai::messages::{Arguments, Content, template_call};
+use crate::request::field::{Field, Items, join, object};
 use crate::request::images::Images;
+use crate::request::read::{Problem, Read, Reading};
+use crate::request::schema::Variant;
+use crate::request::values::NonEmpty;
 use crate::request::{InvalidRequest, history};
 
-/// Reads the history. `instructions` come before everything else, as the system's.
-pub(super) fn parse(root: Fields<'_>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-    let mut history = History { messages: Vec::new(), reasoning: None, has_skipped: false, images };
-    if let Some(instructions) = root.string("instructions")?.filter(|text| !text.is_empty()) {
-        history.push("system", instructions.to_owned());
+/// The history.
+#[derive(Debug, JsonSchema)]
+#[schemars(rename = "ResponsesInput")]
+#[serde(untagged)]
+pub(crate) enum ResponsesInput {
+    /// The user's message.
+    Text(String),
+    /// Items.
+    Items(#[schemars(length(min = 1))] Items<InputItem>),
+}
+
+impl Read for ResponsesInput {
+    const EXPECTED: &'static str = "a string or an array of items";
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(ResponsesInput::Text(text.to_owned()))
     }
-    match root.get("input") {
-        None => return Err(InvalidRequest::at("input", "is missing")),
-        Some(Value::String(text)) => history.push("user", text.clone()),
-        Some(Value::Array(items)) if items.is_empty() => {
-            return Err(InvalidRequest::at("input", "must not be empty"));
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Items::array(items)?.and_then(|items: Items<InputItem>| match items.is_empty() {
+            true => Err(Problem::value("must not be empty")),
+            false => Ok(ResponsesInput::Items(items)),
+        }))
+    }
+}
+
+/// An item of reasoning has its text where a message has its content.
+fn describe_reasoning(schema: &mut Schema) {
+    schema.ensure_object()["anyOf"][3]["properties"]["content"] = serde_json::json!({ "type": ["array", "null"] });
+}
+
+object! {
+    /// An item of the history. References to items are a 400. Items of tools that are skipped are skipped, too.
+    #[schemars(transform = describe_reasoning)]
+    pub(crate) struct InputItem {
+        /// What it is.
+        r#type: Field<String>,
+        /// Who speaks.
+        #[schemars(extend("enum" = ["system", "developer", "user", "assistant"]))]
+        role: Field<String>,
+        /// What is said.
+        content: Field<Content>,
+        /// The call of a function, or the call that this is the output of.
+        call_id: Field<NonEmpty>,
+        /// Which function.
+        name: Field<NonEmpty>,
+        /// With what.
+        arguments: Field<Arguments>,
+        /// The function's result.
+        output: Field<Content>,
+    }
+    by "type" {
+        Variant { words: &["message"], is_default: true, needs: &["role", "content"], ..Variant::NEW },
+        Variant {
+        words: &["function_call"], needs: &["call_id", "name"], may_have: &["arguments"], ..Variant::NEW
+        },
+        Variant { words: &["function_call_output"], needs: &["call_id"], may_have: &["output"], ..Variant::NEW },
+        Variant { words: &["reasoning"], ..Variant::NEW },
+    }
+}
+
+impl ResponsesInput {
+    /// The messages as templates read them. `instructions` come before everything else, as the system's.
+    pub(super) fn check(self, instructions: Option<&str>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
+        let mut history = Turns { messages: Vec::new(), reasoning: None, has_skipped: false, images };
+        if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
+            history.push("system", instructions.to_owned());
         }
-        Some(Value::Array(items)) => {
-            for (idx, value) in items.iter().enumerate() {
-                let path = format!("input[{idx}]");
-                history.add(Fields::at(value, &path)?)?;
+        match self {
+            ResponsesInput::Text(text) => history.push("user", text),
+            ResponsesInput::Items(items) => {
+                for item in items.each("input") {
+                    let (at, item) = item?;
+                    history.add(&at, item)?;
+                }
             }
         }
-        Some(other) => return Err(wrong_type("input", "a string or an array of items", other)),
+        if history.messages.is_empty() && history.has_skipped {
+            return Err(InvalidRequest::at("input", "holds nothing that a model could read"));
+        }
+        Ok(history::with_one_system_message(history.messages))
     }
-    if history.messages.is_empty() && history.has_skipped {
-        return Err(InvalidRequest::at("input", "holds nothing that a model could read"));
-    }
-    Ok(history::with_one_system_message(history.messages))
 }
 
 /// Messages so far. What an assistant says in one turn comes as several items and is one message here.
-struct History<'i> {
+struct Turns<'i> {
     messages: Vec<Message>,
     /// Reasoning that belongs to the assistant's next item.
     reasoning: Option<String>,
@@ -44,43 +106,41 @@ struct History<'i> {
     images: &'i mut Images,
 }
 
-impl History<'_> {
+impl Turns<'_> {
     fn push(&mut self, role: &str, content: String) {
         self.messages.push(Message { role: role.to_owned(), content, ..Message::default() });
     }
 
-    fn add(&mut self, item: Fields<'_>) -> Result<(), InvalidRequest> {
-        match item.string("type")? {
-            None | Some("message") => self.message(item),
-            Some("function_call") => self.function_call(item),
-            Some("function_call_output") => self.function_call_output(item),
-            Some("reasoning") => self.reason(item),
+    fn add(&mut self, at: &str, mut item: InputItem) -> Result<(), InvalidRequest> {
+        match item.r#type.take().get(at)?.as_deref() {
+            None | Some("message") => self.message(at, item),
+            Some("function_call") => self.function_call(at, item),
+            Some("function_call_output") => self.function_call_output(at, item),
+            Some("reasoning") => self.reason(at, item),
             Some(kind) if is_of_skipped_tool(kind) => {
                 self.has_skipped = true;
                 Ok(())
             }
             Some("item_reference") => {
-                Err(InvalidRequest::at(item.name("type"), "nothing is stored here that an item could refer to"))
+                Err(InvalidRequest::at(join(at, "type"), "nothing is stored here that an item could refer to"))
             }
             Some(other) => {
                 let other: String = other.chars().take(40).collect();
                 let what = format!("An item of type \"{}\"", other.escape_debug());
-                Err(InvalidRequest::unsupported(item.name("type"), what))
+                Err(InvalidRequest::unsupported(join(at, "type"), what))
             }
         }
     }
 
-    fn message(&mut self, item: Fields<'_>) -> Result<(), InvalidRequest> {
-        let role = match item.string("role")? {
+    fn message(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
+        let role = match item.role.get(at)?.as_deref() {
             Some("system" | "developer") => "system",
             Some("user") => "user",
             Some("assistant") => "assistant",
-            _ => return Err(InvalidRequest::at(item.name("role"), "must be system, developer, user or assistant")),
+            _ => return Err(InvalidRequest::at(join(at, "role"), "must be system, developer, user or assistant")),
         };
-        if item.get("content").is_none() {
-            return Err(InvalidRequest::at(item.name("content"), "is missing"));
-        }
-        let content = messages::content(item, self.images)?;
+        let content = item.content.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "content"), "is missing"))?;
+        let content = content.check(&join(at, "content"), self.images)?;
         if role == "assistant" {
             let message = self.turn();
             // A turn has one text; a second one in a row is a turn of its own.
@@ -93,30 +153,32 @@ impl History<'_> {
         Ok(())
     }
 
-    fn function_call(&mut self, item: Fields<'_>) -> Result<(), InvalidRequest> {
-        let name = required(item, "name")?;
-        let call_id = required(item, "call_id")?;
-        let arguments = messages::arguments(item)?;
-        let mut call = Map::new();
-        call.insert("id".to_owned(), call_id.into());
-        call.insert("type".to_owned(), "function".into());
-        call.insert("function".to_owned(), json!({ "name": name, "arguments": arguments }));
-        self.turn().tool_calls.push(Value::Object(call));
+    fn function_call(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
+        let name = item.name.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "name"), "is missing"))?;
+        let call_id = required_id(item.call_id, at)?;
+        let arguments = Arguments::or_none(item.arguments.get(at)?);
+        self.turn().tool_calls.push(template_call(Some(call_id), &name.0, arguments));
         Ok(())
     }
 
-    fn function_call_output(&mut self, item: Fields<'_>) -> Result<(), InvalidRequest> {
-        let call_id = required(item, "call_id")?;
-        let output = messages::content_of(item, "output", self.images)?;
-        let tool_call_id = Some(call_id.to_owned());
-        self.messages.push(Message { role: "tool".into(), content: output, tool_call_id, ..Message::default() });
+    fn function_call_output(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
+        let tool_call_id = Some(required_id(item.call_id, at)?);
+        let output = item.output.get(at)?.map(|output| output.check(&join(at, "output"), self.images));
+        let content = output.transpose()?.unwrap_or_default();
+        self.messages.push(Message { role: "tool".into(), content, tool_call_id, ..Message::default() });
         Ok(())
     }
 
     /// The reasoning itself, if it is readable: summaries are for people, and an encrypted one was another server's.
-    fn reason(&mut self, item: Fields<'_>) -> Result<(), InvalidRequest> {
-        let parts = item.array("content")?.unwrap_or_default().iter();
-        let texts: Vec<&str> = parts.filter_map(|part| part.get("text")?.as_str()).collect();
+    fn reason(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
+        let parts = match item.content.get(at)? {
+            None => return Ok(()),
+            Some(Content::Text(_)) => {
+                return Err(InvalidRequest::at(join(at, "content"), "must be an array, but is a string"));
+            }
+            Some(Content::Parts(parts)) => parts,
+        };
+        let texts: Vec<String> = parts.sound().filter_map(|part| part.text.sound()).collect();
         if !texts.is_empty() {
             self.reasoning = Some(texts.join("\n"));
         }
@@ -137,23 +199,37 @@ impl History<'_> {
     }
 }
 
-/// Whether items of this type are calls of tools that are skipped here, and their results: of those that run on
-/// OpenAI's servers, of a client's shell, and of tools without a schema.
+/// Returns true if items of this type are calls of tools that are skipped here, or their results: tools that run on
+/// OpenAI's servers, a client's shell, and tools without a schema.
 fn is_of_skipped_tool(kind: &str) -> bool {
     kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
 }
 
-fn required<'a>(item: Fields<'a>, field: &str) -> Result<&'a str, InvalidRequest> {
-    let value = item.string(field)?.filter(|value| !value.is_empty());
-    value.ok_or_else(|| InvalidRequest::at(item.name(field), "is missing"))
+fn required_id(call_id: Field<NonEmpty>, at: &str) -> Result<String, InvalidRequest> {
+    let call_id = call_id.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "call_id"), "is missing"))?;
+    Ok(call_id.0)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::request::field::Required;
+    use crate::request::read::read;
+
+    object! {
+        /// Has a history.
+        struct Body {
+            input: Required<ResponsesInput>,
+            instructions: Field<String>,
+        }
+    }
 
     fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        parse(Fields::root(body.as_object().unwrap()), &mut Images::default())
+        let body: Body = read(body.to_string().as_bytes())?;
+        let instructions = body.instructions.get("")?;
+        body.input.get("")?.check(instructions.as_deref(), &mut Images::default())
     }
 
     fn check(body: Value, expected: Value) {

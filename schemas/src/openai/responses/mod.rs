@@ -13,5 +13,5 @@ mod tools;
 
 pub use events::EventWriter;
 pub use output::Output;
-pub use request::ResponsesRequest;
+pub use request::{ResponsesBody, ResponsesRequest};
 pub use response::{Echo, Head};

@@ -6,21 +6,125 @@
 
 use serde_json::{Map, Value, json};
 
+use super::input::ResponsesInput;
 use super::response::Echo;
-use super::{input, tools};
+use super::tools::{self, ResponseToolsBody};
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
-use crate::openai::chat_request::TOP_LOGPROBS;
-use crate::openai::template_args;
-use crate::request::fields::Fields;
+use crate::openai::chat_request::TopLogprobs;
+use crate::openai::template_args::{Effort, TemplateBody};
+use crate::request::InvalidRequest;
+use crate::request::field::{Field, Items, Required, object};
 use crate::request::images::Images;
-use crate::request::{self, InvalidRequest, off, sampling, stop};
+use crate::request::read::{Echoed, read};
+use crate::request::sampling::SamplingBody;
+use crate::request::schema::Variant;
+use crate::request::stop::StopStrings;
+use crate::request::unsupported::Demand;
+use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject, Word};
 
-/// OpenAI's limits on what it echoes.
-pub(crate) const MAX_METADATA: usize = 16;
+/// OpenAI's limit on what it echoes.
+const MAX_METADATA: usize = 16;
 
 /// What `include` calls log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
+
+object! {
+    /// A conversation to be continued. Whatever would need a store is a 400.
+    #[schemars(rename = "ResponsesRequest", example = json!({
+        "model": "smollm2", "max_output_tokens": 8, "input": "Say hello."
+    }))]
+    pub struct ResponsesBody {
+        /// One of the names in `/v1/models`.
+        model: Required<ModelName>,
+        /// The history.
+        input: Required<ResponsesInput>,
+        /// The system's message, before everything else.
+        instructions: Field<String>,
+        /// Tokens of the reply at most.
+        max_output_tokens: Field<Integer<1, MAX_U32>>,
+        /// Where the reply ends.
+        stop: Field<StopStrings>,
+        /// How tokens are drawn.
+        #[schemars(flatten)]
+        sampling: SamplingBody,
+        /// With so many of the most likely tokens at each place.
+        top_logprobs: Field<TopLogprobs>,
+        /// What else the reply should hold: `message.output_text.logprobs`.
+        include: Field<Items<Value>>,
+        /// What the text has to be.
+        text: Field<TextConfig>,
+        /// How the model is to think.
+        reasoning: Field<ReasoningBody>,
+        /// Variables of the chat template; `reasoning_effort` is `reasoning.effort` under chats' name.
+        #[schemars(flatten)]
+        template: TemplateBody,
+        /// What the model may call.
+        #[schemars(flatten)]
+        tools: ResponseToolsBody,
+        /// As server-sent events.
+        stream: Field<bool>,
+        /// Nothing is stored.
+        #[schemars(extend("enum" = [false, null]))]
+        store: Field<bool>,
+        /// Nothing runs without its client.
+        #[schemars(extend("enum" = [false, null]))]
+        background: Field<bool>,
+        /// No conversation is cut.
+        #[schemars(extend("not" = {"const": "auto"}))]
+        truncation: Field<String>,
+        /// Echoed.
+        #[schemars(extend("maxProperties" = MAX_METADATA))]
+        metadata: Field<Map<String, Value>>,
+        /// Echoed.
+        max_tool_calls: Field<Integer<1, MAX_U32>>,
+        /// Echoed.
+        safety_identifier: Field<String>,
+        /// Echoed.
+        prompt_cache_key: Field<String>,
+        /// Echoed.
+        user: Field<String>,
+        /// Go on past the model's own end.
+        ignore_eos: Field<bool>,
+        #[schemars(skip)]
+        previous_response_id: Field<Demand>,
+        #[schemars(skip)]
+        conversation: Field<Demand>,
+        #[schemars(skip)]
+        prompt: Field<Demand>,
+    }
+}
+
+object! {
+    /// What the text has to be.
+    pub(crate) struct TextConfig {
+        /// Any text, any JSON object, or JSON that a schema describes.
+        format: Field<Echoed<TextFormat>>,
+    }
+}
+
+object! {
+    /// What the text has to be: any text, any JSON object, or JSON that a schema describes.
+    pub(crate) struct TextFormat {
+        /// Which of them.
+        r#type: Field<String>,
+        /// The schema.
+        schema: Field<SchemaObject>,
+    }
+    by "type" {
+        Variant { words: &["text", "json_object"], is_default: true, ..Variant::NEW },
+        Variant { words: &["json_schema"], needs: &["schema"], ..Variant::NEW },
+    }
+}
+
+object! {
+    /// How the model is to think.
+    #[schemars(rename = "Reasoning")]
+    pub(crate) struct ReasoningBody {
+        /// How hard.
+        effort: Field<Word<Effort>>,
+    }
+}
 
 /// A response as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,56 +140,67 @@ pub struct ResponsesRequest {
 impl ResponsesRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
-        let object = request::json::read_object(body)?;
-        let root = Fields::root(&object);
-        refuse(root)?;
-        let (sampling, chosen) = sampling::parse(root, Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        let max_tokens = root.integer("max_output_tokens", 1..=i64::from(u32::MAX))?.map(|n| n as u32);
-        let (constraint, format) = format(root)?;
-        let effort = effort(root)?;
-        let mut template_args = template_args::parse(root)?;
+        read::<ResponsesBody>(body)?.check(drawn_seed)
+    }
+}
+
+impl ResponsesBody {
+    fn check(mut self, drawn_seed: u64) -> Result<ResponsesRequest, InvalidRequest> {
+        self.refuse()?;
+        let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
+        let max_tokens = self.max_output_tokens.get("")?.and_then(Integer::count);
+        let (constraint, format) = TextConfig::check(self.text.get("")?)?;
+        let effort = match self.reasoning.get("")? {
+            Some(reasoning) => reasoning.effort.get("reasoning")?.map(|effort| effort.0),
+            None => None,
+        };
+        let mut template_args = self.template.check()?;
         if let Some(effort) = effort {
-            template_args::set_effort(&mut template_args, effort);
+            effort.set(&mut template_args);
         }
         let mut images = Images::default();
-        let messages = input::parse(root, &mut images)?;
-        let top_logprobs = top_logprobs(root)?;
-        let tool_use = tools::parse(root)?;
+        let instructions = self.instructions.get("")?;
+        let messages = self.input.get("")?.check(instructions.as_deref(), &mut images)?;
+        let top = self.top_logprobs.get("")?.and_then(Integer::count);
+        let is_included = self.include.get("")?.unwrap_or_default().sound().any(|name| name == LOGPROBS);
+        // Wanted if `include` names them, or if there is a number of alternatives.
+        let top_logprobs = top.filter(|&top| top > 0 || is_included).or(is_included.then_some(0));
+        let (tool_use, tool_choice) = self.tools.check()?;
+        let metadata = self.metadata.get("")?.unwrap_or_default();
+        if metadata.len() > MAX_METADATA {
+            return Err(InvalidRequest::at("metadata", format_args!("must have at most {MAX_METADATA} entries")));
+        }
         let echo = Echo {
-            instructions: root.string("instructions")?.map(str::to_owned),
+            instructions,
             max_output_tokens: max_tokens,
-            metadata: metadata(root)?,
+            metadata,
             temperature: sampling.temperature,
             top_p: sampling.top_p,
             presence_penalty: sampling.presence_penalty,
             frequency_penalty: sampling.frequency_penalty,
             format,
-            effort: effort.map(str::to_owned),
+            effort: effort.map(|effort| effort.as_str().to_owned()),
             parallel_tool_calls: tool_use.parallel,
-            tool_choice: root.get("tool_choice").cloned().unwrap_or_else(|| "auto".into()),
+            tool_choice,
             tools: tool_use.tools.iter().map(tools::echo).collect(),
             top_logprobs: top_logprobs.unwrap_or(0),
-            max_tool_calls: root.integer("max_tool_calls", 1..=i64::from(u32::MAX))?.map(|n| n as u32),
-            safety_identifier: root.string("safety_identifier")?.map(str::to_owned),
-            prompt_cache_key: root.string("prompt_cache_key")?.map(str::to_owned),
-            user: root.string("user")?.map(str::to_owned),
+            max_tool_calls: self.max_tool_calls.get("")?.and_then(Integer::count),
+            safety_identifier: self.safety_identifier.get("")?,
+            prompt_cache_key: self.prompt_cache_key.get("")?,
+            user: self.user.get("")?,
         };
+        let images = images.into_vec();
         Ok(ResponsesRequest {
             generate: GenerateRequest {
-                model: root.model()?,
-                input: Input::Chat(Conversation {
-                    messages,
-                    tools: Vec::new(),
-                    template_args,
-                    images: images.into_vec(),
-                }),
+                model: self.model.get("")?.0,
+                input: Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images }),
                 n: 1,
                 max_tokens,
-                stop: stop::parse(root)?,
+                stop: self.stop.get("")?.unwrap_or_default().0,
                 sampling,
                 chosen,
                 top_logprobs,
-                ignore_eos: root.boolean("ignore_eos")?.unwrap_or(false),
+                ignore_eos: self.ignore_eos.get("")?.unwrap_or(false),
                 constraint,
                 tools: tool_use,
                 wants_thinking: false,
@@ -93,70 +208,54 @@ impl ResponsesRequest {
                 num_ctx: None,
                 context: None,
             },
-            stream: root.boolean("stream")?.unwrap_or(false),
+            stream: self.stream.get("")?.unwrap_or(false),
             echo,
         })
     }
+
+    /// Refuses what needs a store, and what is not built. Values that ask for nothing pass.
+    fn refuse(&mut self) -> Result<(), InvalidRequest> {
+        let stored = [
+            (self.previous_response_id.peek(), "previous_response_id"),
+            (self.conversation.peek(), "conversation"),
+            (self.prompt.peek(), "prompt"),
+        ];
+        if let Some((_, field)) =
+            stored.iter().find(|(demand, _)| demand.is_some_and(|demand| demand.is_one(Some(0.0))))
+        {
+            return Err(InvalidRequest::at(*field, "nothing is stored here; send the whole history as 'input'"));
+        }
+        if self.store.take().get("")?.unwrap_or(false) {
+            return Err(InvalidRequest::at("store", "nothing is stored here; send false, or nothing"));
+        }
+        if self.background.take().get("")?.unwrap_or(false) {
+            return Err(InvalidRequest::at("background", "nothing is stored here; stream the response instead"));
+        }
+        if self.truncation.take().get("")?.as_deref() == Some("auto") {
+            return Err(InvalidRequest::unsupported("truncation", "Leaving out the beginning of a conversation"));
+        }
+        Ok(())
+    }
 }
 
-/// Refuses what needs a store, and what is not built. Values that ask for nothing pass.
-fn refuse(root: Fields<'_>) -> Result<(), InvalidRequest> {
-    for field in ["previous_response_id", "conversation", "prompt"] {
-        if root.get(field).is_some_and(|value| !off::asks_for_nothing(value, 0.0)) {
-            return Err(InvalidRequest::at(field, "nothing is stored here; send the whole history as 'input'"));
+impl TextConfig {
+    /// `text.format`, and its echo.
+    fn check(config: Option<Self>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
+        const FIELD: &str = "text.format";
+        let plain = || json!({"type": "text"});
+        let Some(config) = config else { return Ok((None, plain())) };
+        let Some(Echoed { read, written }) = config.format.get("text")? else { return Ok((None, plain())) };
+        match read.r#type.get(FIELD)?.as_deref() {
+            None | Some("text") => Ok((None, plain())),
+            Some("json_object") => Ok((Some(Constraint::JsonObject), written)),
+            Some("json_schema") => {
+                let schema = read.schema.sound().ok_or_else(|| InvalidRequest::at(FIELD, "needs a schema"))?.0;
+                check_schema(&schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
+                Ok((Some(Constraint::JsonSchema { schema, field: FIELD.to_owned() }), written))
+            }
+            Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
         }
     }
-    if root.boolean("store")?.unwrap_or(false) {
-        return Err(InvalidRequest::at("store", "nothing is stored here; send false, or nothing"));
-    }
-    if root.boolean("background")?.unwrap_or(false) {
-        return Err(InvalidRequest::at("background", "nothing is stored here; stream the response instead"));
-    }
-    if root.string("truncation")? == Some("auto") {
-        return Err(InvalidRequest::unsupported("truncation", "Leaving out the beginning of a conversation"));
-    }
-    Ok(())
-}
-
-/// `text.format`, and its echo.
-fn format(root: Fields<'_>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
-    const FIELD: &str = "text.format";
-    let plain = || json!({"type": "text"});
-    let Some(text) = root.get("text") else { return Ok((None, plain())) };
-    let Some(format) = Fields::at(text, "text")?.get("format") else { return Ok((None, plain())) };
-    match Fields::at(format, FIELD)?.string("type")? {
-        None | Some("text") => Ok((None, plain())),
-        Some("json_object") => Ok((Some(Constraint::JsonObject), format.clone())),
-        Some("json_schema") => {
-            let schema = format.get("schema").filter(|schema| !schema.is_null());
-            let schema = schema.ok_or_else(|| InvalidRequest::at(FIELD, "needs a schema"))?;
-            check_schema(schema).map_err(|e| InvalidRequest::at(FIELD, e))?;
-            let schema = schema.clone();
-            Ok((Some(Constraint::JsonSchema { schema, field: FIELD.to_owned() }), format.clone()))
-        }
-        Some(_) => Err(InvalidRequest::at(FIELD, "type must be text, json_object or json_schema")),
-    }
-}
-
-/// `reasoning.effort`; templates read it under the name that chats have for it.
-fn effort<'a>(root: Fields<'a>) -> Result<Option<&'a str>, InvalidRequest> {
-    let Some(reasoning) = root.get("reasoning") else { return Ok(None) };
-    template_args::effort(Fields::at(reasoning, "reasoning")?, "effort")
-}
-
-/// Wanted if `include` names them, or if there is a number of alternatives.
-fn top_logprobs(root: Fields<'_>) -> Result<Option<u32>, InvalidRequest> {
-    let top = root.integer("top_logprobs", TOP_LOGPROBS)?.map(|n| n as u32);
-    let included = root.array("include")?.unwrap_or_default().iter().any(|name| name == LOGPROBS);
-    Ok(top.filter(|&top| top > 0 || included).or(included.then_some(0)))
-}
-
-fn metadata(root: Fields<'_>) -> Result<Map<String, Value>, InvalidRequest> {
-    let metadata = root.object("metadata")?.cloned().unwrap_or_default();
-    if metadata.len() > MAX_METADATA {
-        return Err(InvalidRequest::at("metadata", format_args!("must have at most {MAX_METADATA} entries")));
-    }
-    Ok(metadata)
 }
 
 #[cfg(test)]

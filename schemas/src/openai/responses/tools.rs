@@ -3,31 +3,78 @@
 use serde_json::{Value, json};
 
 use crate::request::InvalidRequest;
-use crate::request::fields::Fields;
-use crate::request::tools::{ALLOWED, Form, parallel, plain_choice};
-use crate::tools::{Strictness, Tool, ToolChoice, ToolUse};
+use crate::request::field::{Field, Items, join, object};
+use crate::request::read::Echoed;
+use crate::request::schema::Variant;
+use crate::request::tools::{
+    ALLOWED, Allowed, AllowedMode, CHOICE, ResponseTool, ToolChoiceBody, ToolName, ToolNamed, check_allowed,
+    check_tools, wrong_choice,
+};
+use crate::request::values::Word;
+use crate::tools::{MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse};
 
-const CHOICE: &str = "tool_choice";
+object! {
+    /// The tools of a response.
+    pub(crate) struct ResponseToolsBody {
+        /// What the model may call.
+        #[schemars(length(max = MAX_TOOLS))]
+        tools: Field<Items<ResponseTool>>,
+        /// What it has to call.
+        tool_choice: Field<Echoed<ToolChoiceBody<ResponseChoice>>>,
+        /// Whether one reply may hold several calls.
+        parallel_tool_calls: Field<bool>,
+    }
+}
 
-/// Reads the functions. Tools that run on OpenAI's own servers are skipped, as nobody here can run them.
-pub(super) fn parse(root: Fields<'_>) -> Result<ToolUse, InvalidRequest> {
-    let parallel = parallel(root)?;
-    let wrong = || InvalidRequest::at(CHOICE, "must be auto, none, required, a function or allowed_tools");
-    let choice = match root.get(CHOICE) {
-        None => ToolChoice::Auto,
-        Some(Value::String(word)) => plain_choice(word).ok_or_else(wrong)?,
-        Some(chosen @ Value::Object(_)) => {
-            let chosen = Fields::at(chosen, CHOICE)?;
-            match chosen.string("type")? {
-                Some("function") => ToolChoice::Named(chosen.string("name")?.ok_or_else(wrong)?.to_owned()),
-                Some(ALLOWED) => return Form::RESPONSES.allowed(root, chosen, parallel),
-                Some(_) => return Err(InvalidRequest::unsupported(CHOICE, "A tool that runs on OpenAI's servers")),
-                None => return Err(wrong()),
+object! {
+    /// A call of one function, which has to be among `tools`, or of some of them.
+    pub(crate) struct ResponseChoice {
+        /// Of what.
+        r#type: Field<String>,
+        /// Which.
+        name: Field<ToolName>,
+        /// What the reply has to do with them.
+        mode: Field<Word<AllowedMode>>,
+        /// Which.
+        #[schemars(length(min = 1))]
+        tools: Field<Items<ToolNamed>>,
+    }
+    by "type" {
+        Variant { words: &["function"], needs: &["name"], ..Variant::NEW },
+        Variant { words: &["allowed_tools"], needs: &["tools"], may_have: &["mode"], ..Variant::NEW },
+    }
+}
+
+impl ResponseToolsBody {
+    /// The functions, and the choice as the client wrote it. Tools that run on OpenAI's own servers are skipped, as
+    /// nobody here can run them.
+    pub(super) fn check(self) -> Result<(ToolUse, Value), InvalidRequest> {
+        let parallel = self.parallel_tool_calls.get("")?.unwrap_or(true);
+        let (choice, echo) = match self.tool_choice.get("")? {
+            None => (ToolChoice::Auto, "auto".into()),
+            Some(Echoed { read: ToolChoiceBody::Word(choice), written }) => (choice, written),
+            Some(Echoed { read: ToolChoiceBody::Object(chosen), written }) => {
+                match chosen.r#type.get(CHOICE)?.as_deref() {
+                    Some("function") => {
+                        let name = chosen.name.get(CHOICE)?.ok_or_else(wrong_choice)?;
+                        (ToolChoice::Named(name.0), written)
+                    }
+                    Some(ALLOWED) => {
+                        let choice = chosen.mode.get(CHOICE)?.map_or(ToolChoice::Auto, |mode| mode.0.into());
+                        let names = chosen.tools.get(CHOICE)?.unwrap_or_default().sound();
+                        let names = names.filter_map(|named| named.name.sound()).map(|name| name.0).collect();
+                        let allowed = Allowed { choice, names, field: join(CHOICE, "tools") };
+                        return Ok((check_allowed(self.tools, allowed, parallel)?, written));
+                    }
+                    Some(_) => {
+                        return Err(InvalidRequest::unsupported(CHOICE, "A tool that runs on OpenAI's servers"));
+                    }
+                    None => return Err(wrong_choice()),
+                }
             }
-        }
-        Some(_) => return Err(wrong()),
-    };
-    Form::RESPONSES.read(root, choice, parallel)
+        };
+        Ok((check_tools(self.tools, choice, parallel)?, echo))
+    }
 }
 
 /// A function as replies repeat it. Without a word of the client's the schema is held if it can be, which is known only
@@ -49,9 +96,11 @@ pub(super) fn echo(tool: &Tool) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::read::read;
 
     fn parsed(body: Value) -> Result<ToolUse, String> {
-        parse(Fields::root(body.as_object().unwrap())).map_err(|error| error.param.unwrap_or_default())
+        let tools = read::<ResponseToolsBody>(body.to_string().as_bytes()).and_then(ResponseToolsBody::check);
+        tools.map(|(tools, _)| tools).map_err(|error| error.param.unwrap_or_default())
     }
 
     fn tools() -> Value {

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
-use baton_schemas::bodies::responses::ResponsesBody;
+use baton_schemas::openai::ResponsesBody;
 use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::openai::responses::response::{self, End, ResponseUsage};

@@ -1,0 +1,142 @@
+//! A prompt or an input of `/v1/completions` and `/v1/embeddings`: a text, tokens, or an array of them.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::SeqAccess;
+use serde_json::Number;
+
+use super::field::Items;
+use super::invalid::InvalidRequest;
+use super::read::{Problem, Read, Reading, each_item};
+use super::values::{NOT_A_TOKEN, NonEmpty, TokenId, Tokens};
+use crate::sequence::Token;
+
+/// A text or its tokens, neither of which is empty.
+#[derive(Debug)]
+pub(crate) enum TextOrTokens {
+    Text(String),
+    Tokens(Vec<Token>),
+}
+
+const EMPTY: &str = "must not be empty";
+
+impl Read for TextOrTokens {
+    const EXPECTED: &'static str = "a string or an array of tokens";
+
+    fn string(text: &str) -> Reading<Self> {
+        if text.is_empty() { Err(Problem::value(EMPTY)) } else { Ok(TextOrTokens::Text(text.to_owned())) }
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Tokens::array(items)?.and_then(|Tokens(tokens)| match tokens.is_empty() {
+            true => Err(Problem::value(EMPTY)),
+            false => Ok(TextOrTokens::Tokens(tokens)),
+        }))
+    }
+}
+
+/// One input, or at most `MAX` of them.
+#[derive(Debug)]
+pub(crate) enum Inputs<const MAX: usize> {
+    One(TextOrTokens),
+    Many(Items<TextOrTokens>),
+}
+
+impl<const MAX: usize> Inputs<MAX> {
+    /// The inputs of the field `name`, which are called `nouns` in messages.
+    pub(crate) fn check(self, name: &str, nouns: &str) -> Result<Vec<TextOrTokens>, InvalidRequest> {
+        match self {
+            Inputs::One(input) => Ok(vec![input]),
+            Inputs::Many(inputs) if inputs.len() > MAX => {
+                let problem = format!("must be at most {MAX} {nouns}, but is {}", inputs.len());
+                Err(InvalidRequest::at(name, problem))
+            }
+            Inputs::Many(inputs) => inputs.each(name).map(|input| Ok(input?.1)).collect(),
+        }
+    }
+}
+
+impl<const MAX: usize> Read for Inputs<MAX> {
+    const EXPECTED: &'static str = TextOrTokens::EXPECTED;
+
+    fn string(text: &str) -> Reading<Self> {
+        TextOrTokens::string(text).map(Inputs::One)
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let mut read = Vec::new();
+        each_item(items, |item: Reading<Item>| read.extend(item.ok()))?;
+        if read.is_empty() {
+            return Ok(Err(Problem::value(EMPTY)));
+        }
+        if read.iter().all(|item| matches!(item, Item::Number(_))) {
+            let tokens = read.into_iter().map(|item| if let Item::Number(token) = item { token } else { None });
+            let tokens = tokens.collect::<Option<Vec<Token>>>().ok_or_else(|| Problem::value(NOT_A_TOKEN));
+            return Ok(tokens.map(|tokens| Inputs::One(TextOrTokens::Tokens(tokens))));
+        }
+        let inputs = read.into_iter().map(|item| match item {
+            Item::Number(_) => Err(TextOrTokens::wrong("a number")),
+            Item::Input(input) => input,
+        });
+        Ok(Ok(Inputs::Many(inputs.collect())))
+    }
+}
+
+/// An item of an array that may be tokens or inputs.
+enum Item {
+    /// `None`: not a token's id.
+    Number(Option<Token>),
+    Input(Reading<TextOrTokens>),
+}
+
+impl Read for Item {
+    const EXPECTED: &'static str = TextOrTokens::EXPECTED;
+
+    fn null() -> Reading<Self> {
+        Ok(Item::Input(TextOrTokens::null()))
+    }
+
+    fn boolean(value: bool) -> Reading<Self> {
+        Ok(Item::Input(TextOrTokens::boolean(value)))
+    }
+
+    fn number(number: &Number) -> Reading<Self> {
+        Ok(Item::Number(TokenId::number(number).ok().map(|token| token.0)))
+    }
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(Item::Input(TextOrTokens::string(text)))
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Ok(Item::Input(TextOrTokens::array(items)?)))
+    }
+
+    fn object<'de, A: serde::de::MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Ok(Item::Input(TextOrTokens::object(fields)?)))
+    }
+}
+
+impl<const MAX: usize> JsonSchema for Inputs<MAX> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("Inputs{MAX}").into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let text = generator.subschema_for::<NonEmpty>();
+        let tokens = json_schema!({
+            "description": "A text as tokens.",
+            "type": "array", "items": generator.subschema_for::<TokenId>(), "minItems": 1,
+        });
+        let many = json_schema!({
+            "description": "Several of them.",
+            "type": "array", "items": { "anyOf": [text, tokens] }, "minItems": 1, "maxItems": MAX,
+        });
+        json_schema!({ "anyOf": [text, tokens, many] })
+    }
+}

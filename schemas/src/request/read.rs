@@ -1,0 +1,408 @@
+//! JSON → typed values, straight from the bytes.
+//!
+//! Reading stops only at JSON that is not valid. A value of the wrong type or out of range is remembered as a
+//! [`Problem`] in its place, and the rest of the body is read; the check of the body then reports the first problem
+//! under the field's full name. serde's own errors could not carry that: they are text. What no type asks for is
+//! skipped without being built.
+//!
+//! Duplicate keys are refused, in skipped values too: two parsers that disagree on which one counts (a gateway in front
+//! of us that checks `model`, say) are a way around the first. Depth is bounded by serde_json's limit of 128.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use super::invalid::InvalidRequest;
+
+/// A value, or what is wrong with it.
+pub(crate) type Reading<T> = Result<T, Problem>;
+
+/// What is wrong with a value. The field's name is added by whoever knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Problem {
+    /// It has the wrong type.
+    Type { expected: &'static str, is: &'static str },
+    /// It has the right type and a wrong value. The words follow the field's name.
+    Value(String),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Type { expected, is } => write!(f, "must be {expected}, but is {is}"),
+            Problem::Value(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl Problem {
+    pub(crate) fn value(problem: impl Into<String>) -> Self {
+        Problem::Value(problem.into())
+    }
+}
+
+/// A type that is read from JSON. Each method takes one of JSON's types; a type overrides those that it can be.
+pub(crate) trait Read: Sized {
+    /// What the value has to be, with its article, for messages.
+    const EXPECTED: &'static str;
+
+    /// The problem with a missing value where one is required.
+    const MISSING: &'static str = "is missing";
+
+    /// The problem with a value of another type.
+    fn wrong(is: &'static str) -> Problem {
+        Problem::Type { expected: Self::EXPECTED, is }
+    }
+
+    fn null() -> Reading<Self> {
+        Err(Self::wrong("null"))
+    }
+
+    fn boolean(_: bool) -> Reading<Self> {
+        Err(Self::wrong("a boolean"))
+    }
+
+    fn number(_: &Number) -> Reading<Self> {
+        Err(Self::wrong("a number"))
+    }
+
+    fn string(_: &str) -> Reading<Self> {
+        Err(Self::wrong("a string"))
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        each_item(items, |_: Reading<Skipped>| ())?;
+        Ok(Err(Self::wrong("an array")))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        each_field(fields, |_, fields| fields.next_value_seed(Reader::<Skipped>::new()).map(drop))?;
+        Ok(Err(Self::wrong("an object")))
+    }
+}
+
+/// Reads one JSON object and nothing after it.
+pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
+    // PowerShell and some editors write a byte-order mark in front of a file that `curl -d @file` then sends.
+    let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);
+    if body.trim_ascii().is_empty() {
+        return Err(InvalidRequest::body("The request body is empty; it must be a JSON object."));
+    }
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let reading = Reader::<T>::new()
+        .deserialize(&mut json)
+        .and_then(|reading| json.end().map(|()| reading))
+        .map_err(|error| InvalidRequest::body(format!("The request body is not valid JSON: {error}.")))?;
+    reading.map_err(|problem| match problem {
+        Problem::Type { is, .. } => {
+            InvalidRequest::body(format!("The request body must be a JSON object, but is {is}."))
+        }
+        Problem::Value(problem) => InvalidRequest::body(problem),
+    })
+}
+
+/// Reads all items of an array.
+pub(crate) fn each_item<'de, T: Read, A: SeqAccess<'de>>(
+    mut items: A,
+    mut take: impl FnMut(Reading<T>),
+) -> Result<(), A::Error> {
+    while let Some(item) = items.next_element_seed(Reader::<T>::new())? {
+        take(item);
+    }
+    Ok(())
+}
+
+/// Visits all keys of an object; `take` has to read the value.
+pub(crate) fn each_field<'de, A: MapAccess<'de>>(
+    mut fields: A,
+    mut take: impl FnMut(String, &mut A) -> Result<(), A::Error>,
+) -> Result<(), A::Error> {
+    let mut seen = HashSet::new();
+    while let Some(key) = fields.next_key::<String>()? {
+        if !seen.insert(key.clone()) {
+            return Err(A::Error::custom(format_args!("duplicate key \"{}\"", key.escape_debug())));
+        }
+        take(key, &mut fields)?;
+    }
+    Ok(())
+}
+
+/// Deserializes a [`Read`].
+pub(crate) struct Reader<T>(PhantomData<T>);
+
+impl<T> Reader<T> {
+    pub(crate) fn new() -> Self {
+        Reader(PhantomData)
+    }
+}
+
+impl<'de, T: Read> DeserializeSeed<'de> for Reader<T> {
+    type Value = Reading<T>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Reading<T>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T: Read> Visitor<'de> for Reader<T> {
+    type Value = Reading<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Reading<T>, E> {
+        Ok(T::null())
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Reading<T>, E> {
+        Ok(T::boolean(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Reading<T>, E> {
+        Ok(T::number(&value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Reading<T>, E> {
+        Ok(T::number(&value.into()))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Reading<T>, E> {
+        Number::from_f64(value).map(|number| T::number(&number)).ok_or_else(|| E::custom("number out of range"))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Reading<T>, E> {
+        Ok(T::string(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Reading<T>, A::Error> {
+        T::array(items)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Reading<T>, A::Error> {
+        T::object(fields)
+    }
+}
+
+/// Any value, which is not kept.
+pub(crate) struct Skipped;
+
+impl Read for Skipped {
+    const EXPECTED: &'static str = "anything";
+
+    fn null() -> Reading<Self> {
+        Ok(Skipped)
+    }
+
+    fn boolean(_: bool) -> Reading<Self> {
+        Ok(Skipped)
+    }
+
+    fn number(_: &Number) -> Reading<Self> {
+        Ok(Skipped)
+    }
+
+    fn string(_: &str) -> Reading<Self> {
+        Ok(Skipped)
+    }
+}
+
+impl<T: Read> Read for Option<T> {
+    const EXPECTED: &'static str = T::EXPECTED;
+
+    fn wrong(is: &'static str) -> Problem {
+        T::wrong(is)
+    }
+
+    fn null() -> Reading<Self> {
+        Ok(None)
+    }
+
+    fn boolean(value: bool) -> Reading<Self> {
+        T::boolean(value).map(Some)
+    }
+
+    fn number(value: &Number) -> Reading<Self> {
+        T::number(value).map(Some)
+    }
+
+    fn string(value: &str) -> Reading<Self> {
+        T::string(value).map(Some)
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(T::array(items)?.map(Some))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(T::object(fields)?.map(Some))
+    }
+}
+
+impl Read for bool {
+    const EXPECTED: &'static str = "true or false";
+
+    fn boolean(value: bool) -> Reading<Self> {
+        Ok(value)
+    }
+}
+
+impl Read for String {
+    const EXPECTED: &'static str = "a string";
+
+    fn string(value: &str) -> Reading<Self> {
+        Ok(value.to_owned())
+    }
+}
+
+/// Free-form JSON: a schema, metadata.
+impl Read for Value {
+    const EXPECTED: &'static str = "anything";
+
+    fn null() -> Reading<Self> {
+        Ok(Value::Null)
+    }
+
+    fn boolean(value: bool) -> Reading<Self> {
+        Ok(value.into())
+    }
+
+    fn number(value: &Number) -> Reading<Self> {
+        Ok(Value::Number(value.clone()))
+    }
+
+    fn string(value: &str) -> Reading<Self> {
+        Ok(value.into())
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let mut array = Vec::new();
+        each_item(items, |item: Reading<Value>| array.extend(item.ok()))?;
+        Ok(Ok(Value::Array(array)))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Map::object(fields)?.map(Value::Object))
+    }
+}
+
+impl Read for Map<String, Value> {
+    const EXPECTED: &'static str = "an object";
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        let mut object = Map::new();
+        each_field(fields, |key, fields| {
+            if let Ok(value) = fields.next_value_seed(Reader::<Value>::new())? {
+                object.insert(key, value);
+            }
+            Ok(())
+        })?;
+        Ok(Ok(object))
+    }
+}
+
+/// A value that replies repeat as the client wrote it.
+#[derive(Debug)]
+pub(crate) struct Echoed<T> {
+    pub(crate) read: T,
+    pub(crate) written: Value,
+}
+
+impl<T: Read> Read for Echoed<T> {
+    const EXPECTED: &'static str = T::EXPECTED;
+
+    fn wrong(is: &'static str) -> Problem {
+        T::wrong(is)
+    }
+
+    fn string(value: &str) -> Reading<Self> {
+        T::string(value).map(|read| Echoed { read, written: value.into() })
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        let written = Map::object(fields)?.map(Value::Object);
+        Ok(written.and_then(|written| {
+            let read = Reader::<T>::new().deserialize(&written).unwrap_or_else(|_| Err(T::wrong("an object")))?;
+            Ok(Echoed { read, written })
+        }))
+    }
+}
+
+impl<T: schemars::JsonSchema> schemars::JsonSchema for Echoed<T> {
+    fn inline_schema() -> bool {
+        T::inline_schema()
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn schema_id() -> std::borrow::Cow<'static, str> {
+        T::schema_id()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        T::json_schema(generator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `expected` is a part of the message, or the object itself.
+    fn check(body: &[u8], expected: Result<Value, &str>) {
+        match (read::<Map<String, Value>>(body), expected) {
+            (Ok(object), Ok(expected)) => assert_eq!(Value::Object(object), expected),
+            (Err(error), Err(part)) => assert!(error.message.contains(part), "{}", error.message),
+            (got, expected) => panic!("{got:?} instead of {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn only_one_whole_sound_object_is_read() {
+        check(
+            br#"{"a":[1,-2,2.5,null,true,"x"],"b":{}}"#,
+            Ok(serde_json::json!({"a":[1,-2,2.5,null,true,"x"],"b":{}})),
+        );
+        check(b"\xEF\xBB\xBF {}\n", Ok(serde_json::json!({})));
+        check(b"", Err("empty"));
+        check(b" \n", Err("empty"));
+        check(b"[]", Err("is an array"));
+        check(b"{", Err("EOF"));
+        check(b"{} {}", Err("trailing"));
+        check(br#"{"a":NaN}"#, Err("expected value"));
+        check(br#"{"a":-Infinity}"#, Err("invalid number"));
+        check(br#"{"a":1e999}"#, Err("number out of range"));
+        check(b"{\"a\":\"\xFF\"}", Err("unicode"));
+        check(b"\xFF\xFE{\0}\0", Err("expected value"));
+        check(br#"{"a":"\ud83d"}"#, Err("hex escape"));
+        check(br#"{"model":"x","model":"y"}"#, Err("duplicate key \"model\""));
+        check(br#"{"a":{"b":1,"b":1}}"#, Err("duplicate key \"b\""));
+        check("[".repeat(100_000).as_bytes(), Err("recursion limit"));
+        check(format!("{{\"a\":{}", "{\"a\":".repeat(100_000)).as_bytes(), Err("recursion limit"));
+    }
+
+    #[test]
+    fn what_is_skipped_is_checked_all_the_same() {
+        for body in [r#"{"a":[{"b":1,"b":1}]}"#, r#"{"a":1e999}"#, r#"{"a":"\ud83d"}"#, r#"{"a":[}"#] {
+            assert!(matches!(read::<Object>(body.as_bytes()), Err(error) if error.param.is_none()), "{body}");
+        }
+        assert!(read::<Object>(br#"{"a":[{"b":[1,{}],"c":null}]}"#).is_ok());
+    }
+
+    /// An object without fields.
+    struct Object;
+
+    impl Read for Object {
+        const EXPECTED: &'static str = "an object";
+
+        fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+            Skipped::object(fields)?.ok();
+            Ok(Ok(Object))
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Descriptions of objects whose fields depend on one word among them, such as `type` or `role`.
+//!
+//! Such an object is read as one flat type, since the word may come last. `/openapi.json` shows its variants: which
+//! fields each of them needs and which it may have.
+
+use schemars::Schema;
+use serde_json::{Map, Value, json};
+
+/// One variant of an object.
+#[derive(Clone, Copy)]
+pub(crate) struct Variant {
+    /// The words that choose it.
+    pub(crate) words: &'static [&'static str],
+    /// Or any word but these.
+    pub(crate) but: &'static [&'static str],
+    /// It is also meant where the word is missing.
+    pub(crate) is_default: bool,
+    /// Fields that must be there and not null.
+    pub(crate) needs: &'static [&'static str],
+    /// Fields that must be there, and may be null.
+    pub(crate) needs_key: &'static [&'static str],
+    /// Other fields.
+    pub(crate) may_have: &'static [&'static str],
+    /// Of a needed field that has several forms: those that it has here, by their places.
+    pub(crate) forms: &'static [(&'static str, &'static [usize])],
+}
+
+impl Variant {
+    pub(crate) const NEW: Variant =
+        Variant { words: &[], but: &[], is_default: false, needs: &[], needs_key: &[], may_have: &[], forms: &[] };
+}
+
+/// Turns the flat description of an object into one with these variants, which the field `tag` chooses among.
+pub(crate) fn split(schema: &mut Schema, tag: &str, variants: &[Variant]) {
+    let object = schema.ensure_object();
+    let Some(Value::Object(properties)) = object.remove("properties") else { return };
+    object.remove("type");
+    object.remove("required");
+    match variants {
+        [one] => {
+            let Value::Object(one) = one.schema(tag, &properties) else { return };
+            object.extend(one);
+        }
+        several => {
+            let variants: Vec<Value> = several.iter().map(|variant| variant.schema(tag, &properties)).collect();
+            object.insert("anyOf".to_owned(), variants.into());
+        }
+    }
+}
+
+/// Declares a type that only describes: some variants of an object.
+macro_rules! view {
+    ($(#[doc = $about:literal])* $name:ident of $object:ty: $($variant:expr),* $(,)?) => {
+        pub(crate) enum $name {}
+
+        impl schemars::JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                let mut schema = <$object>::json_schema(generator);
+                schema.insert("description".to_owned(), concat!($($about),*).trim().into());
+                $crate::request::schema::split(&mut schema, "type", &[$($variant),*]);
+                schema
+            }
+        }
+    };
+}
+pub(crate) use view;
+
+impl Variant {
+    fn schema(&self, tag: &str, properties: &Map<String, Value>) -> Value {
+        let property = |name: &str| properties.get(name).cloned().unwrap_or_else(|| json!({}));
+        let mut own = Map::new();
+        let mut required: Vec<&str> = Vec::new();
+        let mut words: Vec<Value> = self.words.iter().map(|&word| word.into()).collect();
+        let mut tag_schema = without_null(property(tag));
+        if self.is_default {
+            words.push(Value::Null);
+            tag_schema["type"] = json!(["string", "null"]);
+        } else {
+            required.push(tag);
+        }
+        if self.but.is_empty() {
+            tag_schema["enum"] = words.into();
+        } else {
+            tag_schema["not"] = json!({ "enum": self.but });
+        }
+        own.insert(tag.to_owned(), tag_schema);
+        for &name in self.needs {
+            let forms = self.forms.iter().find(|(field, _)| *field == name).map(|(_, forms)| *forms);
+            own.insert(name.to_owned(), with_forms(without_null(property(name)), forms));
+        }
+        for &name in self.needs_key.iter().chain(self.may_have) {
+            own.insert(name.to_owned(), property(name));
+        }
+        required.extend(self.needs.iter().chain(self.needs_key));
+        let mut schema = json!({ "type": "object", "properties": own });
+        if !required.is_empty() {
+            schema["required"] = json!(required);
+        }
+        schema
+    }
+}
+
+/// A schema with only these of its forms.
+fn with_forms(mut schema: Value, places: Option<&[usize]>) -> Value {
+    let Some(places) = places else { return schema };
+    if let Some(forms) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
+        let mut place = 0..;
+        forms.retain(|_| place.next().is_some_and(|place| places.contains(&place)));
+    }
+    without_null(schema)
+}
+
+/// A schema that no longer takes null. If one form is left, it is the schema.
+fn without_null(mut schema: Value) -> Value {
+    let is_null = |schema: &Value| schema["type"] == "null";
+    if let Some(kinds) = schema.get_mut("type").and_then(Value::as_array_mut) {
+        kinds.retain(|kind| kind != "null");
+        if let [kind] = &kinds[..] {
+            schema["type"] = kind.clone();
+        }
+    }
+    if let Some(words) = schema.get_mut("enum").and_then(Value::as_array_mut) {
+        words.retain(|word| !word.is_null());
+    }
+    if let Some(mut forms) = schema.get_mut("anyOf").and_then(Value::as_array_mut).map(std::mem::take) {
+        forms.retain(|form| !is_null(form));
+        match <[Value; 1]>::try_from(forms) {
+            Ok([Value::Object(form)]) => {
+                let outer = schema.as_object_mut();
+                if let Some(outer) = outer {
+                    outer.remove("anyOf");
+                    for (key, value) in form {
+                        outer.entry(key).or_insert(value);
+                    }
+                }
+            }
+            Ok([form]) => schema["anyOf"] = json!([form]),
+            Err(forms) => schema["anyOf"] = forms.into(),
+        }
+    }
+    schema
+}

@@ -1,0 +1,126 @@
+//! Fields that change the answer and cannot be honoured: refused by name, because a request that is answered as if it
+//! had not asked is a wrong answer. A field leaves its list when its feature arrives.
+
+use std::marker::PhantomData;
+
+use serde::de::{MapAccess, SeqAccess};
+use serde_json::Number;
+
+use super::field::{Member, join};
+use super::invalid::InvalidRequest;
+use super::read::{Read, Reader, Reading, Skipped};
+
+/// A field that is refused.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) field: &'static str,
+    /// The feature, for the message.
+    pub(crate) feature: &'static str,
+    /// Front ends send every field they know, most of them switched off: the number that asks for nothing. `None`: the
+    /// field is refused whatever its value.
+    pub(crate) off: Option<f64>,
+}
+
+/// A list of fields.
+pub(crate) trait RefusedFields: std::fmt::Debug {
+    const FIELDS: &'static [Refused];
+}
+
+/// The part of a body that asks for what is on the list `L`. `/openapi.json` does not mention it.
+#[derive(Debug)]
+pub(crate) struct Unsupported<L> {
+    /// The earliest field of the list that asks for something.
+    first: Option<usize>,
+    list: PhantomData<L>,
+}
+
+impl<L: RefusedFields> Unsupported<L> {
+    /// Refuses the first field that asks for something. `at` is where the fields stand.
+    pub(crate) fn check(self, at: &str) -> Result<(), InvalidRequest> {
+        match self.first.map(|idx| &L::FIELDS[idx]) {
+            Some(refused) => Err(InvalidRequest::unsupported(join(at, refused.field), refused.feature)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<L: RefusedFields> Member for Unsupported<L> {
+    const IS_REQUIRED: bool = false;
+
+    fn named(_: &'static str) -> Self {
+        Unsupported { first: None, list: PhantomData }
+    }
+
+    fn accept<'de, A: MapAccess<'de>>(&mut self, _: &'static str, key: &str, fields: &mut A) -> Result<bool, A::Error> {
+        let Some(idx) = L::FIELDS.iter().position(|refused| refused.field == key) else { return Ok(false) };
+        let demand = fields.next_value_seed(Reader::<Demand>::new())?;
+        if demand.is_ok_and(|demand| demand.is_one(L::FIELDS[idx].off)) {
+            self.first = Some(self.first.map_or(idx, |first| first.min(idx)));
+        }
+        Ok(true)
+    }
+}
+
+/// What a value of any type asks for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Demand {
+    /// Null.
+    Missing,
+    /// `false`, an empty text, array or object.
+    Off,
+    /// This number, which may mean off.
+    Number(f64),
+    /// Something.
+    On,
+}
+
+impl Demand {
+    /// Returns true if something is asked for, where the number `off` asks for nothing.
+    pub(crate) fn is_one(self, off: Option<f64>) -> bool {
+        match self {
+            Demand::Missing => false,
+            Demand::Off => off.is_none(),
+            Demand::Number(number) => off != Some(number),
+            Demand::On => true,
+        }
+    }
+
+    fn unless(is_off: bool) -> Reading<Demand> {
+        Ok(if is_off { Demand::Off } else { Demand::On })
+    }
+}
+
+impl Read for Demand {
+    const EXPECTED: &'static str = "anything";
+
+    fn null() -> Reading<Self> {
+        Ok(Demand::Missing)
+    }
+
+    fn boolean(value: bool) -> Reading<Self> {
+        Demand::unless(!value)
+    }
+
+    fn number(value: &Number) -> Reading<Self> {
+        Ok(value.as_f64().map_or(Demand::On, Demand::Number))
+    }
+
+    fn string(value: &str) -> Reading<Self> {
+        Demand::unless(value.is_empty())
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(mut items: A) -> Result<Reading<Self>, A::Error> {
+        let is_empty = items.next_element_seed(Reader::<Skipped>::new())?.is_none();
+        Skipped::array(items)?.ok();
+        Ok(Demand::unless(is_empty))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        let mut is_empty = true;
+        super::read::each_field(fields, |_, fields| {
+            is_empty = false;
+            fields.next_value_seed(Reader::<Skipped>::new()).map(drop)
+        })?;
+        Ok(Demand::unless(is_empty))
+    }
+}

@@ -1,0 +1,294 @@
+//! Values that several bodies have: numbers with their ranges, names, words.
+
+use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::ops::RangeInclusive;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::StrDeserializer;
+use serde::de::{DeserializeOwned, IntoDeserializer, SeqAccess};
+use serde_json::{Number as JsonNumber, Value};
+
+use super::read::{Problem, Read, Reading, each_item};
+use crate::sequence::Token;
+
+/// The greatest 32-bit count.
+pub(crate) const MAX_U32: i64 = u32::MAX as i64;
+
+/// An integer in a range. `5.0` is one: languages without integers write it so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Integer<const MIN: i64, const MAX: i64>(pub(crate) i64);
+
+impl<const MIN: i64, const MAX: i64> Integer<MIN, MAX> {
+    /// As a count; `None` if it is negative.
+    pub(crate) fn count(self) -> Option<u32> {
+        u32::try_from(self.0).ok()
+    }
+}
+
+impl<const MIN: i64, const MAX: i64> Read for Integer<MIN, MAX> {
+    const EXPECTED: &'static str = "an integer";
+
+    fn number(number: &JsonNumber) -> Reading<Self> {
+        let integer = whole(number).and_then(|integer| i64::try_from(integer).ok());
+        integer
+            .filter(|integer| (MIN..=MAX).contains(integer))
+            .map(Integer)
+            .ok_or_else(|| Problem::Value(format!("must be an integer from {MIN} to {MAX}, but is {number}")))
+    }
+}
+
+impl<const MIN: i64, const MAX: i64> JsonSchema for Integer<MIN, MAX> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("IntegerFrom{MIN}To{MAX}").into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "integer", "format": "int64", "minimum": MIN, "maximum": MAX })
+    }
+}
+
+/// An integer of at most 64 bits, signed or not.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WideInteger(pub(crate) i128);
+
+impl Read for WideInteger {
+    const EXPECTED: &'static str = "an integer of at most 64 bits";
+
+    fn wrong(_: &'static str) -> Problem {
+        Problem::value(format!("must be {}", Self::EXPECTED))
+    }
+
+    fn number(number: &JsonNumber) -> Reading<Self> {
+        whole(number).map(WideInteger).ok_or_else(|| Self::wrong("a number"))
+    }
+}
+
+impl JsonSchema for WideInteger {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "WideInteger".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX })
+    }
+}
+
+/// The integer that a JSON number is, if it is one.
+fn whole(number: &JsonNumber) -> Option<i128> {
+    if let Some(integer) = number.as_i64() {
+        return Some(integer.into());
+    }
+    if let Some(integer) = number.as_u64() {
+        return Some(integer.into());
+    }
+    let float = number.as_f64()?;
+    // 2^63: beyond it a float no longer says which integer was meant.
+    (float.fract() == 0.0 && float.abs() < 9_223_372_036_854_775_808.0).then_some(float as i128)
+}
+
+/// The range of a [`Real`].
+pub(crate) trait Range {
+    const RANGE: RangeInclusive<f64>;
+}
+
+/// A number in a range. Narrowed to f32, which is what samplers compute in; the range keeps it finite.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Real<R>(pub(crate) f32, PhantomData<R>);
+
+impl<R: Range> Read for Real<R> {
+    const EXPECTED: &'static str = "a number";
+
+    fn number(number: &JsonNumber) -> Reading<Self> {
+        let wide = number.as_f64().ok_or_else(|| Self::wrong("a number"))?;
+        if R::RANGE.contains(&wide) {
+            return Ok(Real(wide as f32, PhantomData));
+        }
+        let (low, high) = R::RANGE.into_inner();
+        Err(Problem::Value(format!("must be from {low} to {high}, but is {wide}")))
+    }
+}
+
+impl<R: Range> JsonSchema for Real<R> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("NumberFrom{}To{}", R::RANGE.start(), R::RANGE.end()).into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "number", "format": "double", "minimum": R::RANGE.start(), "maximum": R::RANGE.end() })
+    }
+}
+
+/// A text of at least one character: an empty one counts as missing.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline, extend("minLength" = 1))]
+pub(crate) struct NonEmpty(pub(crate) String);
+
+impl Read for NonEmpty {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(text: &str) -> Reading<Self> {
+        if text.is_empty() { Err(Problem::value(Self::MISSING)) } else { Ok(NonEmpty(text.to_owned())) }
+    }
+}
+
+/// A model's public name.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline, extend("minLength" = 1))]
+pub(crate) struct ModelName(pub(crate) String);
+
+impl Read for ModelName {
+    const EXPECTED: &'static str = String::EXPECTED;
+    const MISSING: &'static str = "is missing; /v1/models lists the models";
+
+    fn string(name: &str) -> Reading<Self> {
+        if name.is_empty() { Err(Problem::value(Self::MISSING)) } else { Ok(ModelName(name.to_owned())) }
+    }
+}
+
+/// A word out of a list. The list is the enum's variants, as serde names them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Word<W>(pub(crate) W);
+
+/// The words of a [`Word`].
+pub(crate) trait Words: DeserializeOwned {
+    /// The words, for messages: "float or base64".
+    const WORDS: &'static str;
+}
+
+impl<W: Words> Read for Word<W> {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(word: &str) -> Reading<Self> {
+        let deserializer: StrDeserializer<'_, serde::de::value::Error> = word.into_deserializer();
+        W::deserialize(deserializer).map(Word).map_err(|_| Problem::Value(format!("must be {}", W::WORDS)))
+    }
+}
+
+impl<W: JsonSchema> JsonSchema for Word<W> {
+    fn inline_schema() -> bool {
+        W::inline_schema()
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        W::schema_name()
+    }
+
+    fn schema_id() -> Cow<'static, str> {
+        W::schema_id()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        W::json_schema(generator)
+    }
+}
+
+/// A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword that cannot be kept while
+/// sampling is a 400.
+///
+/// Whether it is an object is checked together with its size.
+#[derive(Debug, Clone)]
+pub(crate) struct SchemaObject(pub(crate) Value);
+
+impl Read for SchemaObject {
+    const EXPECTED: &'static str = Value::EXPECTED;
+
+    fn boolean(value: bool) -> Reading<Self> {
+        Value::boolean(value).map(SchemaObject)
+    }
+
+    fn number(value: &JsonNumber) -> Reading<Self> {
+        Value::number(value).map(SchemaObject)
+    }
+
+    fn string(value: &str) -> Reading<Self> {
+        Value::string(value).map(SchemaObject)
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Value::array(items)?.map(SchemaObject))
+    }
+
+    fn object<'de, A: serde::de::MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Value::object(fields)?.map(SchemaObject))
+    }
+}
+
+impl JsonSchema for SchemaObject {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "SchemaObject".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword \
+                that cannot be kept while sampling is a 400.",
+            "type": "object",
+            "additionalProperties": true,
+        })
+    }
+}
+
+/// An array of token ids. One that is not in the vocabulary is a 400.
+#[derive(Debug)]
+pub(crate) struct Tokens(pub(crate) Vec<Token>);
+
+/// The problem with an item that is none.
+pub(crate) const NOT_A_TOKEN: &str = "has an item that is not a token's id";
+
+impl Read for Tokens {
+    const EXPECTED: &'static str = "an array";
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        let (mut tokens, mut is_sound) = (Vec::new(), true);
+        each_item(items, |item: Reading<TokenId>| match item {
+            Ok(token) if is_sound => tokens.push(token.0),
+            _ => is_sound = false,
+        })?;
+        Ok(if is_sound { Ok(Tokens(tokens)) } else { Err(Problem::value(NOT_A_TOKEN)) })
+    }
+}
+
+impl JsonSchema for Tokens {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Tokens".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Vec::<TokenId>::json_schema(generator)
+    }
+}
+
+/// A token's number in the model's vocabulary. One that is not in it is a 400.
+#[derive(Debug, Clone, Copy, JsonSchema)]
+#[schemars(inline, extend("maximum" = u32::MAX))]
+pub(crate) struct TokenId(pub(crate) Token);
+
+impl Read for TokenId {
+    const EXPECTED: &'static str = "a token's id";
+
+    fn number(number: &JsonNumber) -> Reading<Self> {
+        let token = number.as_u64().and_then(|id| Token::try_from(id).ok());
+        token.map(TokenId).ok_or_else(|| Self::wrong("a number"))
+    }
+}
