@@ -4,11 +4,12 @@
 //! or the life of the process around it. No model code runs in this crate: an engine is another process, reached as a
 //! node.
 
-pub mod app;
+pub mod account;
 pub mod config;
 pub mod error;
 pub mod http;
 pub mod log_target;
+pub mod model_name;
 pub mod observe;
 pub mod reply_event;
 pub mod request;

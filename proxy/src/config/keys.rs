@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::problems::Problem;
+use crate::account::{Account, DEFAULT_PRIORITY, KeyLimits};
 use crate::http::auth::ConfiguredKey;
-use crate::request::admission::{Account, DEFAULT_PRIORITY, KeyLimits};
 
 /// What a hash begins with: another function could follow one day.
 const HASH_PREFIX: &str = "blake3:";

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::problems::Problem;
 use crate::config::engine_args::EngineArgs;
-use crate::targets::nodes::names;
+use crate::model_name;
 
 /// How long a model stays without a request. Ollama's default.
 const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
@@ -166,7 +166,7 @@ pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&S
             for name in list {
                 if name.trim().is_empty() {
                     problem(key(field), "must not be empty".into());
-                } else if taken.iter().any(|other| names::are_same(other, name)) {
+                } else if taken.iter().any(|other| model_name::are_same(other, name)) {
                     problem(key(field), format!("must not be {name:?}, which another model is called too"));
                 } else {
                     taken.push(name);

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::ConfigError;
 use super::file::read_text;
 use super::problems::{Problem, node_url};
-use crate::targets::nodes::names;
+use crate::model_name;
 
 /// Replies that an upstream generates at once, unless it says otherwise.
 const DEFAULT_MAX_CONCURRENT: usize = 8;
@@ -145,7 +145,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
             problem("models", format!("must be at most {MAX_MODELS} names, none of them empty"));
         }
         let ours: Vec<&String> = upstream.models.keys().collect();
-        if ours.iter().enumerate().any(|(i, name)| ours[..i].iter().any(|other| names::are_same(other, name))) {
+        if ours.iter().enumerate().any(|(i, name)| ours[..i].iter().any(|other| model_name::are_same(other, name))) {
             problem("models", "has a name twice: case and ':latest' make no difference".into());
         }
         if let Some(kind) = upstream.kind() {

@@ -17,8 +17,9 @@ use super::dialect::Dialect;
 use super::errors::Failure;
 use super::rate_limit;
 use super::request_id::RequestId;
-use crate::request::admission::{Account, KeyLimits, QueuePlace};
-use crate::request::generate::{Caller, Standing};
+use crate::account::{Account, KeyLimits};
+use crate::request::admission::QueuePlace;
+use crate::request::caller::{Caller, CallerRole};
 
 /// The keys that open the API, as hashes.
 ///
@@ -71,24 +72,24 @@ impl Keys {
     /// Who has these headers, or `None` if it may not call.
     fn identify(&self, headers: &HeaderMap) -> Option<Identity> {
         let mut presented = presented(headers).map(key_hash);
-        let (hash, standing, account) = if self.allowed.is_empty() {
+        let (hash, role, account) = if self.allowed.is_empty() {
             // An open server still keeps apart those who sent different keys: SDKs always send one.
-            (presented.next(), Standing::Anyone, &self.anyone)
+            (presented.next(), CallerRole::Anyone, &self.anyone)
         } else {
             let (hash, account) = presented.find_map(|hash| Some((hash, self.find(&hash)?)))?;
-            let standing = if account.limits.is_operator { Standing::Operator } else { Standing::Guest };
-            (Some(hash), standing, account)
+            let role = if account.limits.is_operator { CallerRole::Operator } else { CallerRole::Guest };
+            (Some(hash), role, account)
         };
         let scope = match hash {
             Some(hash) if !self.share_cache => scope_of(&blake3::keyed_hash(&self.process_key, &hash)),
             _ => CacheScope::SHARED,
         };
-        Some(Identity { scope, standing, account: Arc::clone(account) })
+        Some(Identity { scope, role, account: Arc::clone(account) })
     }
 
     /// Whoever calls a path that needs no key.
     fn nobody(&self) -> Identity {
-        Identity { scope: CacheScope::SHARED, standing: Standing::Guest, account: Arc::clone(&self.anyone) }
+        Identity { scope: CacheScope::SHARED, role: CallerRole::Guest, account: Arc::clone(&self.anyone) }
     }
 
     /// Compares with every key, so that time tells neither which one matched nor how far.
@@ -113,7 +114,7 @@ fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
 /// What a request's headers say of who sent it.
 struct Identity {
     scope: CacheScope,
-    standing: Standing,
+    role: CallerRole,
     account: Arc<Account>,
 }
 
@@ -125,7 +126,7 @@ pub async fn check(State(access): State<SharedAccess>, mut request: Request, nex
         None if is_public(&request) => access.keys.nobody(),
         None => return refused().respond(Dialect::of(request.uri().path())),
     };
-    let Identity { scope, standing, account } = identity;
+    let Identity { scope, role, account } = identity;
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
     let policy = match wanted_policy(request.headers(), &account) {
         Ok(policy) => policy,
@@ -134,7 +135,7 @@ pub async fn check(State(access): State<SharedAccess>, mut request: Request, nex
     let place = QueuePlace::default();
     let trace = trace::parent_in(request.headers());
     let account_of_caller = Arc::clone(&account);
-    let caller = Caller { cache_scope: scope, request_id, standing, account: account_of_caller, place, policy, trace };
+    let caller = Caller { cache_scope: scope, request_id, role, account: account_of_caller, place, policy, trace };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
     rate_limit::describe(response.headers_mut(), &account);

@@ -11,9 +11,9 @@ use http::header;
 use super::errors::Failure;
 use super::openapi::Operation;
 use super::state::may_observe;
-use super::{Backend, HttpState};
+use super::{HttpBackend, HttpState};
 use crate::observe::metrics::CONTENT_TYPE;
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {
@@ -30,7 +30,7 @@ pub async fn scrape(
 }
 
 /// Counts every reply by its route's pattern: what clients write into a path must not become labels.
-pub async fn count(State(backend): State<Arc<dyn Backend>>, request: Request, next: Next) -> Response {
+pub async fn count(State(backend): State<Arc<dyn HttpBackend>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;
     backend.replied(route.as_ref().map_or("other", MatchedPath::as_str), response.status().as_u16());

@@ -1,12 +1,11 @@
 //! The public HTTP surface: sockets, limits and access on one side, dialects on the other.
 //!
 //! [`server::serve`] owns the sockets and [`router`] everything between a request's head and a reply. What generates
-//! is behind [`Backend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
+//! is behind [`HttpBackend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
 
 pub mod access;
 pub mod anthropic;
 pub mod auth;
-pub mod backend;
 pub mod body;
 pub mod config;
 pub mod cors;
@@ -15,6 +14,7 @@ pub mod errors;
 mod event_stream;
 pub mod health;
 pub mod host;
+pub mod http_backend;
 pub mod llama_server;
 pub mod metrics;
 pub mod ollama;
@@ -45,23 +45,23 @@ use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::get;
-pub use backend::Backend;
-use backend::Model;
 use bytes::Bytes;
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::Failure;
+pub use http_backend::HttpBackend;
 use openapi::{Operation, Routes};
 pub use server::serve;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
+use crate::request::models::ListedModel;
 
 /// What handlers share.
 #[derive(Clone)]
 pub struct HttpState {
     /// What generates.
-    pub backend: Arc<dyn Backend>,
+    pub backend: Arc<dyn HttpBackend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
     /// Bounds the streams of states.
@@ -70,7 +70,7 @@ pub struct HttpState {
 
 impl HttpState {
     /// The models that a caller may name.
-    fn models_for(&self, caller: &Caller) -> Vec<Model> {
+    fn models_for(&self, caller: &Caller) -> Vec<ListedModel> {
         let mut models = self.backend.models();
         models.retain(|model| caller.account.may_use(model.names.iter()));
         models
@@ -78,7 +78,7 @@ impl HttpState {
 }
 
 /// All routes with everything around them.
-pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
+pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
     let access = access::shared(&config.access);
     let checked = config.check_host;
     listener(api(backend, config, access.clone()), host::Names { access, checked })
@@ -86,7 +86,7 @@ pub fn router(backend: Arc<dyn Backend>, config: HttpConfig) -> Router {
 
 /// All routes behind the checks of keys and origins, for any number of listeners: they share the callers' accounts and
 /// scopes in the prefix cache. Access can change while it serves.
-pub fn api(backend: Arc<dyn Backend>, config: HttpConfig, access: SharedAccess) -> Router {
+pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAccess) -> Router {
     let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
     let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };

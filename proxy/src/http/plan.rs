@@ -8,7 +8,7 @@ use baton_schemas::openai::ChatRequest;
 use super::body::JsonBody;
 use super::openapi::Operation;
 use super::{Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 use crate::request::plan::explanation::Explanation;
 
 /// What is said of it.

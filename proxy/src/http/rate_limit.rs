@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::request::admission::Account;
+use crate::account::Account;
 
 /// Tells what is left, where something is limited.
 pub(super) fn describe(headers: &mut HeaderMap, account: &Account) {

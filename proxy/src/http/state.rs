@@ -21,9 +21,9 @@ use super::errors::{Failure, Retry};
 use super::event_stream::sse_headers;
 use super::openapi::Operation;
 use super::steps::Stopping;
-use super::{Backend, HttpState};
+use super::{HttpBackend, HttpState};
 use crate::observe::state::EndpointState;
-use crate::request::generate::{Caller, Standing};
+use crate::request::caller::{Caller, CallerRole};
 
 /// Event streams at once: some dashboards and terminals. Each holds a connection for as long as it likes.
 const MAX_WATCHERS: usize = 32;
@@ -86,10 +86,10 @@ pub async fn show(
 
 /// Whether this caller may see the endpoint at work, and if so whether with addresses.
 pub(super) fn may_observe(caller: &Caller) -> Result<bool, Failure> {
-    match caller.standing {
-        Standing::Anyone => Ok(false),
-        Standing::Operator => Ok(true),
-        Standing::Guest => {
+    match caller.role {
+        CallerRole::Anyone => Ok(false),
+        CallerRole::Operator => Ok(true),
+        CallerRole::Guest => {
             let message = "This API key may not see the server at work. Its operator can set 'operator = true' for it.";
             let error = ErrorBody::new(ErrorKind::Permission, message).code("operator_key_required");
             Err(Failure::new(StatusCode::FORBIDDEN, error))
@@ -103,11 +103,11 @@ fn wants_stream(uri: &Uri, headers: &HeaderMap) -> bool {
     by_query || headers.get_all(header::ACCEPT).iter().any(is_events)
 }
 
-fn now(backend: &dyn Backend, stopping: &Stopping, with_addresses: bool) -> EndpointState {
+fn now(backend: &dyn HttpBackend, stopping: &Stopping, with_addresses: bool) -> EndpointState {
     EndpointState { is_stopping: stopping.0.is_cancelled(), ..backend.state(with_addresses) }
 }
 
-fn event(backend: &dyn Backend, stopping: &Stopping, with_addresses: bool) -> Bytes {
+fn event(backend: &dyn HttpBackend, stopping: &Stopping, with_addresses: bool) -> Bytes {
     let json = serde_json::to_string(&now(backend, stopping, with_addresses)).unwrap_or_default();
     format!("data: {json}\n\n").into()
 }

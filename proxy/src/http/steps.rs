@@ -15,10 +15,11 @@ use futures::stream::SelectAll;
 use futures::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 
-use super::Backend;
+use super::HttpBackend;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
-use crate::request::generate::{Caller, Generation};
+use crate::request::caller::Caller;
+use crate::request::generate::Generation;
 
 /// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +62,7 @@ impl Step {
 pub type Steps = Pin<Box<dyn Stream<Item = Result<Step, RequestError>> + Send>>;
 
 /// Starts a request, once polled.
-pub fn steps(backend: Arc<dyn Backend>, request: GenerateRequest, caller: Caller, drain: DrainDeadline) -> Steps {
+pub fn steps(backend: Arc<dyn HttpBackend>, request: GenerateRequest, caller: Caller, drain: DrainDeadline) -> Steps {
     let steps = async_stream::try_stream! {
         let mut n_open = request.n;
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;

@@ -18,7 +18,7 @@ use super::errors::Failure;
 use super::route_header::insert_route;
 use super::steps::{Step, Steps};
 use crate::error::RequestError;
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// Writes a dialect's stream.
 pub(super) trait StreamWriter: Send + 'static {

@@ -13,8 +13,8 @@ mod watch;
 
 pub use self::embed_watch::EmbedWatch;
 pub use self::journal::{Journal, MAX_RECORDS, Outcome, RouteRecord};
-pub use self::watch::RequestWatch;
-use crate::observe::metrics::RequestMetrics;
+use self::metrics::RequestMetrics;
+pub use self::watch::{PlannedRoute, RequestWatch};
 
 /// Label of requests for models that are not served: what clients write must not become labels.
 const UNKNOWN_MODEL: &str = "unknown";

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::model_name;
 use crate::targets::model_loading::Resident;
-use crate::targets::nodes::{Life, Node, Pool, ServedModel, Status, Unused, names};
+use crate::targets::nodes::{Life, Node, Pool, ServedModel, Status, Unused};
 use crate::targets::upstreams::UpstreamPool;
 
 /// Whether a request sent now would be answered. Reasons are shown to anybody: no paths, no addresses.
@@ -102,7 +103,7 @@ fn models_readiness(pool: &Pool, upstreams: &UpstreamPool) -> ModelsReadiness {
     // restart takes nothing out of service.
     let could_answer = |resident: &Resident| !is_starting || resident.health.last_info().is_some();
     any_answers |= models.iter().filter_map(|model| model.resident.as_deref()).any(could_answer);
-    let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| names::are_same(known, name)));
+    let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| model_name::are_same(known, name)));
     if upstreams.unanswered(is_local).is_some() {
         problems.push(Readiness::Unavailable { reason: "no upstream of a model answers, or all are busy".to_owned() });
     }

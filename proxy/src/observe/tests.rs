@@ -14,26 +14,26 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
-use crate::app::App;
-use crate::http::Backend;
+use crate::account::{Account, KeyLimits};
+use crate::http::HttpBackend;
 use crate::observe::state::{EndpointState, Life};
-use crate::request::admission::{Account, Admission, Bounds, KeyLimits, QueuePlace};
-use crate::request::generate::{Caller, Standing, generate};
+use crate::request::admission::QueuePlace;
+use crate::request::caller::{Caller, CallerRole};
+use crate::serve::request_service::RequestService;
 use crate::targets::nodes::{Health, Node, Pool, ServedModel};
 
-pub(crate) async fn app() -> App {
+/// An endpoint over these models of nodes.
+pub(crate) fn over_models(models: Vec<Arc<ServedModel>>) -> RequestService {
+    RequestService::over(Arc::new(Pool::of(models)))
+}
+
+pub(crate) async fn app() -> RequestService {
     let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
     let health = Health::new("it");
     health.answers(Arc::new(sim.info().await.unwrap()));
     let node = Node::new("local".into(), Some("http://10.0.0.7:9000".into()), Arc::new(sim), health);
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec!["alias".into()], vec![node], Vec::new());
-    App {
-        admission: Admission::new(Bounds::default()),
-        pool: Arc::new(Pool::of(vec![Arc::new(model)])),
-        residency: Default::default(),
-        upstreams: Default::default(),
-        observer: Arc::new(Observer::default()),
-    }
+    over_models(vec![Arc::new(model)])
 }
 
 pub(crate) fn request(model: &str) -> GenerateRequest {
@@ -60,7 +60,7 @@ pub(crate) fn caller() -> Caller {
     Caller {
         cache_scope: CacheScope::SHARED,
         request_id: "req_1".into(),
-        standing: Standing::Anyone,
+        role: CallerRole::Anyone,
         account: Arc::new(Account::new("anyone", KeyLimits::default())),
         place: QueuePlace::default(),
         policy: None,
@@ -71,16 +71,16 @@ pub(crate) fn caller() -> Caller {
 #[tokio::test]
 async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() {
     let app = app().await;
-    let mut done = generate(&app, request("alias"), &caller()).await.unwrap();
+    let mut done = app.generate(request("alias"), caller()).await.unwrap();
     assert_eq!(app.state(false).requests.admitted, 1);
     while let Some(event) = done.events.next().await {
         event.unwrap();
     }
     drop(done);
-    let mut left = generate(&app, request("m"), &caller()).await.unwrap();
+    let mut left = app.generate(request("m"), caller()).await.unwrap();
     left.events.next().await.unwrap().unwrap();
     drop(left);
-    assert!(generate(&app, request("nothing"), &caller()).await.is_err());
+    assert!(app.generate(request("nothing"), caller()).await.is_err());
 
     let state = app.state(false);
     assert_eq!(state.requests.admitted, 0);
@@ -92,7 +92,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
 
     // What the engine takes nothing of has not failed.
     let refused = GenerateRequest { constraint: Some(Constraint::JsonObject), ..request("m") };
-    assert!(generate(&app, refused, &caller()).await.is_err());
+    assert!(app.generate(refused, caller()).await.is_err());
     assert_eq!(app.state(false).routes[0].outcome, Outcome::Refused);
 
     let node = &state.models[0].nodes[0];
@@ -103,7 +103,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
 #[tokio::test]
 async fn the_snapshot_survives_json_and_holds_neither_prompts_nor_unasked_addresses() {
     let app = app().await;
-    let mut reply = generate(&app, request("m"), &caller()).await.unwrap();
+    let mut reply = app.generate(request("m"), caller()).await.unwrap();
     while reply.events.next().await.is_some() {}
     drop(reply);
     let hidden = serde_json::to_string(&app.state(false)).unwrap();

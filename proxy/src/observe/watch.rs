@@ -16,8 +16,6 @@ use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::{RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
-use crate::request::generate::Caller;
-use crate::request::plan::Plan;
 
 /// Travels with a request. Dropping it is its end: without [`RequestWatch::failed`] and with choices still open, the
 /// client has left.
@@ -41,26 +39,41 @@ pub struct RequestWatch {
     span: Span,
 }
 
-/// What was known when the route was chosen.
+/// A route as it was chosen, for the journal and the metrics.
+pub struct PlannedRoute {
+    /// Which kind of route.
+    pub kind: RouteKind,
+    /// Tokens of the prompt.
+    pub n_prompt: u32,
+    /// The node that generates, or the upstream.
+    pub decode: String,
+    /// The node that computes the prompt, if that is another.
+    pub prefill: Option<String>,
+    /// The policy that chose it; `None` for an upstream.
+    pub policy: Option<PolicyName>,
+    /// Why it was chosen.
+    pub reason: RouteReason,
+    /// Predicted time to the first token.
+    pub predicted_ttft_ms: Option<f64>,
+    /// Predicted time between two tokens.
+    pub predicted_step_ms: Option<f64>,
+    /// Predicted time to the first token of the best direct route.
+    pub direct_ttft_ms: Option<f64>,
+}
+
 struct Planned {
     at: Instant,
-    /// Which kind of route.
-    route: RouteKind,
-    n_prompt: u32,
-    decode: String,
-    prefill: Option<String>,
-    /// `None` for an upstream.
-    policy: Option<PolicyName>,
-    reason: RouteReason,
-    predicted_ttft_ms: Option<f64>,
-    predicted_step_ms: Option<f64>,
-    direct_ttft_ms: Option<f64>,
+    route: PlannedRoute,
 }
 
 impl RequestWatch {
     /// A request with so many choices has arrived.
-    pub fn begin(observer: &Arc<Observer>, caller: &Caller, n_choices: u32) -> RequestWatch {
-        let request_id = caller.request_id.as_str();
+    pub fn begin(
+        observer: &Arc<Observer>,
+        request_id: &str,
+        trace: Option<opentelemetry::Context>,
+        n_choices: u32,
+    ) -> RequestWatch {
         let span = tracing::info_span!(
             target: TARGET,
             parent: None,
@@ -77,7 +90,7 @@ impl RequestWatch {
             outcome = Empty,
             error = Empty,
         );
-        trace::continue_from(&span, caller.trace.clone());
+        trace::continue_from(&span, trace);
         RequestWatch {
             observer: Arc::clone(observer),
             at: SystemTime::now(),
@@ -122,37 +135,23 @@ impl RequestWatch {
         self.observer.metrics.inter_token_latency(&self.model)
     }
 
-    /// A route was chosen. A later one, where the first could not be taken, replaces it.
-    pub fn planned(&mut self, plan: &Plan, n_prompt: u32) {
-        self.planned = Some(Planned {
-            at: Instant::now(),
-            route: plan.kind(),
-            n_prompt,
-            decode: plan.decode().name.clone(),
-            prefill: plan.prefill().map(|node| node.name.clone()),
-            policy: Some(plan.policy),
-            reason: plan.reason,
-            predicted_ttft_ms: plan.prediction.map(|prediction| prediction.ttft_ms),
-            predicted_step_ms: plan.prediction.map(|prediction| prediction.step_ms),
-            direct_ttft_ms: plan.direct_ttft_ms,
-        });
+    /// A route was chosen. A later one replaces it, if no node took the request on this one.
+    pub fn planned(&mut self, route: PlannedRoute) {
+        self.planned = Some(Planned { at: Instant::now(), route });
     }
 
-    /// Its first choice is on another route than was planned. What was predicted was not of that.
-    pub fn rerouted(&mut self, plan: &Plan) {
-        let Some(planned) = &mut self.planned else { return };
-        (planned.route, planned.reason) = (plan.kind(), plan.reason);
-        plan.decode().name.clone_into(&mut planned.decode);
-        planned.prefill = plan.prefill().map(|node| node.name.clone());
-        planned.predicted_ttft_ms = None;
+    /// The first choice left its planned route. The predictions were not for the new one.
+    pub fn rerouted(&mut self, now: PlannedRoute) {
+        let Some(Planned { route, .. }) = &mut self.planned else { return };
+        (route.kind, route.reason, route.decode, route.prefill) = (now.kind, now.reason, now.decode, now.prefill);
+        route.predicted_ttft_ms = None;
     }
 
-    /// An upstream answers, which was asked then. The prompt's length is an estimate until it tells.
+    /// An upstream answers that was asked at this time. The prompt's length is an estimate until it reports usage.
     pub fn upstream(&mut self, name: &str, reason: RouteReason, n_prompt: u32, asked: Instant) {
         self.slot = Some(asked);
-        self.planned = Some(Planned {
-            at: asked,
-            route: RouteKind::Upstream,
+        let route = PlannedRoute {
+            kind: RouteKind::Upstream,
             n_prompt,
             decode: name.to_owned(),
             prefill: None,
@@ -161,7 +160,8 @@ impl RequestWatch {
             predicted_ttft_ms: None,
             predicted_step_ms: None,
             direct_ttft_ms: None,
-        });
+        };
+        self.planned = Some(Planned { at: asked, route });
     }
 
     /// A step of its reply is about to be sent.
@@ -179,7 +179,7 @@ impl RequestWatch {
             EventKind::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
                 if let Some(planned) = &mut self.planned {
-                    planned.n_prompt = *n_prompt;
+                    planned.route.n_prompt = *n_prompt;
                 }
             }
             EventKind::Text { .. } | EventKind::Reasoning { .. } | EventKind::ToolCall { .. } => {
@@ -213,11 +213,12 @@ impl RequestWatch {
     fn route_summary(&self) -> Option<RouteSummary> {
         let planned = self.planned.as_ref()?;
         let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
-        let predicted = planned.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
+        let route = &planned.route;
+        let predicted = route.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
         Some(RouteSummary {
-            kind: planned.route,
-            reason: planned.reason,
-            n_prompt: planned.n_prompt,
+            kind: route.kind,
+            reason: route.reason,
+            n_prompt: route.n_prompt,
             n_cached: self.n_cached,
             n_completion: self.n_completion(),
             queued: since(self.arrived, self.slot),
@@ -234,28 +235,28 @@ impl RequestWatch {
         if self.outcome() != Outcome::Done || self.n_choices != 1 || self.n_completion() == 0 {
             return None;
         }
-        let (ttft_ms, step_ms) = planned.predicted_ttft_ms.zip(planned.predicted_step_ms)?;
+        let (ttft_ms, step_ms) = planned.route.predicted_ttft_ms.zip(planned.route.predicted_step_ms)?;
         let predicted_ms = ttft_ms + f64::from(self.n_completion() - 1) * step_ms;
         (predicted_ms > 0.0).then(|| planned.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
     }
 
     fn record(&mut self, outcome: Outcome) -> Option<RouteRecord> {
-        let planned = self.planned.take()?;
+        let Planned { at, route } = self.planned.take()?;
         Some(RouteRecord {
             at_ms: self.at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
             request_id: std::mem::take(&mut self.request_id),
             model: self.model.clone(),
-            decode: planned.decode,
-            prefill: planned.prefill,
-            policy: planned.policy.map_or(planned.route.as_str(), PolicyName::as_str).to_owned(),
-            reason: planned.reason.to_string(),
-            n_prompt: planned.n_prompt,
+            decode: route.decode,
+            prefill: route.prefill,
+            policy: route.policy.map_or(route.kind.as_str(), PolicyName::as_str).to_owned(),
+            reason: route.reason.to_string(),
+            n_prompt: route.n_prompt,
             n_cached: self.n_cached,
             n_completion: self.n_completion(),
-            before_plan_ms: millis(self.arrived, planned.at),
-            predicted_ttft_ms: planned.predicted_ttft_ms,
-            predicted_direct_ttft_ms: planned.direct_ttft_ms,
-            ttft_ms: self.first_token.map(|first| millis(planned.at, first)),
+            before_plan_ms: millis(self.arrived, at),
+            predicted_ttft_ms: route.predicted_ttft_ms,
+            predicted_direct_ttft_ms: route.direct_ttft_ms,
+            ttft_ms: self.first_token.map(|first| millis(at, first)),
             e2e_ms: millis(self.arrived, Instant::now()),
             handoff: self.handoff,
             outcome,

@@ -1,8 +1,13 @@
 //! The life of a request, free of any dialect: admission, target, prompt, plan, start, stream.
 
 pub mod admission;
+pub mod brief;
+pub mod caller;
 pub mod embed;
+pub mod explain;
 pub mod failover;
 pub mod generate;
+pub mod models;
 pub mod plan;
 pub mod prompt;
+pub mod tokens;

@@ -1,6 +1,6 @@
-//! From a request's input to exact tokens, on the node that holds the model; and the check that they fit.
+//! A request's input becomes exact tokens, on a node that holds the model, and they are checked to fit.
 
-use baton_reply::tools::{self, ReplyForm};
+use baton_reply::tools::{self, NoThinking, ReplyForm};
 use baton_schemas::generate::{ChatPrompt, Input};
 use baton_schemas::image::Image;
 use baton_schemas::node::{NodeInfo, TokenizeRequest};
@@ -9,23 +9,65 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 use crate::error::RequestError;
 use crate::targets::nodes::Node;
 
-/// Renders and tokenizes. Context overflow is found here, before any stream starts: what no node of the model that is
-/// up holds, `n_ctx` tokens at most, or what the client wants to be the context.
+/// A request's prompt, as engines get it.
+pub struct PreparedPrompt {
+    /// The whole prompt.
+    pub tokens: Vec<Token>,
+    /// How the model writes the reply: reasoning, tool calls, text.
+    pub form: ReplyForm,
+    /// The projector that encodes its images, if it has any.
+    pub projector: Option<String>,
+    /// New tokens at most, within the client's own context size.
+    pub max_tokens: Option<u32>,
+}
+
+/// Renders and tokenizes a prompt on a node that holds the model. `n_ctx` is the longest context of the model's nodes.
+///
+/// Errors: the request does not suit the model; or the prompt exceeds `n_ctx`, or the context size that the client chose.
+/// So a context overflow is answered before any stream starts.
 pub async fn prepare(
     node: &Node,
-    (info, n_ctx): (&NodeInfo, u32),
+    info: &NodeInfo,
+    n_ctx: u32,
+    request: &GenerateRequest,
+) -> Result<PreparedPrompt, RequestError> {
+    check_biases(request, info)?;
+    let mut form = ReplyForm::of(request, &info.facts.chat_template)
+        .map_err(|NoThinking| RequestError::Incapable { model: request.model.clone(), capability: "thinking" })?;
+    let tokens = tokens(node, info, request.context_within(n_ctx), request, &form).await?;
+    if let Some(tail) = form.prompt_tail(&tokens) {
+        form.read_prompt_tail(&node.engine.detokenize(tail).await?);
+    }
+    let projector = info.projector.clone().filter(|_| !request.images().is_empty());
+    let max_tokens = request.max_tokens_after(tokens.len() as u32, n_ctx);
+    Ok(PreparedPrompt { tokens, form, projector, max_tokens })
+}
+
+/// Refuses biases of tokens that the model does not have.
+fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
+    let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
+    unknown.map_or(Ok(()), |(token, _)| {
+        let problem = format!("token {token} is not in the model's vocabulary of {} tokens", info.n_vocab);
+        Err(RequestError::InvalidField { field: "logit_bias", problem })
+    })
+}
+
+/// The prompt's tokens, `n_ctx` at most.
+async fn tokens(
+    node: &Node,
+    info: &NodeInfo,
+    n_ctx: u32,
     request: &GenerateRequest,
     form: &ReplyForm,
 ) -> Result<Vec<Token>, RequestError> {
-    check_sight(request.images(), info)?;
+    check_image_support(request.images(), info)?;
     check_earlier(request.earlier_tokens(), info)?;
-    let n_ctx = request.context_within(n_ctx);
     let tokens = match &request.input {
         Input::Chat(conversation) => {
             let rendered = node.engine.render(&form.present(conversation)).await?;
-            go_on(node, info, request.earlier_tokens(), rendered).await?
+            continued(node, info, request.earlier_tokens(), rendered).await?
         }
-        // Who writes the whole prompt writes its control tokens too. A message may not: see the engine's `guard`.
+        // A whole prompt may spell control tokens. A message may not: see the engine's `guard`.
         Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
         Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,
         Input::Tokens(tokens) => tokens.clone(),
@@ -38,15 +80,15 @@ pub async fn prepare(
     Ok(tokens)
 }
 
-/// The prompt of a chat that is not generated from. It may be longer than the context.
+/// The prompt of a chat, for counting or display. It may be longer than the context.
 pub async fn of_chat(node: &Node, info: &NodeInfo, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
-    check_sight(&chat.conversation.images, info)?;
+    check_image_support(&chat.conversation.images, info)?;
     let presented = tools::present(&chat.conversation, &chat.tools, &info.facts.chat_template);
     Ok(node.engine.render(&presented).await?)
 }
 
-/// Refuses images for a model that sees none.
-fn check_sight(images: &[Image], info: &NodeInfo) -> Result<(), RequestError> {
+/// Refuses images where the model has no projector.
+fn check_image_support(images: &[Image], info: &NodeInfo) -> Result<(), RequestError> {
     match images.first() {
         Some(image) if info.projector.is_none() => {
             let why = "this model has no projector (--mmproj), with which it would see them";
@@ -56,7 +98,7 @@ fn check_sight(images: &[Image], info: &NodeInfo) -> Result<(), RequestError> {
     }
 }
 
-/// Refuses tokens that no reply of this model can have ended with.
+/// Refuses earlier tokens that are not in the model's vocabulary.
 fn check_earlier(tokens: &[Token], info: &NodeInfo) -> Result<(), RequestError> {
     let unknown = tokens.iter().find(|token| **token >= info.n_vocab);
     unknown.map_or(Ok(()), |token| {
@@ -65,8 +107,8 @@ fn check_earlier(tokens: &[Token], info: &NodeInfo) -> Result<(), RequestError> 
     })
 }
 
-/// A conversation's tokens behind those of an earlier one.
-async fn go_on(
+/// A rendered conversation, appended to the tokens of an earlier one.
+async fn continued(
     node: &Node,
     info: &NodeInfo,
     earlier: &[Token],
@@ -80,8 +122,8 @@ async fn go_on(
     Ok([earlier, without_beginning(&rendered, &bos)].concat())
 }
 
-/// A prompt without the token that begins one: it is not the beginning any more. Where every turn begins with that token,
-/// as ChatML's do in some models, it is a part of the turn, and stays.
+/// A prompt without the token that begins one, for a place behind other tokens. Where every turn begins with that
+/// token, as with ChatML in some models, it is part of the turn and stays.
 fn without_beginning<'a>(rendered: &'a [Token], bos: &[Token]) -> &'a [Token] {
     match (rendered, bos) {
         ([first, rest @ ..], [bos]) if first == bos && !rest.contains(bos) => rest,
@@ -89,15 +131,15 @@ fn without_beginning<'a>(rendered: &'a [Token], bos: &[Token]) -> &'a [Token] {
     }
 }
 
-/// Whether a text spells the token that begins a prompt, as one from a chat template does. A second one would make the
-/// model answer worse.
+/// Returns true if a text spells the token that begins a prompt, as chat templates do. A second one makes the reply
+/// worse.
 fn begins(text: &str, info: &NodeInfo) -> bool {
     let bos = &info.facts.bos_token;
     !bos.is_empty() && text.starts_with(bos.as_str())
 }
 
-/// The prompt upon which a model writes what stands between two texts, in the order that llama.cpp's server and the
-/// makers of these models use: prefix, suffix, middle.
+/// The prompt for infilling between two texts, in the order of llama.cpp's server and of these models' authors: prefix,
+/// suffix, middle.
 async fn infill(node: &Node, info: &NodeInfo, prefix: &str, suffix: &str) -> Result<Vec<Token>, RequestError> {
     let Some(control) = info.facts.infill else {
         return Err(RequestError::InvalidField {

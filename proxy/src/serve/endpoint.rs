@@ -19,15 +19,16 @@ use super::planning::PlanningSettings;
 use super::primary_model::{FirstStart, OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
 use super::remote_nodes::RemoteNodes;
+use super::request_service::RequestService;
 use super::supervisor::Supervised;
 use super::{service_manager, signals};
-use crate::app::App;
 use crate::config::{ConfigError, ServeConfig};
 use crate::http;
 use crate::http::SharedAccess;
 use crate::http::server::Shutdown;
 use crate::observe::Observer;
 use crate::request::admission::Admission;
+use crate::targets::Targets;
 use crate::targets::model_loading::Residency;
 use crate::targets::nodes::{self, Node, Pool, ServedModel};
 use crate::targets::upstreams::{Life, UpstreamPool};
@@ -49,7 +50,7 @@ pub struct ConfigSource {
 
 /// An endpoint that serves. Dropping it leaves its tasks running: end it with a signal and [`Endpoint::finished`].
 pub struct Endpoint {
-    app: Arc<App>,
+    service: Arc<RequestService>,
     shutdown: Shutdown,
     addresses: Vec<SocketAddr>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
@@ -92,29 +93,30 @@ impl Endpoint {
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
         let own_models = own_models::start(&config, &[], &taken_names).await?;
         let upstreams = UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(Failure)?;
-        let app = Arc::new(assemble(&config, pool, upstreams, &own_models)?);
+        let service = Arc::new(assemble(&config, pool, upstreams, &own_models)?);
         let shutdown = Shutdown::default();
         let http_config = http::HttpConfig { access: config.access(), ..http::HttpConfig::default() };
         let access = http::access::shared(&http_config.access);
-        let api = http::api(Arc::clone(&app) as Arc<dyn http::Backend>, http_config, access.clone());
+        let api = http::api(Arc::clone(&service) as Arc<dyn http::HttpBackend>, http_config, access.clone());
         let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
         let needs_key = config.needs_key();
-        let (app_of_reload, known_nodes) = (Arc::clone(&app), nodes.all().map(Arc::clone).collect());
-        Reload { source, config, access, app: app_of_reload, own_models, taken_names, planning, known_nodes }.watch();
-        service_manager::keep_informed(Arc::clone(&app), shutdown.clone());
+        let (service_of_reload, known_nodes) = (Arc::clone(&service), nodes.all().map(Arc::clone).collect());
+        Reload { source, config, access, service: service_of_reload, own_models, taken_names, planning, known_nodes }
+            .watch();
+        service_manager::keep_informed(Arc::clone(&service), shutdown.clone());
         let (own_engine, first_start) = match own_engine {
             Some(OwnEngine { supervised, first_start, .. }) => (Some(supervised), first_start),
             None => (None, nodes.first_start()),
         };
         let first_start = Some(first_start);
-        Ok(Endpoint { app, shutdown, addresses, servers, nodes, first_start, own_engine, needs_key })
+        Ok(Endpoint { service, shutdown, addresses, servers, nodes, first_start, own_engine, needs_key })
     }
 
     /// Handles SIGTERM and Ctrl-C: the first begins the drain, after `report` was given the number of running requests;
     /// the second ends their streams, and the third the process.
     pub fn drain_on_signal(&self, report: impl FnOnce(usize) + Send + 'static) {
-        let app = Arc::clone(&self.app);
-        signals::drain_on_signal(self.shutdown.clone(), move || report(app.admission.n_admitted()));
+        let service = Arc::clone(&self.service);
+        signals::drain_on_signal(self.shutdown.clone(), move || report(service.admission.n_admitted()));
     }
 
     /// Waits until requests can be answered. `None`: it was told to stop before that. Errors: no engine will ever be ready.
@@ -130,10 +132,10 @@ impl Endpoint {
             None => return Ok(None),
         };
         wait_for_nodes(self.nodes.all()).await;
-        wait_for_upstreams(&self.app).await;
+        wait_for_upstreams(&self.service).await;
         Ok(Some(ReadyEndpoint {
             addresses: self.addresses.clone(),
-            models: served_names(&self.app, info.as_deref()),
+            models: served_names(&self.service, info.as_deref()),
             takes_chats: info.is_none_or(|info| info.has_chat_template),
             needs_key: self.needs_key,
         }))
@@ -144,7 +146,7 @@ impl Endpoint {
         for server in self.servers {
             server.await??;
         }
-        self.app.residency.stop().await;
+        self.service.targets.residency.stop().await;
         if let Some(supervised) = self.own_engine {
             supervised.stop.cancel();
             supervised.tracker.wait().await;
@@ -209,13 +211,14 @@ fn assemble(
     pool: Arc<Pool>,
     upstreams: UpstreamPool,
     own_models: &[OwnModel],
-) -> Result<App, Failure> {
+) -> Result<RequestService, Failure> {
     let residents = own_models.iter().map(|own| Arc::clone(&own.resident)).collect();
     let residency = Residency::new(own_models::limits_of(config)?, residents);
     pool.replace_residents(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
     let upstreams = ArcSwap::from_pointee(upstreams);
     let admission = Admission::new(config.bounds);
-    Ok(App { admission, pool, residency, upstreams, observer: Arc::new(Observer::default()) })
+    let targets = Targets { pool, residency, upstreams };
+    Ok(RequestService { admission, targets, observer: Arc::new(Observer::default()) })
 }
 
 fn serve_all(
@@ -259,8 +262,8 @@ pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
 }
 
 /// Gives upstreams a moment to list their models.
-async fn wait_for_upstreams(app: &App) {
-    let upstreams = app.upstreams.load_full();
+async fn wait_for_upstreams(service: &RequestService) {
+    let upstreams = service.targets.upstreams.load_full();
     let answers = async {
         while upstreams.members.iter().any(|member| member.life() == Life::Unknown) {
             tokio::time::sleep(nodes::DISCOVERY_INTERVAL).await;
@@ -271,11 +274,11 @@ async fn wait_for_upstreams(app: &App) {
 }
 
 /// Every model's name. `first`, the first engine that answered, names the models that have no name yet.
-fn served_names(app: &App, first: Option<&NodeInfo>) -> Vec<String> {
+fn served_names(service: &RequestService, first: Option<&NodeInfo>) -> Vec<String> {
     let reported = || first.map(|info| info.model.clone()).unwrap_or_default();
     let mut names: Vec<String> =
-        app.pool.models().iter().map(|model| model.name.get_or_init(reported).clone()).collect();
-    for (name, _) in app.upstreams.load().models() {
+        service.targets.pool.models().iter().map(|model| model.name.get_or_init(reported).clone()).collect();
+    for (name, _) in service.targets.upstreams.load().models() {
         if !names.contains(&name) {
             names.push(name);
         }

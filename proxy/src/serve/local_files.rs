@@ -12,8 +12,8 @@ use super::model_names::ModelNames;
 use super::own_models::{LocalModelRef, limits, size_model};
 use crate::config::engine_args::{self, EngineArgs, EngineKind};
 use crate::config::{DEFAULT_MODEL, Problem, RawConfig, read_text};
+use crate::model_name;
 use crate::targets::model_loading::Limits;
-use crate::targets::nodes::names;
 
 /// The longest template of a model that is known has some 20 kB.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
@@ -172,7 +172,7 @@ fn refuse_shared_names(named: &mut [LocalModel], mut taken: Vec<String>) {
     let mut by_file: Vec<String> = Vec::new();
     for one in named {
         let (all, of_its_file) = (one.names(), one.names_of_its_file());
-        let is_in = |names: &[String], name: &String| names.iter().any(|other| names::are_same(other, name));
+        let is_in = |names: &[String], name: &String| names.iter().any(|other| model_name::are_same(other, name));
         let twice = all.iter().find(|name| is_in(&by_file, name) || (is_in(&of_its_file, name) && is_in(&taken, name)));
         if let Some(twice) = twice {
             one.problem(

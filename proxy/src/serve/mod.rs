@@ -11,6 +11,7 @@ mod planning;
 mod primary_model;
 mod reload;
 mod remote_nodes;
+pub mod request_service;
 pub mod service_manager;
 pub mod signals;
 mod socket_folder;

@@ -16,9 +16,10 @@ use super::model_names::ModelNames;
 use super::supervisor::{self, Supervised};
 use crate::config::engine_args::{EngineArgs, EngineKind};
 use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
+use crate::model_name;
 use crate::observe::telemetry;
 use crate::targets::model_loading::{Limits, Process, Resident, ResidentSettings};
-use crate::targets::nodes::{Node, ServedModel, names};
+use crate::targets::nodes::{Node, ServedModel};
 
 /// An own model that is served.
 #[derive(Clone)]
@@ -117,7 +118,7 @@ pub(super) async fn start(
     for model in &config.models {
         let plan = plan_process(model, config, &limits).await?;
         for name in std::iter::once(&plan.name).chain(&plan.aliases) {
-            if taken.iter().any(|other| names::are_same(other, name)) {
+            if taken.iter().any(|other| model_name::are_same(other, name)) {
                 return Err(Failure(format!("two models are called {name:?}: give one of them another 'name'")));
             }
             taken.push(name.clone());

@@ -22,7 +22,7 @@ use super::own_models::{self, OwnModel};
 use super::planning::PlanningSettings;
 use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
-use crate::app::App;
+use super::request_service::RequestService;
 use crate::config::ServeConfig;
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
@@ -41,7 +41,7 @@ pub(super) struct Reload {
     /// Takes keys, hosts and origins.
     pub access: SharedAccess,
     /// Takes limits, upstreams, nodes and models.
-    pub app: Arc<App>,
+    pub service: Arc<RequestService>,
     /// Own models that are loaded on demand.
     pub own_models: Vec<OwnModel>,
     /// Names that own models may not have.
@@ -126,7 +126,7 @@ impl Reload {
     /// Does everything that can fail, and changes nothing yet.
     async fn prepare(&self, new: &ServeConfig, takes_nodes: bool) -> Result<PreparedReload, Failure> {
         let transport = new.transport.transport()?;
-        let before = self.app.upstreams.load_full();
+        let before = self.service.targets.upstreams.load_full();
         let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(Failure)?;
         let nodes = match takes_nodes {
             true => Some(RemoteNodes::connect(new, &transport, &self.known_nodes)?),
@@ -149,8 +149,8 @@ impl Reload {
 
     async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
         access::renew(&self.access, &new.access());
-        self.app.admission.set_bounds(new.bounds);
-        self.app.upstreams.store(Arc::new(prepared.upstreams));
+        self.service.admission.set_bounds(new.bounds);
+        self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
         self.taken_names = prepared.taken_names;
         if let Some(own_models) = prepared.own_models {
             self.apply_own_models(own_models);
@@ -181,9 +181,9 @@ impl Reload {
     fn apply_own_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
         models.iter().for_each(OwnModel::apply_settings);
         // First no new request finds the models that are gone, then they are unloaded.
-        self.app.pool.replace_residents(models.iter().map(|own| Arc::clone(&own.served)).collect());
+        self.service.targets.pool.replace_residents(models.iter().map(|own| Arc::clone(&own.served)).collect());
         let residents: Vec<_> = models.iter().map(|own| Arc::clone(&own.resident)).collect();
-        self.app.residency.replace(limits, &residents);
+        self.service.targets.residency.replace(limits, &residents);
         self.own_models = models;
     }
 
@@ -194,7 +194,7 @@ impl Reload {
             return;
         }
         let planning = self.planning.load();
-        self.app.pool.replace_first(|model| {
+        self.service.targets.pool.replace_first(|model| {
             // A name that a node has reported stays where the file has none.
             let name = names.name.map_or_else(|| model.name.clone(), OnceLock::from);
             planning.apply(model.under(name, names.aliases, new.sampling))
@@ -234,7 +234,7 @@ impl Reload {
             model
         };
         let planning = self.planning.load();
-        self.app.pool.replace_nodes(&decode, &prefill, first, |model| planning.apply(model));
+        self.service.targets.pool.replace_nodes(&decode, &prefill, first, |model| planning.apply(model));
         self.known_nodes = decode.iter().chain(&prefill).map(Arc::clone).collect();
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::app::App;
-use crate::http::Backend;
+use super::request_service::RequestService;
+use crate::http::HttpBackend;
 use crate::http::server::Shutdown;
 use crate::observe::readiness::Readiness;
 
@@ -14,10 +14,10 @@ use crate::observe::readiness::Readiness;
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Reports ready once `/health` answers 200, and stopping once the shutdown begins.
-pub(super) fn keep_informed(app: Arc<App>, shutdown: Shutdown) {
+pub(super) fn keep_informed(service: Arc<RequestService>, shutdown: Shutdown) {
     tokio::spawn(async move {
         let ready = async {
-            while app.readiness() != Readiness::Ok {
+            while service.readiness() != Readiness::Ok {
                 tokio::time::sleep(INTERVAL).await;
             }
         };

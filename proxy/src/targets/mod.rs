@@ -1,6 +1,12 @@
-//! What can answer a request: nodes, which run models behind the node protocol, and upstreams, which are servers of
-//! their own.
+//! What can answer a request: nodes, which run models behind the node protocol, and upstreams, which are other servers.
 
+pub mod embedded;
 pub mod model_loading;
 pub mod nodes;
+pub mod resolve;
+pub mod target;
 pub mod upstreams;
+
+pub use self::embedded::Embedded;
+pub use self::resolve::Targets;
+pub use self::target::Target;

@@ -24,7 +24,7 @@ use super::tally::Tally;
 use super::{Failure, HttpState, streamed};
 use crate::error::RequestError;
 use crate::reply_event::EventKind;
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// Its routes.
 pub(super) fn routes() -> Routes {

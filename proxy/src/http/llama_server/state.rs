@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::error::RequestError;
 use crate::http::openai::SYSTEM_FINGERPRINT;
 use crate::http::{Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// What stands behind the path. Anything else there is ignored, and so is what cannot be read.
 #[derive(Debug, Default, Deserialize)]

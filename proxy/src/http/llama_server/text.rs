@@ -8,7 +8,7 @@ use baton_schemas::llama_server::{
 
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// A text's tokens.
 pub(super) async fn tokenize(

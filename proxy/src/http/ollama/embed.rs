@@ -12,8 +12,8 @@ use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::steps::{DrainDeadline, or_drained};
 use crate::http::{Failure, HttpState};
-use crate::request::embed::Embedded;
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
+use crate::targets::Embedded;
 
 type Body = Result<JsonBody, Failure>;
 type Drain = Option<Extension<DrainDeadline>>;

@@ -11,7 +11,7 @@ use super::failure::OllamaFailure;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::{Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// All models that the caller's key may use, each under each of its names.
 pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
@@ -43,8 +43,8 @@ pub(super) async fn show(
     let failed = |error: RequestError| OllamaFailure::of_request(&error, &caller.request_id);
     let models = state.models_for(&caller);
     if let Some(model) = models.iter().find(|model| model.is_upstream && model.is_called(&request.model)) {
-        let told = state.backend.told(&request.model, &caller).await.map_err(failed)?;
-        return Ok(Json(Show::of_upstream(rfc3339(model.since), told)));
+        let upstream = state.backend.describe_upstream(&request.model, &caller).await.map_err(failed)?;
+        return Ok(Json(Show::of_upstream(rfc3339(model.since), upstream)));
     }
     let model = state.backend.describe(Some(&request.model), &caller).await.map_err(failed)?;
     Ok(Json(Show::new(rfc3339(model.since), &model.info)))

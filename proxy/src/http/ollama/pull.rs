@@ -9,8 +9,9 @@ use http::{HeaderValue, header};
 use super::failure::OllamaFailure;
 use super::ndjson::line;
 use crate::http::body::JsonBody;
-use crate::http::{Failure, HttpState, backend};
-use crate::request::generate::Caller;
+use crate::http::{Failure, HttpState};
+use crate::request::caller::Caller;
+use crate::request::models;
 
 /// Ollama's words for a download that had nothing to do. 404 for another model: the operator chooses what is served.
 pub(super) async fn pull(
@@ -19,7 +20,7 @@ pub(super) async fn pull(
     body: Result<JsonBody, Failure>,
 ) -> Result<Response, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
-    backend::find(state.models_for(&caller), &request.model)
+    models::find(state.models_for(&caller), &request.model)
         .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
     let progress = |status| PullProgress { status };
     let success = progress("success");

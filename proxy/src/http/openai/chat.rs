@@ -13,7 +13,7 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, steps};
 use crate::http::{Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

@@ -18,8 +18,8 @@ use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, side_by_side, steps};
-use crate::http::{Backend, Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::http::{Failure, HttpBackend, HttpState};
+use crate::request::caller::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {
@@ -75,7 +75,7 @@ async fn answer(
 }
 
 /// The prompt as text.
-async fn echoed(backend: &dyn Backend, request: &GenerateRequest, caller: &Caller) -> Result<String, RequestError> {
+async fn echoed(backend: &dyn HttpBackend, request: &GenerateRequest, caller: &Caller) -> Result<String, RequestError> {
     match &request.input {
         Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.clone()),
         Input::Tokens(tokens) => backend.detokenize(Some(&request.model), tokens.clone(), caller).await,

@@ -9,7 +9,7 @@ use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::steps::{DrainDeadline, or_drained};
 use crate::http::{Failure, HttpState};
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

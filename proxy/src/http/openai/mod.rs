@@ -28,7 +28,7 @@ use super::steps::Steps;
 use super::streamed;
 use super::tally::Tally;
 use crate::error::RequestError;
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// Its routes.
 pub(super) fn routes() -> Routes {

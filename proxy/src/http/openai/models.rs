@@ -8,11 +8,11 @@ use axum::{Extension, Json};
 use baton_schemas::openai::models::{ModelCard, ModelList, ModelStatus};
 
 use crate::error::RequestError;
-use crate::http::backend::Model;
 use crate::http::openapi::Operation;
 use crate::http::{Failure, HttpState};
-use crate::request::generate::Caller;
-use crate::targets::nodes::names;
+use crate::model_name;
+use crate::request::caller::Caller;
+use crate::request::models::ListedModel;
 
 /// All models that the caller's key may use.
 pub async fn list(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
@@ -34,12 +34,12 @@ pub async fn show(
     let id = id.map(|Path(id)| id).unwrap_or_default();
     // Whatever its case, as in a request.
     let models = state.models_for(&caller);
-    let card = models.iter().flat_map(cards).find(|card| names::are_same(&card.id, &id));
+    let card = models.iter().flat_map(cards).find(|card| model_name::are_same(&card.id, &id));
     card.map(Json).ok_or_else(|| Failure::of_request(&RequestError::ModelNotFound { model: id }, &caller.request_id))
 }
 
 /// A card for each of a model's names.
-fn cards(model: &Model) -> Vec<ModelCard> {
+fn cards(model: &ListedModel) -> Vec<ModelCard> {
     let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     // One that is about to go is not there for who asks.
     let status = model.presence.as_ref().map(|presence| match presence.life {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::account::{Account, KeyLimits};
 use crate::http::auth::{ConfiguredKey, key_hash};
-use crate::request::admission::{Account, Bounds, KeyLimits, QueuePlace};
+use crate::request::admission::{Bounds, QueuePlace};
 
 /// A server with these keys beside the owner's, which is `owner`.
 async fn with(keys: &[(&str, KeyLimits)]) -> Server {

@@ -35,16 +35,17 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::backend::{self, Model, ReadyModel};
 use super::server::{Deadlines, Shutdown, serve_with};
-use super::{AccessConfig, Backend, HttpConfig};
+use super::{AccessConfig, HttpBackend, HttpConfig};
 use crate::error::RequestError;
 use crate::observe::readiness::Readiness;
 use crate::observe::state::EndpointState;
 use crate::reply_event::{EventKind, ReplyEvent};
-use crate::request::embed::Embedded;
-use crate::request::generate::{Caller, Generation};
+use crate::request::caller::Caller;
+use crate::request::generate::Generation;
+use crate::request::models::{self, ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
+use crate::targets::Embedded;
 
 /// One thing a fake backend does.
 #[derive(Clone)]
@@ -87,7 +88,7 @@ impl Drop for Live {
 }
 
 #[async_trait]
-impl Backend for Fake {
+impl HttpBackend for Fake {
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
         let live = Live::new(&self.live);
         // As of a model with a default of its own.
@@ -120,7 +121,7 @@ impl Backend for Fake {
 
     async fn embed(&self, request: EmbedRequest, _: &Caller) -> Result<Embedded, RequestError> {
         let _live = Live::new(&self.live);
-        backend::find(self.models(), &request.model)?;
+        models::find(self.models(), &request.model)?;
         for act in &self.before {
             match act {
                 Act::Hang => std::future::pending().await,
@@ -143,26 +144,26 @@ impl Backend for Fake {
         Err(RequestError::ModelNotFound { model: request.model })
     }
 
-    fn models(&self) -> Vec<Model> {
+    fn models(&self) -> Vec<ListedModel> {
         assert!(!self.models_panic, "secret panic words");
         let since = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
-        let model = |name: &str, at| Model {
+        let model = |name: &str, at| ListedModel {
             names: vec![name.into()],
             since: since(at),
             info: Some(info()),
             presence: None,
             is_upstream: false,
         };
-        let loading = Model { info: None, ..model("wei rd/ü", 3) };
-        vec![Model { names: vec!["m".into(), "alias".into()], ..model("m", 1) }, model("org/name:q4", 2), loading]
+        let loading = ListedModel { info: None, ..model("wei rd/ü", 3) };
+        vec![ListedModel { names: vec!["m".into(), "alias".into()], ..model("m", 1) }, model("org/name:q4", 2), loading]
     }
 
-    async fn ready(&self, model: Option<&str>, _: &Caller) -> Result<ReadyModel, RequestError> {
-        let model = backend::find(self.models(), model.unwrap_or("m"))?;
+    async fn describe(&self, model: Option<&str>, _: &Caller) -> Result<ModelDescription, RequestError> {
+        let model = models::find(self.models(), model.unwrap_or("m"))?;
         let info = model.info.ok_or(RequestError::Unavailable { reason: "loading".into(), retry_after: SOON })?;
         let load = NodeLoad { active_slots: self.active_slots, ..NodeLoad::default() };
         let (name, sampling) = (model.names[0].clone(), SamplingFields::default());
-        Ok(ReadyModel { name, since: model.since, info, load, sampling, is_sleeping: false })
+        Ok(ModelDescription { name, since: model.since, info, load, sampling, is_sleeping: false })
     }
 
     async fn tokenize(
@@ -171,7 +172,7 @@ impl Backend for Fake {
         text: TokenizeRequest,
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError> {
-        self.ready(model, caller).await?;
+        self.describe(model, caller).await?;
         let special = [text.add_special, text.parse_special].map(Token::from);
         Ok(text.text.bytes().map(Token::from).chain(special).collect())
     }
@@ -182,7 +183,7 @@ impl Backend for Fake {
         tokens: Vec<Token>,
         caller: &Caller,
     ) -> Result<String, RequestError> {
-        self.ready(model, caller).await?;
+        self.describe(model, caller).await?;
         Ok(tokens.iter().map(|token| format!("<{token}>")).collect())
     }
 
@@ -191,7 +192,7 @@ impl Backend for Fake {
     }
 
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
-        self.ready(model, caller).await?;
+        self.describe(model, caller).await?;
         let tools = chat.tools.offered().iter().map(|tool| format!("tool: {}\n", tool.name));
         let messages = chat.conversation.messages.iter();
         Ok(tools.chain(messages.map(|message| format!("{}: {}\n", message.role, message.content))).collect())

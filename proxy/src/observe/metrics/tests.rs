@@ -6,11 +6,10 @@ use futures::StreamExt;
 
 use super::*;
 use crate::error::RequestErrorKind;
-use crate::http::Backend;
+use crate::http::HttpBackend;
 use crate::observe::Outcome;
 use crate::observe::state::{BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
 use crate::observe::tests::{app, caller, request};
-use crate::request::generate::generate;
 use crate::targets::nodes::FallbackReason;
 
 /// Reads the text format: each series by its name with labels. Fails on what no scraper would take.
@@ -37,11 +36,11 @@ fn parse(text: &str) -> BTreeMap<&str, f64> {
 async fn what_happened_can_be_scraped() {
     let app = app().await;
     for _ in 0..3 {
-        let mut reply = generate(&app, request("alias"), &caller()).await.unwrap();
+        let mut reply = app.generate(request("alias"), caller()).await.unwrap();
         while reply.events.next().await.is_some() {}
     }
-    assert!(generate(&app, request("not-there"), &caller()).await.is_err());
-    app.pool.models()[0].fallbacks.count(FallbackReason::DecodeLost);
+    assert!(app.generate(request("not-there"), caller()).await.is_err());
+    app.targets.pool.models()[0].fallbacks.count(FallbackReason::DecodeLost);
     app.observer.metrics.replied("/v1/models/{*id}", 404);
 
     let text = text(&app.observer.metrics, &app.state(false));
@@ -76,11 +75,11 @@ async fn what_happened_can_be_scraped() {
 async fn every_series_of_the_dashboard_is_there() {
     let app = app().await;
     // A family without a series is not written.
-    let mut reply = generate(&app, request("m"), &caller()).await.unwrap();
+    let mut reply = app.generate(request("m"), caller()).await.unwrap();
     while reply.events.next().await.is_some() {}
     drop(reply);
     app.observer.metrics.replied("/", 200);
-    app.pool.models()[0].fallbacks.count(FallbackReason::Handoff(HandoffFailure::PrefillDown));
+    app.targets.pool.models()[0].fallbacks.count(FallbackReason::Handoff(HandoffFailure::PrefillDown));
     app.observer.metrics.ended(&RequestSummary {
         model: "m",
         outcome: Outcome::Failed,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::account::Account;
 use super::bounds::{Bounds, REQUESTS_PER_SLOT, WITHOUT_SLOTS};
+use crate::account::Account;
 
 /// All requests that run or wait. A lane exists only while its key has any.
 pub(super) struct Lanes<P> {

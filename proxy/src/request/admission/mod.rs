@@ -5,21 +5,18 @@
 //! a lane for each key: the highest priority goes first, among equals the key with the fewest running, and among those
 //! the one that waits longest. So a key with a thousand requests delays another by one of them.
 
-mod account;
 mod bounds;
 mod lanes;
-mod rate;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-pub use self::account::{Account, DEFAULT_PRIORITY, KeyLimits};
 pub use self::bounds::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING, REQUESTS_PER_SLOT};
 use self::bounds::{MAX_BRIEF, RETRY_AFTER};
 use self::lanes::{Lanes, Refusal};
-pub use self::rate::Quota;
+use crate::account::Account;
 use crate::error::RequestError;
 
 /// Admits requests, at once or when it is their turn.

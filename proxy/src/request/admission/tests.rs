@@ -4,6 +4,7 @@ use futures::FutureExt;
 
 use super::bounds::WITHOUT_SLOTS;
 use super::*;
+use crate::account::KeyLimits;
 
 fn account(name: &str, limits: KeyLimits) -> Arc<Account> {
     Arc::new(Account::new(name, limits))

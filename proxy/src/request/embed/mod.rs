@@ -1,7 +1,7 @@
-//! The life of a request for vectors: admission, tokens, a node, its vectors; and another node if that one is lost.
+//! The life of an embedding request: target, admission, tokens, a node, its vectors; and another node if that one is lost.
 //!
-//! Its neighbour is [`crate::request::generate`]. There is nothing to plan here: no KV is kept or handed over, so the node with
-//! the least to do is the best.
+//! Unlike [`generate`](crate::request::generate), there is nothing to plan: no KV cache is kept or handed over, so the
+//! least busy node is the best.
 
 use std::sync::Arc;
 
@@ -13,34 +13,28 @@ use futures::StreamExt;
 use futures::future::try_join_all;
 use tracing::Instrument;
 
-use crate::app::App;
 use crate::error::RequestError;
-use crate::observe::EmbedWatch;
+use crate::observe::{EmbedWatch, Observer};
+use crate::request::admission::Admission;
+use crate::request::caller::Caller;
 use crate::request::failover::{StartRetry, ask};
-use crate::request::generate::Caller;
 use crate::targets::nodes::{Node, ServedModel, Sight, Task};
-use crate::targets::upstreams;
+use crate::targets::{Embedded, Target, Targets, upstreams};
 
-/// Texts that are tokenized at once: each is a small call to the node.
+/// Texts that are tokenized at once. Each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
 
-/// A request's vectors.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Embedded {
-    /// One for each input: of length 1 if a node computed it, as it came if an upstream did.
-    pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all inputs.
-    pub n_tokens: u32,
-    /// Where the node's time went.
-    pub timings: EmbedTimings,
-}
-
-/// Turns a request's texts into vectors. Dropping the future cancels what is not computed yet, within one step of the
-/// engine.
-pub async fn embed(app: &App, request: &EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
-    let mut watch = EmbedWatch::begin(&app.observer, &caller.request_id, caller.trace.clone());
+/// Turns a request's texts into vectors. Dropping the future cancels the rest within one step of the engine.
+pub async fn embed(
+    admission: &Admission,
+    targets: &Targets,
+    observer: &Arc<Observer>,
+    request: &EmbedRequest,
+    caller: &Caller,
+) -> Result<Embedded, RequestError> {
+    let mut watch = EmbedWatch::begin(observer, &caller.request_id, caller.trace.clone());
     let span = watch.span().clone();
-    let outcome = run(app, request, caller, &mut watch).instrument(span).await;
+    let outcome = admit_and_compute(admission, targets, request, caller, &mut watch).instrument(span).await;
     match &outcome {
         Ok(embedded) => watch.done(embedded.vectors.len() as u64, embedded.n_tokens),
         Err(error) => watch.failed(error),
@@ -48,48 +42,44 @@ pub async fn embed(app: &App, request: &EmbedRequest, caller: &Caller) -> Result
     outcome
 }
 
-async fn run(
-    app: &App,
+async fn admit_and_compute(
+    admission: &Admission,
+    targets: &Targets,
     request: &EmbedRequest,
     caller: &Caller,
     watch: &mut EmbedWatch,
 ) -> Result<Embedded, RequestError> {
-    let (model, upstreams) = app.who_serves(&request.model, &caller.account)?;
-    let name = model.as_ref().and_then(|model| model.name.get()).or(upstreams.as_ref().map(|serving| &serving.name));
-    watch.is_for(name.map_or("", String::as_str));
-    // Before a place in the house is taken, as for generation.
-    let _stay = match &model {
-        Some(model) => app.stay(model, request.keep_alive).await?,
-        None => None,
-    };
-    app.admission.set_slots(app.n_slots());
-    let permit = app.admission.admit(&caller.account, &caller.place).await?;
-    let model = match (model, upstreams) {
-        // Another model's vectors would be no substitute: where nodes serve it, upstreams do not help out.
-        (Some(model), _) => model,
-        (None, Some(serving)) => {
-            let embedded = upstreams::embed(&serving, request, &caller.request_id).await?;
+    let target = targets.resolve(Some(&request.model), &caller.account)?;
+    watch.is_for(target.name());
+    // Before admission, as for generation.
+    let _lease = targets.lease(&target, request.keep_alive).await?;
+    admission.set_slots(targets.n_slots());
+    let permit = admission.admit(&caller.account, &caller.place).await?;
+    let model = match &target {
+        // No fallback: vectors of another model would be no substitute.
+        Target::Nodes { model, .. } => model,
+        Target::Upstreams(serving) => {
+            let embedded = upstreams::embed(serving, request, &caller.request_id).await?;
             permit.charge_prompt(embedded.n_tokens);
             return Ok(embedded);
         }
-        (None, None) => return Err(RequestError::ModelNotFound { model: request.model.clone() }),
     };
-    let prepared = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+    let tokenize = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
         let facts = info.embedding.ok_or_else(|| EngineError::Unsupported {
             feature: "embeddings: its model gives no vectors of texts".to_owned(),
         })?;
         check_dimensions(request, facts)?;
         Ok((tokens(&node, request, facts).await?, facts))
     };
-    let (inputs, facts) = ask(&model, Some(&request.model), prepared).await?;
+    let (inputs, facts) = ask(model, Some(&request.model), tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
     tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "texts to embed");
     permit.charge_prompt(n_tokens);
-    let (vectors, timings) = compute(&model, inputs, facts).await?;
+    let (vectors, timings) = compute(model, inputs, facts).await?;
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
-/// Vectors can be cut only if the model was trained for that (Matryoshka embeddings), which its file does not tell.
+/// Vectors can be shortened only if the model was trained for it (Matryoshka embeddings), which its file does not say.
 fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(), RequestError> {
     match request.dimensions {
         Some(n) if n != facts.n_embd => {
@@ -135,7 +125,7 @@ async fn one_input(
     let tokens = match input {
         EmbedInput::Tokens(tokens) => tokens.clone(),
         EmbedInput::Text(text) => match tokenize(node, text).await {
-            // More bytes than fit whatever their tokens are: not worth tokenizing, and far from worth cutting.
+            // Too many bytes to fit, whatever their tokens are. Even with `truncate` this is not worth tokenizing.
             Err(EngineError::ContextOverflow { n_prompt, .. }) => {
                 return Err(RequestError::InputTooLong { idx, n_tokens: n_prompt, n_ctx });
             }
@@ -152,8 +142,8 @@ async fn one_input(
     }
 }
 
-/// The beginning of a text, with the token that ends every text of this model, if it has one: models that are pooled
-/// there expect it.
+/// The beginning of a text, ended by the token that ends every text of this model, if it has one: models that pool at
+/// that token need it.
 async fn cut(node: &Node, mut tokens: Vec<Token>, n_ctx: usize) -> Result<Vec<Token>, RequestError> {
     let empty = tokenize(node, "").await?;
     let last = tokens.last().copied().filter(|last| empty.last() == Some(last));
@@ -169,7 +159,7 @@ async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
     node.engine.tokenize(&request).await
 }
 
-/// All vectors. What a node that is lost had sent is kept; another one goes on from there.
+/// Computes all vectors. Those that a lost node had sent are kept, and another node continues from there.
 async fn compute(
     model: &ServedModel,
     mut inputs: Vec<Vec<Token>>,
@@ -200,7 +190,7 @@ async fn compute(
     }
 }
 
-/// What came of asking one node.
+/// What one node sent before it finished or failed.
 #[derive(Default)]
 struct Attempt {
     vectors: Vec<Vec<f32>>,
@@ -238,7 +228,7 @@ async fn fill(
     Err(EngineError::lost("the stream of vectors ended early"))
 }
 
-/// The node with the least to do, of those that have not failed this request; if all have, any that is ready.
+/// The least busy node that has not failed this request; if all have failed it, any that is ready.
 async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<Node>, RequestError> {
     let untried = model
         .decode

@@ -9,11 +9,10 @@ use baton_engines::sim::{EngineWrapper, SimConfig, SimEngine};
 use baton_engines::{EmbedStream, Engine};
 
 use super::*;
-use crate::http::Backend;
-use crate::observe::Observer;
+use crate::http::HttpBackend;
 use crate::observe::metrics;
 use crate::observe::tests::caller;
-use crate::request::admission::{Admission, Bounds};
+use crate::serve::request_service::RequestService;
 use crate::targets::nodes::{Health, Pool};
 
 /// A simulator whose streams of vectors break after two, a number of times. Counts the texts that it is asked for.
@@ -47,7 +46,7 @@ fn sim() -> SimEngine {
 }
 
 /// An endpoint on one node that dies so often, and the count of the texts it was asked for.
-async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
+async fn app(n_deaths: u32, spares: usize) -> (RequestService, Arc<AtomicU32>) {
     let n_asked = Arc::new(AtomicU32::new(0));
     let mortal = Mortal { sim: sim(), n_deaths: AtomicU32::new(n_deaths), n_asked: Arc::clone(&n_asked) };
     let mut decode = vec![node("mortal", mortal).await];
@@ -56,16 +55,7 @@ async fn app(n_deaths: u32, spares: usize) -> (App, Arc<AtomicU32>) {
     }
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
     let pool = Arc::new(Pool::of(vec![Arc::new(model)]));
-    (
-        App {
-            admission: Admission::new(Bounds::default()),
-            pool,
-            residency: Default::default(),
-            upstreams: Default::default(),
-            observer: Arc::new(Observer::default()),
-        },
-        n_asked,
-    )
+    (RequestService::over(pool), n_asked)
 }
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
@@ -84,15 +74,15 @@ const TEXTS: [&str; 5] = ["one", "two", "three", "four", "five"];
 #[tokio::test(start_paused = true)]
 async fn a_lost_node_costs_no_vector_and_none_is_computed_twice() {
     let (immortal, _) = app(0, 0).await;
-    let expected = embed(&immortal, &request(&TEXTS), &caller()).await.unwrap();
+    let expected = immortal.embed(request(&TEXTS), &caller()).await.unwrap();
     assert_eq!((expected.vectors.len(), expected.n_tokens), (5, 5 + 19));
     // On another node.
     let (pair, n_asked) = app(9, 1).await;
-    assert_eq!(embed(&pair, &request(&TEXTS), &caller()).await.unwrap().vectors, expected.vectors);
+    assert_eq!(pair.embed(request(&TEXTS), &caller()).await.unwrap().vectors, expected.vectors);
     assert_eq!(n_asked.load(Ordering::Acquire), 5);
     // On the same one, restarted: what it had sent is not asked for again.
     let (alone, n_asked) = app(2, 0).await;
-    assert_eq!(embed(&alone, &request(&TEXTS), &caller()).await.unwrap().vectors, expected.vectors);
+    assert_eq!(alone.embed(request(&TEXTS), &caller()).await.unwrap().vectors, expected.vectors);
     assert_eq!(n_asked.load(Ordering::Acquire), 5 + 3 + 1);
 }
 
@@ -100,35 +90,35 @@ async fn a_lost_node_costs_no_vector_and_none_is_computed_twice() {
 async fn texts_that_are_too_long_are_refused_or_cut() {
     let (app, _) = app(0, 0).await;
     let long = "x".repeat(40);
-    let refused = embed(&app, &request(&["short", &long]), &caller()).await.unwrap_err();
+    let refused = app.embed(request(&["short", &long]), &caller()).await.unwrap_err();
     assert!(matches!(refused, RequestError::InputTooLong { idx: 1, n_tokens: 41, n_ctx: 32 }), "{refused:?}");
     let cut = EmbedRequest { truncate: true, ..request(&[&long]) };
-    let whole = embed(&app, &request(&["x".repeat(31).as_str()]), &caller()).await.unwrap();
-    assert_eq!(embed(&app, &cut, &caller()).await.unwrap().vectors, whole.vectors);
+    let whole = app.embed(request(&["x".repeat(31).as_str()]), &caller()).await.unwrap();
+    assert_eq!(app.embed(cut.clone(), &caller()).await.unwrap().vectors, whole.vectors);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_model_shows_to_be_wrong_is_refused() {
     let (app, _) = app(0, 0).await;
     let check = async |request: EmbedRequest, field: &str| {
-        let refused = embed(&app, &request, &caller()).await.unwrap_err();
+        let refused = app.embed(request.clone(), &caller()).await.unwrap_err();
         assert!(matches!(&refused, RequestError::InvalidField { field: f, .. } if *f == field), "{refused:?}");
     };
     check(EmbedRequest { dimensions: Some(8), ..request(&["a"]) }, "dimensions").await;
     check(EmbedRequest { inputs: vec![EmbedInput::Tokens(vec![])], ..request(&[]) }, "input").await;
-    let vectors = embed(&app, &EmbedRequest { dimensions: Some(64), ..request(&["a"]) }, &caller()).await.unwrap();
+    let vectors = app.embed(EmbedRequest { dimensions: Some(64), ..request(&["a"]) }, &caller()).await.unwrap();
     assert_eq!(vectors.vectors[0].len(), 64);
     let unknown = EmbedRequest { inputs: vec![EmbedInput::Tokens(vec![9_999])], ..request(&[]) };
-    let refused = embed(&app, &unknown, &caller()).await.unwrap_err();
+    let refused = app.embed(unknown.clone(), &caller()).await.unwrap_err();
     assert!(matches!(refused, RequestError::Engine(EngineError::InvalidRequest { .. })), "{refused:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_happened_can_be_scraped() {
     let (app, _) = app(0, 0).await;
-    embed(&app, &request(&TEXTS), &caller()).await.unwrap();
-    embed(&app, &EmbedRequest { model: "secret".into(), ..request(&TEXTS) }, &caller()).await.unwrap_err();
-    let dropped = tokio::time::timeout(Duration::ZERO, embed(&app, &request(&TEXTS), &caller())).await;
+    app.embed(request(&TEXTS), &caller()).await.unwrap();
+    app.embed(EmbedRequest { model: "secret".into(), ..request(&TEXTS) }, &caller()).await.unwrap_err();
+    let dropped = tokio::time::timeout(Duration::ZERO, app.embed(request(&TEXTS), &caller())).await;
     assert!(dropped.is_err(), "the simulator takes its time");
     let text = metrics::text(&app.observer.metrics, &app.state(false));
     for line in [

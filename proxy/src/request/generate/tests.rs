@@ -2,11 +2,14 @@
 
 use baton_schemas::FinishReason;
 use baton_schemas::generate::{Conversation, Input, Message};
+use baton_schemas::{EngineError, Token};
 use futures::StreamExt;
 
 use super::*;
+use crate::http::HttpBackend;
 use crate::observe::tests::{app, caller, request};
 use crate::reply_event::EventKind;
+use crate::serve::request_service::RequestService;
 
 /// Longer than any reply here.
 const LONG: u32 = 1_000_000;
@@ -28,8 +31,8 @@ struct Outcome {
     context: Option<Vec<Token>>,
 }
 
-async fn ask(app: &App, request: GenerateRequest) -> Result<Outcome, RequestError> {
-    let mut reply = generate(app, request, &caller()).await?;
+async fn ask(app: &RequestService, request: GenerateRequest) -> Result<Outcome, RequestError> {
+    let mut reply = app.generate(request, caller()).await?;
     let mut outcome = Outcome { n_prompt: reply.n_prompt, ..Outcome::default() };
     while let Some(event) = reply.events.next().await {
         match event?.kind {

@@ -20,6 +20,9 @@ use baton_schemas::node::NodeInfo;
 use baton_schemas::sequence::CacheScope;
 
 use crate::error::RequestError;
+use crate::observe::PlannedRoute;
+use crate::request::caller::Caller;
+use crate::request::prompt::PreparedPrompt;
 use crate::targets::nodes::{Claim, Node, ServedModel, Sight, Task, expected_output};
 
 /// A decision with its reason.
@@ -63,6 +66,22 @@ pub struct PlanRequest<'a> {
     pub exclude: &'a [usize],
     /// Prefill nodes that it is not to wait for once more.
     pub exclude_prefill: &'a [usize],
+}
+
+impl<'a> PlanRequest<'a> {
+    /// The plan of a request that no engine has begun. `exclude` lists decode nodes that refused it.
+    pub fn of_prompt(prompt: &'a PreparedPrompt, caller: &Caller, exclude: &'a [usize]) -> PlanRequest<'a> {
+        PlanRequest {
+            tokens: &prompt.tokens,
+            n_replayed: 0,
+            scope: caller.cache_scope,
+            max_tokens: prompt.max_tokens,
+            policy: caller.policy,
+            projector: prompt.projector.as_deref(),
+            exclude,
+            exclude_prefill: &[],
+        }
+    }
 }
 
 /// Everything a plan was made from, for explanations.
@@ -218,6 +237,21 @@ impl Plan {
     /// The kind of its route.
     pub fn kind(&self) -> RouteKind {
         if self.route.prefill.is_some() { RouteKind::Handoff } else { RouteKind::Direct }
+    }
+
+    /// What is recorded of it, for a prompt of so many tokens.
+    pub fn summary(&self, n_prompt: u32) -> PlannedRoute {
+        PlannedRoute {
+            kind: self.kind(),
+            n_prompt,
+            decode: self.decode().name.clone(),
+            prefill: self.prefill().map(|node| node.name.clone()),
+            policy: Some(self.policy),
+            reason: self.reason,
+            predicted_ttft_ms: self.prediction.map(|prediction| prediction.ttft_ms),
+            predicted_step_ms: self.prediction.map(|prediction| prediction.step_ms),
+            direct_ttft_ms: self.direct_ttft_ms,
+        }
     }
 
     /// What the decode node is told of where to get the prompt's KV, for a reply under this span.

@@ -10,7 +10,6 @@ mod health;
 mod identity;
 mod learning;
 mod life;
-pub mod names;
 mod node;
 mod prefixes;
 pub mod probe;
@@ -37,8 +36,8 @@ pub use self::routes::{Routes, expected_output};
 pub use self::served_model::ServedModel;
 pub use self::sight::Sight;
 pub use self::unused::Unused;
+use crate::account::Account;
 use crate::error::RequestError;
-use crate::request::admission::Account;
 
 /// How long a request waits for an engine that is starting. A restart of the default model takes well under this; a
 /// client whose engine needs longer is told to come back.

@@ -12,10 +12,9 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
 use super::succession::History;
-use super::{
-    FallbackReason, Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Sight, Task, names, unavailable,
-};
+use super::{FallbackReason, Fallbacks, Identity, Life, Node, Pairs, READY_WAIT, Routes, Sight, Task, unavailable};
 use crate::error::RequestError;
+use crate::model_name;
 use crate::targets::model_loading::Resident;
 
 /// See the module. Its lists may hold nodes that turn out to run another model; those are barred.
@@ -139,7 +138,7 @@ impl ServedModel {
     /// While its own name is not known a model answers to any: whoever asks is to come back, and not to be told that
     /// there is no such model.
     pub(super) fn is_called(&self, name: &str) -> bool {
-        self.name.get().is_none() || self.names().any(|known| names::are_same(known, name))
+        self.name.get().is_none() || self.names().any(|known| model_name::are_same(known, name))
     }
 
     /// What the model is: what the first of its nodes runs that is up. So nodes that have not answered yet are waited

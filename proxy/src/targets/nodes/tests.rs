@@ -9,12 +9,11 @@ use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
 use super::*;
-use crate::app::App;
+use crate::account::KeyLimits;
 use crate::error::RequestErrorKind;
-use crate::http::Backend;
-use crate::observe::Observer;
+use crate::http::HttpBackend;
 use crate::observe::readiness::Readiness;
-use crate::request::admission::{Admission, Bounds, KeyLimits};
+use crate::serve::request_service::RequestService;
 
 /// An engine that is only looked at.
 struct Silent;
@@ -45,7 +44,7 @@ fn goes_down(life: &Hand) {
 }
 
 /// An endpoint over two nodes that are starting, with or without a name for what they run.
-fn endpoint(name: Option<&str>) -> (App, [Hand; 2]) {
+fn endpoint(name: Option<&str>) -> (RequestService, [Hand; 2]) {
     let (mut decode, mut lives) = (Vec::new(), Vec::new());
     for i in 1..=2 {
         let life = Health::new(format!("decode-{i}"));
@@ -56,10 +55,7 @@ fn endpoint(name: Option<&str>) -> (App, [Hand; 2]) {
     let model = ServedModel::new(name, Vec::new(), decode.clone(), Vec::new());
     let pool = Arc::new(Pool::with_undeclared(vec![Arc::new(model)], decode));
     keep_discovering(&pool, Vec::new(), Arc::new);
-    let (upstreams, observer) = (Default::default(), Arc::new(Observer::default()));
-    let residency = Default::default();
-    let app = App { admission: Admission::new(Bounds::default()), pool, residency, upstreams, observer };
-    (app, lives.try_into().unwrap())
+    (RequestService::over(pool), lives.try_into().unwrap())
 }
 
 async fn discovered() {
@@ -67,14 +63,14 @@ async fn discovered() {
 }
 
 /// The node that a request for this model would be asked of, or the error in a word.
-async fn serving(app: &App, name: &str) -> Result<String, RequestErrorKind> {
+async fn serving(app: &RequestService, name: &str) -> Result<String, RequestErrorKind> {
     let account = Account::new("anyone", KeyLimits::default());
-    let model = app.pool.find_for(Some(name), &account).map_err(|error| error.kind())?;
+    let model = app.targets.pool.find_for(Some(name), &account).map_err(|error| error.kind())?;
     let ready = model.ready_as(name, &[], Sight::Unneeded).await.map_err(|error| error.kind())?;
     Ok(ready.0.name.clone())
 }
 
-fn barred(app: &App, model: usize) -> Vec<Option<String>> {
+fn barred(app: &RequestService, model: usize) -> Vec<Option<String>> {
     app.state(false).models[model].nodes.iter().map(|node| node.barred.clone()).collect()
 }
 
@@ -117,7 +113,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         }
         discovered().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1");
-        let old = app.pool.models();
+        let old = app.targets.pool.models();
 
         runs(&first, "new", "m").await;
         discovered().await;
@@ -133,7 +129,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         tokio::time::sleep(Duration::from_secs(31)).await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1", "{configured:?}");
         assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 0));
-        assert_eq!(app.pool.models().len(), 1);
+        assert_eq!(app.targets.pool.models().len(), 1);
         // Streams that began on the old weights do not go on on the new ones.
         assert!(old[0].any_ready_but(&[], Sight::Unneeded).await.is_err());
 

@@ -9,7 +9,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use super::busy::Busy;
-use crate::targets::nodes::{Breaker, Fallbacks, names};
+use crate::model_name;
+use crate::targets::nodes::{Breaker, Fallbacks};
 
 /// How often an upstream that answers is asked for its models.
 const LIST_INTERVAL: Duration = Duration::from_secs(15);
@@ -214,9 +215,9 @@ impl Member {
     pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
         let named = &self.client.settings().models;
         if named.is_empty() && discovered {
-            return self.lock().listed.iter().find(|listed| names::are_same(listed, name)).cloned();
+            return self.lock().listed.iter().find(|listed| model_name::are_same(listed, name)).cloned();
         }
-        named.iter().find(|(ours, _)| names::are_same(ours, name)).map(|(_, theirs)| theirs.clone())
+        named.iter().find(|(ours, _)| model_name::are_same(ours, name)).map(|(_, theirs)| theirs.clone())
     }
 
     /// Our names for its models, and whether each was configured.

@@ -19,5 +19,5 @@ pub use self::about::{info, told};
 pub(crate) use self::events::{estimated_tokens, text_events};
 pub use self::member::{Life, Member};
 pub use self::pool::{ServedByUpstreams, UpstreamPool};
-pub use self::short::{count, detokenize, embed, load, render, tokenize, unload};
+pub use self::short::{embed, load, tokens, unload};
 pub use self::start::{Started, TextChoice, start};

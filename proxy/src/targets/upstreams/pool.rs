@@ -8,7 +8,7 @@ use baton_engines::transport::Transport;
 use baton_engines::upstream::{Upstream, UpstreamSettings};
 
 use super::{Life, Member};
-use crate::targets::nodes::names;
+use crate::model_name;
 
 /// The configured upstreams. A changed configuration makes another pool; running streams keep what they have of this one.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl UpstreamPool {
         let members: Vec<_> =
             members.filter_map(|member| Some((Arc::clone(member), member.model(name, discovered)?))).collect();
         let (first, _) = members.first()?;
-        let public = first.models().into_iter().find(|known| names::are_same(known, name))?;
+        let public = first.models().into_iter().find(|known| model_name::are_same(known, name))?;
         Some(ServedByUpstreams { name: public, members, turn: self.turn.fetch_add(1, Ordering::Relaxed) })
     }
 
@@ -68,7 +68,7 @@ impl UpstreamPool {
         let mut models: Vec<(String, Arc<Member>)> = Vec::new();
         for member in &self.members {
             for name in member.models() {
-                if !models.iter().any(|(known, _)| names::are_same(known, &name)) {
+                if !models.iter().any(|(known, _)| model_name::are_same(known, &name)) {
                     models.push((name, Arc::clone(member)));
                 }
             }

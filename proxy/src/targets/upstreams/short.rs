@@ -5,17 +5,14 @@ use std::time::{Duration, Instant};
 
 use baton_engines::upstream::{TextVectors, TokenAnswer, TokenQuestion, UpstreamError};
 use baton_schemas::embed::{EmbedInput, EmbedRequest, EmbedTimings};
-use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
-use baton_schemas::node::TokenizeRequest;
-use baton_schemas::{EngineError, Token};
 
 use super::asking::{Question, first_answer, told};
 use super::member::Place;
 use super::sight::check_sight;
 use super::{Member, ServedByUpstreams};
 use crate::error::RequestError;
-use crate::request::embed::Embedded;
+use crate::targets::Embedded;
 
 /// Bytes of a text that are one token, on average, where nobody counts.
 const BYTES_PER_TOKEN: usize = 4;
@@ -41,50 +38,16 @@ fn estimated_tokens(input: &EmbedInput) -> usize {
     }
 }
 
-/// A text's tokens.
-pub async fn tokenize(
+/// Answers a question about tokens.
+pub async fn tokens(
     serving: &ServedByUpstreams,
-    text: &TokenizeRequest,
+    question: TokenQuestion<'_>,
     request_id: &str,
-) -> Result<Vec<Token>, RequestError> {
-    let question = Asking { question: TokenQuestion::Tokenize(text), request_id };
-    match first_answer(serving, &question).await?.2 {
-        TokenAnswer::Tokens(tokens) => Ok(tokens),
-        TokenAnswer::Text(_) => Err(other_answer()),
+) -> Result<TokenAnswer, RequestError> {
+    if let TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat) = question {
+        check_sight(&chat.conversation.images)?;
     }
-}
-
-/// The text of tokens.
-pub async fn detokenize(
-    serving: &ServedByUpstreams,
-    tokens: &[Token],
-    request_id: &str,
-) -> Result<String, RequestError> {
-    let question = Asking { question: TokenQuestion::Detokenize(tokens), request_id };
-    match first_answer(serving, &question).await?.2 {
-        TokenAnswer::Text(text) => Ok(text),
-        TokenAnswer::Tokens(_) => Err(other_answer()),
-    }
-}
-
-/// A chat's prompt, as text.
-pub async fn render(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &str) -> Result<String, RequestError> {
-    check_sight(&chat.conversation.images)?;
-    let question = Asking { question: TokenQuestion::Render(chat), request_id };
-    match first_answer(serving, &question).await?.2 {
-        TokenAnswer::Text(prompt) => Ok(prompt),
-        TokenAnswer::Tokens(_) => Err(other_answer()),
-    }
-}
-
-/// Tokens of a chat's prompt.
-pub async fn count(serving: &ServedByUpstreams, chat: &ChatPrompt, request_id: &str) -> Result<u32, RequestError> {
-    check_sight(&chat.conversation.images)?;
-    let question = Asking { question: TokenQuestion::TokenizeChat(chat), request_id };
-    match first_answer(serving, &question).await?.2 {
-        TokenAnswer::Tokens(tokens) => Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
-        TokenAnswer::Text(_) => Err(other_answer()),
-    }
+    Ok(first_answer(serving, &Asking { question, request_id }).await?.2)
 }
 
 /// Has the model in memory. Where upstreams have theirs for as long as they run, that is so.
@@ -105,10 +68,6 @@ pub async fn unload(serving: &ServedByUpstreams, request_id: &str) -> Result<(),
         return Ok(());
     }
     outcomes.into_iter().collect::<Result<(), _>>().map_err(told)
-}
-
-fn other_answer() -> RequestError {
-    EngineError::internal("an upstream's answer was taken for that to another question").into()
 }
 
 struct Embedding<'a> {

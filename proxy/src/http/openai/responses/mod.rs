@@ -26,7 +26,7 @@ use crate::http::steps::{DrainDeadline, Step, Steps, steps};
 use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
 use crate::reply_event::EventKind;
-use crate::request::generate::Caller;
+use crate::request::caller::Caller;
 
 /// What is said of it.
 pub(super) fn operation() -> Operation {

@@ -14,13 +14,10 @@ use futures::StreamExt;
 use serde_json::json;
 
 use super::*;
-use crate::app::App;
-use crate::http::Backend;
-use crate::observe::Observer;
+use crate::http::HttpBackend;
 use crate::observe::tests::{caller, request};
 use crate::reply_event::EventKind;
-use crate::request::admission::{Admission, Bounds};
-use crate::request::generate::generate;
+use crate::serve::request_service::RequestService;
 use crate::targets::nodes::{Health, Pool};
 
 /// How a node ends.
@@ -102,13 +99,13 @@ async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
 }
 
 /// An endpoint whose first node ends after so many calls, and whose second one is well.
-async fn app(end: End, n_calls: u32) -> App {
+async fn app(end: End, n_calls: u32) -> RequestService {
     let stopping = Stopping { sim: sim(), n_calls: AtomicU32::new(n_calls), end };
     over(vec![node("stopping", stopping).await, node("spare", sim()).await]).0
 }
 
 /// What a request gives, however soon the node that it is sent to ends.
-async fn check<T: PartialEq + std::fmt::Debug>(ask: impl AsyncFn(&App) -> Result<T, RequestError>) {
+async fn check<T: PartialEq + std::fmt::Debug>(ask: impl AsyncFn(&RequestService) -> Result<T, RequestError>) {
     let expected = ask(&app(End::Dies, 1_000).await).await.unwrap();
     for end in [End::Freezes, End::Dies] {
         for n_calls in 0..8 {
@@ -132,7 +129,7 @@ fn chat() -> ChatPrompt {
 async fn vectors_come_whatever_their_node_stops_at() {
     let inputs = ["one", "two", "three"].map(|text| EmbedInput::Text(text.to_owned())).to_vec();
     let request = EmbedRequest { model: "m".into(), inputs, truncate: false, dimensions: None, keep_alive: None };
-    check(async |app| Ok(crate::request::embed::embed(app, &request, &caller()).await?.vectors)).await;
+    check(async |app| Ok(app.embed(request.clone(), &caller()).await?.vectors)).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -148,7 +145,7 @@ async fn brief_questions_are_answered_whatever_their_node_stops_at() {
 #[tokio::test(start_paused = true)]
 async fn a_reply_comes_whatever_its_node_stops_at() {
     check(async |app| {
-        let mut events = generate(app, request("m"), &caller()).await?.events;
+        let mut events = app.generate(request("m"), caller()).await?.events;
         let mut reply = String::new();
         while let Some(event) = events.next().await {
             if let EventKind::Text { text, .. } = event?.kind {
@@ -175,15 +172,9 @@ impl EngineWrapper for Refusing {
 }
 
 /// An endpoint over these nodes.
-fn over(decode: Vec<Arc<Node>>) -> (App, Arc<ServedModel>) {
+fn over(decode: Vec<Arc<Node>>) -> (RequestService, Arc<ServedModel>) {
     let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()));
-    let app = App {
-        admission: Admission::new(Bounds::default()),
-        pool: Arc::new(Pool::of(vec![Arc::clone(&model)])),
-        residency: Default::default(),
-        upstreams: Default::default(),
-        observer: Arc::new(Observer::default()),
-    };
+    let app = RequestService::over(Arc::new(Pool::of(vec![Arc::clone(&model)])));
     (app, model)
 }
 
@@ -195,7 +186,7 @@ fn full() -> Refusing {
 async fn the_last_node_is_asked_though_its_breaker_is_open() {
     let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
     model.decode[2].failed(Task::Decode, FailureReason::DecodeLost);
-    let reply = generate(&app, request("m"), &caller()).await.unwrap();
+    let reply = app.generate(request("m"), caller()).await.unwrap();
     assert!(reply.route.contains("decode=c"), "{}", reply.route);
     assert_eq!(model.fallbacks.view()[&FallbackReason::DecodeBusy].count, 2);
 }
@@ -208,7 +199,7 @@ async fn a_request_that_all_refuse_ends_with_their_refusal() {
         &crate::targets::nodes::Why::plainly(crate::targets::nodes::StateReason::Unreachable, "gone"),
         Duration::from_secs(1),
     );
-    let refused = generate(&app, request("m"), &caller()).await.err();
+    let refused = app.generate(request("m"), caller()).await.err();
     assert!(matches!(refused, Some(RequestError::Engine(EngineError::QueueFull { .. }))), "{refused:?}");
 }
 
@@ -216,7 +207,7 @@ async fn a_request_that_all_refuse_ends_with_their_refusal() {
 async fn a_node_that_is_not_available_is_not_counted_as_busy() {
     let stops = Refusing(sim(), EngineError::Unavailable { reason: "stopping".into() });
     let (app, model) = over(vec![node("a", stops).await, node("b", sim()).await]);
-    generate(&app, request("m"), &caller()).await.unwrap();
+    app.generate(request("m"), caller()).await.unwrap();
     let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
     assert_eq!(counts, [(FallbackReason::DecodeUnavailable, 1)]);
 }
@@ -225,13 +216,13 @@ async fn a_node_that_is_not_available_is_not_counted_as_busy() {
 async fn a_request_that_an_engine_fails_at_is_asked_of_one_more() {
     let fails = |what: &str| Refusing(sim(), EngineError::internal(what));
     let (app, model) = over(vec![node("a", fails("first")).await, node("b", sim()).await]);
-    let reply = generate(&app, request("m"), &caller()).await.unwrap();
+    let reply = app.generate(request("m"), caller()).await.unwrap();
     assert!(reply.route.contains("decode=b"), "{}", reply.route);
     let counts: Vec<_> = model.fallbacks.view().into_iter().map(|(reason, n)| (reason, n.count)).collect();
     assert_eq!(counts, [(FallbackReason::EngineFailed, 1)]);
     let decode = [node("a", fails("first")).await, node("b", fails("second")).await, node("c", sim()).await];
     let (app, _) = over(decode.to_vec());
-    let failed = generate(&app, request("m"), &caller()).await.err();
+    let failed = app.generate(request("m"), caller()).await.err();
     let expected = EngineError::internal("first");
     assert!(matches!(&failed, Some(RequestError::Engine(error)) if *error == expected), "{failed:?}");
 }
@@ -265,7 +256,7 @@ async fn a_request_with_images_ends_as_its_nodes_that_see_say_and_not_as_a_blind
         let refusing = async || seeing("a", Refusing(sim(), said.clone())).await;
         let (app, model) = over(vec![refusing().await, node("blind", sim()).await]);
         let began = Instant::now();
-        let refused = generate(&app, about_an_image(), &caller()).await.err();
+        let refused = app.generate(about_an_image(), caller()).await.err();
         assert!(matches!(&refused, Some(RequestError::Engine(error)) if *error == said), "{refused:?}");
         // Only one that was lost is waited for, and nobody else was there to be asked.
         let is_lost = said.is_lost_engine();
@@ -273,7 +264,7 @@ async fn a_request_with_images_ends_as_its_nodes_that_see_say_and_not_as_a_blind
         assert_eq!((was_patient, model.fallbacks.view().is_empty()), (is_lost, !is_lost), "{said}");
         // Another one that sees takes it.
         let (app, _) = over(vec![refusing().await, node("blind", sim()).await, seeing("c", sim()).await]);
-        let reply = generate(&app, about_an_image(), &caller()).await.unwrap();
+        let reply = app.generate(about_an_image(), caller()).await.unwrap();
         assert!(reply.route.contains("decode=c"), "{said}: {}", reply.route);
     }
 }
@@ -282,7 +273,7 @@ async fn a_request_with_images_ends_as_its_nodes_that_see_say_and_not_as_a_blind
 async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blind() {
     let (seeing, blind) = (seeing("a", sim()).await, node("blind", sim()).await);
     let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
-    let ask = async |app: &App| generate(app, about_an_image(), &caller()).await.err();
+    let ask = async |app: &RequestService| app.generate(about_an_image(), caller()).await.err();
     assert!(ask(&app).await.is_none());
     seeing.health.fails(
         &crate::targets::nodes::Why::plainly(crate::targets::nodes::StateReason::Unreachable, "gone"),

@@ -1,20 +1,23 @@
 //! A key's account: what its holder may ask for, how much, and how much of that is left.
 
+mod rate;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::rate::{Quota, Rate};
+pub use self::rate::Quota;
+use self::rate::Rate;
 use crate::error::RequestError;
-use crate::targets::nodes::names;
+use crate::model_name;
 
-/// What a key may do. The default is an owner's key: everything, without limits.
+/// What a key may do. The default is the owner's key: everything, without limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyLimits {
-    /// Models it may use, each by one of its names; empty: all.
+    /// Models it may use, each by one of its names. Empty means all.
     pub models: Vec<String>,
-    /// Requests a minute.
+    /// Requests per minute.
     pub requests_per_minute: Option<u32>,
-    /// Tokens a minute, of prompts and replies together.
+    /// Tokens per minute, of prompts and replies together.
     pub tokens_per_minute: Option<u32>,
     /// Requests served at once.
     pub max_concurrent: Option<usize>,
@@ -43,10 +46,10 @@ impl Default for KeyLimits {
     }
 }
 
-/// A key's holder, with what is left of its rates.
+/// The holder of a key, with what is left of its rates.
 #[derive(Debug)]
 pub struct Account {
-    /// As configured, unique; never the key itself.
+    /// Its configured, unique name; never the key itself.
     pub name: String,
     /// What it may do.
     pub limits: KeyLimits,
@@ -57,7 +60,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account with its rates untouched.
+    /// An account that has used nothing.
     pub fn new(name: impl Into<String>, limits: KeyLimits) -> Account {
         Account {
             name: name.into(),
@@ -86,12 +89,12 @@ impl Account {
     /// Returns true if it may use a model that has these names. A restricted key may not use a model without a known name.
     pub fn may_use<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> bool {
         let allowed = &self.limits.models;
-        allowed.is_empty() || names.any(|name| allowed.iter().any(|allowed| names::are_same(allowed, name)))
+        allowed.is_empty() || names.any(|name| allowed.iter().any(|allowed| model_name::are_same(allowed, name)))
     }
 
     /// Takes one request off its rate. Tokens are charged once they are counted, so a reply may overdraw their rate; the
     /// debt must be paid back before the next request is admitted. Errors: which rate is exhausted, and until when.
-    pub(super) fn take_request(&self) -> Result<(), RequestError> {
+    pub(crate) fn take_request(&self) -> Result<(), RequestError> {
         let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
             unit,
             limit: rate.quota().limit,
@@ -107,7 +110,7 @@ impl Account {
     }
 
     /// Charges used tokens.
-    pub(super) fn charge_tokens(&self, n: u64) {
+    pub(crate) fn charge_tokens(&self, n: u64) {
         let mut account = self;
         while let Some(successor) = account.successor.get() {
             account = successor;

@@ -1,0 +1,99 @@
+//! What the HTTP surface needs from the rest of the proxy, small enough to be faked in a test.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use baton_schemas::embed::EmbedRequest;
+use baton_schemas::generate::ChatPrompt;
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::{GenerateRequest, Token};
+
+use crate::error::RequestError;
+use crate::observe::readiness::Readiness;
+use crate::observe::state::{EndpointState, Life};
+use crate::request::caller::Caller;
+use crate::request::generate::Generation;
+use crate::request::models::{ListedModel, ModelDescription};
+use crate::request::plan::explanation::Explanation;
+use crate::targets::Embedded;
+
+/// What answers HTTP requests. Where a model's name is optional, `None` is the first model that the caller may use.
+#[async_trait]
+pub trait HttpBackend: Send + Sync + 'static {
+    /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
+    /// that leaves frees its slot.
+    async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError>;
+
+    /// Turns texts into vectors. Dropping the future cancels the rest.
+    async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError>;
+
+    /// The route that a request would take now, and why. Generates nothing.
+    async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError>;
+
+    /// The tokens of a text.
+    async fn tokenize(
+        &self,
+        model: Option<&str>,
+        text: TokenizeRequest,
+        caller: &Caller,
+    ) -> Result<Vec<Token>, RequestError>;
+
+    /// The text of tokens, control tokens included.
+    async fn detokenize(
+        &self,
+        model: Option<&str>,
+        tokens: Vec<Token>,
+        caller: &Caller,
+    ) -> Result<String, RequestError>;
+
+    /// Counts the tokens of a chat's prompt.
+    async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError>;
+
+    /// A chat's prompt as text, exactly as it would be generated from.
+    async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError>;
+
+    /// The models that requests may name, and what is known of them now.
+    fn models(&self) -> Vec<ListedModel>;
+
+    /// Describes a model without loading it. Waits for an engine that is starting. Counts as a request.
+    async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ModelDescription, RequestError>;
+
+    /// What upstreams report of a model that only they serve.
+    async fn describe_upstream(&self, _model: &str, _caller: &Caller) -> Result<ToldModel, RequestError> {
+        Ok(ToldModel::default())
+    }
+
+    /// Returns once the model is loaded. It stays loaded for `keep_alive` at least, if that is given.
+    async fn load(&self, model: &str, _keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
+        self.describe(Some(model), caller).await.map(drop)
+    }
+
+    /// Unloads a model as soon as nothing uses it. A model that is always loaded stays.
+    async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
+        self.describe(Some(model), caller).await.map(drop)
+    }
+
+    /// The endpoint's state now. `with_addresses` includes the addresses of its nodes.
+    fn state(&self, with_addresses: bool) -> EndpointState;
+
+    /// The text of `/metrics`, in the format of [`crate::observe::metrics::CONTENT_TYPE`].
+    fn metrics(&self) -> String;
+
+    /// Counts a reply by its route (the pattern, not the path) and status.
+    fn replied(&self, route: &str, status: u16);
+
+    /// Whether a request sent now would be answered.
+    fn readiness(&self) -> Readiness;
+
+    /// Problems that cost no request its reply, as sentences that anybody may see.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Counts the nodes in each state.
+    fn node_states(&self) -> BTreeMap<Life, usize> {
+        BTreeMap::new()
+    }
+}

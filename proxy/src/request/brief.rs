@@ -1,0 +1,31 @@
+//! The start of a request that generates nothing.
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::admission::Admission;
+use super::caller::Caller;
+use crate::error::RequestError;
+use crate::targets::model_loading::Stay;
+use crate::targets::{Target, Targets};
+
+/// A request that generates nothing, admitted, with its model in memory for as long as this lives.
+pub(super) struct BriefRequest {
+    pub(super) target: Target,
+    _lease: Option<Stay>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Finds what serves a model, loads it, and admits the request.
+///
+/// Loading comes before admission: permits bound running work, and loading has a bound of its own.
+pub(super) async fn begin(
+    admission: &Admission,
+    targets: &Targets,
+    model: Option<&str>,
+    caller: &Caller,
+) -> Result<BriefRequest, RequestError> {
+    let target = targets.resolve(model, &caller.account)?;
+    let lease = targets.lease(&target, None).await?;
+    let permit = admission.admit_brief(&caller.account)?;
+    Ok(BriefRequest { target, _lease: lease, _permit: permit })
+}

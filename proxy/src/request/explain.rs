@@ -1,0 +1,41 @@
+//! `POST /baton/plan`: plans a request and explains the plan, without generating.
+
+use std::sync::Arc;
+
+use baton_schemas::node::NodeInfo;
+use baton_schemas::{EngineError, GenerateRequest};
+
+use super::admission::Admission;
+use super::caller::Caller;
+use super::failover::ask_about;
+use super::plan::explanation::Explanation;
+use super::plan::{self, PlanRequest};
+use super::prompt::{self, PreparedPrompt};
+use crate::error::RequestError;
+use crate::targets::nodes::Node;
+use crate::targets::{Target, Targets};
+
+/// The route that a request would take now, and why. Its prompt is rendered, so it must be admitted.
+pub async fn explain(
+    admission: &Admission,
+    targets: &Targets,
+    request: &GenerateRequest,
+    caller: &Caller,
+) -> Result<Explanation, RequestError> {
+    let target = targets.resolve(Some(&request.model), &caller.account)?;
+    let Target::Nodes { model, .. } = &target else {
+        let feature =
+            "plans of a model that only upstreams serve: the one with the fewest replies gets the request".to_owned();
+        return Err(EngineError::Unsupported { feature }.into());
+    };
+    let _lease = targets.lease(&target, request.keep_alive).await?;
+    let _permit = admission.admit_brief(&caller.account)?;
+    let prepare = |node: Arc<Node>, info: Arc<NodeInfo>| async move {
+        prompt::prepare(&node, &info, model.longest_context(&info), request).await
+    };
+    let prompt = ask_about(model, Some(&request.model), request.images(), prepare).await?;
+    // The client's own limit, and not what the context leaves of it.
+    let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };
+    let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));
+    Ok(Explanation::new(request.model.clone(), &explained))
+}

@@ -1,0 +1,83 @@
+//! One choice from an engine, as events: tokens become text, up to a stop string or the engine's own end.
+
+use baton_engines::SequenceStream;
+use baton_reply::tools::Part;
+use baton_reply::{ChoiceReply, ReplyPart};
+use baton_schemas::sequence::{SequenceEvent, Timings};
+use baton_schemas::{EngineError, FinishReason};
+use futures::{Stream, StreamExt};
+
+use super::clock::Clock;
+use crate::error::RequestError;
+use crate::reply_event::{EventKind, ReplyEvent};
+
+/// The events of one choice. At a stop string the stream ends early, and `stopped` gets the number of its tokens.
+pub(super) fn token_events(
+    choice: u32,
+    mut deltas: SequenceStream,
+    mut reply: ChoiceReply,
+    mut clock: Clock,
+    stopped: impl Fn(u32) + Send,
+) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send {
+    async_stream::try_stream! {
+        loop {
+            match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
+                SequenceEvent::Started { n_cached } => {
+                    clock.started(n_cached);
+                    yield EventKind::Started { n_cached }.of(choice);
+                }
+                SequenceEvent::Handoff(timings) => {
+                    clock.n_computed = clock.n_computed.saturating_sub(timings.n_tokens);
+                    yield EventKind::Handoff { timings }.of(choice);
+                }
+                SequenceEvent::Token(token) => {
+                    clock.token();
+                    let step = reply.feed(token);
+                    for part in step.parts {
+                        yield part_event(part).of(choice);
+                    }
+                    if step.stopped {
+                        // Dropping the stream stops the engine, so its own timings never come.
+                        stopped(clock.n_tokens);
+                        if let Some(tokens) = reply.take_context() {
+                            yield EventKind::Context { tokens }.of(choice);
+                        }
+                        yield finished(&reply, FinishReason::Stop, &clock, clock.timings()).of(choice);
+                        break;
+                    }
+                }
+                SequenceEvent::Finished { reason, timings } => {
+                    let rest = reply.finish(reason);
+                    let reason = if rest.stopped { FinishReason::Stop } else { reason };
+                    for part in rest.parts {
+                        yield part_event(part).of(choice);
+                    }
+                    if let Some(tokens) = reply.take_context() {
+                        yield EventKind::Context { tokens }.of(choice);
+                    }
+                    yield finished(&reply, reason, &clock, timings).of(choice);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+fn part_event(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
+    match part {
+        Part::Text(text) => EventKind::Text { text, tokens },
+        Part::Reasoning(text) => EventKind::Reasoning { text },
+        Part::Call(call) => EventKind::ToolCall { call },
+    }
+}
+
+/// The last event of a choice whose sequence ended for this reason.
+fn finished(reply: &ChoiceReply, reason: FinishReason, clock: &Clock, timings: Timings) -> EventKind {
+    EventKind::Finished {
+        reason: reply.reason(reason),
+        stop: reply.stop_string(),
+        n_completion: clock.n_tokens,
+        n_reasoning: reply.n_reasoning(),
+        timings,
+    }
+}

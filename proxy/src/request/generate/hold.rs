@@ -1,0 +1,109 @@
+//! Holds a started request until its last token: its permit, its model's lease, and the watch that records it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use baton_reply::ChoiceReply;
+use baton_schemas::GenerateRequest;
+use baton_schemas::handoff::HandoffReport;
+use futures::stream::{BoxStream, SelectAll};
+use futures::{Stream, StreamExt};
+use tokio::sync::watch;
+
+use super::choice::token_events;
+use super::clock::Clock;
+use super::start::{Loaded, Started, StartedChoices};
+use crate::error::RequestError;
+use crate::observe::RequestWatch;
+use crate::reply_event::{EventKind, ReplyEvent};
+use crate::request::admission::Permit;
+use crate::request::plan::Plan;
+use crate::targets::upstreams::text_events;
+
+/// See [`Generation::events`](super::Generation::events).
+pub type EventStream = Pin<Box<dyn Stream<Item = Result<ReplyEvent, RequestError>> + Send>>;
+
+/// Merges the events of all choices. The permit, the lease and the watch live as long as the stream.
+pub(super) fn hold(
+    permit: Permit,
+    mut watch: RequestWatch,
+    started: Started,
+    request: &GenerateRequest,
+) -> EventStream {
+    let Started { n_prompt, choices, mut plan, loaded, .. } = started;
+    let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
+    let mut events = merged(choices, request, n_prompt, clock);
+    Box::pin(async_stream::stream! {
+        let Loaded { lease: _lease, waited } = loaded;
+        while let Some(mut event) = events.next().await {
+            match &mut event {
+                Ok(event) => {
+                    match &mut event.kind {
+                        EventKind::Finished { timings, .. } => timings.queue_ms += waited.as_secs_f64() * 1e3,
+                        EventKind::Usage { n_estimated, n_prompt, .. } => {
+                            permit.charge_prompt(n_prompt.saturating_sub(*n_estimated));
+                        }
+                        _ => {}
+                    }
+                    watch.event(event);
+                }
+                Err(error) => watch.failed(error),
+            }
+            let failed = event.is_err();
+            if let Some(route) = plan.as_mut().and_then(|plan| rerouted(plan, &event, &mut watch)) {
+                yield Ok(EventKind::Rerouted { route }.of(0));
+            }
+            if event.as_ref().map_or(true, |event| event.kind.is_result()) {
+                plan = None;
+            }
+            yield event;
+            if failed {
+                break;
+            }
+        }
+    })
+}
+
+fn merged(
+    choices: StartedChoices,
+    request: &GenerateRequest,
+    n_prompt: u32,
+    clock: impl Fn() -> Clock,
+) -> SelectAll<BoxStream<'static, Result<ReplyEvent, RequestError>>> {
+    match choices {
+        StartedChoices::Tokens { form, model, max_tokens, context, deltas } => {
+            let streams = (0..).zip(deltas).map(|(choice, deltas)| {
+                let model = Arc::clone(&model);
+                // The engine does not report the length of a sequence that is dropped at a stop string.
+                let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
+                let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
+                token_events(choice, deltas, reply, clock(), stopped).boxed()
+            });
+            streams.collect()
+        }
+        StartedChoices::Text(choices) => {
+            let streams = (0..).zip(choices);
+            streams.map(|(i, choice)| text_events(i, choice, request, clock(), n_prompt).boxed()).collect()
+        }
+    }
+}
+
+/// The new route, if the request left the one that was announced.
+fn rerouted(
+    plan: &mut watch::Receiver<Plan>,
+    event: &Result<ReplyEvent, RequestError>,
+    watch: &mut RequestWatch,
+) -> Option<String> {
+    // Without a sender the stream is over, and its last plan stands.
+    let has_changed = plan.has_changed().unwrap_or(false);
+    let now = plan.borrow_and_update();
+    if has_changed {
+        watch.rerouted(now.summary(0));
+    }
+    match event {
+        Ok(ReplyEvent {
+            kind: EventKind::Handoff { timings: HandoffReport { failure: Some(failure), .. } }, ..
+        }) => Some(format!("{}; failure={}", *now, failure.as_str())),
+        _ => has_changed.then(|| now.to_string()),
+    }
+}

@@ -1,0 +1,161 @@
+//! Prompt, plan, start: how a request begins on nodes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::SequenceStream;
+use baton_engines::trace::TARGET;
+use baton_reply::tools::ReplyForm;
+use baton_schemas::image::PromptImages;
+use baton_schemas::sequence::Group;
+use baton_schemas::{EngineError, GenerateRequest, SequenceRequest, Token};
+use tokio::sync::watch;
+use tracing::Instrument;
+
+use crate::error::RequestError;
+use crate::observe::RequestWatch;
+use crate::request::caller::Caller;
+use crate::request::failover::{Resilient, StartRetry};
+use crate::request::plan::{self, Plan, PlanRequest};
+use crate::request::prompt::{self, PreparedPrompt};
+use crate::targets::model_loading::Stay;
+use crate::targets::nodes::ServedModel;
+use crate::targets::upstreams::TextChoice;
+
+/// An admitted request that no engine has begun.
+pub(super) struct Starting<'a> {
+    pub(super) request: &'a GenerateRequest,
+    pub(super) caller: &'a Caller,
+    pub(super) watch: &'a mut RequestWatch,
+}
+
+/// A request whose every choice was accepted.
+pub(super) struct Started {
+    /// Tokens of the prompt; an estimate on upstreams.
+    pub(super) n_prompt: u32,
+    /// For `x-baton-route`.
+    pub(super) route: String,
+    pub(super) choices: StartedChoices,
+    /// The plan of the first choice as it changes, until a result has come.
+    pub(super) plan: Option<watch::Receiver<Plan>>,
+    /// Keeps the model in memory.
+    pub(super) loaded: Loaded,
+}
+
+/// The choices of one request, before any event.
+pub(super) enum StartedChoices {
+    /// Tokens, from engines.
+    Tokens {
+        form: Box<ReplyForm>,
+        model: Arc<ServedModel>,
+        /// New tokens of each choice at most.
+        max_tokens: Option<u32>,
+        /// The prompt, if the client wants the tokens of prompt and reply.
+        context: Option<Vec<Token>>,
+        deltas: Vec<SequenceStream>,
+    },
+    /// Text, from an upstream.
+    Text(Vec<TextChoice>),
+}
+
+/// The lease of a model that is loaded on demand, and how long loading took.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) lease: Option<Stay>,
+    pub(super) waited: Duration,
+}
+
+/// Starts every choice on nodes. With a fallback, no node is waited for.
+pub(super) async fn start_on_nodes(
+    starting: &mut Starting<'_>,
+    model: &Arc<ServedModel>,
+    loaded: Result<Loaded, RequestError>,
+    has_fallback: bool,
+) -> Result<Started, RequestError> {
+    let loaded = loaded?;
+    let mut retry = StartRetry::about(starting.request.images());
+    // Tokens mean nothing to an upstream, so a request that continues with tokens waits for an engine.
+    if has_fallback && starting.request.earlier_tokens().is_empty() {
+        retry = retry.with_upstream();
+        if !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
+            let retry_after = Duration::from_secs(1);
+            return Err(RequestError::Unavailable { reason: "no engine is ready".to_owned(), retry_after });
+        }
+    }
+    loop {
+        match try_start(starting, model, &mut retry).await {
+            Err(error) => retry.go_on(model, error).await?,
+            Ok(started) => return Ok(Started { loaded, ..started }),
+        }
+    }
+}
+
+/// Waits for an engine, prepares the prompt, plans, and starts every choice.
+async fn try_start(
+    starting: &mut Starting<'_>,
+    model: &Arc<ServedModel>,
+    retry: &mut StartRetry,
+) -> Result<Started, RequestError> {
+    let Starting { request, caller, watch } = starting;
+    let (node, info) = model.ready_as(&request.model, retry.failed(), retry.sight()).await?;
+    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
+    let prompt = prompt::prepare(node, &info, model.longest_context(&info), request);
+    let prompt = retry.call(model, node, prompt).instrument(span).await?;
+    // One plan for all choices: they share the prompt, which is computed once.
+    let span = tracing::info_span!(target: TARGET, parent: watch.span(), "plan");
+    let plan_request = PlanRequest::of_prompt(&prompt, caller, retry.failed());
+    let plan = span.in_scope(|| plan::plan(model, &plan_request))?;
+    let n_prompt = prompt.tokens.len() as u32;
+    watch.planned(plan.summary(n_prompt));
+
+    let sequence = sequence(request, &prompt, caller);
+    let (mut deltas, mut followed) = (Vec::with_capacity(request.n as usize), None);
+    for choice in 0..request.n {
+        let mut sequence = sequence.clone();
+        // Each choice draws with its own seed.
+        sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
+        let node = plan.decode();
+        let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
+        let accepted = Resilient::begin(plan.for_choice(choice), sequence, span).await;
+        retry.note(model, node, &accepted);
+        let accepted = accepted.map_err(|error| refused(error, request))?;
+        followed.get_or_insert_with(|| accepted.follow());
+        deltas.push(accepted.into_deltas());
+    }
+    let PreparedPrompt { tokens, form, max_tokens, .. } = prompt;
+    let context = request.context.is_some().then_some(tokens);
+    let choices =
+        StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, deltas };
+    Ok(Started { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
+}
+
+/// The request as an engine gets it.
+fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller) -> SequenceRequest {
+    let images = |projector: &String| PromptImages { projector: projector.clone(), images: request.images().to_vec() };
+    SequenceRequest {
+        prompt: prompt.tokens.clone(),
+        generated: Vec::new(),
+        sampling: request.sampling.clone(),
+        max_tokens: prompt.max_tokens,
+        top_logprobs: request.top_logprobs,
+        ignore_eos: request.ignore_eos,
+        group: (request.n > 1).then(|| Group { id: rand::random(), size: request.n }),
+        cache_scope: caller.cache_scope,
+        constraint: prompt.form.constraint(request),
+        ephemeral: false,
+        images: prompt.projector.as_ref().map(images),
+        kv_source: None,
+    }
+}
+
+/// A full queue is worth a retry, unless this request alone has more choices than the queue holds: a request's choices
+/// are queued together.
+fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
+    match error {
+        EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {
+            field: "n",
+            problem: format!("must be at most {limit} on this server, but is {}", request.n),
+        },
+        error => error.into(),
+    }
+}

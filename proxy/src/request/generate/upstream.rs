@@ -1,0 +1,58 @@
+//! How a request begins on upstreams: where they alone serve its model, and where no node can begin it.
+
+use baton_planner::reason::RouteReason;
+use baton_schemas::EngineError;
+use tracing::Instrument;
+
+use super::start::{Loaded, Started, StartedChoices, Starting};
+use crate::error::RequestError;
+use crate::targets::nodes::{FallbackReason, ServedModel};
+use crate::targets::upstreams::{self, ServedByUpstreams};
+
+/// Starts every choice on the first upstream that begins to answer. `reason` replaces the one for which that upstream was
+/// chosen.
+pub(super) async fn start_on_upstreams(
+    starting: &mut Starting<'_>,
+    serving: &ServedByUpstreams,
+    reason: Option<RouteReason>,
+) -> Result<Started, RequestError> {
+    let Starting { request, caller, watch } = starting;
+    if !request.earlier_tokens().is_empty() {
+        let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
+        return Err(RequestError::InvalidField { field: "context", problem });
+    }
+    let started = upstreams::start(serving, request, &caller.request_id).instrument(watch.span().clone()).await?;
+    let n_prompt = upstreams::estimated_tokens(request);
+    let reason = reason.unwrap_or(started.reason);
+    watch.upstream(started.member.name(), reason, n_prompt, started.asked);
+    let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
+    let choices = StartedChoices::Text(started.choices);
+    Ok(Started { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
+}
+
+/// Starts a request on upstreams after nodes refused it with this error, if that is worth it.
+pub(super) async fn fall_back(
+    starting: &mut Starting<'_>,
+    model: &ServedModel,
+    serving: &ServedByUpstreams,
+    error: RequestError,
+) -> Result<Started, RequestError> {
+    if !is_worth_falling_back(&error) {
+        return Err(error);
+    }
+    model.fallbacks.count(FallbackReason::Upstream);
+    let request_id = &starting.caller.request_id;
+    tracing::info!(request_id, %error, "no engine takes the request: an upstream is asked");
+    match start_on_upstreams(starting, serving, Some(RouteReason::NoEngine)).await {
+        // An engine will take what the upstream does not, once it is back.
+        Err(RequestError::InvalidField { .. } | RequestError::Blind { .. }) => Err(error),
+        outcome => outcome,
+    }
+}
+
+/// Returns true for errors of engines; false where the request itself is wrong.
+fn is_worth_falling_back(error: &RequestError) -> bool {
+    use EngineError::{Lost, QueueFull, Unavailable};
+    let of_engine = matches!(error, RequestError::Engine(Lost { .. } | QueueFull { .. } | Unavailable { .. }));
+    of_engine || matches!(error, RequestError::Unavailable { .. })
+}

@@ -1,0 +1,174 @@
+//! The models that requests may name: what is known of them, and loading and unloading them.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::node::{NodeInfo, NodeLoad};
+use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::sampling_fields::SamplingFields;
+
+use super::admission::Admission;
+use super::caller::Caller;
+use crate::error::RequestError;
+use crate::model_name;
+use crate::targets::model_loading::Presence;
+use crate::targets::nodes::{ServedModel, Sight};
+use crate::targets::{Target, Targets, upstreams};
+
+/// A model that requests may name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListedModel {
+    /// All names, the public one first. Empty until a remote node has reported what it runs.
+    pub names: Vec<String>,
+    /// When it was put into service.
+    pub since: SystemTime,
+    /// `None` while no engine is ready. For a model that is not loaded: what is known of it.
+    pub info: Option<Arc<NodeInfo>>,
+    /// Its state in memory, if it is loaded on demand.
+    pub presence: Option<Presence>,
+    /// Only upstreams serve it; nothing more is known of it.
+    pub is_upstream: bool,
+}
+
+impl ListedModel {
+    /// Returns true if it could answer at once.
+    pub fn is_loaded(&self) -> bool {
+        self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.life == "loaded")
+    }
+
+    /// Its bytes in memory: for a model that is loaded on demand, as `/baton/state` shows them; else weights and KV cache.
+    pub fn memory_bytes(&self) -> u64 {
+        match (&self.presence, &self.info) {
+            (Some(presence), _) => presence.bytes,
+            (None, Some(info)) => info.memory.bytes(),
+            (None, None) => 0,
+        }
+    }
+
+    /// Returns true if this is one of its names.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.names.iter().any(|known| model_name::are_same(known, name))
+    }
+}
+
+/// The listed model of that name.
+pub fn find(models: Vec<ListedModel>, name: &str) -> Result<ListedModel, RequestError> {
+    let found = models.into_iter().find(|model| model.is_called(name));
+    found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
+}
+
+/// What is known of a model and of the engine that runs it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelDescription {
+    /// Its public name.
+    pub name: String,
+    /// When it was put into service.
+    pub since: SystemTime,
+    /// The engine's own description.
+    pub info: Arc<NodeInfo>,
+    /// What the engine is doing.
+    pub load: NodeLoad,
+    /// Sampling defaults of this endpoint.
+    pub sampling: SamplingFields,
+    /// The model is not in memory; the next request loads it.
+    pub is_sleeping: bool,
+}
+
+/// All models: those of nodes, then those that only upstreams serve.
+pub fn list(targets: &Targets) -> Vec<ListedModel> {
+    let on_nodes = |model: &Arc<ServedModel>| ListedModel {
+        names: model.names().cloned().collect(),
+        since: model.since,
+        info: model.described(),
+        presence: model.resident.as_ref().map(|resident| resident.presence()),
+        is_upstream: false,
+    };
+    let mut models: Vec<ListedModel> = targets.pool.models().iter().map(on_nodes).collect();
+    for (name, member) in targets.upstreams.load().models() {
+        if !models.iter().any(|model| model.is_called(&name)) {
+            let since = member.since;
+            models.push(ListedModel { names: vec![name], since, info: None, presence: None, is_upstream: true });
+        }
+    }
+    models
+}
+
+/// Describes a model without loading it. Waits for an engine that is starting.
+pub async fn describe(
+    admission: &Admission,
+    targets: &Targets,
+    name: Option<&str>,
+    caller: &Caller,
+) -> Result<ModelDescription, RequestError> {
+    let _permit = admission.admit_brief(&caller.account)?;
+    let model = match targets.resolve(name, &caller.account)? {
+        Target::Nodes { model, .. } => model,
+        Target::Upstreams(serving) => {
+            let (info, load) = upstreams::info(&serving, &caller.request_id).await;
+            let (since, info, sampling) = (serving.since(), Arc::new(info), SamplingFields::default());
+            return Ok(ModelDescription { name: serving.name, since, info, load, sampling, is_sleeping: false });
+        }
+    };
+    let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
+    let (info, load, is_sleeping) = match (&model.resident, model.described()) {
+        (Some(_), Some(info)) if !is_ready => (info, NodeLoad::default(), true),
+        _ => {
+            let (node, info) = model.ready_for(name, &[], Sight::Unneeded).await?;
+            (info, node.load(), false)
+        }
+    };
+    let name = model.name.get().cloned().unwrap_or_else(|| info.model.clone());
+    Ok(ModelDescription { name, since: model.since, info, load, sampling: model.sampling, is_sleeping })
+}
+
+/// What upstreams report of a model that only they serve; nothing of a model of nodes.
+pub async fn describe_upstream(
+    admission: &Admission,
+    targets: &Targets,
+    model: &str,
+    caller: &Caller,
+) -> Result<ToldModel, RequestError> {
+    let _permit = admission.admit_brief(&caller.account)?;
+    match targets.resolve(Some(model), &caller.account)? {
+        Target::Nodes { .. } => Ok(ToldModel::default()),
+        Target::Upstreams(serving) => Ok(upstreams::told(&serving, &caller.request_id).await),
+    }
+}
+
+/// Loads a model, and keeps it in memory for `keep_alive` at least, if that is given.
+pub async fn load(
+    admission: &Admission,
+    targets: &Targets,
+    model: &str,
+    keep_alive: Option<KeepAlive>,
+    caller: &Caller,
+) -> Result<(), RequestError> {
+    let target = targets.resolve(Some(model), &caller.account)?;
+    let _lease = targets.lease(&target, keep_alive).await?;
+    let _permit = admission.admit_brief(&caller.account)?;
+    match target {
+        Target::Nodes { model: served, .. } => served.ready_as(model, &[], Sight::Unneeded).await.map(drop),
+        Target::Upstreams(serving) => upstreams::load(&serving, keep_alive, &caller.request_id).await,
+    }
+}
+
+/// Unloads a model as soon as nothing uses it. A model that is always loaded stays.
+pub async fn unload(
+    admission: &Admission,
+    targets: &Targets,
+    model: &str,
+    caller: &Caller,
+) -> Result<(), RequestError> {
+    let _permit = admission.admit_brief(&caller.account)?;
+    let served = match targets.resolve(Some(model), &caller.account)? {
+        Target::Nodes { model, .. } => model,
+        Target::Upstreams(serving) => return upstreams::unload(&serving, &caller.request_id).await,
+    };
+    match &served.resident {
+        Some(resident) => targets.residency.unload(resident),
+        // It stays, but the name must be right.
+        None => drop(served.ready_as(model, &[], Sight::Unneeded).await?),
+    }
+    Ok(())
+}

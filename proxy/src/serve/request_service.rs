@@ -1,0 +1,179 @@
+//! What answers requests, behind the one trait that HTTP knows.
+//!
+//! Every method passes the parts that its stage needs. No stage sees the whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use baton_engines::upstream::{TokenAnswer, TokenQuestion};
+use baton_schemas::embed::EmbedRequest;
+use baton_schemas::generate::ChatPrompt;
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::node::TokenizeRequest;
+use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::{EngineError, GenerateRequest, Token};
+
+use crate::error::RequestError;
+use crate::http::HttpBackend;
+use crate::observe::readiness::{self, Readiness};
+use crate::observe::state::{self, EndpointState, Observed, RequestsState};
+use crate::observe::{Observer, metrics};
+use crate::request::admission::Admission;
+use crate::request::caller::Caller;
+use crate::request::embed::embed;
+use crate::request::explain::explain;
+use crate::request::generate::{Generation, generate};
+use crate::request::models::{self, ListedModel, ModelDescription};
+use crate::request::plan::explanation::Explanation;
+use crate::request::tokens;
+use crate::targets::nodes::Life;
+use crate::targets::{Embedded, Targets};
+
+/// The parts that answer requests.
+pub struct RequestService {
+    /// Bounds the requests that run at once.
+    pub admission: Admission,
+    /// What answers requests.
+    pub targets: Targets,
+    /// Records requests.
+    pub observer: Arc<Observer>,
+}
+
+impl RequestService {
+    async fn ask(
+        &self,
+        model: Option<&str>,
+        question: TokenQuestion<'_>,
+        caller: &Caller,
+    ) -> Result<TokenAnswer, RequestError> {
+        tokens::ask(&self.admission, &self.targets, model, question, caller).await
+    }
+
+    /// An endpoint that serves the models of this pool.
+    #[cfg(test)]
+    pub(crate) fn over(pool: Arc<crate::targets::nodes::Pool>) -> RequestService {
+        RequestService {
+            admission: Admission::new(Default::default()),
+            targets: Targets::of_nodes(pool),
+            observer: Arc::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl HttpBackend for RequestService {
+    async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError> {
+        generate(&self.admission, &self.targets, &self.observer, request, &caller).await
+    }
+
+    async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError> {
+        embed(&self.admission, &self.targets, &self.observer, &request, caller).await
+    }
+
+    async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError> {
+        explain(&self.admission, &self.targets, &request, caller).await
+    }
+
+    async fn tokenize(
+        &self,
+        model: Option<&str>,
+        text: TokenizeRequest,
+        caller: &Caller,
+    ) -> Result<Vec<Token>, RequestError> {
+        tokens_in(self.ask(model, TokenQuestion::Tokenize(&text), caller).await?)
+    }
+
+    async fn detokenize(
+        &self,
+        model: Option<&str>,
+        tokens: Vec<Token>,
+        caller: &Caller,
+    ) -> Result<String, RequestError> {
+        text_in(self.ask(model, TokenQuestion::Detokenize(&tokens), caller).await?)
+    }
+
+    async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError> {
+        let tokens = tokens_in(self.ask(model, TokenQuestion::TokenizeChat(&chat), caller).await?)?;
+        Ok(u32::try_from(tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError> {
+        text_in(self.ask(model, TokenQuestion::Render(&chat), caller).await?)
+    }
+
+    fn models(&self) -> Vec<ListedModel> {
+        models::list(&self.targets)
+    }
+
+    async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ModelDescription, RequestError> {
+        models::describe(&self.admission, &self.targets, model, caller).await
+    }
+
+    async fn describe_upstream(&self, model: &str, caller: &Caller) -> Result<ToldModel, RequestError> {
+        models::describe_upstream(&self.admission, &self.targets, model, caller).await
+    }
+
+    async fn load(&self, model: &str, keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
+        models::load(&self.admission, &self.targets, model, keep_alive, caller).await
+    }
+
+    async fn unload(&self, model: &str, caller: &Caller) -> Result<(), RequestError> {
+        models::unload(&self.admission, &self.targets, model, caller).await
+    }
+
+    fn state(&self, with_addresses: bool) -> EndpointState {
+        // Before the first request, nothing else has set the limit.
+        self.admission.set_slots(self.targets.n_slots());
+        let observed = Observed {
+            pool: &self.targets.pool,
+            upstreams: &self.targets.upstreams.load(),
+            requests: RequestsState {
+                admitted: self.admission.n_admitted() as u64,
+                limit: self.admission.limit() as u64,
+                waiting: self.admission.n_waiting() as u64,
+            },
+            journal: &self.observer.journal,
+            memory_budget: Some(self.targets.residency.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
+        };
+        state::snapshot(&observed, with_addresses)
+    }
+
+    fn metrics(&self) -> String {
+        metrics::text(&self.observer.metrics, &self.state(false))
+    }
+
+    fn replied(&self, route: &str, status: u16) {
+        self.observer.metrics.replied(route, status);
+    }
+
+    fn readiness(&self) -> Readiness {
+        readiness::readiness(&self.targets.pool, &self.targets.upstreams.load())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        readiness::warnings(&self.targets.pool, &self.targets.upstreams.load())
+    }
+
+    fn node_states(&self) -> BTreeMap<Life, usize> {
+        readiness::node_states(&self.targets.pool)
+    }
+}
+
+fn tokens_in(answer: TokenAnswer) -> Result<Vec<Token>, RequestError> {
+    match answer {
+        TokenAnswer::Tokens(tokens) => Ok(tokens),
+        TokenAnswer::Text(_) => Err(wrong_answer()),
+    }
+}
+
+fn text_in(answer: TokenAnswer) -> Result<String, RequestError> {
+    match answer {
+        TokenAnswer::Text(text) => Ok(text),
+        TokenAnswer::Tokens(_) => Err(wrong_answer()),
+    }
+}
+
+fn wrong_answer() -> RequestError {
+    EngineError::internal("a question about tokens was answered with the wrong kind of answer").into()
+}

@@ -1,0 +1,87 @@
+//! Finds what answers a request: by its model's name, among nodes first and upstreams second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use baton_schemas::keep_alive::KeepAlive;
+
+use super::model_loading::{Residency, Stay};
+use super::nodes::Pool;
+use super::target::Target;
+use super::upstreams::{ServedByUpstreams, UpstreamPool};
+use crate::account::Account;
+use crate::error::RequestError;
+
+/// When to ask again for a model that an upstream may still list.
+const RETRY_UNLISTED: Duration = Duration::from_secs(1);
+
+/// Everything that can answer requests.
+pub struct Targets {
+    /// The models that nodes serve.
+    pub pool: Arc<Pool>,
+    /// Which of the endpoint's own models are in memory.
+    pub residency: Arc<Residency>,
+    /// Other servers.
+    pub upstreams: ArcSwap<UpstreamPool>,
+}
+
+impl Targets {
+    /// Nodes alone.
+    pub fn of_nodes(pool: Arc<Pool>) -> Targets {
+        Targets { pool, residency: Arc::default(), upstreams: ArcSwap::default() }
+    }
+
+    /// What answers for a model. Without a name: the first model that this account may use.
+    ///
+    /// Errors: no target serves the model, or the account may not use it.
+    pub fn resolve(&self, name: Option<&str>, account: &Account) -> Result<Target, RequestError> {
+        let Some(name) = name else { return self.first(account) };
+        let upstreams = self.upstreams.load_full();
+        match self.pool.find_for(Some(name), account) {
+            Ok(model) => {
+                // An upstream that only happens to list this name may mean another model.
+                let fallback = upstreams.serving(name, model.name.get().is_none());
+                Ok(Target::Nodes { model, fallback })
+            }
+            Err(error) => match upstreams.serving(name, true) {
+                Some(serving) if account.may_use(std::iter::once(&serving.name)) => Ok(Target::Upstreams(serving)),
+                Some(_) => Err(RequestError::ModelNotAllowed { model: name.to_owned() }),
+                None if upstreams.may_yet_list() && matches!(error, RequestError::ModelNotFound { .. }) => {
+                    let reason = "an upstream has not told its models yet".to_owned();
+                    Err(RequestError::Unavailable { reason, retry_after: RETRY_UNLISTED })
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// The first model of nodes that an account may use; of upstreams, if there are no nodes.
+    fn first(&self, account: &Account) -> Result<Target, RequestError> {
+        let upstreams = if self.pool.is_empty() { self.first_on_upstreams(account) } else { None };
+        match upstreams {
+            Some(serving) => Ok(Target::Upstreams(serving)),
+            None => Ok(Target::Nodes { model: self.pool.find_for(None, account)?, fallback: None }),
+        }
+    }
+
+    fn first_on_upstreams(&self, account: &Account) -> Option<ServedByUpstreams> {
+        let upstreams = self.upstreams.load_full();
+        let (name, _) = upstreams.models().into_iter().find(|(name, _)| account.may_use(std::iter::once(name)))?;
+        upstreams.serving(&name, true)
+    }
+
+    /// Loads the target's model if it is not in memory, and keeps it there for as long as the lease lives. `None` if
+    /// the model is always loaded, or not this endpoint's.
+    pub async fn lease(&self, target: &Target, keep_alive: Option<KeepAlive>) -> Result<Option<Stay>, RequestError> {
+        match target.served_model().and_then(|model| model.resident.as_ref()) {
+            Some(resident) => self.residency.stay(resident, keep_alive).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Choices that all targets together generate at once.
+    pub fn n_slots(&self) -> usize {
+        self.pool.n_slots() + self.upstreams.load().n_places()
+    }
+}
