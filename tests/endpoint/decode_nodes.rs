@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Node, Server, chat, eventually_async, long_prompt};
+use harness::{Node, Server, SseReply, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -53,18 +53,15 @@ async fn a_stream_goes_on_on_another_node_when_its_own_is_killed_or_freezes() {
         assert_eq!(handoff["failure"], Value::Null, "{handoff}");
         assert!(handoff["n_tokens"].as_u64().unwrap() > 500, "{handoff}");
 
-        let reply = tokio::join!(post(&server, &body), async {
-            // Two seconds long, so half of it is out.
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            let state = state(&server).await;
-            let busy = |node: &&Value| node["active_slots"].as_u64().unwrap() > 0 && node["task"] == "decode";
-            let nodes = state["models"][0]["nodes"].as_array().unwrap();
-            let node = nodes.iter().find(busy).expect("a node that generates")["name"].as_str().unwrap();
-            decode[if node == "decode-1" { 0 } else { 1 }].signal(signal);
-        });
-        let (status, _, reply) = reply.0;
-        assert_eq!((status, text(&reply)), (200, text(&undisturbed)), "{signal:?}");
-        assert_eq!(reply["usage"]["completion_tokens"], 100);
+        let mut reply = SseReply::open(&server, &body).await;
+        reply.read_pieces(50).await;
+        let state_now = state(&server).await;
+        let busy = |node: &&Value| node["active_slots"].as_u64().unwrap() > 0 && node["task"] == "decode";
+        let nodes = state_now["models"][0]["nodes"].as_array().unwrap();
+        let node = nodes.iter().find(busy).expect("a node that generates")["name"].as_str().unwrap();
+        decode[if node == "decode-1" { 0 } else { 1 }].signal(signal);
+        let reply = reply.whole().await;
+        assert_eq!((reply.content.as_str(), reply.n_completion), (text(&undisturbed), 100), "{signal:?}");
         let model = &state(&server).await["models"][0];
         assert_eq!(model["fallbacks"]["decode_lost"]["count"], 1, "{model}");
         decode.iter().for_each(|node| node.signal(Signal::CONT));
@@ -91,7 +88,7 @@ async fn a_node_that_comes_back_is_used_again_within_five_seconds() {
             0 => decode[0].signal(Signal::KILL),
             _ => decode[0].signal(Signal::STOP),
         }
-        // Requests that would have gone there do not fail, and the node is left alone.
+        // Requests that would have gone there do not fail, and go to the other node.
         for _ in 0..4 {
             used("away").await;
         }
@@ -152,13 +149,13 @@ async fn a_reload_exchanges_nodes_while_they_stream() {
         assert_eq!(post(&server, &sim_chat("elsewhere", 4)).await.0, 200);
         let now = model().await;
         assert_eq!(now["nodes"].as_array().unwrap().len(), 1, "{now}");
-        // What was asked elsewhere is told as running for a tenth of a second more; the stream runs for longer.
+        // The node reports the other request for a tenth of a second after its end; the stream runs for longer.
         eventually_async("a node without the stream", || async { model().await["nodes"][0]["active_slots"] == 0 })
             .await;
     });
     assert_eq!((reply.0, text(&reply.2)), (200, text(&undisturbed)));
 
-    // Both: the one that stays keeps its name, and the new one gets another.
+    // With both nodes, the one that stays keeps its name, and the new one gets another.
     write(&[&other, &one], "round_robin");
     server.signal(Signal::HUP);
     eventually_async("both nodes", || async { model().await["nodes"].as_array().unwrap().len() == 2 }).await;

@@ -1,4 +1,4 @@
-//! Dry runs: `POST /baton/plan` and `baton plan`, over real sockets, around the simulated engine.
+//! Dry runs: `POST /baton/plan` and `baton plan`, with the simulated engine.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -54,7 +54,7 @@ async fn a_dry_run_says_what_the_request_would_do() {
     assert!(time(&direct, "ttft_ms") > time(&handoff, "ttft_ms"), "{long}");
     assert!(time(&handoff, "wire_ms") > 0.0 && long["n_prompt"].as_u64().unwrap() > 7_000, "{long}");
 
-    // The request itself goes where the dry run said, and is remembered.
+    // The request itself takes the route of the dry run, and its prompt is cached.
     let reply = post(&server, "/v1/chat/completions", "fastest", &request(1_500)).await;
     let route = reply.headers()["x-baton-route"].to_str().unwrap().to_owned();
     assert!(route.starts_with("handoff; prefill=prefill-1; decode=local"), "{route}");
@@ -95,7 +95,7 @@ async fn a_dry_run_is_refused_like_the_request() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_said_in_a_line() {
+fn a_dry_run_that_cannot_be_made_is_one_clear_line() {
     let check = |endpoint: &str, expected: &str| {
         let output = Command::new(&*BATON).args(["plan", "/dev/null", endpoint]).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();

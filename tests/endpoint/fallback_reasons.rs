@@ -1,10 +1,9 @@
-//! Every way in which a request goes another way than planned has a name, is counted in `/metrics`, and is shown by
-//! `baton status`; the client gets the reply that it would have got.
+//! Each fallback has a reason that `/metrics` counts and `baton status` shows, and the client gets the same reply as
+//! without it.
 
 use std::process::Command;
-use std::time::Duration;
 
-use harness::occupy::fill;
+use harness::occupy::{fill, load};
 use harness::relay::{Fault, Relay};
 use harness::{BATON, Node, Server, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
@@ -27,7 +26,13 @@ impl Rig {
         Rig { server, relay, node }
     }
 
-    /// Asks, while something happens, and checks that the reply is the undisturbed one and that the reason is shown.
+    /// Waits until the first KV of a handoff is on the link.
+    async fn carries_kv(&self) {
+        eventually_async("KV on the link", async || self.relay.has_carried_kv()).await;
+    }
+
+    /// Sends a request while something happens, and checks that the reply is the undisturbed one and that the reason is
+    /// shown.
     async fn check(&self, reason: &str, happens: impl Future<Output = ()>) {
         let body = chat(&long_prompt(reason, 200), json!({ "model": "sim", "max_tokens": 24, "ignore_eos": true }));
         let (reply, ()) = tokio::join!(post(&self.server, &body), happens);
@@ -46,7 +51,11 @@ async fn post(server: &Server, body: &Value) -> Value {
     response.json().await.unwrap()
 }
 
-/// The reason is counted, and an operator can see it.
+async fn is_busy(node: &Node) {
+    eventually_async("a busy node", async || load(&node.url).await.active_slots > 0).await;
+}
+
+/// Checks that the reason is counted and that an operator can see it.
 async fn shows(server: &Server, reason: &str) {
     let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
     let series = format!("baton_fallbacks_total{{model=\"sim\",reason=\"{reason}\"}} 1\n");
@@ -54,10 +63,6 @@ async fn shows(server: &Server, reason: &str) {
     let status = Command::new(&*BATON).args(["status", &server.base]).output().unwrap();
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.lines().any(|line| line.trim_start().starts_with(reason)), "{status}");
-}
-
-async fn soon() {
-    tokio::time::sleep(Duration::from_millis(300)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,7 +83,7 @@ async fn prefill_busy() {
 async fn prefill_stalled() {
     let rig = Rig::start(&[]).await;
     let freeze = async {
-        soon().await;
+        rig.carries_kv().await;
         rig.node.signal(Signal::STOP);
     };
     rig.check("prefill_stalled", freeze).await;
@@ -89,7 +94,7 @@ async fn prefill_stalled() {
 async fn prefill_lost() {
     let rig = Rig::start(&[]).await;
     let kill = async {
-        soon().await;
+        rig.carries_kv().await;
         rig.node.signal(Signal::KILL);
     };
     rig.check("prefill_lost", kill).await;
@@ -126,12 +131,12 @@ async fn decode_busy_and_decode_lost() {
     let server = Server::with(&[&decode[..], &["--policy", "round_robin", "--no-calibration"]].concat());
     let body = |tag| chat(tag, json!({ "model": "sim", "max_tokens": 100, "ignore_eos": true }));
     let crowd = fill(&nodes[0].url).await;
-    // The first turn is the full node's.
+    // The full node has the first turn.
     post(&server, &body("one")).await;
     shows(&server, "decode_busy").await;
     drop(crowd);
     let kill = async {
-        soon().await;
+        is_busy(&nodes[1]).await;
         nodes[1].signal(Signal::KILL);
     };
     let (three, four) = (body("three"), body("four"));
@@ -147,7 +152,7 @@ async fn a_prefill_node_that_was_frozen_under_load_is_chosen_again() {
     let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "6000"]);
     let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "2000", "--prefill", &node.url]);
     let body = |tag: &str| chat(&long_prompt(tag, 300), json!({ "model": "sim", "max_tokens": 2 }));
-    // Each time another prompt: one that is cached is not handed over.
+    // A new prompt each time, because a cached one is not handed over.
     let is_handed_over = async || {
         let body = body(&rand::random::<u32>().to_string());
         let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
@@ -155,14 +160,14 @@ async fn a_prefill_node_that_was_frozen_under_load_is_chosen_again() {
     };
     eventually_async("calibration", &is_handed_over).await;
     let freeze = async {
-        soon().await;
+        is_busy(&node).await;
         node.signal(Signal::STOP);
     };
     let bodies = ["one", "two", "three", "four"].map(body);
     let (replies, ()) = tokio::join!(futures::future::join_all(bodies.iter().map(|body| post(&server, body))), freeze);
     assert!(replies.iter().any(|reply| reply["timings"]["handoff"]["failure"] == "prefill_stalled"), "{replies:?}");
     node.signal(Signal::CONT);
-    // Five seconds that were lost with a fault are no rate of the node.
+    // The five seconds of the fault must not count as the node's rate.
     eventually_async("the node to be chosen again", &is_handed_over).await;
 }
 
@@ -171,7 +176,7 @@ async fn not_worth_it() {
     let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"]);
     let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "9000", "--prefill", &node.url]);
     let body = chat("short", json!({ "model": "sim", "max_tokens": 2 }));
-    // Until calibration has looked at the link.
+    // The reason is another until calibration has measured the link.
     eventually_async("a reason", || async {
         let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
         call.send().await.unwrap().headers()["x-baton-route"].to_str().unwrap().contains("reason=not_worth_it")

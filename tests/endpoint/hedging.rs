@@ -1,5 +1,4 @@
-//! `hedge = true`, one line of the configuration: a request whose first token is late is started a second time, on
-//! another node. Real processes and real sockets.
+//! With `hedge = true` a request whose first token is late is started a second time, on another node.
 
 use std::io::Write;
 
@@ -30,12 +29,12 @@ impl Rig {
         let args = ["--config", config.path().to_str().unwrap(), "--no-calibration"];
         let server = Server::with(&[&args[..], &["--decode", &relays[0].url, "--decode", &relays[1].url]].concat());
         let rig = Rig { nodes, relays, server, _config: config };
-        // Nothing is late of what nobody predicts: both nodes have to have said how fast they are.
+        // Only a predicted first token can be late, so both nodes must have been measured.
         eventually_async("predictions of both routes", async || rig.predicts().await).await;
         rig
     }
 
-    /// Whether every route of a request has a prediction.
+    /// Returns true if both routes of a request have a prediction.
     async fn predicts(&self) -> bool {
         let body = chat("a prompt", json!({ "model": "sim", "max_tokens": N_TOKENS }));
         let call = reqwest::Client::new().post(format!("{}/baton/plan", self.server.base)).json(&body);
@@ -44,7 +43,7 @@ impl Rig {
         routes.len() == 2 && routes.iter().all(|route| route["prediction"].is_object())
     }
 
-    /// What a node says that it is doing, around its link.
+    /// A node's own report of its load, not through its link.
     async fn load(&self, i: usize) -> NodeLoad {
         let call = reqwest::Client::new().get(format!("{}/node/v1/load", self.nodes[i].url)).bearer_auth(CLUSTER_KEY);
         call.send().await.unwrap().json().await.unwrap()
@@ -54,15 +53,15 @@ impl Rig {
         self.load(i).await.active_slots == 1
     }
 
-    /// How often a reason was counted.
+    /// The counter of a fallback reason.
     async fn count(&self, reason: &str) -> u32 {
         let metrics = reqwest::get(format!("{}/metrics", self.server.base)).await.unwrap().text().await.unwrap();
         let series = format!("baton_fallbacks_total{{model=\"sim\",reason=\"{reason}\"}} ");
         metrics.lines().find_map(|line| line.strip_prefix(&series)).map_or(0, |n| n.parse().unwrap())
     }
 
-    /// Asks, lets something happen to the node that has the request before its first token, and checks that the reply
-    /// is the undisturbed one, comes from the other node, and is the only one.
+    /// Sends a request, disturbs its node before the first token, and checks that the undisturbed reply comes from the
+    /// other node, once.
     async fn check(&self, tag: &str, happens: impl Fn(usize), ends: impl Fn(usize)) {
         let body = chat(
             &long_prompt(tag, 250),
@@ -74,7 +73,7 @@ impl Rig {
             happens(late);
             eventually_async("the second route's token", async || self.count("hedge_won").await == 1).await;
             ends(late);
-            // Long before it would be done.
+            // Long before the loser would have finished.
             eventually_async("the loser to be cancelled", async || {
                 !self.is_busy(late).await && self.is_busy(1 - late).await
             })
@@ -98,7 +97,7 @@ impl Rig {
     }
 }
 
-/// The text of a streamed reply, how many finish reasons it had, and its tokens.
+/// A streamed reply: its text, the number of finish reasons, and the number of tokens.
 async fn stream(server: &Server, body: &Value) -> (String, u32, u64) {
     let mut body = body.clone();
     body["stream_options"] = json!({ "include_usage": true });

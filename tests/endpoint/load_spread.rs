@@ -2,19 +2,20 @@
 //! are computed while replies are generated, and neither model waits for the other's.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use futures::future::join_all;
 use harness::{Node, Server, chat, eventually_async, long_prompt};
 use serde_json::{Value, json};
 
-/// Tokens of a reply: more than half a second of them.
+/// Tokens of a reply, which take more than half a second.
 const N_TOKENS: u32 = 30;
 
-/// Requests at once of each model.
+/// Requests of each model that run at once.
 const N_REQUESTS: usize = 12;
 
-/// A machine that computes prompts eight times as fast as those that generate.
+/// A node that prefills eight times as fast as the decode nodes.
 fn prefill(model: &str) -> Node {
     machine(model, ["--role", "prefill", "--sim-prefill-tps", "4000"])
 }
@@ -27,7 +28,7 @@ fn machine(model: &str, args: [&str; 4]) -> Node {
     Node::with(&[&["--engine", "sim", "--name", model, "--slots", "8", "--sim-decode-tps", "50"], &args[..]].concat())
 }
 
-/// An endpoint for these nodes, which has measured every one of them and every way between two.
+/// An endpoint for these nodes that has measured each node and each link.
 async fn endpoint(prefill: &[Node; 2], decode: &[Node; 2], models: &[&str]) -> Server {
     let nodes = ["--prefill", &prefill[0].url, "--prefill", &prefill[1].url];
     let server = Server::with(&[&nodes[..], &["--decode", &decode[0].url, "--decode", &decode[1].url]].concat());
@@ -37,7 +38,7 @@ async fn endpoint(prefill: &[Node; 2], decode: &[Node; 2], models: &[&str]) -> S
             let plan: Value = plan.send().await.unwrap().json().await.unwrap();
             let routes = plan["routes"].as_array().cloned().unwrap_or_default();
             let is_known = |route: &Value| route["prediction"].is_object() || route["barred"].is_string();
-            // One way for each pair, and the direct ones.
+            // One route for each pair, and the direct ones.
             routes.len() > 1 && routes.iter().all(is_known) && routes.iter().any(|route| route["prefill"].is_string())
         })
         .await;
@@ -50,7 +51,7 @@ fn body(model: &str, tag: &str) -> Value {
     chat(&prompt, json!({ "model": model, "max_tokens": N_TOKENS, "ignore_eos": true }))
 }
 
-/// Sends all requests of all models at once. Of each reply its model and its route.
+/// Sends all requests of all models at once. Returns the model and the route of each reply.
 async fn load(server: &Server, models: &[&str]) -> Vec<(String, BTreeMap<String, String>)> {
     let bodies = (0..N_REQUESTS).flat_map(|i| models.iter().map(move |model| (model, body(model, &i.to_string()))));
     let one = async |(model, body): (&&str, Value)| {
@@ -65,7 +66,7 @@ async fn load(server: &Server, models: &[&str]) -> Vec<(String, BTreeMap<String,
     join_all(bodies.map(one)).await
 }
 
-/// How many replies have this part of a route, by its value.
+/// Counts replies by the value of one part of their route.
 fn count(replies: &[(String, BTreeMap<String, String>)], part: &str) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for (_, route) in replies {
@@ -74,8 +75,8 @@ fn count(replies: &[(String, BTreeMap<String, String>)], part: &str) -> BTreeMap
     counts
 }
 
-/// Whether prompts were computed while replies were generated, at any moment.
-async fn overlap(server: &Server) -> bool {
+/// Returns once a prompt is computed while a reply is generated.
+async fn overlap(server: &Server) {
     loop {
         let state: Value = reqwest::get(format!("{}/baton/state", server.base)).await.unwrap().json().await.unwrap();
         let nodes = state["models"][0]["nodes"].as_array().cloned().unwrap_or_default();
@@ -83,7 +84,7 @@ async fn overlap(server: &Server) -> bool {
             nodes.iter().any(|node| node["name"].as_str().unwrap().starts_with(kind) && node["active_slots"] != 0)
         };
         if is_busy("prefill") && is_busy("decode") {
-            return true;
+            return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -93,8 +94,16 @@ async fn overlap(server: &Server) -> bool {
 async fn prompts_and_replies_of_one_model_are_spread_over_two_machines_each() {
     let (prefill, decode) = ([prefill("sim"), prefill("sim")], [decode("sim"), decode("sim")]);
     let server = endpoint(&prefill, &decode, &["sim"]).await;
-    let (replies, overlapped) = tokio::join!(load(&server, &["sim"]), overlap(&server));
-    assert!(overlapped);
+    let (mut replies, mut overlapped) = (Vec::new(), false);
+    let (mut load, overlap) = (pin!(load(&server, &["sim"])), overlap(&server));
+    tokio::select! {
+        done = &mut load => replies = done,
+        () = overlap => overlapped = true,
+    }
+    assert!(overlapped, "no prompt was computed while a reply was generated");
+    if replies.is_empty() {
+        replies = load.await;
+    }
     for (part, names) in [("prefill", ["prefill-1", "prefill-2"]), ("decode", ["decode-1", "decode-2"])] {
         let counts = count(&replies, part);
         for name in names {
@@ -113,7 +122,7 @@ async fn two_models_are_served_side_by_side_each_by_its_own_machines() {
         assert_eq!(of_model.len(), N_REQUESTS);
         let decode = count(&of_model, "decode");
         assert_eq!(decode.get(&format!("decode-{machine}")), Some(&N_REQUESTS), "{model}: {decode:?}");
-        // Where so many wait for one machine, a few prompts may be done sooner elsewhere.
+        // So many prompts wait for one prefill node that a few may be done sooner elsewhere.
         let prefill = count(&of_model, "prefill");
         let n_handed_over = prefill.get(&format!("prefill-{machine}")).copied().unwrap_or_default();
         assert!(n_handed_over > N_REQUESTS / 2, "{model}: {prefill:?}");

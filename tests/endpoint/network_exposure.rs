@@ -1,4 +1,4 @@
-//! What `baton node` and `baton serve` let onto a network: TLS, or the operator's explicit word.
+//! `baton node` and `baton serve` use a network only with TLS or with the operator's explicit permission.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -8,7 +8,7 @@ use harness::{BATON, CLUSTER_KEY, Node, Server, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// A certificate for 127.0.0.1 that is its own authority, and its key, in files.
+/// Files of a self-signed certificate for 127.0.0.1 and its key.
 struct Certificate {
     cert: PathBuf,
     key: PathBuf,
@@ -33,7 +33,7 @@ impl Certificate {
     }
 }
 
-/// Runs a command that must end by itself, with status 1 and one line.
+/// Runs a command that must fail by itself, with status 1 and one line. Returns the line.
 fn refusal(args: &[&str]) -> String {
     let child = Command::new(&*BATON)
         .args(args)
@@ -56,8 +56,8 @@ async fn info(client: &reqwest::Client, url: &str) -> reqwest::Result<reqwest::R
 }
 
 #[test]
-fn plain_http_beyond_this_machine_needs_a_word_of_permission() {
-    // A socket of a model that does not exist: refused before anything is loaded.
+fn plain_http_beyond_this_machine_needs_permission() {
+    // The model does not exist: the refusal comes before anything is loaded.
     let node = ["node", "--listen", "0.0.0.0:0"];
     for engine in [&["--engine", "sim"][..], &["--model", "absent.gguf"]] {
         let message = refusal(&[&node[..], engine].concat());
@@ -115,7 +115,7 @@ async fn kv_is_handed_over_inside_tls() {
         "model": "sim", "max_tokens": 4,
         "messages": [{ "role": "user", "content": long_prompt("inside TLS", 600) }],
     });
-    // The node is looked at in the background.
+    // The endpoint learns what the node is in the background.
     eventually_async("a handoff", || async {
         let url = format!("{}/v1/chat/completions", server.base);
         let reply: Value = reqwest::Client::new().post(url).json(&body).send().await.unwrap().json().await.unwrap();

@@ -1,4 +1,4 @@
-//! What becomes of a node's state, and of requests, when a node is told to stop, freezes and comes back: real processes.
+//! The states of a node that is told to stop, freezes, or comes back, and what they mean for requests.
 
 use std::process::Command;
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl Rig {
         reqwest::get(format!("{}{path}", self.server.base)).await.unwrap().text().await.unwrap()
     }
 
-    /// A decode node as `/baton/state` has it.
+    /// A decode node in `/baton/state`.
     async fn node(&self, i: usize) -> Value {
         let state: Value = serde_json::from_str(&self.get("/baton/state").await).unwrap();
         let name = json!(format!("decode-{}", i + 1));
@@ -37,7 +37,7 @@ impl Rig {
         eventually_async(life, || async { self.node(i).await["life"] == life }).await;
     }
 
-    /// Asks, and gives the reply's text and the place of the node that generated it.
+    /// Sends a request. Returns the text and the index of the node that generated it.
     async fn ask(&self, max_tokens: u32) -> (String, usize) {
         let more = json!({ "model": "sim", "max_tokens": max_tokens, "ignore_eos": true });
         let body = chat(&long_prompt("the same for all", 50), more);
@@ -51,7 +51,7 @@ impl Rig {
         (text, place.parse::<usize>().unwrap() - 1)
     }
 
-    /// The transition is counted so often, by one of these reasons.
+    /// Checks the counter of a transition for one of these reasons.
     async fn counts(&self, i: usize, [from, to]: [&str; 2], reasons: &[&str], expected: u32) {
         let metrics = self.get("/metrics").await;
         let labels = format!("node=\"decode-{}\",task=\"decode\",from=\"{from}\",to=\"{to}\"", i + 1);
@@ -69,7 +69,7 @@ impl Rig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_told_to_stop_gets_nothing_new_and_finishes_what_it_runs() {
+async fn a_stopping_node_gets_nothing_new_and_finishes_what_it_runs() {
     let rig = Rig::start();
     let (undisturbed, _) = rig.ask(150).await;
     let busy = async |i: usize| rig.node(i).await["active_slots"] == 1;
@@ -107,10 +107,10 @@ async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_i
     let rig = Rig::start();
     rig.is_in(0, "ready").await;
     rig.nodes[0].signal(Signal::STOP);
-    // Suspect first, which the counts below tell; not for long if it was being asked something when it froze.
+    // It is suspect first, which the counters below show; only for a moment if a call was open when it froze.
     eventually_async("suspicion", async || ["suspect", "down"].map(Value::from).contains(&rig.node(0).await["life"]))
         .await;
-    // It gets nothing while another is there.
+    // It gets no request while another node is ready.
     for _ in 0..3 {
         assert_eq!(rig.ask(2).await.1, 1);
     }
@@ -119,7 +119,7 @@ async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_i
     let back = std::time::Instant::now();
     rig.is_in(0, "ready").await;
     assert!(back.elapsed() < Duration::from_secs(5), "{:?}", back.elapsed());
-    // Its stream, or a question that it was asked just then.
+    // Either its load stream was silent, or a call at that moment failed.
     rig.counts(0, ["ready", "suspect"], &["silent", "unreachable"], 1).await;
     rig.counts(0, ["down", "ready"], &["answers"], 1).await;
     let mut used = Vec::new();
@@ -127,12 +127,12 @@ async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_i
         used.push(rig.ask(2).await.1);
     }
     assert!(used.contains(&0), "{used:?}");
-    // The other one was well all the time.
+    // The other node was ready all the time.
     assert_eq!(rig.node(1).await["transitions"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_somebody_else_sends_to_a_node_is_seen_in_a_moment() {
+async fn load_from_elsewhere_on_a_node_is_seen() {
     let rig = Rig::start();
     let somebody = tokio::spawn(harness::occupy::occupy(rig.nodes[1].url.clone(), 1));
     eventually_async("the load", || async { rig.node(1).await["active_slots"] == 1 }).await;

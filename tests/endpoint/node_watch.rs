@@ -1,27 +1,12 @@
-//! `baton serve --decode`: an endpoint in front of a node that runs elsewhere, comes late, goes away and returns.
+//! `baton serve --decode` waits for a node that is late, and says once when the node is lost and when it returns.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use harness::{BATON, eventually_async, read_all};
+use harness::{BATON, Process, eventually_async, free_address, read_all};
 use serde_json::{Value, json};
-
-/// A process that is killed when dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
 
 fn baton(key: &str, args: &[&str]) -> Command {
     let mut command = Command::new(&*BATON);
@@ -32,12 +17,12 @@ fn baton(key: &str, args: &[&str]) -> Command {
 fn node(key: &str, address: &str) -> Process {
     let args = ["node", "--engine", "sim", "--listen", address];
     let mut process = Process(baton(key, &args).stdout(Stdio::null()).spawn().unwrap());
-    let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().contains("ready"));
     process
 }
 
-/// Lines of a process's output, as they come.
+/// The lines of a process's output.
 fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -73,22 +58,35 @@ fn a_refused_key_ends_the_start_with_one_line() {
     assert_eq!(stdout, "", "nothing was ready");
 }
 
-#[tokio::test]
-async fn a_node_is_waited_for_and_its_comings_and_goings_are_told_once() {
-    let (node_address, address) = (free_address(), free_address());
+// The stub answers beside the blocking wait for a line.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
+    // A stub closes every connection and counts them.
+    let stub = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (node_address, address) = (stub.local_addr().unwrap().to_string(), free_address());
+    let (attempted, mut attempts) = tokio::sync::mpsc::unbounded_channel();
+    let stub = tokio::spawn(async move {
+        while stub.accept().await.is_ok() {
+            let _ = attempted.send(());
+        }
+    });
     let url = format!("http://{node_address}");
     let args = ["serve", "--listen", &address, "--decode", &url];
     let mut serve = Process(baton("secret", &args).spawn().unwrap());
-    let (out, log) = (lines(serve.0.stdout.take().unwrap()), lines(serve.0.stderr.take().unwrap()));
+    let (out, log) = (lines(serve.stdout.take().unwrap()), lines(serve.stderr.take().unwrap()));
 
-    next_line(&log, &format!("the node at {url} cannot be used: the connection was refused"));
+    next_line(&log, &format!("the node at {url} cannot be used: "));
     let (status, health) = get(&address, "/health").await.unwrap();
     assert_eq!(status, 503, "{health}");
     assert!(!health.to_string().contains(&node_address), "no address is shown to a client: {health}");
-    // MockRequest twice more meanwhile.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    // An attempt begins once the one before it has been judged.
+    for _ in 0..4 {
+        tokio::time::timeout(Duration::from_secs(30), attempts.recv()).await.expect("further attempts");
+    }
     assert!(out.try_recv().is_err(), "no ready message before the node has answered");
-    assert!(log.try_recv().is_err(), "told once");
+    assert!(log.try_recv().is_err(), "one line for all attempts");
+    stub.abort();
+    assert!(stub.await.unwrap_err().is_cancelled(), "the address is free");
 
     let running = node("secret", &node_address);
     next_line(&log, &format!("the node at {url} answers"));
@@ -99,7 +97,7 @@ async fn a_node_is_waited_for_and_its_comings_and_goings_are_told_once() {
 
     drop(running);
     next_line(&log, "may be lost");
-    next_line(&log, "cannot be used");
+    next_line(&log, "cannot be used: the connection was refused");
     let _again = node("secret", &node_address);
     next_line(&log, "answers");
     eventually_async("a healthy server", || async { get(&address, "/health").await.unwrap().0 == 200 }).await;
@@ -107,7 +105,7 @@ async fn a_node_is_waited_for_and_its_comings_and_goings_are_told_once() {
 
 // The page is served beside the blocking wait for a line.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_a_node_is_called_so() {
+async fn a_server_that_is_no_node_is_reported_as_such() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -119,5 +117,5 @@ async fn what_is_not_a_node_is_called_so() {
         }
     });
     let mut serve = Process(baton("secret", &["serve", "--listen", "127.0.0.1:0", "--decode", &url]).spawn().unwrap());
-    next_line(&lines(serve.0.stderr.take().unwrap()), "what answers there is not a Baton node (HTTP 404)");
+    next_line(&lines(serve.stderr.take().unwrap()), "what answers there is not a Baton node (HTTP 404)");
 }

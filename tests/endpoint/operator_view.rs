@@ -1,4 +1,4 @@
-//! An endpoint seen from outside, and its configuration changed while it serves.
+//! What an operator sees and changes while an endpoint serves: status, logs, keys and limits.
 
 use std::process::{Command, Output, Stdio};
 
@@ -41,7 +41,7 @@ async fn status_shows_a_running_endpoint_and_fails_without_one() {
     assert!(!nobody.status.success() && error.contains("no endpoint answers"), "{error}");
 }
 
-/// A new key, and its lines for the file.
+/// A new key and its lines for the configuration file.
 fn new_key(name: &str) -> (String, String) {
     let text = String::from_utf8(baton(&["key", "new", "--name", name]).stdout).unwrap();
     let (key, lines) = text.split_once("\n\n").unwrap();
@@ -72,7 +72,7 @@ async fn keys_change_while_streams_run_and_a_wrong_file_changes_nothing() {
     eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
     assert_eq!(status(&old).await, 200);
 
-    // The change alone is enough.
+    // The endpoint watches the file: it needs no signal.
     std::fs::write(&path, new_lines).unwrap();
     eventually_async("the new key", || async { status(&new).await == 200 }).await;
     assert_eq!(status(&old).await, 401);
@@ -87,7 +87,7 @@ async fn flags_win_over_the_environment_and_that_over_the_file() {
         .unwrap();
     let path = file.path().to_str().unwrap();
     let check = async |args: &[&str], variables: &[(&str, &str)], expected: [u16; 3]| {
-        // A wrong address in the file is no mistake under the flag's.
+        // The flag replaces the file's wrong address, which is then no mistake.
         let server = Server::started(Stdio::inherit(), &[&["--config", path], args].concat(), variables);
         for (key, expected) in ["flag", "environment", "file"].into_iter().zip(expected) {
             assert_eq!(ask(&server, key, 1).send().await.unwrap().status(), expected, "{key} {args:?} {variables:?}");
@@ -99,7 +99,7 @@ async fn flags_win_over_the_environment_and_that_over_the_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_is_told_while_the_endpoint_waits_for_its_last_streams() {
+async fn status_is_shown_while_the_endpoint_waits_for_its_last_streams() {
     let server = Server::with(&SIM);
     let running = ask(&server, "none", 150).send().await.unwrap();
     server.signal(Signal::TERM);
@@ -141,7 +141,7 @@ async fn the_log_is_json_and_says_how_a_request_went_but_not_what_it_said() {
     assert!(!text.contains("secret"), "{text}");
 }
 
-/// A status, the header with what is left of the key's requests, and the JSON.
+/// Posts with a key. Returns the status, `x-ratelimit-remaining-requests`, and the JSON.
 async fn post(server: &Server, path: &str, key: &str, body: Value) -> (u16, String, Value) {
     let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
     let reply = request.send().await.unwrap();
@@ -184,7 +184,7 @@ async fn a_keys_limits_hold_on_every_dialect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn looking_and_loading_count_and_changed_limits_forgive_nothing() {
+async fn reads_and_loads_count_and_changed_limits_forgive_nothing() {
     let (key, lines) = new_key("few");
     let file = tempfile::NamedTempFile::new().unwrap();
     let configure =

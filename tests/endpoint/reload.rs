@@ -1,45 +1,12 @@
-//! A configuration that changes while the endpoint runs: as a whole, without waiting, and without ending a stream.
+//! A changed configuration takes effect as a whole, at once, and without ending a stream.
 
-use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
-use harness::{Server, chat, eventually_async};
-use rustix::process::Signal;
+use harness::{ConfigFile, Server, chat, eventually_async};
 use serde_json::{Value, json};
 
 const SIM: &str = "engine = \"sim\"\nsim_decode_tps = 50.0\n";
-
-/// A configuration file that is written anew.
-struct Config(tempfile::TempDir);
-
-impl Config {
-    fn of(text: &str) -> Config {
-        let config = Config(tempfile::tempdir().unwrap());
-        config.write(text);
-        config
-    }
-
-    fn path(&self) -> PathBuf {
-        self.0.path().join("baton.toml")
-    }
-
-    fn write(&self, text: &str) {
-        // At once, as an editor does it: half a file would be reloaded as one.
-        let new = self.0.path().join("new.toml");
-        std::fs::write(&new, text).unwrap();
-        std::fs::rename(new, self.path()).unwrap();
-    }
-
-    fn reload(&self, server: &Server, text: &str) {
-        self.write(text);
-        server.signal(Signal::HUP);
-    }
-
-    fn serve(&self, variables: &[(&str, &str)]) -> Server {
-        let path = self.path();
-        Server::started(std::process::Stdio::inherit(), &["--config", path.to_str().unwrap()], variables)
-    }
-}
 
 fn own(name: &str, more: &str) -> String {
     format!("[[models]]\nname = {name:?}\nsource = \"smollm2\"\n{more}\n[models.engine]\n{SIM}")
@@ -51,33 +18,32 @@ async fn status(server: &Server, model: &str) -> u16 {
     reqwest::Client::new().post(url).json(&body).send().await.unwrap().status().as_u16()
 }
 
-async fn get(server: &Server, path: &str) -> Value {
-    reqwest::get(format!("{}{path}", server.base)).await.unwrap().json().await.unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_with_a_mistake_changes_nothing_of_what_comes_before_it() {
-    let config = Config::of(&own("one", ""));
-    let server = config.serve(&[]);
+    let config = ConfigFile::new(&own("one", ""));
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let server = config.serve_logging_to(log.reopen().unwrap(), &[]);
     assert_eq!(status(&server, "one").await, 200);
     let bad = "[[models]]\nname = \"bad\"\nsource = \"/nowhere.gguf\"\n";
     let upstream = "[[upstream]]\nname = \"u\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:9\"\n";
     config.reload(&server, &[own("one", "keep_alive = 0\n").as_str(), bad, upstream].concat());
-    // With that in force it would be gone at once.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let state = get(&server, "/baton/state").await;
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
+    let state = server.state().await;
     assert_eq!(state["models"][0]["residency"]["life"], "loaded", "{state}");
     assert_eq!(state["upstreams"], json!([]), "all of it, or nothing");
-    // Without the mistake it is.
+    // Without the mistake the model, which is idle, is unloaded at once, and for the first time.
     config.reload(&server, &[own("one", "keep_alive = 0\n").as_str(), upstream].concat());
-    let life = async || get(&server, "/baton/state").await["models"][0]["residency"]["life"].clone();
-    eventually_async("the end of the idle model", || async { life().await == "unloaded" }).await;
-    assert_eq!(get(&server, "/baton/state").await["upstreams"][0]["name"], "u");
+    let residency = async || server.state().await["models"][0]["residency"].clone();
+    eventually_async("the end of the idle model", || async { residency().await["life"] == "unloaded" }).await;
+    let residency = residency().await;
+    assert_eq!((&residency["loads"], &residency["unloads"]), (&json!(1), &json!({ "idle": 1 })));
+    assert_eq!(server.state().await["upstreams"][0]["name"], "u");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_waits_for_a_model_that_has_to_be_fetched() {
-    // A hub that takes calls and answers none.
+    // A hub that accepts connections and never answers.
     let hub = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", hub.local_addr().unwrap());
     let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
@@ -88,8 +54,8 @@ async fn nothing_waits_for_a_model_that_has_to_be_fetched() {
             let _ = called.send(());
         }
     });
-    let config = Config::of(&own("one", ""));
-    let server = config.serve(&[("HF_ENDPOINT", &endpoint)]);
+    let config = ConfigFile::new(&own("one", ""));
+    let server = config.serve_logging_to(Stdio::inherit(), &[("HF_ENDPOINT", &endpoint)]);
     let upstream = |name: &str| {
         format!(
             "[[upstream]]\nname = {name:?}\nkind = \"openai\"\nurl = \"http://127.0.0.1:9\"\nmodels = {{ x = \"y\" }}\n"
@@ -98,21 +64,20 @@ async fn nothing_waits_for_a_model_that_has_to_be_fetched() {
     let fetched = "[[models]]\nname = \"far\"\nsource = \"nobody/nothing:far.gguf\"\n";
     config.reload(&server, &[own("one", "").as_str(), fetched, &upstream("u")].concat());
     tokio::time::timeout(Duration::from_secs(20), calls.recv()).await.expect("the model is fetched");
-    assert_eq!(get(&server, "/baton/state").await["upstreams"][0]["name"], "u", "the rest is in force");
+    assert_eq!(server.state().await["upstreams"][0]["name"], "u", "the rest is in force");
     assert_eq!((status(&server, "one").await, status(&server, "far").await), (200, 404));
     // The newest file wins.
     config.reload(&server, &[own("two", "").as_str(), &upstream("v")].concat());
-    eventually_async("the newest models", || async { get(&server, "/v1/models").await["data"][0]["id"] == "two" })
-        .await;
+    eventually_async("the newest models", || async { server.get("/v1/models").await["data"][0]["id"] == "two" }).await;
     assert_eq!((status(&server, "two").await, status(&server, "one").await), (200, 404));
-    assert_eq!(get(&server, "/baton/state").await["upstreams"][0]["name"], "v");
+    assert_eq!(server.state().await["upstreams"][0]["name"], "v");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_main_model_takes_other_names_and_sampling_while_it_streams() {
     let config = |name: &str, more: &str| format!("[model]\nname = {name:?}\n{more}\n[model.engine]\n{SIM}");
-    let file = Config::of(&config("first", "aliases = [\"a\"]"));
-    let server = file.serve(&[]);
+    let file = ConfigFile::new(&config("first", "aliases = [\"a\"]"));
+    let server = file.serve();
     assert_eq!((status(&server, "first").await, status(&server, "a").await), (200, 200));
     let engine = server.engine();
     let body = chat("hello", json!({ "model": "first", "max_tokens": 150, "stream": true, "ignore_eos": true }));

@@ -51,7 +51,7 @@ async fn a_load_balancer_sees_that_the_server_stops_while_streams_finish() {
     stream.chunk().await.unwrap().unwrap();
     assert_eq!(reqwest::get(format!("{}/health", server.base)).await.unwrap().status(), 200);
     server.signal(Signal::TERM);
-    // Each from a connection of its own.
+    // Each call uses a new connection.
     let health = async || reqwest::get(format!("{}/health", server.base)).await.unwrap();
     eventually_async("a word of the stop", || async { health().await.status() == 503 }).await;
     let said = health().await;

@@ -1,4 +1,4 @@
-//! One trace across an endpoint and its nodes, as a collector gets it.
+//! One trace spans an endpoint, its nodes and its upstreams, and a collector receives it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message;
 use serde_json::json;
 
-/// A span, as far as it matters here.
+/// The fields of a span that these tests check.
 #[derive(Debug, Clone)]
 struct Span {
     service: String,
@@ -83,7 +83,7 @@ fn serve(mut stream: std::net::TcpStream, kept: &Mutex<Vec<Vec<u8>>>) {
     }
 }
 
-/// A node that sends its traces there.
+/// A node that sends its traces to the collector.
 fn node(collector: &str, args: &[&str]) -> (std::process::Child, String) {
     let mut command = Command::new(&*BATON);
     command.args(["node", "--listen", "127.0.0.1:0", "--engine", "sim"]).args(args);
@@ -97,7 +97,7 @@ fn node(collector: &str, args: &[&str]) -> (std::process::Child, String) {
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 
-/// The client's span in it.
+/// The client's span.
 const CLIENT: &str = "b7ad6b7169203331";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +157,7 @@ async fn one_trace_goes_through_the_endpoint_and_both_nodes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_goes_on_with_the_trace() {
+async fn an_upstream_continues_the_trace() {
     let collector = Collector::start();
     let tracing = format!("[tracing]\notlp_endpoint = \"{}\"\n", collector.url);
     let (theirs, ours) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
@@ -174,7 +174,7 @@ async fn an_upstream_goes_on_with_the_trace() {
     assert_eq!(reply.status(), 200);
 
     let hex = |id: &[u8]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    // From the client's span down: each is a child of the one before.
+    // Each span is a child of the one before, from the client's span down.
     let chained = |wanted: &[&str]| {
         eventually("a chain of spans", || {
             let spans = collector.spans();
@@ -188,7 +188,7 @@ async fn an_upstream_goes_on_with_the_trace() {
     };
     chained(&["request", "upstream", "request", "decode"]);
 
-    // So do vectors.
+    // The same holds for vectors.
     let is_silent = || !String::from_utf8_lossy(&collector.bodies.lock().unwrap().concat()).contains("secret");
     assert!(is_silent());
     collector.bodies.lock().unwrap().clear();
@@ -201,7 +201,7 @@ async fn an_upstream_goes_on_with_the_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_collector_is_no_matter_to_requests() {
+async fn a_dead_collector_delays_no_request() {
     // It accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! `baton bench handoff` measures something, and writes down what it measured.
+//! `baton bench handoff` measures, and fills its table, its file and its charts.
 
 use std::process::{Command, Stdio};
 
@@ -32,7 +32,7 @@ fn the_handoff_benchmark_fills_its_table_its_file_and_its_charts() {
         assert!(row["n_bytes"].as_f64().unwrap() > 47.0 * 23_040.0 / 2.0, "{row}");
         assert!(row["prefill_ms"].as_f64().unwrap() > 0.0 && row["unhidden_ms"].as_f64().unwrap() >= 0.0, "{row}");
     }
-    // Moving KV that was computed before takes at least the wire's time.
+    // Moving KV after the prefill takes at least the wire's time.
     let shaped = rows.iter().find(|row| row["codec"] == "none" && row["link"] == "share60").unwrap();
     let wire_ms = shaped["n_bytes"].as_f64().unwrap() / shaped["rate"].as_f64().unwrap() * 1e3;
     let after_ms = shaped["after_ms"].as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! A dropped client leaves nothing behind: 1,000 cancellations at random points, counted.
+//! A client that leaves holds no slot: 1,000 cancellations at random points.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 const N_CANCELLED: usize = 1_000;
 const AT_ONCE: usize = 8;
 
-/// A node with the real model, its client, and the folder its socket is in.
+/// A node with the real model, its client, and the folder of its socket.
 async fn node() -> (Child, RemoteEngine, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("node.sock");
@@ -41,7 +41,7 @@ async fn node() -> (Child, RemoteEngine, tempfile::TempDir) {
     (node, RemoteEngine::new(&NodeAddress::Unix(socket), "secret").unwrap(), folder)
 }
 
-/// A small generator: the test must be the same every time.
+/// A small random generator, so that each run is the same.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
@@ -69,7 +69,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
         while running.len() < AT_ONCE && n_begun < N_CANCELLED {
             n_begun += 1;
             let mut prompt = prompts[random(&mut seed) as usize % prompts.len()].clone();
-            // Half have a first token of their own, so that prefill is not always cached away.
+            // Half have a first token of their own, so that their prefill is not cached.
             if n_begun % 2 == 0 {
                 prompt[0] = (random(&mut seed) % 40_000) as u32;
             }
@@ -79,12 +79,12 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
                 ignore_eos: true,
                 ..SequenceRequest::default()
             };
-            // Most leave early; some stay until their tokens come.
+            // Most clients leave early; some wait for tokens.
             let longest_ms = [30, 100, 300, 2_000][random(&mut seed) as usize % 4];
             let patience = Duration::from_millis(random(&mut seed) % longest_ms);
             let engine = &engine;
             running.push(async move {
-                // Cut by time: in the queue, during prefill, or among the tokens.
+                // Time decides the stage: in the queue, during prefill, or while decoding.
                 let deadline = tokio::time::sleep(patience);
                 tokio::pin!(deadline);
                 let mut n_deltas = 0;
@@ -123,7 +123,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
         open_files(&node).zip(files_before).is_none_or(|(now, before)| now <= before + 2)
     })
     .await;
-    // And the engine works as before.
+    // The engine works as before.
     let request =
         SequenceRequest { prompt: prompts[0].clone(), max_tokens: Some(4), ignore_eos: true, ..Default::default() };
     assert_eq!(engine.generate(request).await.unwrap().count().await, 6, "started, four tokens, finished");

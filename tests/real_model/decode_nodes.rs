@@ -1,8 +1,6 @@
 //! Decode nodes with the real model beside an engine of the endpoint and beside nodes of other models.
 
-use std::time::Duration;
-
-use harness::{Node, Server, chat, eventually_async};
+use harness::{Node, Server, SseReply, chat, eventually_async};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -30,7 +28,7 @@ fn text(reply: &Value) -> &str {
 async fn models_of_nodes_are_listed_and_requests_go_to_the_engines_of_theirs() {
     let real = Node::start(&["--role", "decode", "--name", "smollm2"]);
     let sims = [sim_node(&[]), sim_node(&["--name", "other"])];
-    // The same name on other weights, which comes second.
+    // A second node with the same name has other weights.
     let namesake = sim_node(&["--name", "smollm2"]);
     namesake.signal(Signal::STOP);
     let nodes = [&real, &sims[0], &sims[1], &namesake].map(|node| ["--decode", &node.url]).concat();
@@ -70,17 +68,16 @@ async fn an_endpoints_own_engine_and_a_node_serve_one_model_together() {
     }
     assert!(seen.iter().any(|(local, _)| *local) && seen.iter().any(|(local, _)| !local), "{seen:?}");
     assert!(seen.iter().all(|(_, text)| *text == seen[0].1), "{seen:?}");
-    // The node's own name for the model is not a second one.
+    // The node's own name for the model is not listed as a second model.
     let models: Value = reqwest::get(format!("{}/v1/models", server.base)).await.unwrap().json().await.unwrap();
     assert!(models["data"].as_array().unwrap().iter().all(|m| !m["id"].as_str().unwrap().contains(' ')), "{models}");
-    // What the endpoint's own engine loses the node goes on with.
+    // They take turns, so one of two replies is the lost engine's, and the node continues it.
     let body = chat("Count from one to one hundred in words.", json!({ "max_tokens": 64, "ignore_eos": true }));
     let (_, _, undisturbed) = post(&server, &body).await;
     for _ in 0..2 {
-        let reply = tokio::join!(post(&server, &body), async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            rustix::process::kill_process(server.engine(), Signal::KILL).unwrap();
-        });
-        assert_eq!(text(&reply.0.2), text(&undisturbed));
+        let mut reply = SseReply::open(&server, &body).await;
+        reply.read_pieces(10).await;
+        rustix::process::kill_process(server.engine(), Signal::KILL).unwrap();
+        assert_eq!(reply.whole().await.content, text(&undisturbed));
     }
 }

@@ -1,5 +1,4 @@
-//! Calls of tools in every dialect, with the real model, real sockets and real processes. Choices are forced, so that the
-//! protocol is judged and not the model.
+//! Tool calls in every dialect. The choice of a tool is forced, so that the protocol is judged and not the model.
 
 use harness::Server;
 use serde_json::{Value, json};
@@ -73,14 +72,14 @@ async fn a_response_calls_a_function_and_takes_its_output() {
     (next["tool_choice"], next["input"]) = (json!("none"), json!([{ "role": "user", "content": ASK }, call, output]));
     let answer = whole(&server, "/v1/responses", &next).await;
     assert_eq!(answer["output"][0]["type"], "message", "{answer}");
-    // Call and output are in the prompt.
+    // The call and its output are in the prompt.
     let plain =
         whole(&server, "/v1/responses", &json!({ "model": model(), "input": ASK, "max_output_tokens": 1 })).await;
     let n_prompt = |reply: &Value| reply["usage"]["input_tokens"].as_u64().unwrap();
     assert!(n_prompt(&answer) > n_prompt(&plain) + 30, "{answer}");
 }
 
-/// What Claude Code sends, as far as it matters.
+/// The parts of a Claude Code request that matter here.
 fn claude_code(more: Value) -> Value {
     let ephemeral = json!({ "type": "ephemeral" });
     let mut body = json!({
@@ -123,7 +122,7 @@ async fn a_message_uses_a_tool_and_takes_its_result() {
     assert_eq!(serde_json::from_str::<Value>(&deltas.concat()).unwrap(), block["input"]);
     assert!(events.iter().any(|event| event["delta"]["stop_reason"] == "tool_use"));
 
-    // What is counted is what is computed.
+    // The count equals the tokens that are computed.
     let counted = whole(&server, "/v1/messages/count_tokens?beta=true", &body).await["input_tokens"].as_u64().unwrap();
     let usage = &message["usage"];
     let n_prompt = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
@@ -136,7 +135,7 @@ async fn a_message_uses_a_tool_and_takes_its_result() {
     let next = claude_code(json!({ "messages": messages, "tool_choice": { "type": "none" }, "max_tokens": 20 }));
     let answer = whole(&server, path, &next).await;
     assert_eq!(answer["content"][0]["type"], "text", "{answer}");
-    // Left to itself, it ends in text or in whole calls; nothing of what it was sent is refused.
+    // A free choice ends in text or in whole calls, and no field is refused.
     let free = whole(&server, path, &claude_code(json!({ "max_tokens": 32 }))).await;
     assert!(free["stop_reason"].is_string(), "{free}");
 }
@@ -178,7 +177,7 @@ async fn a_function_is_called_in_the_form_that_it_came_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_a_limit_cuts_off_is_said_to_be_cut_off_in_every_dialect() {
+async fn every_dialect_reports_a_call_that_a_limit_cut_off() {
     let server = Server::start(&[]);
     let tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let body = harness::chat(ASK, json!({ "tools": [tool], "tool_choice": "required", "max_tokens": 20 }));
@@ -193,7 +192,7 @@ async fn a_call_that_a_limit_cuts_off_is_said_to_be_cut_off_in_every_dialect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_for_a_model_without_eyes_is_refused_by_name_in_every_dialect() {
+async fn an_image_for_a_model_without_image_support_is_refused_in_every_dialect() {
     let server = Server::start(&[]);
     let chat = |content: Value| json!({ "model": model(), "max_tokens": 5, "messages": [{ "role": "user", "content": content }] });
     let text = json!({ "type": "text", "text": "What is this?" });
@@ -228,7 +227,7 @@ async fn an_image_for_a_model_without_eyes_is_refused_by_name_in_every_dialect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_generation_goes_on_from_the_tokens_of_an_earlier_one() {
+async fn a_generation_continues_the_tokens_of_an_earlier_one() {
     let server = Server::start(&[]);
     let ask = async |prompt: &str, context: &Value, options: Value| {
         let mut body = json!({ "model": model(), "prompt": prompt, "stream": false, "context": context });
@@ -247,7 +246,7 @@ async fn a_generation_goes_on_from_the_tokens_of_an_earlier_one() {
     assert!(n_cached >= n_context(&first) - 1, "{n_cached} of {n_prompt}: {first}");
     let alone = ask("And in Rome?", &Value::Null, json!({})).await;
     assert_eq!(n_prompt, n_context(&first) + count(&alone, "prompt_eval_count"), "{second}");
-    // A context of the client's own size ends the reply, or refuses the prompt.
+    // A context size from the client ends the reply, or refuses the prompt.
     let cut = ask("And in Rome?", &first["context"], json!({ "num_ctx": n_prompt + 2 })).await;
     assert_eq!((&cut["done_reason"], count(&cut, "eval_count")), (&json!("length"), 2), "{cut}");
     let body = json!({ "model": model(), "prompt": "And in Rome?", "context": first["context"],
@@ -259,10 +258,10 @@ async fn a_generation_goes_on_from_the_tokens_of_an_earlier_one() {
     assert!(status == 400 && refused.contains("context"), "{refused}");
 }
 
-/// Panics at a stream that is not whole.
+/// Panics if a stream is not whole.
 type Check = fn(&str);
 
-/// Every dialect's stream of a forced call or of text, and what it has to end in.
+/// The streams of every dialect, for a forced call or text, and how each has to end.
 fn mixed() -> Vec<(&'static str, Value, Check)> {
     let chat_tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let flat_tool = json!({ "type": "function", "name": "get_weather", "parameters": parameters() });

@@ -1,4 +1,4 @@
-//! `baton doctor`: what it says of this machine is true, and what is wrong makes it fail.
+//! `baton doctor` reports this machine truthfully, and fails if a check does.
 
 use std::process::{Command, Output};
 
@@ -53,7 +53,7 @@ fn a_device_that_is_not_there_is_named() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-/// Real handoffs between two backends, on Mesa's software driver if there is no other: `scripts/check-vulkan.sh`.
+/// Handoffs between two backends, by `scripts/check-vulkan.sh`. Without a GPU Mesa's software driver is used.
 #[cfg(feature = "vulkan")]
 #[test]
 fn kv_moves_between_the_processor_and_vulkan() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Server, chat, eventually, eventually_async, is_alive, model};
+use harness::{Server, SseReply, chat, eventually, eventually_async, is_alive, model};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -47,32 +47,14 @@ async fn a_stream_goes_on_when_its_engine_is_killed_or_freezes() {
     let server = Server::start(&[]);
     let body = chat("Count from one to one hundred in words.", json!({ "max_tokens": 96, "ignore_eos": true }));
     let (_, undisturbed) = post(&server, &body).await;
-    let mut streamed = body.clone();
-    streamed["stream"] = json!(true);
-    streamed["stream_options"] = json!({ "include_usage": true });
     for signal in [Signal::KILL, Signal::STOP] {
         let engine = server.engine();
-        let client = reqwest::Client::new();
-        let call = client.post(format!("{}/v1/chat/completions", server.base)).json(&streamed);
-        let mut stream = call.send().await.unwrap();
-        let mut text = String::new();
-        let whole = async {
-            while let Some(chunk) = stream.chunk().await.unwrap() {
-                text.push_str(&String::from_utf8_lossy(&chunk));
-                if text.matches("content").count() > 60 && is_alive(engine) {
-                    // Again and again is the same as once.
-                    kill_process(engine, signal).unwrap();
-                }
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), whole).await.expect("the stream to end");
-        assert!(text.ends_with("data: [DONE]\n\n") && !text.contains("error"), "{text}");
+        let mut reply = SseReply::open(&server, &body).await;
+        reply.read_pieces(60).await;
+        kill_process(engine, signal).unwrap();
+        let reply = tokio::time::timeout(Duration::from_secs(60), reply.whole()).await.expect("the stream to end");
         assert!(!is_alive(engine));
-        let chunks = text.lines().filter_map(|line| line.strip_prefix("data: {"));
-        let chunks: Vec<Value> = chunks.map(|json| serde_json::from_str(&format!("{{{json}")).unwrap()).collect();
-        let said: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
-        assert_eq!(said, content(&undisturbed), "{signal:?}");
-        assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 96);
+        assert_eq!((reply.content.as_str(), reply.n_completion), (content(&undisturbed), 96), "{signal:?}");
         assert_eq!(health(&server).await.0, 200);
     }
 }

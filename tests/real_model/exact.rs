@@ -1,5 +1,5 @@
-//! Greedy output of the engine equals the plain llama.cpp loop's, token for token; with other streams beside it, where
-//! the shape of a batch moves the numerics, how far it moves them is measured and printed.
+//! Greedy output of the engine equals the plain llama.cpp loop's, token for token. Beside other streams, where the shape of
+//! a batch changes rounding, the difference is measured, printed and bounded.
 
 use std::sync::Arc;
 
@@ -39,10 +39,10 @@ async fn reply(engine: &dyn Engine, request: SequenceRequest) -> Vec<Token> {
     tokens
 }
 
-/// What the plain loop says to a prompt.
+/// The plain loop's reply to a prompt.
 struct Expected {
     tokens: Vec<Token>,
-    /// At each token's place, and at that of the end: by how many nats the best token is better than the second best.
+    /// For each token and for the end: the difference of the two best logits, in nats.
     margins: Vec<f32>,
 }
 
@@ -53,7 +53,7 @@ fn expected(reference: &Reference, prompt: &Vec<Token>) -> Expected {
     Expected { tokens: run.tokens.remove(0), margins }
 }
 
-/// The difference of the two largest.
+/// The difference of the two largest logits.
 fn margin(logits: &[f32]) -> f32 {
     let (best, second) = logits.iter().fold((f32::NEG_INFINITY, f32::NEG_INFINITY), |(best, second), &logit| {
         if logit > best { (logit, best) } else { (best, second.max(logit)) }

@@ -76,7 +76,7 @@ async fn an_overlong_prompt_is_refused_before_the_stream_starts() {
         assert_eq!(error["n_ctx"], 256);
         assert!(error["n_prompt_tokens"].as_u64().unwrap() > 600);
     }
-    // At the end of the context generation stops, and says so.
+    // Generation stops at the end of the context, with the reason `length`.
     let (_, full) = post(&server, &chat("Count for ever.", json!({ "max_tokens": null, "ignore_eos": true }))).await;
     assert_eq!(full["choices"][0]["finish_reason"], "length");
     assert_eq!(full["usage"]["total_tokens"], 256, "{full}");
@@ -92,7 +92,7 @@ async fn the_prompt_of_several_choices_is_computed_once() {
     let texts: std::collections::HashSet<&str> =
         choices.iter().map(|c| c["message"]["content"].as_str().unwrap()).collect();
     assert!(texts.len() > 1, "choices draw with seeds of their own: {texts:?}");
-    // Computed by one choice, shared by the others: prompt tokens are counted and computed once.
+    // One choice computes the prompt and the others share it: its tokens are counted and computed once.
     let n_prompt = reply["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(cached_tokens(&reply), 0);
     assert!(n_prompt > 100);
@@ -136,27 +136,29 @@ async fn a_client_that_leaves_frees_its_slot_also_during_prefill() {
     for stream in [true, false] {
         let mut body = slow.clone();
         body["stream"] = json!(stream);
-        let client = reqwest::Client::builder().timeout(Duration::from_millis(700)).build().unwrap();
-        let left = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await;
-        assert!(left.is_err() || stream, "the client was to leave during prefill");
-        drop(left);
-        // With one slot the next request can only be answered once that one is free.
+        let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
+        let client = tokio::spawn(async move { call.send().await.unwrap().text().await });
+        eventually_async("the prefill", async || server.state().await["models"][0]["nodes"][0]["active_slots"] == 1)
+            .await;
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled(), "the client left during prefill");
+        // The only slot must be free before the next request is answered.
         let began = std::time::Instant::now();
         let (status, _) = post(&server, &chat("hi", json!({ "max_tokens": 1 }))).await;
         assert_eq!(status, 200);
         println!("stream={stream}: the next request was answered after {:?}", began.elapsed());
-        // Not a measure of speed: the whole prefill takes several times this on any machine this runs on.
+        // The whole prefill takes several times this on any machine that runs the tests.
         assert!(began.elapsed() < Duration::from_secs(8), "the prefill of a client that left went on");
     }
 }
 
 #[tokio::test]
 async fn more_choices_than_can_ever_wait_are_refused_at_once() {
-    // They begin together, and so wait together, also while slots are free.
+    // Choices start together, so they wait together even while slots are free.
     let server = Server::start(&["--max-queued", "2"]);
     let (status, error) = post(&server, &chat("hi", json!({ "n": 3 }))).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("n")), "{error}");
-    // The places of those that were refused are free again within a step.
+    // The refused choices give their places back within a step.
     let two = chat("hi", json!({ "n": 2 }));
     eventually_async("two choices", || async { post(&server, &two).await.0 == 200 }).await;
 }

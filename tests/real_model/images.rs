@@ -1,5 +1,4 @@
-//! Images through the endpoint, in every dialect and past the loss of a node: the real model, a projector of random
-//! weights, real sockets and processes.
+//! Images in every dialect and past the loss of a node, with the real model and a projector of random weights.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -18,7 +17,7 @@ use tiny_gguf::projector::{self, N_ROWS, Projector};
 const SIZES: [&str; 6] = ["--ctx-size", "1024", "--kv-cells", "2048", "--slots", "2"];
 
 /// A projector for SmolLM2-135M, whose rows have 576 values.
-fn eyes(folder: &tempfile::TempDir) -> String {
+fn projector_file(folder: &tempfile::TempDir) -> String {
     let path = folder.path().join("mmproj.gguf");
     projector::write(&path, Projector::Mlp, 576, 1);
     path.to_str().unwrap().to_owned()
@@ -72,7 +71,7 @@ fn said(reply: &Value) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_dialect_takes_images_and_counts_them() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&[&SIZES[..], &["--mmproj", &eyes(&folder)]].concat());
+    let server = Server::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
     let red = red();
     let openai = "/v1/chat/completions";
     let blind = whole(&server, openai, &chat(&json!("What do you see?"), &json!({}))).await;
@@ -82,7 +81,7 @@ async fn every_dialect_takes_images_and_counts_them() {
     let again = whole(&server, openai, &about(&red, &json!({}))).await;
     let n_cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!((n_cached, said(&again)), (n_prompt(&first) - 1, said(&first)));
-    // Noise hardly ever changes the first words, but always how sure they are.
+    // The noise of random weights hardly changes the first tokens, but always their log-probabilities.
     let sureness = async |data: &str| {
         let reply = whole(&server, openai, &about(data, &json!({ "logprobs": true }))).await;
         reply["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap()
@@ -94,7 +93,7 @@ async fn every_dialect_takes_images_and_counts_them() {
     for format in [ImageFormat::Jpeg, ImageFormat::Gif, ImageFormat::WebP] {
         whole(&server, openai, &about(&picture([9, 99, 9], 48, format), &json!({}))).await;
     }
-    // Two choices share what was seen.
+    // Two choices share one image.
     let both = whole(&server, openai, &about(&red, &json!({ "n": 2 }))).await;
     assert_eq!(both["choices"][1]["message"]["content"], both["choices"][0]["message"]["content"]);
 
@@ -126,7 +125,7 @@ async fn every_dialect_takes_images_and_counts_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_image_is_a_400_that_names_its_field() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&[&SIZES[..], &["--mmproj", &eyes(&folder)]].concat());
+    let server = Server::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
     let cut = STANDARD.encode(&STANDARD.decode(red()).unwrap()[..50]);
     let long = picture([1, 2, 3], 4_100, ImageFormat::Png);
     for (url, part) in [
@@ -147,14 +146,14 @@ async fn what_is_no_image_is_a_400_that_names_its_field() {
     let many = json!(vec![json!({ "type": "image_url", "image_url": { "url": uri(&red()) } }); 17]);
     let (status, _, reply) = post(&server, "/v1/chat/completions", &chat(&many, &json!({}))).await;
     assert!(status == 400 && reply.contains("16 images"), "{reply}");
-    // Its engine has not noticed.
+    // The engine is unharmed.
     whole(&server, "/v1/chat/completions", &about(&red(), &json!({}))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_about_an_image_outlives_its_node_and_goes_to_none_that_is_blind() {
+async fn a_stream_about_an_image_moves_only_to_nodes_with_image_support() {
     let folder = tempfile::tempdir().unwrap();
-    let eyes = eyes(&folder);
+    let eyes = projector_file(&folder);
     let node = |more: &[&str]| Node::start(&[&SIZES[..], more].concat());
     let decode = [node(&["--mmproj", &eyes]), node(&["--mmproj", &eyes]), node(&[])];
     let prefill = node(&["--role", "prefill"]);

@@ -1,84 +1,38 @@
-//! Own models that come and go with their requests: real models, real processes.
+//! Models of the endpoint that are loaded on demand: loading, unloading, memory limits and reloads.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use futures::StreamExt;
 use futures::future::join_all;
-use harness::{BATON, Server, chat, eventually_async, is_alive, model};
+use harness::{BATON, ConfigFile, Server, chat, eventually_async, is_alive, model, sliding_window_model};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Small enough for two of them in the tests' machine. With 256 MiB of compute buffers each takes about 400 and 520 MiB.
 const ENGINE: &str = "slots = 2\nctx_size = 1024\nkv_cells = 2048\nthreads = 1\n";
 
-/// The second model, where the tests have one.
-fn gemma() -> Option<PathBuf> {
-    let path = std::env::var_os("BATON_TEST_SWA_MODEL").map(PathBuf::from);
-    if path.is_none() {
-        println!("BATON_TEST_SWA_MODEL is not set: this test was skipped");
-    }
-    path
-}
-
-/// A configuration file that is written anew.
-struct Config {
-    folder: tempfile::TempDir,
-}
-
-impl Config {
-    fn of(text: &str) -> Config {
-        let config = Config { folder: tempfile::tempdir().unwrap() };
-        config.write(text);
-        config
-    }
-
-    fn write(&self, text: &str) {
-        // At once, as an editor does it: half a file would be reloaded as one.
-        let new = self.folder.path().join("new.toml");
-        std::fs::write(&new, text).unwrap();
-        std::fs::rename(new, self.path()).unwrap();
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.path().join("baton.toml")
-    }
-
-    fn serve(&self) -> Server {
-        Server::with(&["--config", self.path().to_str().unwrap()])
-    }
-}
-
 fn entry(name: &str, source: &PathBuf, more: &str) -> String {
     format!("[[models]]\nname = {name:?}\nsource = {source:?}\n{more}\n[models.engine]\n{ENGINE}")
 }
 
-async fn post(server: &Server, path: &str, body: &Value) -> (u16, Value) {
-    let response = reqwest::Client::new().post(format!("{}{path}", server.base)).json(body).send().await.unwrap();
-    (response.status().as_u16(), response.json().await.unwrap())
-}
-
-async fn get(server: &Server, path: &str) -> Value {
-    reqwest::get(format!("{}{path}", server.base)).await.unwrap().json().await.unwrap()
-}
-
-/// What is known of how a model comes and goes.
+/// How a model is loaded, and how often it was.
 async fn residency(server: &Server, name: &str) -> Value {
-    let state = get(server, "/baton/state").await;
+    let state = server.state().await;
     let found = state["models"].as_array().unwrap().iter().find(|model| model["name"] == name);
     found.unwrap_or_else(|| panic!("no {name} in {state}"))["residency"].clone()
 }
 
-async fn is_in_life(server: &Server, name: &str, life: &str) -> bool {
+async fn is_in_state(server: &Server, name: &str, life: &str) -> bool {
     residency(server, name).await["life"] == life
 }
 
-/// Text without a chat template.
+/// A completion, which needs no chat template.
 fn complete(name: &str) -> Value {
     json!({ "model": name, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0 })
 }
 
-/// A stream of so many tokens that runs beside the test; all of its text, if it ended as it should.
+/// Starts a stream of this many tokens beside the test. Returns its text: `Err` unless it ended as it should.
 fn long_stream(server: &Server, name: &str, n_tokens: u32) -> tokio::task::JoinHandle<Result<String, String>> {
     let more = json!({ "model": name, "max_tokens": n_tokens, "ignore_eos": true, "stream": true });
     let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base));
@@ -98,57 +52,58 @@ async fn is_running(server: &Server, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_is_loaded_once_for_all_who_wait_and_goes_when_nobody_needs_it() {
-    let config = Config::of(&entry("smol", &model(), "aliases = [\"small\"]\n[models.sampling]\ntemperature = 0.0\n"));
+async fn a_model_is_loaded_once_for_all_waiting_requests_and_unloaded_when_idle() {
+    let config =
+        ConfigFile::new(&entry("smol", &model(), "aliases = [\"small\"]\n[models.sampling]\ntemperature = 0.0\n"));
     let server = config.serve();
     assert!(server.children().is_empty());
-    assert_eq!(get(&server, "/health").await["status"], "ok");
-    let listed = get(&server, "/api/tags").await;
+    assert_eq!(server.get("/health").await["status"], "ok");
+    let listed = server.get("/api/tags").await;
     assert_eq!(listed["models"][0]["details"]["quantization_level"], "Q4_1", "{listed}");
     assert_eq!(listed["models"][0]["details"]["parameter_size"], "134.52M", "{listed}");
-    assert_eq!(get(&server, "/api/ps").await["models"], json!([]));
-    assert_eq!(get(&server, "/v1/models").await["data"][1]["status"]["value"], "unloaded");
-    let props = get(&server, "/props").await;
+    assert_eq!(server.get("/api/ps").await["models"], json!([]));
+    assert_eq!(server.get("/v1/models").await["data"][1]["status"]["value"], "unloaded");
+    let props = server.get("/props").await;
     assert_eq!((&props["is_sleeping"], &props["total_slots"]), (&json!(true), &json!(2)));
     assert_eq!(props["default_generation_settings"]["params"]["temperature"], 0.0);
-    let (_, shown) = post(&server, "/api/show", &json!({ "model": "small" })).await;
+    let (_, shown) = server.post("/api/show", &json!({ "model": "small" })).await;
     assert!(shown["template"].as_str().unwrap().contains("<|im_start|>"), "{shown}");
     assert!(server.children().is_empty(), "to be asked about is no use");
 
     let body = json!({ "model": "small", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 8 });
-    let replies = join_all((0..6).map(|_| post(&server, "/v1/chat/completions", &body))).await;
+    let replies = join_all((0..6).map(|_| server.post("/v1/chat/completions", &body))).await;
     for (status, reply) in &replies {
         assert_eq!(*status, 200, "{reply}");
         assert_eq!(reply["choices"], replies[0].1["choices"], "without a seed: the model's own temperature is 0");
     }
     assert_eq!(server.children().len(), 1);
     let asked = json!({ "model": "small", "input": "Hello", "max_output_tokens": 2 });
-    let (_, response) = post(&server, "/v1/responses", &asked).await;
+    let (_, response) = server.post("/v1/responses", &asked).await;
     assert_eq!(response["temperature"], 0.0, "as tokens were drawn: {response}");
     let resident = residency(&server, "smol").await;
     assert_eq!((&resident["loads"], &resident["life"]), (&json!(1), &json!("loaded")));
     assert!(resident["load_seconds"].as_f64().unwrap() > 0.0);
-    let running = get(&server, "/api/ps").await;
+    let running = server.get("/api/ps").await;
     let expires_at: jiff::Timestamp = running["models"][0]["expires_at"].as_str().unwrap().parse().unwrap();
     assert_eq!(running["models"][0]["size"], resident["bytes"], "one account of what it takes");
     let left = expires_at.duration_since(jiff::Timestamp::now()).as_secs();
     assert!((200..=300).contains(&left), "{left} s of the default five minutes are left");
 
-    // A request says how long it stays.
+    // A request sets how long the model stays loaded.
     let ask = |keep_alive: Value| json!({ "model": "smol", "keep_alive": keep_alive, "stream": false });
-    let (_, forever) = post(&server, "/api/generate", &ask(json!(-1))).await;
+    let (_, forever) = server.post("/api/generate", &ask(json!(-1))).await;
     assert_eq!(forever["done_reason"], "load");
     assert_eq!(residency(&server, "smol").await["expires_at_ms"], Value::Null);
-    let (_, unloaded) = post(&server, "/api/chat", &ask(json!(0))).await;
+    let (_, unloaded) = server.post("/api/chat", &ask(json!(0))).await;
     assert_eq!(unloaded["done_reason"], "unload");
     eventually_async("its end", || async { server.children().is_empty() }).await;
-    let (_, loaded) = post(&server, "/api/generate", &ask(json!("1500ms"))).await;
+    let (_, loaded) = server.post("/api/generate", &ask(json!("1500ms"))).await;
     assert_eq!((&loaded["done_reason"], server.children().len()), (&json!("load"), 1));
     eventually_async("its end", || async { server.children().is_empty() }).await;
-    eventually_async("an account of it", || async { is_in_life(&server, "smol", "unloaded").await }).await;
+    eventually_async("an account of it", || async { is_in_state(&server, "smol", "unloaded").await }).await;
     let resident = residency(&server, "smol").await;
     assert_eq!((&resident["loads"], &resident["unloads"]), (&json!(2), &json!({ "asked": 1, "idle": 1 })));
-    let (status, bad) = post(&server, "/api/generate", &ask(json!("soon"))).await;
+    let (status, bad) = server.post("/api/generate", &ask(json!("soon"))).await;
     assert_eq!(status, 400, "{bad}");
     let metrics = reqwest::get(format!("{}/metrics", server.base)).await.unwrap().text().await.unwrap();
     for line in [
@@ -162,30 +117,29 @@ async fn a_model_is_loaded_once_for_all_who_wait_and_goes_when_nobody_needs_it()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_idle_makes_room_and_what_streams_is_waited_for() {
-    let Some(gemma) = gemma() else { return };
+async fn an_idle_model_makes_room_and_a_streaming_one_is_waited_for() {
+    let Some(gemma) = sliding_window_model() else { return };
     let text = |max_wait: u32, alias: &str| {
         let smol = entry("smol", &model(), &format!("aliases = [{alias:?}]\n"));
         let limits = format!("[loading]\nmemory_budget = \"700MiB\"\nmax_wait_seconds = {max_wait}\n");
         [smol, entry("gemma", &gemma, ""), limits].concat()
     };
-    let config = Config::of(&text(60, "first"));
+    let config = ConfigFile::new(&text(60, "first"));
     let server = config.serve();
-    assert_eq!(post(&server, "/v1/completions", &complete("smol")).await.0, 200);
+    assert_eq!(server.post("/v1/completions", &complete("smol")).await.0, 200);
     let first = server.engine();
-    let (status, reply) = post(&server, "/v1/completions", &complete("gemma")).await;
+    let (status, reply) = server.post("/v1/completions", &complete("gemma")).await;
     assert_eq!(status, 200, "{reply}");
     assert!(!is_alive(first) && server.children().len() == 1);
     assert_eq!(residency(&server, "smol").await["unloads"], json!({ "memory": 1 }));
     let gemma_alone = reply["choices"][0]["text"].clone();
-    assert_eq!(post(&server, "/v1/completions", &complete("smol")).await.0, 200);
+    assert_eq!(server.post("/v1/completions", &complete("smol")).await.0, 200);
 
-    // While it streams nothing takes its memory, and who waits too long is told when to come back.
+    // A streaming model keeps its memory. A request that waits too long for it gets 503 with `retry-after`.
     let is_in_force = async |max_wait: u32, alias: &str| {
         config.write(&text(max_wait, alias));
         server.signal(Signal::HUP);
-        eventually_async("the new limit", || async { get(&server, "/v1/models").await["data"][1]["id"] == alias })
-            .await;
+        eventually_async("the new limit", || async { server.get("/v1/models").await["data"][1]["id"] == alias }).await;
     };
     is_in_force(1, "second").await;
     let stream = long_stream(&server, "smol", 600);
@@ -197,11 +151,11 @@ async fn what_is_idle_makes_room_and_what_streams_is_waited_for() {
     assert!(refused.text().await.unwrap().contains("busy in the memory"));
     assert!(stream.await.unwrap().is_ok());
 
-    // With more patience it is waited for.
+    // With a longer wait the request is answered.
     is_in_force(60, "third").await;
     let stream = long_stream(&server, "smol", 300);
     is_running(&server, "smol").await;
-    let (status, reply) = post(&server, "/v1/completions", &complete("gemma")).await;
+    let (status, reply) = server.post("/v1/completions", &complete("gemma")).await;
     assert_eq!((status, &reply["choices"][0]["text"]), (200, &gemma_alone));
     assert!(stream.await.unwrap().is_ok());
     assert_eq!(server.children().len(), 1);
@@ -210,8 +164,9 @@ async fn what_is_idle_makes_room_and_what_streams_is_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reload_adds_changes_and_removes_models_while_they_stream() {
     let smol = model();
-    let config = Config::of(&[entry("one", &smol, ""), entry("two", &smol, "")].concat());
-    let server = config.serve();
+    let config = ConfigFile::new(&[entry("one", &smol, ""), entry("two", &smol, "")].concat());
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let server = config.serve_logging_to(log.reopen().unwrap(), &[]);
     let whole = long_stream(&server, "one", 300).await.unwrap().unwrap();
     let n_deltas = |text: &str| text.matches("\"content\"").count();
     let removed = long_stream(&server, "one", 300);
@@ -224,10 +179,10 @@ async fn a_reload_adds_changes_and_removes_models_while_they_stream() {
     let larger = entry("two", &smol, "").replace("slots = 2", "slots = 3");
     config.write(&[larger, entry("three", &smol, "")].concat());
     server.signal(Signal::HUP);
-    eventually_async("the new model", || async { get(&server, "/v1/models").await["data"][1]["id"] == "three" }).await;
-    assert_eq!(post(&server, "/v1/completions", &complete("one")).await.0, 404);
-    assert_eq!(post(&server, "/v1/completions", &complete("two")).await.0, 200);
-    assert_eq!(get(&server, "/props?model=two").await["total_slots"], 3);
+    eventually_async("the new model", || async { server.get("/v1/models").await["data"][1]["id"] == "three" }).await;
+    assert_eq!(server.post("/v1/completions", &complete("one")).await.0, 404);
+    assert_eq!(server.post("/v1/completions", &complete("two")).await.0, 200);
+    assert_eq!(server.get("/props?model=two").await["total_slots"], 3);
     assert!(before.iter().all(|pid| is_alive(*pid)), "streams run on the old processes");
     for stream in [removed, changed] {
         let text = stream.await.unwrap().unwrap();
@@ -239,44 +194,46 @@ async fn a_reload_adds_changes_and_removes_models_while_they_stream() {
     // A file that cannot be served changes nothing.
     config.write(&entry("two", &PathBuf::from("/nowhere.gguf"), ""));
     server.signal(Signal::HUP);
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    assert_eq!(post(&server, "/v1/completions", &complete("two")).await.0, 200);
+    let logged = || std::fs::read_to_string(log.path()).unwrap();
+    eventually_async("the refusal", || async { logged().contains("stays as it was") }).await;
+    assert_eq!(server.post("/v1/completions", &complete("two")).await.0, 200);
+    assert_eq!(server.get("/v1/models").await["data"][1]["id"], "three");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_one_models_process_is_nothing_to_another() {
-    let Some(gemma) = gemma() else { return };
+async fn a_crash_of_one_models_engine_does_not_touch_another() {
+    let Some(gemma) = sliding_window_model() else { return };
     let copy = tempfile::tempdir().unwrap();
     let fragile = copy.path().join("gemma.gguf");
     std::fs::copy(gemma, &fragile).unwrap();
-    let config = Config::of(&[entry("smol", &model(), ""), entry("gemma", &fragile, "")].concat());
+    let config = ConfigFile::new(&[entry("smol", &model(), ""), entry("gemma", &fragile, "")].concat());
     let server = config.serve();
-    assert_eq!(post(&server, "/v1/completions", &complete("gemma")).await.0, 200);
+    assert_eq!(server.post("/v1/completions", &complete("gemma")).await.0, 200);
     let killed = server.engine();
     let stream = long_stream(&server, "smol", 200);
     is_running(&server, "smol").await;
     kill_process(killed, Signal::KILL).unwrap();
-    let (status, reply) = post(&server, "/v1/completions", &complete("gemma")).await;
+    let (status, reply) = server.post("/v1/completions", &complete("gemma")).await;
     assert_eq!(status, 200, "{reply}");
     assert!(stream.await.unwrap().is_ok());
 
-    // One that cannot be loaded is told of, and the endpoint serves on.
-    let (_, unloaded) = post(&server, "/api/generate", &json!({ "model": "gemma", "keep_alive": 0 })).await;
+    // A model that cannot be loaded is reported, and the endpoint serves the others.
+    let (_, unloaded) = server.post("/api/generate", &json!({ "model": "gemma", "keep_alive": 0 })).await;
     assert_eq!(unloaded["done_reason"], "unload");
-    eventually_async("its end", || async { is_in_life(&server, "gemma", "unloaded").await }).await;
+    eventually_async("its end", || async { is_in_state(&server, "gemma", "unloaded").await }).await;
     std::fs::remove_file(&fragile).unwrap();
-    let (status, reply) = post(&server, "/v1/completions", &complete("gemma")).await;
+    let (status, reply) = server.post("/v1/completions", &complete("gemma")).await;
     assert_eq!(status, 503, "{reply}");
     assert!(reply.to_string().contains("the model file is missing"), "{reply}");
-    let health = get(&server, "/health").await;
+    let health = server.get("/health").await;
     assert_eq!(health["status"], "ok");
     assert_eq!(health["warnings"][0], "own models that could not be loaded: 1");
     assert!(!health.to_string().contains("gemma"), "anybody may ask: {health}");
-    assert_eq!(post(&server, "/v1/completions", &complete("smol")).await.0, 200);
+    assert_eq!(server.post("/v1/completions", &complete("smol")).await.0, 200);
 }
 
 #[test]
-fn files_that_cannot_be_used_are_told_of_beside_every_other_mistake() {
+fn unusable_files_are_reported_beside_every_other_mistake() {
     let folder = tempfile::tempdir().unwrap();
     let no_model = folder.path().join("notes.gguf");
     std::fs::write(&no_model, "these are notes").unwrap();
@@ -287,7 +244,7 @@ fn files_that_cannot_be_used_are_told_of_beside_every_other_mistake() {
         model(),
         model()
     );
-    let config = Config::of(&text);
+    let config = ConfigFile::new(&text);
     for command in [&["check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--config"]] {
         let output = Command::new(&*BATON).args(command).arg(config.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -309,9 +266,9 @@ fn files_that_cannot_be_used_are_told_of_beside_every_other_mistake() {
 }
 
 #[test]
-fn what_can_never_fit_is_refused_before_anything_starts() {
+fn a_model_that_can_never_fit_is_refused_before_anything_starts() {
     let text = entry("smol", &model(), "") + "[loading]\nmemory_budget = \"300MiB\"\n";
-    let config = Config::of(&text);
+    let config = ConfigFile::new(&text);
     for command in [&["check-config"][..], &["serve", "--listen", "127.0.0.1:0", "--config"]] {
         let output = Command::new(&*BATON).args(command).arg(config.path()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -82,7 +82,7 @@ fn mistakes_at_start_up_are_one_clear_line() {
 
 #[tokio::test]
 async fn a_model_without_a_chat_template_says_so_at_once_and_to_clients() {
-    // The default model, whose template goes by a name that nobody looks for.
+    // The default model with its template under an unknown key.
     let mut bytes = std::fs::read(model()).unwrap();
     let key = b"tokenizer.chat_template";
     let at = bytes.windows(key.len()).position(|window| window == key).unwrap();

@@ -1,6 +1,6 @@
-//! Structured output: whatever a small model would say, what it says is what was asked for.
+//! Structured output: the reply follows the schema, whatever the model would say.
 
-use harness::{Server, chat};
+use harness::{Server, SseReply, chat};
 use serde_json::{Value, json};
 
 async fn post(server: &Server, body: &Value) -> (u16, Value) {
@@ -9,7 +9,7 @@ async fn post(server: &Server, body: &Value) -> (u16, Value) {
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-/// A request for a person, in a schema's shape.
+/// A request whose schema describes a person.
 fn person(more: Value) -> Value {
     let schema = json!({
         "type": "object",
@@ -54,7 +54,7 @@ async fn a_schema_is_kept_greedy_and_at_any_temperature() {
         check_person(choice["message"]["content"].as_str().unwrap());
         assert_eq!(choice["finish_reason"], "stop");
     }
-    // The same seed says the same, from a schema that is compiled already.
+    // The same seed gives the same reply, now from the compiled schema.
     let again = person(json!({ "temperature": 1.5, "seed": 3 }));
     let (first, second) = (post(&server, &again).await.1, post(&server, &again).await.1);
     assert_eq!(first["choices"], second["choices"]);
@@ -85,7 +85,7 @@ async fn llama_servers_form_of_a_schema_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_dialect_is_told_its_own_field_for_what_nothing_can_keep() {
+async fn every_dialect_names_its_own_field_for_a_constraint_that_cannot_be_kept() {
     let server = Server::start(&[]);
     let schema = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });
     let said = json!([{ "role": "user", "content": "Hi" }]);
@@ -158,12 +158,10 @@ async fn a_schema_is_kept_across_an_engines_death() {
     let server = Server::start(&[]);
     let body = person(json!({ "temperature": 1.2, "seed": 11 }));
     let (_, undisturbed) = post(&server, &body).await;
-    let engine = server.engine();
-    let (reply, ()) = tokio::join!(post(&server, &body), async {
-        tokio::time::sleep(std::time::Duration::from_millis(150)).await;
-        rustix::process::kill_process(engine, rustix::process::Signal::KILL).unwrap();
-    });
-    let text = reply.1["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let mut reply = SseReply::open(&server, &body).await;
+    reply.read_pieces(5).await;
+    rustix::process::kill_process(server.engine(), rustix::process::Signal::KILL).unwrap();
+    let text = reply.whole().await.content;
     check_person(&text);
     println!("{text}\n{}", undisturbed["choices"][0]["message"]["content"]);
 }

@@ -1,4 +1,4 @@
-//! Tools and reasoning with the real model, real sockets and real processes.
+//! Tool calls and reasoning.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn parse_chunks(text: &str) -> Vec<Value> {
     chunks.map(|json| serde_json::from_str(&format!("{{{json}")).unwrap()).collect()
 }
 
-/// The calls that a stream's fragments add up to, as SDKs add them up.
+/// The calls that SDKs would assemble from a stream's fragments.
 fn calls_of(chunks: &[Value]) -> Vec<(String, String)> {
     let mut calls: Vec<(String, String)> = Vec::new();
     for call in chunks.iter().filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array()).flatten() {
@@ -124,7 +124,7 @@ async fn a_forced_call_follows_its_schema_and_streams_as_it_is() {
     }
 }
 
-/// A template of gpt-oss's kind, as far as its format shows in it.
+/// A template that shows the format of gpt-oss.
 const HARMONY: &str = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}\
     <|start|>assistant{# <|channel|> #}";
 
@@ -145,7 +145,7 @@ async fn every_familys_format_holds_a_call_to_its_schema() {
     ];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("template.jinja");
-    // A length is not kept in Qwen3-Coder's format, so the city is one of two.
+    // Qwen3-Coder's format cannot keep a length, so the city is one of two.
     let (mut tool, mut strict) = (weather(), weather());
     tool["function"]["parameters"]["properties"]["city"] = json!({ "enum": ["Paris", "Rome"] });
     strict["function"]["strict"] = json!(true);
@@ -177,7 +177,7 @@ async fn a_required_call_is_of_one_of_the_tools() {
         "clock" => assert!(["{\"zone\": \"UTC\"}", "{\"zone\": \"CET\"}"].contains(&calls[0].1.as_str()), "{calls:?}"),
         other => panic!("there is no tool {other}"),
     }
-    // Several in one reply, each whole.
+    // Several calls in one reply, each whole.
     let several =
         complete(&server, &ask(json!({ "tool_choice": "required", "tools": [clock()], "max_tokens": 400 }))).await;
     println!("{}", several["message"]);
@@ -223,7 +223,7 @@ async fn a_free_choice_ends_in_text_or_whole_calls() {
             }
         }
     }
-    // Told not to, it does not even hear of them.
+    // With `none` the prompt does not mention the tools.
     let none = ask(json!({ "tool_choice": "none", "max_tokens": 16 }));
     let without = ask(json!({ "tools": [], "max_tokens": 16 }));
     let (_, none) = post(&server, "/v1/chat/completions", &none).await;
@@ -233,7 +233,7 @@ async fn a_free_choice_ends_in_text_or_whole_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_calls_result_goes_on_in_words() {
+async fn a_calls_result_continues_as_text() {
     let server = Server::start(&[]);
     let call = json!({ "id": "call_1", "type": "function",
         "function": { "name": "get_weather", "arguments": "{\"city\": \"Paris\", \"unit\": \"celsius\", \"days\": 1}" } });
@@ -246,7 +246,7 @@ async fn a_calls_result_goes_on_in_words() {
     let (status, told) = post(&server, "/v1/chat/completions", &body).await;
     assert_eq!(status, 200, "{told}");
     println!("{}", told["choices"][0]["message"]);
-    // The call itself is in the prompt: without it, that is shorter by the call's tokens.
+    // The call is in the prompt, which is shorter without it.
     let mut without = body.clone();
     without["messages"].as_array_mut().unwrap().remove(1);
     let (_, untold) = post(&server, "/v1/chat/completions", &without).await;
@@ -306,7 +306,7 @@ async fn a_call_goes_on_when_its_engine_is_killed() {
     assert_eq!(words["words"].as_array().unwrap().len(), 30);
 }
 
-/// The default model with a template whose prompts end like this.
+/// The default model with a template whose prompts have this end.
 fn with_prompt_end(end: &str) -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("thinking.jinja");
@@ -317,7 +317,7 @@ fn with_prompt_end(end: &str) -> (tempfile::TempDir, Server) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_model_thinks_is_told_apart() {
+async fn reasoning_is_separate_from_the_answer() {
     let body = chat("Why is the sky blue?", json!({ "max_tokens": 24 }));
     let (_folder, server) = with_prompt_end(
         "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}",
@@ -342,7 +342,7 @@ async fn what_a_model_thinks_is_told_apart() {
     let message = &answer["choices"][0]["message"];
     assert!(message["reasoning_content"].is_null() && !message["content"].as_str().unwrap().is_empty(), "{message}");
     assert_eq!(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 0);
-    // A form that is asked for is the answer's, and thinking off leaves only that.
+    // A schema applies to the answer, and without thinking there is only the answer.
     let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {
         "type": "object", "properties": { "why": { "enum": ["light", "air"] } }, "required": ["why"] } } });
     off["response_format"] = schema;

@@ -1,4 +1,4 @@
-//! Every dialect through every kind that a second Baton can play, with the real model.
+//! Every dialect through every kind of upstream that a second Baton can stand in for.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "What is the capital of France?";
 
-/// A second Baton, and an endpoint in front of it for each kind.
+/// A second Baton with an endpoint in front of it for each kind.
 fn fronts() -> (Server, Vec<(&'static str, Front)>) {
     let second = Server::start(&[]);
     let kinds = [
@@ -49,7 +49,7 @@ fn text_of(answer: &Answer) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_dialect_says_through_an_upstream_what_the_model_says() {
+async fn every_dialect_gives_the_models_reply_through_an_upstream() {
     let (second, fronts) = fronts();
     let options = json!({ "temperature": 0, "max_tokens": 12, "seed": 1 });
     let expected = direct(&second, {
@@ -69,7 +69,7 @@ async fn every_dialect_says_through_an_upstream_what_the_model_says() {
                 body
             };
             let messages = json!({ "temperature": 0, "max_tokens": 12 });
-            // Ollama's own penalty of 1.1 would say something else.
+            // Ollama's default penalty of 1.1 would change the reply.
             let ollama = json!({ "options": { "temperature": 0, "num_predict": 12, "repeat_penalty": 1.0 } });
             let requests = [
                 ("/v1/chat/completions", with(options.clone())),
@@ -87,7 +87,7 @@ async fn every_dialect_says_through_an_upstream_what_the_model_says() {
             for (path, body) in requests {
                 let answer = front.post(path, &body).await;
                 assert_eq!(answer.status, 200, "{kind} {path} {answer:?}");
-                // Streams repeat the whole text in some last events: it begins with it in any case.
+                // Some last events repeat the whole text, so only the beginning is compared.
                 assert!(text_of(&answer).starts_with(content), "{kind} {path} {content:?} {answer:?}");
                 assert!(answer.route.contains("upstream=second"), "{kind} {path} {answer:?}");
                 assert!(!answer.text.contains("\"error\":{"), "{answer:?}");

@@ -1,8 +1,7 @@
-//! Thousands of streams through one endpoint: none is cut, each costs little, and clients that stop reading concern
-//! nobody else.
+//! Thousands of streams through one endpoint: none is cut, each costs little, and clients that stop reading do not affect
+//! others.
 //!
-//! The simulator stands in for engines, in this process, so that what is measured of the endpoint's process is the
-//! endpoint. `BATON_LOAD_STREAMS=200` makes it smaller.
+//! The simulated engine runs in this process, so that the endpoint's process holds the endpoint alone. `BATON_LOAD_STREAMS=200` makes it smaller.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,10 +26,10 @@ const MAX_KIB_PER_STREAM: u64 = 64;
 const N_TOKENS: u32 = 60;
 const TOKENS_PER_SECOND: f64 = 2.0;
 
-/// What a client that does not read has room for. The rest of its reply fills the endpoint's socket, and then waits.
-const DEAF_BUFFER: u32 = 4 << 10;
+/// Receive buffer of a client that does not read. The rest of its reply fills the endpoint's socket, and then waits.
+const SLOW_BUFFER: u32 = 4 << 10;
 
-/// Each stream is four sockets' ends, two of them in this process.
+/// Each stream has four socket ends, two of them in this process.
 fn raise_open_files() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let wanted = maximum.map_or(32_768, |maximum| maximum.min(32_768));
@@ -68,15 +67,15 @@ async fn listening(address: &str) -> TcpStream {
     stream
 }
 
-/// Choices of a reply that nobody reads: it is to fill the sockets soon.
-const N_DEAF_CHOICES: u32 = 4;
+/// Choices of a reply that is not read: many, to fill the sockets soon.
+const N_SLOW_CHOICES: u32 = 4;
 
 /// A client that never reads, with a reply that is large and has no end.
-async fn deaf(address: &str) -> TcpStream {
+async fn never_reading(address: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(DEAF_BUFFER).unwrap();
+    socket.set_recv_buffer_size(SLOW_BUFFER).unwrap();
     let mut stream = socket.connect(address.parse().unwrap()).await.unwrap();
-    ask(&mut stream, json!({ "max_tokens": 10_000, "n": N_DEAF_CHOICES, "logprobs": true, "top_logprobs": 20 })).await;
+    ask(&mut stream, json!({ "max_tokens": 10_000, "n": N_SLOW_CHOICES, "logprobs": true, "top_logprobs": 20 })).await;
     stream
 }
 
@@ -89,20 +88,20 @@ async fn n_admitted(server: &Server) -> u64 {
 async fn no_stream_is_cut_and_each_costs_little() {
     let _alone = crate::machine().await;
     let n: u32 = std::env::var("BATON_LOAD_STREAMS").ok().map_or(DEFAULT_STREAMS, |n| n.parse().unwrap());
-    let n_deaf = n / 10;
+    let n_slow = n / 10;
     raise_open_files();
-    let url = node(n + n_deaf * N_DEAF_CHOICES).await;
+    let url = node(n + n_slow * N_SLOW_CHOICES).await;
     let server = Server::with(&["--node", &url, "--name", "sim", "--no-calibration"]);
     let address = server.base.trim_start_matches("http://");
-    // What the first stream costs is the process warming up.
+    // The first stream warms the process up and is not measured.
     let mut warm = TcpStream::connect(address).await.unwrap();
     ask(&mut warm, json!({ "max_tokens": 2 })).await;
     warm.read_to_string(&mut String::new()).await.unwrap();
     let (before, started) = (server.resident_kib(), Instant::now());
 
     let mut never_read = Vec::new();
-    for _ in 0..n_deaf {
-        never_read.push(deaf(address).await);
+    for _ in 0..n_slow {
+        never_read.push(never_reading(address).await);
     }
     let mut streams = FuturesUnordered::new();
     for _ in 0..n {
@@ -113,7 +112,7 @@ async fn no_stream_is_cut_and_each_costs_little() {
             text
         }));
     }
-    let all = u64::from(n + n_deaf);
+    let all = u64::from(n + n_slow);
     eventually_async("all of them at once", || async { n_admitted(&server).await == all }).await;
     let all_after = started.elapsed();
 
@@ -126,16 +125,16 @@ async fn no_stream_is_cut_and_each_costs_little() {
         assert!(text.contains(r#""finish_reason":"length""#), "{text}");
         n_whole += 1;
     }
-    // Each choice of a reply is a stream of its own from the node, with what waits in it.
-    let per_stream = most.saturating_sub(before) / u64::from(n + n_deaf * N_DEAF_CHOICES);
+    // Each choice is a stream of its own from the node, with its own buffers.
+    let per_stream = most.saturating_sub(before) / u64::from(n + n_slow * N_SLOW_CHOICES);
     println!(
-        "{n} streams and {n_deaf} that do not read: all at once after {:.1} s, whole after {:.1} s, {per_stream} KiB each",
+        "{n} streams and {n_slow} that do not read: all at once after {:.1} s, whole after {:.1} s, {per_stream} KiB each",
         all_after.as_secs_f64(),
         started.elapsed().as_secs_f64(),
     );
     assert_eq!(n_whole, n);
     assert!(per_stream <= MAX_KIB_PER_STREAM, "{per_stream} KiB a stream");
-    // Those that do not read are not waited for: each is gone once it took nothing for 30 s.
+    // A client that reads nothing for 30 s is cut off.
     eventually_async("an end of those that do not read", || async { n_admitted(&server).await == 0 }).await;
     drop(never_read);
 }

@@ -1,8 +1,7 @@
 //! An upstream as the last resort of a model that is served here.
 
 use harness::mock::{Mock, says};
-use harness::{Front, upstream};
-use harness::{Node, eventually_async};
+use harness::{Front, Node, SseReply, said, upstream};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -35,16 +34,11 @@ async fn an_engine_that_is_lost_in_the_middle_of_a_reply_is_not_replaced_by_an_u
     let node = Node::with(&["--engine", "sim", "--sim-decode-tps", "20"]);
     let mock = Mock::start(|_, _| says("from afar")).await;
     let front = endpoint(&node, &mock);
-    let request = front.chat(json!({ "stream": true, "max_tokens": 200, "ignore_eos": true }));
-    let kill = async {
-        eventually_async("a running stream", async || {
-            front.get("/baton/state").await["models"][0]["nodes"][0]["active_slots"] == 1
-        })
-        .await;
-        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-        node.signal(Signal::KILL);
-    };
-    let (answer, ()) = tokio::join!(request, kill);
-    assert!(answer.text.contains("\"error\"") && !answer.text.contains("from afar"), "{answer:?}");
+    let body = said("hi", json!({ "max_tokens": 200, "ignore_eos": true }));
+    let mut reply = SseReply::open(&front.server, &body).await;
+    reply.read_pieces(10).await;
+    node.signal(Signal::KILL);
+    let text = reply.rest().await;
+    assert!(text.contains("\"error\"") && !text.contains("from afar"), "{text}");
     assert_eq!(mock.n_asked(), 0);
 }

@@ -1,4 +1,4 @@
-//! What goes wrong with upstreams, and what clients see of it.
+//! Failures of upstreams, and what clients see of them.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn two(first: &Mock, second: &Mock, more: &str) -> String {
     upstream("one", "openai", &first.url, more) + &upstream("two", "openai", &second.url, more)
 }
 
-/// Both are asked for the first time in turns, so that the first of two is asked first by one of two requests.
+/// Two requests: the upstreams take turns, so one of the two requests meets the first upstream first.
 async fn ask_twice(front: &Front) {
     for _ in 0..2 {
         let answer = front.chat(json!({})).await;
@@ -120,7 +120,7 @@ async fn another_model_of_a_busy_upstream_still_answers() {
         assert_eq!((well.status, well.content().as_str()), (200, "well"), "{well:?}");
     }
     assert_eq!(mock.n_asked(), 3, "the busy model is asked for once");
-    // Nobody is kept waiting for longer than 600 s.
+    // A `retry-after` counts for 600 s at most.
     let left = front.get("/baton/state").await["upstreams"][0]["busy_ms"].as_u64().unwrap();
     assert!((550_000..=600_000).contains(&left), "{left}");
     let text = async |path: &str| {
@@ -186,7 +186,7 @@ async fn silence_in_the_middle_of_a_reply_ends_it_with_an_error() {
     eventually_async("a closed connection", async || mock.n_left() == 1).await;
 }
 
-/// Reads a stream's first text, and leaves.
+/// Reads the first text of a stream, then closes the connection.
 async fn leave(front: &Front) {
     let url = format!("{}/v1/chat/completions", front.server.base);
     let response = reqwest::Client::new().post(url).json(&said("hi", json!({ "stream": true }))).send().await.unwrap();
@@ -234,12 +234,12 @@ async fn upstreams_share_the_work_and_none_has_more_than_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_fails_is_left_alone_and_used_again_when_it_is_well() {
+async fn a_failing_upstream_is_avoided_until_it_recovers() {
     let first = Mock::start(|n, _| if n < 2 { whole(500, "", &json!({})) } else { says("back") }).await;
     let second = Mock::start(|_, _| says("well")).await;
     let front = Front::start(&two(&first, &second, ""));
     ask_twice(&front).await;
-    // Open: requests pass it by, but for one now and then.
+    // The breaker is open: only a probe now and then reaches the upstream.
     eventually_async("the first upstream", async || front.chat(json!({})).await.content() == "back").await;
     assert!(second.n_asked() >= 2);
     let state = front.get("/baton/state").await;

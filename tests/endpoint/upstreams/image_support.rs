@@ -1,4 +1,4 @@
-//! Images for a model that only upstreams serve: they are refused, and nothing is sent.
+//! Images for a model that only upstreams serve are refused, and nothing is sent.
 
 use harness::mock::{Mock, whole};
 use harness::{Front, upstream};

@@ -1,5 +1,5 @@
-//! What is told of models that upstreams alone serve: `/props`, `/slots`, `/api/show`; and that the first of them is meant
-//! where no model is named.
+//! What `/props`, `/slots` and `/api/show` report of models that only upstreams serve, and which model a request without a
+//! name means.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use harness::{Front, upstream};
 use harness::{Server, eventually_async};
 use serde_json::{Value, json};
 
-/// What Ollama says of a model, with more than should be passed on.
+/// Ollama's report of a model, with fields that must not be passed on.
 fn shown() -> Value {
     json!({
         "modelfile": "FROM /home/somebody/model", "template": "{{ .Prompt }}",
@@ -21,13 +21,13 @@ fn shown() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn props_and_slots_tell_what_is_known_of_an_upstreams_model() {
+async fn props_and_slots_report_an_upstreams_model() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Wait(Duration::from_secs(3)), done()]).await;
     let front = Front::start(&upstream("one", "openai", &mock.url, "max_concurrent = 3"));
     for path in ["/props", "/props?model=m"] {
         let props = front.get(path).await;
         assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(3), &json!("m")), "{path}: {props}");
-        assert_eq!(props["default_generation_settings"]["n_ctx"], 0, "nobody has told it: {props}");
+        assert_eq!(props["default_generation_settings"]["n_ctx"], 0, "it is unknown: {props}");
         assert_eq!(props["chat_template"], "", "{props}");
     }
     let n_busy = async |path: &str| -> (usize, usize) {
@@ -44,7 +44,7 @@ async fn props_and_slots_tell_what_is_known_of_an_upstreams_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_context_is_the_one_that_is_configured_or_told() {
+async fn the_context_is_the_configured_or_the_reported_one() {
     let mock = Mock::start(|_, _| whole(500, "", &json!({}))).await;
     let front = Front::start(&upstream("one", "ollama", &mock.url, "num_ctx = 16384"));
     assert_eq!(front.get("/props").await["default_generation_settings"]["n_ctx"], 16_384);
@@ -56,7 +56,7 @@ async fn a_context_is_the_one_that_is_configured_or_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn show_passes_on_what_ollama_tells_and_nothing_that_it_should_not() {
+async fn show_passes_on_what_ollama_reports_without_its_secrets() {
     let mock = Mock::start(|_, asked| match asked.path.as_str() {
         "/api/show" => whole(200, "", &shown()),
         _ => whole(500, "", &json!({})),
@@ -75,7 +75,7 @@ async fn show_passes_on_what_ollama_tells_and_nothing_that_it_should_not() {
     assert_eq!((&show["details"]["family"], &show["details"]["parameter_size"]), (&json!("qwen3"), &json!("8.2B")));
     assert!(!answer.text.contains("somebody"), "{answer:?}");
 
-    // One that does not answer tells nothing, and is no error.
+    // An upstream that does not answer reports nothing, which is no error.
     let gone = Front::start(&upstream("gone", "ollama", "http://127.0.0.1:9", ""));
     let answer = gone.post("/api/show", &json!({ "model": "m" })).await;
     assert_eq!((answer.status, &answer.json()["model_info"]), (200, &json!({})), "{answer:?}");
@@ -94,7 +94,7 @@ async fn where_no_model_is_named_the_first_one_is_meant() {
     let rendered = front.post("/apply-template", &chat).await;
     assert!(rendered.status == 200 && rendered.text.contains("two words"), "{rendered:?}");
 
-    // A kind that cannot says so, and does not ask to be asked again.
+    // A kind without this answers 501, without `retry-after`.
     let mock = Mock::start(|_, _| says("well")).await;
     let front = Front::start(&upstream("one", "openai", &mock.url, ""));
     for (path, body) in

@@ -1,4 +1,4 @@
-//! What is shown of upstreams, and how a changed configuration takes effect.
+//! What models, state, metrics and status show of upstreams, and how a changed configuration takes effect.
 
 use std::process::Command;
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn a_changed_file_changes_upstreams_and_drops_no_stream() {
         })
         .await;
         assert_eq!(front.chat(json!({})).await.content(), "other");
-        // What is wrong changes nothing.
+        // A file with a mistake changes nothing.
         std::fs::write(&front.config, upstream("bad name", "opanai", &other.url, "")).unwrap();
         front.server.signal(Signal::HUP);
         let logged = || std::fs::read_to_string(log.path()).unwrap();

@@ -1,11 +1,11 @@
-//! What Ollama alone is asked: to cut nothing, and how long its model is to stay.
+//! Requests to Ollama: prompts are not truncated, and `keep_alive` is passed on.
 
 use harness::Server;
 use harness::mock::{Mock, Step, whole};
 use harness::{Front, said, upstream};
 use serde_json::{Value, json};
 
-/// A line of Ollama's that ends a reply.
+/// The last line of an Ollama reply.
 fn done(body: &Value) -> Vec<Step> {
     let said = json!({ "role": "assistant", "content": "Hi" });
     let end = json!({ "model": body["model"], "message": said, "response": "", "done": true, "done_reason": "stop" });
@@ -23,7 +23,7 @@ async fn nothing_is_cut_and_keep_alive_goes_along() {
     assert_eq!((asked.path.as_str(), &asked.body["keep_alive"]), ("/api/chat", &json!("600s")));
     assert_eq!((&asked.body["truncate"], &asked.body["shift"]), (&json!(false), &json!(false)));
 
-    // Loading and unloading are done, and not only said.
+    // Loading and unloading reach the upstream.
     for (keep_alive, reason, sent) in [(json!(-1), "load", json!(-1)), (json!(0), "unload", json!("0s"))] {
         let n_before = mock.n_asked();
         let body = json!({ "model": "m", "keep_alive": keep_alive });
@@ -56,7 +56,7 @@ async fn log_probabilities_come_from_an_ollama_that_tells_them() {
         let entry = json!({ "token": "Hi", "logprob": -0.5, "bytes": [72, 105] });
         let mut told = entry.clone();
         told["top_logprobs"] = json!([entry]);
-        // The second time it is one that is too old.
+        // The second time an Ollama that is too old.
         let logprobs = if asked.body["top_logprobs"] == 1 { json!([told]) } else { Value::Null };
         let said = json!({ "role": "assistant", "content": "Hi" });
         let end = json!({ "message": said, "logprobs": logprobs, "done": true, "done_reason": "stop" });
@@ -81,8 +81,8 @@ async fn log_probabilities_come_from_an_ollama_that_tells_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_that_does_not_fit_is_told_as_such() {
-    // Ollama's own words have no numbers.
+async fn a_prompt_that_does_not_fit_is_reported_as_such() {
+    // Ollama's own message has no numbers.
     let mock =
         Mock::start(|_, _| whole(400, "", &json!({ "error": "the input length exceeds the context length" }))).await;
     let front = Front::start(&upstream("one", "ollama", &mock.url, ""));
@@ -93,7 +93,7 @@ async fn a_prompt_that_does_not_fit_is_told_as_such() {
         "{answer:?}"
     );
 
-    // A second Baton's have, through any kind.
+    // A second Baton's message has, through any kind.
     let second = Server::with(&["--engine", "sim", "--ctx-size", "64"]);
     for kind in ["ollama", "openai", "llama-server"] {
         let front = Front::start(&upstream("second", kind, &second.base, "models = { m = \"sim\" }"));

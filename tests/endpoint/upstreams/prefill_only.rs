@@ -1,10 +1,10 @@
-//! `max_tokens: 0`: the prompt is computed, and nobody sees a token.
+//! With `max_tokens: 0` the prompt is computed and the client gets no token.
 
 use harness::mock::{Mock, MockRequest, Step, says};
 use harness::{Front, upstream};
 use serde_json::{Value, json};
 
-/// A server that keeps a limit of one token, and takes 0 for none or refuses it.
+/// A server that obeys a limit of one token and treats 0 as no limit or refuses it.
 fn one_token(asked: &MockRequest) -> Vec<Step> {
     if asked.path.starts_with("/v1/") {
         return says("well");

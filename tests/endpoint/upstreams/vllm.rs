@@ -1,10 +1,10 @@
-//! vLLM's prefill and decode servers, by the handshake of its NixlConnector.
+//! vLLM's prefill and decode servers are joined by the handshake of its NixlConnector.
 
 use harness::mock::{Mock, MockRequest, says, whole};
 use harness::{Front, upstream};
 use serde_json::{Value, json};
 
-/// What a prefill server with a NixlConnector says of the KV that it keeps.
+/// The KV parameters that a prefill server with a NixlConnector returns.
 fn kept() -> Value {
     json!({
         "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[1, 2, 3]],
@@ -13,7 +13,7 @@ fn kept() -> Value {
     })
 }
 
-/// A prefill server: it keeps KV only for who asks as vLLM wants to be asked.
+/// A prefill server, which keeps KV only for requests in vLLM's form.
 fn prefill(asked: &MockRequest) -> Vec<harness::mock::Step> {
     let body = &asked.body;
     let params = &body["kv_transfer_params"];
@@ -32,7 +32,7 @@ fn prefill(asked: &MockRequest) -> Vec<harness::mock::Step> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_decode_server_is_told_where_the_kv_lies() {
+async fn the_decode_server_learns_where_the_kv_lies() {
     let (prefiller, decoder) = (Mock::start(|_, asked| prefill(asked)).await, Mock::start(|_, _| says("well")).await);
     let front = Front::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url)));
     for stream in [false, true] {

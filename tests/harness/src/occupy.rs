@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::{CLUSTER_KEY, eventually_async};
 
-/// Takes the one slot and the one place in the queue of a node; both are free again when what this returns is dropped.
+/// Takes the only slot of a node and the only place in its queue. Dropping the result frees both.
 pub async fn fill(url: &str) -> JoinSet<()> {
     let crowd = (0..3).map(|i| occupy(url.to_owned(), i)).collect();
     eventually_async("a full node", async || {
@@ -20,13 +20,13 @@ pub async fn fill(url: &str) -> JoinSet<()> {
     crowd
 }
 
-/// What a node says that it is doing, asked without an endpoint between.
+/// A node's own report of its load.
 pub async fn load(url: &str) -> NodeLoad {
     let call = reqwest::Client::new().get(format!("{url}/node/v1/load")).bearer_auth(CLUSTER_KEY);
     call.send().await.unwrap().json().await.unwrap()
 }
 
-/// Takes a slot of a node, or a place in its queue, until it is dropped: a reply that is not read goes on no further.
+/// Takes a slot of a node, or a place in its queue, until it is dropped. A reply that is not read does not advance.
 pub async fn occupy(url: String, i: u32) {
     let client = reqwest::Client::new();
     let node = |call: &str| format!("{url}/node/v1/{call}");

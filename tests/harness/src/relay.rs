@@ -1,6 +1,6 @@
 //! A link that misbehaves on command: a TCP relay in front of a node.
 //!
-//! A fault holds for a while and touches every connection that carries something meanwhile.
+//! A fault lasts until the next `set` and touches every connection that carries bytes meanwhile.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +11,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What a link does to the bytes that come from its node.
+/// What a link does to bytes from its node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
     /// Nothing.
     None,
-    /// Lets this many bytes a second through, each connection for itself.
+    /// Limits each connection to this many bytes a second.
     Slow(f64),
     /// Breaks the connection hard: both ends get a reset.
     Reset,
-    /// Ends the connection in an orderly way in the middle of what it carries.
+    /// Closes the connection in an orderly way in the middle of a reply.
     Truncate,
-    /// Flips one bit of each piece of a long reply. Short ones are left alone: they are JSON over plain HTTP, in which
-    /// nothing but TCP's checksum, and TLS where it is used, would show it.
+    /// Flips one bit in each piece of a long reply. Short replies are JSON over plain HTTP, in which only TCP's checksum
+    /// could detect it, so they stay as they are.
     Flip,
 }
 
-/// Bytes of a reply before which it is left alone by [`Fault::Flip`]. A frame of KV is longer.
+/// Bytes of a reply that [`Fault::Flip`] leaves alone. A frame of KV is longer.
 const SHORT_REPLY: usize = 8 << 10;
 
 /// A running relay. Dropping it closes its connections.
@@ -60,12 +60,12 @@ impl Relay {
         Relay { url: own, shared, task }
     }
 
-    /// The node runs elsewhere from now on.
+    /// Points the link at another node.
     pub fn lead_to(&self, url: &str) {
         *self.shared.target.lock().unwrap() = address_of(url);
     }
 
-    /// Misbehaves from now on.
+    /// Sets the fault from now on.
     pub fn set(&self, fault: Fault) {
         *self.shared.fault.lock().unwrap() = fault;
     }
@@ -75,7 +75,7 @@ impl Relay {
         self.shared.n_long_pieces.load(Ordering::Relaxed) > 0
     }
 
-    /// Pieces and connections that a fault has touched.
+    /// The number of pieces that a fault has touched.
     pub fn n_touched(&self) -> u64 {
         self.shared.n_touched.load(Ordering::Relaxed)
     }

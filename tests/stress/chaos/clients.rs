@@ -1,4 +1,4 @@
-//! Clients: eight at a time, each request another, half of them streams; every reply is compared with the undisturbed one.
+//! Clients: eight at a time, half of them with streams. Every reply is compared with the undisturbed one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 /// Requests at once.
 pub(crate) const CONCURRENCY: usize = 8;
 
-/// A request that has not ended by then hangs. The longest that one may have to wait are several silences of 5 s.
+/// After this time a request hangs. The longest legitimate wait is several silences of 5 s.
 const HUNG: Duration = Duration::from_secs(120);
 
-/// What a client has seen of a reply.
+/// A reply as a client sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Reply {
     text: String,
     finish_reason: Value,
     n_prompt: Value,
     n_completion: Value,
-    /// Of each token, where they were asked for.
+    /// One for each token, if the request asked for them.
     logprobs: Vec<TokenLogprob>,
 }
 
@@ -29,36 +29,36 @@ pub(crate) struct Reply {
 struct TokenLogprob {
     text: String,
     logprob: f32,
-    /// By how much the likeliest token is likelier than the second, in nats.
+    /// The difference between the two likeliest tokens, in nats.
     margin: f32,
 }
 
-/// Where a reply of the real model leaves the undisturbed one, which other rounding can do between near ties.
+/// The place where a reply of the real model leaves the undisturbed one. Rounding can do that between near ties.
 #[derive(Debug, Clone)]
 pub(crate) struct Divergence {
     /// The request, and both replies.
     pub(crate) text: String,
-    /// Of the undisturbed reply's two likeliest tokens there, in nats; `None` if nothing is known of the place.
+    /// The difference of the undisturbed reply's two likeliest tokens there, in nats; `None` if it is unknown.
     pub(crate) margin: Option<f32>,
 }
 
-/// What came of all requests.
+/// The results of all requests.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Requests made.
     pub(crate) n_requests: usize,
-    /// Those that were not complete, with what was wrong.
+    /// Incomplete replies, each with its fault.
     pub(crate) wrong: Vec<String>,
-    /// Those whose text was complete and another than that of the undisturbed reply.
+    /// Complete replies with another text than the undisturbed one.
     pub(crate) differing: Vec<Divergence>,
     /// The largest difference of a token's log-probability between replies that are equal so far: what rounding does.
     pub(crate) noise: f32,
-    /// How long each took, in order of size.
+    /// The time of each request, sorted.
     pub(crate) times: Vec<Duration>,
 }
 
 impl Reply {
-    /// Whether the two are of the same length and ended in the same way.
+    /// Returns true if both have the same length and finish reason.
     fn is_as_complete_as(&self, other: &Reply) -> bool {
         let end = |reply: &Reply| {
             let Reply { finish_reason, n_prompt, n_completion, .. } = reply.clone();
@@ -67,25 +67,25 @@ impl Reply {
         end(self) == end(other)
     }
 
-    /// Tokens that are the same from the start.
+    /// The length of the common beginning, in tokens.
     fn n_common(&self, other: &Reply) -> usize {
         self.logprobs.iter().zip(&other.logprobs).take_while(|(a, b)| a.text == b.text).count()
     }
 
-    /// How far rounding has moved a log-probability of what is common.
+    /// The largest difference of a log-probability in the common beginning.
     fn noise(&self, undisturbed: &Reply) -> f32 {
         let common = self.logprobs.iter().zip(&undisturbed.logprobs).take(self.n_common(undisturbed));
         common.map(|(a, b)| (a.logprob - b.logprob).abs()).fold(0.0, f32::max)
     }
 
-    /// The margin at the first token that is another.
+    /// The margin at the first different token.
     fn margin(&self, undisturbed: &Reply) -> Option<f32> {
         undisturbed.logprobs.get(self.n_common(undisturbed)).map(|token| token.margin)
     }
 }
 
 impl Outcome {
-    /// The time that this share of the requests took at most.
+    /// The time within which this share of the requests ended.
     pub(crate) fn quantile(&self, share: f64) -> Duration {
         let at = (share * self.times.len() as f64) as usize;
         self.times.get(at.min(self.times.len().saturating_sub(1))).copied().unwrap_or_default()
@@ -122,10 +122,9 @@ fn body(i: usize, mut body: Value) -> Value {
     body
 }
 
-/// Sends a request and reads its reply to the end. Errors: whatever a client would not take for a complete reply.
+/// Sends a request and reads its reply to the end. Errors: anything that a client would not accept as complete.
 pub(crate) async fn ask(client: &reqwest::Client, base: &str, body: &Value) -> Result<Reply, String> {
-    // A key of its own for each, so that none finds another's prompt cached: a cached beginning has the rounding of the
-    // prompt that it was computed for.
+    // Each request has its own key, so that none uses another's cached prompt, which may have been rounded differently.
     let key = format!("client {}", body["seed"]);
     let call = client.post(format!("{base}/v1/chat/completions")).bearer_auth(key).json(body);
     let response = call.send().await.map_err(|e| format!("not sent: {e}"))?;
@@ -149,7 +148,7 @@ fn whole(text: &str) -> Result<Reply, String> {
     })
 }
 
-/// What a choice, or a part of one, says of its tokens.
+/// The log-probabilities of a choice or of a part of one.
 fn logprobs(choice: &Value) -> Vec<TokenLogprob> {
     let content = choice["logprobs"]["content"].as_array().map_or(&[][..], Vec::as_slice);
     let number = |value: &Value| value["logprob"].as_f64().unwrap() as f32;
@@ -192,14 +191,14 @@ fn streamed(text: &str) -> Result<Reply, String> {
     Ok(reply)
 }
 
-/// What the same requests get where nothing breaks.
+/// The replies to the same requests where nothing breaks.
 pub(crate) async fn undisturbed(base: &str, bodies: &[Value]) -> Vec<Reply> {
     let client = reqwest::Client::new();
     let replies = futures::stream::iter(bodies).map(|body| ask(&client, base, body)).buffered(1);
     replies.map(|reply| reply.unwrap()).collect().await
 }
 
-/// Sends all requests, so many at a time, and compares.
+/// Sends all requests, `concurrency` at a time, and compares the replies.
 pub(crate) async fn run(base: &str, bodies: &[Value], expected: &[Reply], concurrency: usize) -> Outcome {
     let (client, n_done) = (reqwest::Client::new(), AtomicUsize::new(0));
     let one = async |i: usize| {

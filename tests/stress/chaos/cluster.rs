@@ -1,4 +1,4 @@
-//! Two prefill nodes and two decode nodes behind relays, and an endpoint in front of them: real processes all.
+//! An endpoint in front of two prefill nodes and two decode nodes, each behind a relay.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use harness::{Node, Server, eventually_async};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A node with the link that leads to it.
-pub(crate) struct Member {
-    /// As the endpoint calls it.
+/// A node and its link.
+pub(crate) struct ChaosNode {
+    /// The endpoint's name for it.
     pub(crate) name: String,
     /// Its link.
     pub(crate) relay: Relay,
@@ -18,21 +18,21 @@ pub(crate) struct Member {
     node: Option<Node>,
 }
 
-impl Member {
-    async fn start(name: &str, is_real: bool, args: &[&str]) -> Member {
+impl ChaosNode {
+    async fn start(name: &str, is_real: bool, args: &[&str]) -> ChaosNode {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        let mut member = Member {
+        let mut node = ChaosNode {
             name: name.to_owned(),
             relay: Relay::start("http://127.0.0.1:1").await,
             args,
             is_real,
             node: None,
         };
-        member.start_process().await;
-        member
+        node.start_process().await;
+        node
     }
 
-    /// Starts the node's process, on a port of its own; the link leads there.
+    /// Starts the node's process on a free port and points the link at it.
     pub(crate) async fn start_process(&mut self) {
         let (args, is_real) = (self.args.clone(), self.is_real);
         let start = move || {
@@ -49,9 +49,9 @@ impl Member {
         self.node = None;
     }
 
-    /// Asks the process to end, and lets it for two seconds.
+    /// Asks the process to end and gives it two seconds.
     pub(crate) async fn stop_process(&mut self) {
-        // Taken out first: whoever interrupts this finds no process, and starts one.
+        // Taken out first, so that `heal` starts a new process if this is interrupted.
         let Some(node) = self.node.take() else { return };
         node.signal(Signal::TERM);
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -62,36 +62,36 @@ impl Member {
         self.node.iter().for_each(|node| node.signal(signal));
     }
 
-    /// The node's own address, around its link.
+    /// The node's own address, not its link's.
     pub(crate) fn url(&self) -> String {
         self.node.as_ref().unwrap().url.clone()
     }
 }
 
-/// See the module. The lists are behind locks because a fault works on one node while others go on.
+/// The nodes are behind locks because a fault holds one of them for a while.
 pub(crate) struct Cluster {
     pub(crate) server: Server,
-    pub(crate) prefill: [tokio::sync::Mutex<Member>; 2],
-    pub(crate) decode: [tokio::sync::Mutex<Member>; 2],
+    pub(crate) prefill: [tokio::sync::Mutex<ChaosNode>; 2],
+    pub(crate) decode: [tokio::sync::Mutex<ChaosNode>; 2],
 }
 
 impl Cluster {
-    /// Nodes with these arguments each, of the real model or simulated.
+    /// Starts all nodes with these arguments, with the real model or simulated.
     pub(crate) async fn start(is_real: bool, args: &[&str]) -> Cluster {
-        let member = async |name: &str, role| {
-            tokio::sync::Mutex::new(Member::start(name, is_real, &[args, &["--role", role]].concat()).await)
+        let start = async |name: &str, role| {
+            tokio::sync::Mutex::new(ChaosNode::start(name, is_real, &[args, &["--role", role]].concat()).await)
         };
-        let prefill = [member("prefill-1", "prefill").await, member("prefill-2", "prefill").await];
-        let decode = [member("decode-1", "decode").await, member("decode-2", "decode").await];
+        let prefill = [start("prefill-1", "prefill").await, start("prefill-2", "prefill").await];
+        let decode = [start("decode-1", "decode").await, start("decode-2", "decode").await];
         let mut nodes = Vec::new();
-        for (flag, members) in [("--prefill", &prefill), ("--decode", &decode)] {
-            for member in members {
-                nodes.extend([flag.to_owned(), member.lock().await.relay.url.clone()]);
+        for (flag, nodes_of_task) in [("--prefill", &prefill), ("--decode", &decode)] {
+            for node in nodes_of_task {
+                nodes.extend([flag.to_owned(), node.lock().await.relay.url.clone()]);
             }
         }
         let server = tokio::task::spawn_blocking(move || {
             let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
-            // Takes turns among all handoffs: every node and every link has work all the time.
+            // Round robin gives every node and every link work all the time.
             Server::with(&[&nodes[..], &["--policy", "round_robin", "--no-calibration"]].concat())
         });
         let cluster = Cluster { server: server.await.unwrap(), prefill, decode };
@@ -99,12 +99,12 @@ impl Cluster {
         cluster
     }
 
-    /// `/baton/state` as the endpoint tells it.
+    /// `/baton/state`.
     pub(crate) async fn state(&self) -> Value {
         reqwest::get(format!("{}/baton/state", self.server.base)).await.unwrap().json().await.unwrap()
     }
 
-    /// Waits until the endpoint knows every node as ready.
+    /// Waits until the endpoint reports every node as ready.
     pub(crate) async fn all_ready(&self) {
         eventually_async("all nodes to be ready", || async {
             let state = self.state().await;
@@ -114,19 +114,19 @@ impl Cluster {
         .await;
     }
 
-    /// Ends what a fault that was interrupted has left.
+    /// Undoes an interrupted fault.
     pub(crate) async fn heal(&self) {
-        for member in self.prefill.iter().chain(&self.decode) {
-            let mut member = member.lock().await;
-            member.relay.set(Fault::None);
-            member.signal(Signal::CONT);
-            if member.node.is_none() {
-                member.start_process().await;
+        for node in self.prefill.iter().chain(&self.decode) {
+            let mut node = node.lock().await;
+            node.relay.set(Fault::None);
+            node.signal(Signal::CONT);
+            if node.node.is_none() {
+                node.start_process().await;
             }
         }
     }
 
-    /// Waits until nothing is held any more: no request, no slot, no place in a queue.
+    /// Waits until no request, slot or place in a queue is held.
     pub(crate) async fn all_idle(&self) {
         eventually_async("everything to be given back", || async {
             let state = self.state().await;

@@ -1,5 +1,5 @@
-//! What is done to a cluster, drawn from a seed: at most one fault at a time on the decode nodes and one on the prefill
-//! nodes, so that there is always an engine that could answer.
+//! Faults, drawn from a seed: at most one at a time on the decode nodes and one on the prefill nodes, so that one engine can
+//! always answer.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,9 +11,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
 
-use super::cluster::{Cluster, Member};
+use super::cluster::{ChaosNode, Cluster};
 
-/// What can happen to a node or its link.
+/// A fault of a node or its link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scenario {
     /// SIGKILL, and a new process later.
@@ -30,13 +30,13 @@ pub(crate) enum Scenario {
     Truncation,
     /// Bits of KV flip.
     BitFlip,
-    /// The node's slots and queue are taken by others.
+    /// Other clients take the node's slots and queue.
     FullQueue,
 }
 
 use Scenario::{BitFlip, Freeze, FullQueue, Kill, Reset, Restart, SlowLink, Truncation};
 
-/// For a decode node. Bits flip in KV alone: see [`Fault::Flip`].
+/// Faults of a decode node. Bits flip only in KV: see [`Fault::Flip`].
 const FOR_DECODE: [Scenario; 7] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, FullQueue];
 const FOR_PREFILL: [Scenario; 8] = [Kill, Freeze, Restart, SlowLink, Reset, Truncation, BitFlip, FullQueue];
 
@@ -50,8 +50,8 @@ impl Tally {
     }
 }
 
-/// Lets one thing after another happen to the nodes of each task, until it is dropped. Each round goes through all
-/// scenarios in another order, so that even a short run meets most of them.
+/// Causes one fault after another on the nodes of each task, until it is dropped. Each round has all scenarios in another
+/// order, so that a short run meets most of them.
 pub(crate) async fn happen(cluster: &Cluster, seed: u64, tally: &Tally) {
     let decode = rounds(cluster, &cluster.decode, seed, ("decode", &FOR_DECODE), tally);
     let prefill = rounds(cluster, &cluster.prefill, seed ^ 1, ("prefill", &FOR_PREFILL), tally);
@@ -60,7 +60,7 @@ pub(crate) async fn happen(cluster: &Cluster, seed: u64, tally: &Tally) {
 
 async fn rounds(
     cluster: &Cluster,
-    members: &[tokio::sync::Mutex<Member>; 2],
+    members: &[tokio::sync::Mutex<ChaosNode>; 2],
     seed: u64,
     (task, scenarios): (&'static str, &[Scenario]),
     tally: &Tally,
@@ -76,13 +76,13 @@ async fn rounds(
             let victim = rng.random_range(0..2);
             tally.count(scenario, task);
             befall(&mut *members[victim].lock().await, scenario, &mut rng).await;
-            // The other one is next only once this one is known to be back.
+            // The other node is next only once the endpoint reports this one as ready.
             cluster.all_ready().await;
         }
     }
 }
 
-async fn befall(victim: &mut Member, scenario: Scenario, rng: &mut StdRng) {
+async fn befall(victim: &mut ChaosNode, scenario: Scenario, rng: &mut StdRng) {
     println!("{scenario:?} {}", victim.name);
     let mut pause = async |millis: std::ops::Range<u64>| {
         tokio::time::sleep(Duration::from_millis(rng.random_range(millis))).await;
@@ -95,7 +95,7 @@ async fn befall(victim: &mut Member, scenario: Scenario, rng: &mut StdRng) {
         }
         Freeze => {
             victim.signal(Signal::STOP);
-            // Shorter and longer than what counts as silence.
+            // Below and above the time that counts as silence.
             pause(500..9_000).await;
             victim.signal(Signal::CONT);
         }

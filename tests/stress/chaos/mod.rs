@@ -1,8 +1,8 @@
-//! Nodes are killed, frozen and restarted, links slow, cut and corrupt, at random times under load: no reply is lost or
-//! changed, nothing hangs, and nothing is left behind.
+//! Under load, nodes are killed, frozen and restarted, and links become slow, break and corrupt bytes, at random times: no
+//! reply is lost or changed, nothing hangs, and nothing is left behind.
 //!
-//! `make test` runs a bounded number of requests; `make chaos` many more, and writes their figures to
-//! docs/reliability.md. `CHAOS_REQUESTS`, `CHAOS_SEED` and `CHAOS_PAGE` are how it says so.
+//! `make test` runs a few requests; `make chaos` sets `CHAOS_REQUESTS` and `CHAOS_PAGE`, which makes many more and writes
+//! their figures to docs/reliability.md. `CHAOS_SEED` repeats a run.
 
 mod clients;
 mod cluster;
@@ -17,21 +17,21 @@ use faults::Tally;
 use harness::{MAX_MARGIN, Server};
 use page::Figures;
 
-/// Simulated requests of a run that nobody has asked more of.
+/// Simulated requests of a run without `CHAOS_REQUESTS`.
 const N_REQUESTS: usize = 60;
 
-/// How much the endpoint's resident memory may grow under faults, KiB. What it remembers of prompts is bounded, and a run
-/// does not reach the bound: 65,536 blocks a node.
+/// The growth of the endpoint's resident memory that faults may cause, KiB. The record of prompts grows during a run, which
+/// does not reach its bound of 65,536 blocks a node.
 const MEMORY_GROWTH_KIB: u64 = 24 << 10;
 
-/// File descriptors that the endpoint may have more after a run than before it: connections that wait to be used again.
+/// File descriptors that the endpoint may have more after a run than before: idle connections.
 const MORE_FILES: usize = 16;
 
 fn setting<T: std::str::FromStr>(name: &str, default: T) -> T {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Open files of a process; 0 where the system does not tell.
+/// Open files of a process; 0 where the system has no `/proc`.
 fn n_files(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
@@ -44,8 +44,8 @@ async fn no_reply_is_lost_or_changed_whatever_breaks() {
     println!("seed {seed}, {n_requests} simulated requests (CHAOS_SEED, CHAOS_REQUESTS)");
     let simulated = simulated(seed, n_requests).await;
     assert!(simulated.outcome.differing.is_empty(), "seed {seed}: {:#?}", simulated.outcome.differing);
-    // Far fewer, one at a time: beside other streams, and there are those that fill a queue, llama.cpp rounds in another
-    // way, and a near tie can go the other way.
+    // Far fewer, one at a time: beside other streams, such as those that fill a queue, llama.cpp rounds differently, and a
+    // near tie can go the other way.
     let real = real(seed, n_requests / 10).await;
     let is_near_tie = |d: &&Divergence| d.margin.is_some_and(|margin| margin < MAX_MARGIN);
     let (near_ties, wrong): (Vec<_>, Vec<_>) = real.outcome.differing.iter().partition(is_near_tie);
@@ -69,7 +69,7 @@ async fn simulated(seed: u64, n_requests: usize) -> Figures {
 /// A few requests at the real model.
 async fn real(seed: u64, n_requests: usize) -> Figures {
     let bodies: Vec<_> = (0..n_requests).map(clients::real_request).collect();
-    // An engine that takes part in handoffs, as those of the cluster do: it computes prompts in the same chunks.
+    // With a prefill node, so that it computes prompts in the same chunks as the cluster does.
     let undisturbed = Server::start(&["--prefill", "http://127.0.0.1:1", "--policy", "direct", "--no-calibration"]);
     let expected = clients::undisturbed(&undisturbed.base, &bodies).await;
     let cluster = Cluster::start(true, &["--name", "smollm2", "--max-queued", "8"]).await;
@@ -83,7 +83,7 @@ async fn disturbed(
     expected: &[clients::Reply],
     concurrency: usize,
 ) -> Figures {
-    // What a first load costs once is there before the comparison begins.
+    // The first requests allocate what stays; the comparison begins after them.
     let n_warm = bodies.len().min(2 * concurrency);
     let warm = clients::run(&cluster.server.base, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
     assert_eq!(warm.wrong, Vec::<String>::new(), "before anything was broken");
@@ -113,7 +113,7 @@ async fn disturbed(
     assert_eq!(figures.outcome.wrong, Vec::<String>::new(), "seed {seed}");
     assert!(after.0 <= before.0 + MEMORY_GROWTH_KIB, "memory grew from {} to {} KiB", before.0, after.0);
     assert!(after.1 <= before.1 + MORE_FILES, "open files grew from {} to {}", before.1, after.1);
-    // After all that, it works as it did.
+    // The cluster works as before.
     let last = clients::run(&cluster.server.base, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
     assert_eq!(last.wrong, Vec::<String>::new(), "after everything was mended");
     figures

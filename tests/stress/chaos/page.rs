@@ -1,4 +1,4 @@
-//! The figures of a run, for people.
+//! The figures of a run, as a table and on a page.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,14 +9,14 @@ use serde_json::Value;
 use super::clients::Outcome;
 use super::faults::Tally;
 
-/// What a run showed.
+/// The results of a run.
 pub(crate) struct Figures {
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
     pub(crate) tally: Tally,
-    /// Of the endpoint, before and after.
+    /// Resident memory of the endpoint, before and after.
     pub(crate) memory_kib: (u64, u64),
-    /// Of the endpoint, before and after.
+    /// Open files of the endpoint, before and after.
     pub(crate) files: (usize, usize),
     /// `/baton/state` at the end.
     pub(crate) state: Value,
@@ -68,7 +68,7 @@ impl Figures {
 const BEGIN: &str = "<!-- written by `make chaos`: begin -->\n";
 const END: &str = "<!-- end -->";
 
-/// Writes runs into a page, in the place of those before.
+/// Replaces the runs on a page.
 pub(crate) fn write(page: &Path, seed: u64, runs: &[(&str, &Figures)]) {
     let text = std::fs::read_to_string(page).unwrap();
     let (before, rest) = text.split_once(BEGIN).unwrap();
