@@ -1,4 +1,4 @@
-"""What service managers read is what their formats allow, and names things that exist."""
+"""What is packaged names things that exist, in formats that service managers, containers and CI can read."""
 
 import plistlib
 import re
@@ -39,6 +39,10 @@ def test_systemd_waits_for_longer_than_streams_are_let_finish(unit, source):
     assert "KillMode=mixed" in text
 
 
+def version(text):
+    return [int(part) for part in text.split(".")]
+
+
 @pytest.mark.parametrize("path", ["packaging/Containerfile", ".github/workflows/release.yml"])
 def test_files_copied_or_called_exist(path):
     text = (ROOT / path).read_text()
@@ -49,12 +53,27 @@ def test_files_copied_or_called_exist(path):
         assert all((ROOT / name).exists() for name in copied), copied
         assert text.splitlines()[0].startswith("# NOT YET RUN")
         assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
+        toolchain = re.search(r"--default-toolchain ([\d.]+)", text)[1]
     else:
-        # Not as root, with a health check, and the toolchain that the workspace asks for.
+        # Not as root, with a health check.
         assert re.search(r"^USER \d+$", text, re.M) and "HEALTHCHECK" in text
-        rust = re.search(r'rust-version = "([\d.]+)"', (ROOT / "Cargo.toml").read_text())[1]
-        assert f"rust:{rust}-" in text
+        toolchain = re.search(r"rust:([\d.]+)-", text)[1]
         assert "third-party-notices.py" in text and "THIRD-PARTY-NOTICES" in text
+    oldest = re.search(r'rust-version = "([\d.]+)"', (ROOT / "Cargo.toml").read_text())[1]
+    assert version(toolchain) >= version(oldest)
+
+
+def test_ci_runs_what_the_repository_says():
+    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert "run: .ci/run" in text and (ROOT / ".ci/run").stat().st_mode & 0o111
+
+
+def test_every_list_of_dependencies_is_kept_up_to_date():
+    text = (ROOT / ".github/dependabot.yml").read_text()
+    lists = subprocess.check_output(["git", "ls-files", "*requirements.txt", "*package.json", "*Cargo.lock"], cwd=ROOT)
+    for name in lists.decode().split():
+        folder = "/" + str(Path(name).parent).replace(".", "", 1).lstrip("/")
+        assert f'"{folder}"' in text or f"directory: {folder}\n" in text, name
 
 
 def test_the_notices_name_what_is_linked_in():

@@ -116,7 +116,7 @@ pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result
 
 /// Memory that can be taken without pushing others out, bytes; unlimited where the system does not say.
 pub(super) fn available_memory() -> u64 {
-    let Ok(mut system) = sysinfo::System::new() else { return u64::MAX };
+    let mut system = sysinfo::System::new();
     system.refresh_memory();
     let available = system.available_memory();
     // Not the group's `free_memory`: that counts the page cache, a model file just read included, as taken.
