@@ -3,6 +3,8 @@
 
 # One profile for the binary and the tests: llama.cpp is compiled once.
 PROFILE := --release
+# Prints the seconds that a command took.
+TIMED := scripts/timed.sh
 # OpenMP threads that spin without end while they wait starve everything else on a small or shared machine.
 export GOMP_SPINCOUNT ?= 5000
 export CMAKE_GENERATOR ?= Ninja
@@ -40,13 +42,7 @@ setup: ## Install build tools that are missing (says what, before it does)
 	@scripts/setup.sh build
 
 test: setup ## Everything CI runs: checks, unit tests, cross-process tests with the real model, real clients
-	@scripts/setup.sh test
-	$(MAKE) check
-	scripts/check-thin-build.sh
-	cargo build $(PROFILE) --locked
-	target/release/baton pull smollm2
-	target/release/baton pull gemma3-270m
-	scripts/run-tests.sh
+	@scripts/run-all.sh
 
 chaos: build ## Break nodes and links under 500 requests; writes the figures into docs/reliability.md
 	target/release/baton pull smollm2
@@ -55,10 +51,11 @@ chaos: build ## Break nodes and links under 500 requests; writes the figures int
 
 check: ## Formatting, lints, docs and the direction of dependencies
 	cargo fmt --all --check
-	cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
+	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
-	scripts/deny.sh
+	scripts/check-circles.py --count
+	@$(TIMED) deny scripts/deny.sh
 
 deny: ## Licences and sources of everything that is linked in
 	scripts/deny.sh

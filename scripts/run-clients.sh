@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
 # The tests with real clients: pinned packages in environments of the repository's own, all of them under target/.
+# `run-clients.sh prepare` only fetches the packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export BATON=$PWD/target/release/baton
+
+# Says what is left out and why. Under CI nothing is left out.
+skip() {
+  echo "run-clients: SKIPPED: $1" >&2
+  [ -z "${CI:-}" ] || exit 1
+}
 
 # A Python environment with the packages of a list: environment FOLDER LIST
 environment() {
@@ -17,20 +24,19 @@ environment() {
 environment target/clients tests/clients/requirements.txt
 environment target/clients-openai-2 tests/clients/openai_2/requirements.txt
 
-# mlx-lm's server, where its packages are built for this machine: Linux with glibc 2.35 or newer, and Macs.
-if environment target/clients-mlx tests/clients/mlx/requirements.txt; then
-  has_mlx=yes
-else
+# mlx-lm's packages are built for Linux with glibc 2.35 or newer, and for Macs.
+has_mlx=yes
+if ! environment target/clients-mlx tests/clients/mlx/requirements.txt; then
   has_mlx=
-  echo "run-clients: mlx-lm does not install here; the tests in front of its server are skipped" >&2
+  skip "mlx-lm does not install here, so the tests in front of its server do not run"
 fi
 
-# Node's packages, with the tests beside them, since a module's imports are looked for from where it lies.
+# Node's packages lie beside the tests, because a module's imports are searched from its own folder.
 node=target/clients-node
 if ! node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 17) ? 0 : 1)' 2>/dev/null; then
-  echo "run-clients: there is no Node of version 18.17 or newer; the tests of Node's clients are skipped" >&2
+  skip "there is no Node of version 18.17 or newer, so the tests of Node's clients do not run"
 elif ! command -v npm >/dev/null; then
-  echo "run-clients: there is no npm; the tests of Node's clients are skipped" >&2
+  skip "there is no npm, so the tests of Node's clients do not run"
 else
   mkdir -p "$node"
   if ! cmp -s tests/clients/node/package-lock.json "$node/installed.json"; then
@@ -42,7 +48,9 @@ else
   export BATON_NODE_CLIENTS=$PWD/$node
 fi
 
-# Rust's clients and their example; test_rust.py runs them.
+[ "${1:-}" != prepare ] || exit 0
+
+# Rust's clients and their example, which test_rust.py runs.
 cargo test --quiet --locked --no-run --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 cargo build --quiet --locked --example chat --manifest-path tests/clients/rust/Cargo.toml --target-dir target/clients-rust
 

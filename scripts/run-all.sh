@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Everything CI runs, step by step. `make test` calls it once the build tools are installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+timed=scripts/timed.sh
+began=$SECONDS
+
+$timed "setup" scripts/setup.sh test
+# The clients' packages are downloaded while the compiler works.
+mkdir -p target
+scripts/run-clients.sh prepare > target/clients-prepare.log 2>&1 &
+prepare=$!
+trap 'kill "$prepare" 2>/dev/null || true' EXIT
+
+make --no-print-directory check
+$timed "thin build" scripts/check-thin-build.sh
+$timed "build" cargo build --release --locked
+$timed "build of the tests" cargo test --release --locked --workspace --no-run --quiet
+wait "$prepare" || { cat target/clients-prepare.log >&2; exit 1; }
+scripts/run-tests.sh
+echo "step: everything took $((SECONDS - began)) s"
