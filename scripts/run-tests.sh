@@ -6,7 +6,24 @@ export BATON_TEST_MODEL BATON_TEST_SWA_MODEL
 BATON_TEST_MODEL=$(target/release/baton pull smollm2)
 # A model with a sliding window. Its licence allows tests and no more.
 BATON_TEST_SWA_MODEL=$(target/release/baton pull gemma3-270m)
-# An engine in a test computes on one thread, so two tests fill two cores.
-scripts/timed.sh "Rust tests" \
-  cargo test --release --locked --workspace --no-fail-fast -- --test-threads="${TEST_THREADS:-2}"
-scripts/timed.sh "client tests" scripts/run-clients.sh
+
+status=0
+run() { # NAME THREADS WHICH_TESTS...
+  local name=$1 threads=$2
+  shift 2
+  scripts/timed.sh "$name" cargo test --release --locked --workspace --no-fail-fast "$@" -- --test-threads="$threads" || status=1
+}
+# Every other test binary of the workspace, so that a new one is not forgotten.
+others=$(cargo metadata --no-deps --locked --format-version 1 | python3 -c '
+import json, sys
+targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]
+for name in sorted({target["name"] for target in targets if "test" in target["kind"]} - {"endpoint"}):
+    print("--test", name)')
+# Simulated engines wait most of the time, so many of these tests run at once.
+run "endpoint tests" "${ENDPOINT_TEST_THREADS:-6}" --test endpoint
+# An engine computes on one thread in a test, so two tests fill two cores.
+# shellcheck disable=SC2086  # a list of names
+run "other Rust tests" "${TEST_THREADS:-2}" --lib --bins $others
+run "documentation tests" "${TEST_THREADS:-2}" --doc
+scripts/timed.sh "client tests" scripts/run-clients.sh || status=1
+exit $status

@@ -32,12 +32,12 @@ async fn a_file_with_a_mistake_changes_nothing_of_what_comes_before_it() {
     let state = server.state().await;
     assert_eq!(state["models"][0]["residency"]["life"], "loaded", "{state}");
     assert_eq!(state["upstreams"], json!([]), "all of it, or nothing");
-    // Without the mistake the model, which is idle, is unloaded at once, and for the first time.
+    // Without the mistake `keep_alive = 0` unloads the model, for the first time.
     config.reload(&server, &[own("one", "keep_alive = 0\n").as_str(), upstream].concat());
     let residency = async || server.state().await["models"][0]["residency"].clone();
     eventually_async("the end of the idle model", || async { residency().await["life"] == "unloaded" }).await;
     let residency = residency().await;
-    assert_eq!((&residency["loads"], &residency["unloads"]), (&json!(1), &json!({ "idle": 1 })));
+    assert_eq!((&residency["loads"], &residency["unloads"]), (&json!(1), &json!({ "asked": 1 })));
     assert_eq!(server.state().await["upstreams"][0]["name"], "u");
 }
 

@@ -1,7 +1,5 @@
 //! Pairs of nodes whose files differ: the canary lets in what computes the same KV, and nothing else.
 
-use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,45 +9,30 @@ use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::node::{Role, TokenizeRequest};
 use baton_schemas::{SequenceRequest, Token};
-use candle_core::quantized::gguf_file::{self, Content};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
 use futures::StreamExt;
+use tiny_gguf::file::{Gguf, Tensor};
 
 use crate::models;
 use crate::peers;
 
-/// Writes `model` anew with every quantized tensor as f16, and each changed by `change` before that.
-fn as_f16(model: &Path, to: &Path, change: impl Fn(&str, Tensor) -> Tensor) {
-    let mut file = File::open(model).unwrap();
-    let content = Content::read(&mut file).unwrap();
-    let names: BTreeMap<&String, &gguf_file::TensorInfo> = content.tensor_infos.iter().collect();
-    let tensors: Vec<(&str, QTensor)> = names
-        .into_iter()
-        .map(|(name, info)| {
-            let stored = info.read(&mut file, content.tensor_data_offset, &Device::Cpu).unwrap();
-            let values = change(name, stored.dequantize(&Device::Cpu).unwrap());
-            // Norms and biases stay f32, as llama.cpp wants them.
-            let dtype = if info.shape.dims().len() > 1 { GgmlDType::F16 } else { GgmlDType::F32 };
-            (name.as_str(), QTensor::quantize(&values, dtype).unwrap())
-        })
-        .collect();
-    let metadata: Vec<_> = content.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
-    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
-    gguf_file::write(&mut File::create(to).unwrap(), &metadata, &tensors).unwrap();
+/// Writes `model` anew with every quantized tensor as f16, and each changed by `change` before that. Norms and biases stay
+/// f32, as llama.cpp wants them.
+fn as_f16(model: &Path, to: &Path, change: impl Fn(&str, &mut Tensor)) {
+    let mut file = Gguf::read(model);
+    file.tensors.iter_mut().for_each(|(name, tensor)| change(name, tensor));
+    file.write(to);
 }
 
 /// Puts the rows of each Q and K head from interleaved into half-split order, as a converter that confuses the two
 /// would.
-fn other_rope_order(name: &str, values: Tensor) -> Tensor {
+fn other_rope_order(name: &str, tensor: &mut Tensor) {
     const HEAD: usize = 64;
     if !name.ends_with("attn_q.weight") && !name.ends_with("attn_k.weight") {
-        return values;
+        return;
     }
-    let n_heads = values.dims()[0] / HEAD;
-    let order = (0..n_heads).flat_map(|h| (0..HEAD).map(move |i| (h * HEAD + (i % 32) * 2 + i / 32) as u32));
-    let order = Tensor::from_iter(order, &Device::Cpu).unwrap();
-    values.index_select(&order, 0).unwrap()
+    let row = tensor.dims[0];
+    let order = (0..tensor.dims[1]).map(|r| r / HEAD * HEAD + (r % HEAD % 32) * 2 + r % HEAD / 32);
+    tensor.values = order.flat_map(|r| tensor.values[r * row..(r + 1) * row].to_vec()).collect();
 }
 
 async fn start(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngine> {
@@ -75,7 +58,7 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
     let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (dequantized, confused) = (folder.path().join("f16.gguf"), folder.path().join("confused.gguf"));
-    as_f16(&model, &dequantized, |_, values| values);
+    as_f16(&model, &dequantized, |_, _| {});
     as_f16(&model, &confused, other_rope_order);
 
     let same = peers::node(start(&dequantized, None).await, Role::Prefill, peers::KEY).await;
@@ -102,7 +85,7 @@ async fn the_distance_tells_kernels_from_mistakes() {
     let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let (dequantized, confused) = (folder.path().join("f16.gguf"), folder.path().join("confused.gguf"));
-    as_f16(&model, &dequantized, |_, values| values);
+    as_f16(&model, &dequantized, |_, _| {});
     as_f16(&model, &confused, other_rope_order);
     let ours = start(&model, None).await;
     let kv = ours.info().await.unwrap().kv.unwrap();

@@ -1,6 +1,6 @@
 //! Keys and tensors of each architecture.
 
-use candle_core::quantized::gguf_file::Value;
+use crate::file::Value;
 
 use super::tokenizer::{self, N_VOCAB};
 use super::{Architecture, Draft, WINDOW};

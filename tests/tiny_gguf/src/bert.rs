@@ -1,6 +1,6 @@
 //! An encoder: every token sees every other, and nothing is generated. Named and shaped as llama.cpp's `bert`.
 
-use candle_core::quantized::gguf_file::Value;
+use crate::file::Value;
 
 use super::Draft;
 

@@ -5,15 +5,13 @@
 
 mod architectures;
 pub mod bert;
+pub mod file;
 pub mod projector;
 mod tokenizer;
 
-use std::fs::File;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::{self, Value};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
+use file::{Gguf, Precision, Tensor, Value};
 
 /// Architectures that can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,33 +49,24 @@ pub fn write_with(path: &Path, architecture: Architecture, seed: u64, numbers: &
         draft.add_architecture(architecture)
     }
     draft.numbers(numbers);
-    draft.write(path);
-}
-
-impl Draft {
-    fn write(&self, path: &Path) {
-        let metadata: Vec<(&str, &Value)> = self.metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
-        let tensors: Vec<(&str, &QTensor)> = self.tensors.iter().map(|(name, t)| (name.as_str(), t)).collect();
-        gguf_file::write(&mut File::create(path).unwrap(), &metadata, &tensors).unwrap();
-    }
+    draft.file.write(path);
 }
 
 /// A model under construction.
 struct Draft {
     /// The prefix of the model's own keys.
     architecture: &'static str,
-    metadata: Vec<(String, Value)>,
-    tensors: Vec<(String, QTensor)>,
+    file: Gguf,
     random: SplitMix64,
 }
 
 impl Draft {
     fn new(seed: u64) -> Self {
-        Draft { architecture: "", metadata: Vec::new(), tensors: Vec::new(), random: SplitMix64(seed) }
+        Draft { architecture: "", file: Gguf::default(), random: SplitMix64(seed) }
     }
 
     fn set(&mut self, key: &str, value: Value) {
-        self.metadata.push((key.to_owned(), value));
+        self.file.metadata.push((key.to_owned(), value));
     }
 
     /// Keys of the architecture's own.
@@ -106,11 +95,9 @@ impl Draft {
 
     fn values(&mut self, name: &str, dims: &[usize], mut value: impl FnMut(&mut SplitMix64) -> f32) {
         let n = dims.iter().product();
-        let values: Vec<f32> = (0..n).map(|_| value(&mut self.random)).collect();
-        // Candle counts dimensions the other way round.
-        let shape: Vec<usize> = dims.iter().rev().copied().collect();
-        let tensor = Tensor::from_vec(values, shape, &Device::Cpu).unwrap();
-        self.tensors.push((name.to_owned(), QTensor::quantize(&tensor, GgmlDType::F32).unwrap()));
+        let values = (0..n).map(|_| value(&mut self.random)).collect();
+        let tensor = Tensor { dims: dims.to_vec(), values, precision: Precision::F32 };
+        self.file.tensors.push((name.to_owned(), tensor));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::Value;
+use crate::file::Value;
 
 use super::Draft;
 
@@ -79,7 +79,7 @@ pub fn write(path: &Path, projector: Projector, n_embd: usize, seed: u64) {
             draft.ones("mm.soft_emb_norm.weight", N_EMBD);
         }
     }
-    draft.write(path);
+    draft.file.write(path);
 }
 
 impl Draft {

@@ -1,6 +1,6 @@
 //! A byte-pair tokenizer with a token for each byte and hardly anything else.
 
-use candle_core::quantized::gguf_file::Value;
+use crate::file::Value;
 
 use super::Draft;
 
@@ -13,7 +13,7 @@ const CONTROL: i32 = 3;
 
 pub(super) fn add(draft: &mut Draft) {
     let mut tokens: Vec<String> = (0..=255).map(|byte| printable(byte).to_string()).collect();
-    // llama.cpp wants the list of merges, and candle cannot write an empty one.
+    // llama.cpp wants a list of merges.
     tokens.push("th".into());
     let mut types = vec![NORMAL; tokens.len()];
     for control in ["<|start|>", "<|end|>"] {
