@@ -18,7 +18,7 @@ fi
 if ! cmp -s "$tests/source.txt" "$built/source.txt"; then
   echo "check-upstreams: building llama-server in target/upstreams; this takes a while"
   rm -rf "$built" && mkdir -p "$built/source"
-  # pip runs the package's build system, which compiles nothing, to read its name and version.
+  # pip runs the package's build system to read its name and version; this compiles nothing.
   "$venv/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
     --require-hashes -r "$tests/source.txt" -d "$built"
   tar -xzf "$built"/llama_cpp_python-*.tar.gz -C "$built/source" --strip-components 1
@@ -32,6 +32,6 @@ if ! cmp -s "$tests/source.txt" "$built/source.txt"; then
   cp "$tests/source.txt" "$built/source.txt"
 fi
 
-# llama-cpp-python is used as it lies there, with the libraries that llama-server runs with.
+# llama-cpp-python runs from its source folder with the libraries of llama-server.
 export BATON_UPSTREAMS=$built
 "$venv/bin/python" -m pytest -q -rs -p no:cacheprovider -p no:warnings -c tests/clients/pytest.ini "$tests" "$@"

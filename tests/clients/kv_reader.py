@@ -1,4 +1,4 @@
-"""Reads a KV handoff stream with nothing but what docs/kv-frames.md says.
+"""Reads a KV handoff stream as docs/kv-frames.md describes it.
 
 `read` yields ("head", dict), ("wait", dict), ("frame", Frame), ("end", dict) and ("error", dict), or raises ValueError.
 """

@@ -1,4 +1,4 @@
-"""What schemathesis does to each request before it is sent: the hooks of test_judge_schemathesis.py.
+"""Changes that schemathesis makes to each request before it is sent: the hooks of test_judge_schemathesis.py.
 
 Bodies that are valid are made answerable: what one field demands of another, or of the model, is beyond what JSON Schema
 can say. Bodies that are not valid are sent as they are, but for a bound on the reply.
@@ -9,7 +9,7 @@ from schemathesis import GenerationMode
 
 MODEL = "smollm2"
 A_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-# What bounds the reply, by route: the fields' names, and the least number that each may be.
+# The fields that bound a reply, by route, each with its smallest number.
 LENGTHS = {
     "/v1/chat/completions": (("max_tokens", "max_completion_tokens"), -1),
     "/v1/completions": (("max_tokens",), -1),
@@ -25,16 +25,16 @@ def before_call(ctx, case, kwargs):
     if case.meta.generation.mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
         case.body = answerable(case.body)
         if case.path.startswith("/v1/messages") and case.body["messages"][-1].get("role") == "assistant":
-            # It would have to be continued, which is not done.
+            # Baton does not continue an assistant's message.
             case.body["messages"].append({"role": "user", "content": "Go on."})
     bound(case)
     if isinstance(case.query, dict) and "stream" in case.query:
-        # An endless stream of states.
+        # `?stream=1` never ends.
         case.query["stream"] = "0"
 
 
 def bound(case):
-    """Keeps replies short, unless the length is what the body is wrong in."""
+    """Keeps replies short, unless the length is the mistake in the body."""
     if case.path not in LENGTHS or not isinstance(case.body, dict):
         return
     fields, least = LENGTHS[case.path]
@@ -45,23 +45,23 @@ def bound(case):
         place = place["options"]
         if not isinstance(place, dict):
             return
-    # Anthropic's has to be there, and is refused without it.
+    # Anthropic requires the field.
     if place.get(fields[0]) is None and case.path != "/v1/messages":
         place[fields[0]] = 2
     for field in fields:
         wanted = place.get(field)
-        # 0 is until the context ends in num_predict, nothing in the others.
+        # 0 means no limit in num_predict and no token in the others.
         if is_whole(wanted) and least <= wanted < 2**32 and wanted not in (1, 2) and (wanted or field == "num_predict"):
             place[field] = 2
 
 
 def is_whole(value):
-    """Whether JSON Schema and the server take it as an integer: 7162.0 is one, true is none."""
+    """Returns true for an integer in the sense of JSON Schema: 7162.0 is one, true is not."""
     return not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer())
 
 
 def answerable(body):
-    """The body with what its fields demand of each other and of this model."""
+    """Adapts the body to what its fields require of each other and of this model."""
     body = dict(body)
     if "model" in body and body["model"]:
         body["model"] = MODEL
@@ -72,8 +72,8 @@ def answerable(body):
     tools(body)
     if body.get("top_logprobs"):
         body["logprobs"] = True
-    # No infilling tokens, no other length of vectors, no eyes, no thinking; see docs/compatibility.md.
-    # And no smaller context than the model's, nor tokens before a prompt that has no place for them.
+    # The model has no infilling, image support, reasoning, or other vector lengths: docs/compatibility.md. The context is
+    # not smaller than the model's, and tokens precede a prompt only where it has a place for them.
     for field in ("suffix", "dimensions", "think", "context"):
         body.pop(field, None)
     if isinstance(body.get("options"), dict):
@@ -83,11 +83,11 @@ def answerable(body):
     if isinstance(body.get("prompt"), list) and "n" in body:
         body["n"] = 1
     if isinstance(body.get("messages"), list):
-        # As few as the context surely holds.
+        # Few enough for the context.
         body["messages"] = body["messages"][-4:]
     for field in ("prompt", "input", "tokens"):
         if isinstance(body.get(field), list):
-            # Up to 2,048 texts are taken, and computed.
+            # Up to 2,048 texts would be computed.
             body[field] = known(body[field][:40])
     for place in (body, body.get("options")):
         if isinstance(place, dict) and place.get("logit_bias"):
@@ -96,7 +96,7 @@ def answerable(body):
 
 
 def without_images(value):
-    """The same for a model that sees none."""
+    """Removes images, which the model does not support."""
     if isinstance(value, dict):
         return {key: without_images(inner) for key, inner in value.items() if key != "images"}
     if isinstance(value, list):
@@ -106,14 +106,14 @@ def without_images(value):
 
 
 def known(items):
-    """Tokens that are in the vocabulary."""
+    """Keeps tokens within the vocabulary."""
     if isinstance(items, list):
         return [known(item) for item in items]
     return int(items) % 1000 if isinstance(items, (int, float)) and not isinstance(items, bool) else items
 
 
 def schemas(body):
-    """Schemas without keywords that cannot be kept."""
+    """Removes keywords that Baton cannot enforce from schemas."""
     places = (("response_format",), ("response_format", "json_schema"), ("text", "format"), ("output_config", "format"),
               ("output_format",))
     for path in places:
@@ -132,7 +132,7 @@ def schemas(body):
 
 
 def tools(body):
-    """Tools with names of their own, few enough for the context, and choices among those there are."""
+    """Gives tools unique names, few enough for the context, and a choice among them."""
     for field in ("tools", "functions"):
         if isinstance(body.get(field), list):
             body[field] = body[field][:3]
@@ -142,7 +142,7 @@ def tools(body):
         named = []
         for n, tool in enumerate(body.get(field) or []):
             place = tool.get("function", tool)
-            # Tools of other types are left out.
+            # Other types of tools are removed.
             if place is tool and tool.get("type") not in (None, "function", "custom"):
                 continue
             if isinstance(place, dict) and "name" in place:

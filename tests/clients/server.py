@@ -1,17 +1,25 @@
-"""Starts the processes that the clients talk to. BATON names the binary."""
+"""Starts the servers of the client tests. BATON names the binary."""
 
 import contextlib
 import os
 import subprocess
 import threading
 
+import pytest
+
 BATON = os.environ["BATON"]
 CLUSTER_KEY = "the clients' cluster key"
 
 
+def need(found, reason):
+    """Skips the test with this reason unless something was found. Under CI the test fails instead."""
+    if not found:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
 @contextlib.contextmanager
 def running(*args, output, ready):
-    """A process and what it printed to `output` until it was ready. It is told to stop at the end, and has to."""
+    """Runs a process and yields what it printed to `output` until it was ready. The process must stop when it is asked to."""
     process = subprocess.Popen(
         [BATON, *args], text=True, env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY}, **{output: subprocess.PIPE}
     )

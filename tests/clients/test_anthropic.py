@@ -1,4 +1,4 @@
-"""/v1/messages with the anthropic package: whole and streamed, with its accumulator, and its count of tokens."""
+"""/v1/messages with the anthropic package: whole, streamed with its accumulator, and token counts."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from conftest import MODEL
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
-# This version of the package has no arguments for sampling.
+# This version of the package has no sampling arguments.
 GREEDY = {"model": MODEL, "extra_body": {"temperature": 0}, "max_tokens": 24}
 
 

@@ -75,7 +75,7 @@ def test_llama_servers_routes(client, base_url):
     assert len(post(base_url, "/tokenize", {"content": "<|im_end|>", "parse_special": False})["tokens"]) > 1
     prompt = post(base_url, "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})["prompt"]
     assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    # What a chat gets is what the rendered prompt gets.
+    # A chat and its rendered prompt get the same reply.
     chat = client.chat.completions.create(**GREEDY, messages=[{"role": "user", "content": "Hi"}])
     assert client.completions.create(**GREEDY, prompt=prompt).choices[0].text == chat.choices[0].message.content
     props, slots = post(base_url, "/props"), post(base_url, "/slots")

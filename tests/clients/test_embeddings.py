@@ -1,4 +1,4 @@
-"""Vectors with the openai and ollama packages: one text, many, tokens, and the same in every form."""
+"""Vectors with the openai and ollama packages: one text, several texts and tokens give the same vectors in every form."""
 
 import base64
 import struct
@@ -32,7 +32,7 @@ def test_texts_become_vectors_of_length_one(client):
 
 
 def test_both_encodings_and_tokens_say_the_same(client, base_url):
-    # The package asks for base64 unless it is told not to, and decodes it.
+    # By default the package asks for base64 and decodes it.
     decoded = client.embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding
     floats = client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="float").data[0].embedding
     encoded = client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="base64").data[0].embedding

@@ -6,20 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import server
 from conftest import MODEL
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NODE = os.environ.get("BATON_NODE_CLIENTS")
-# Built by the same script.
+# scripts/run-clients.sh builds it.
 RUST = ROOT / "target/clients-rust/debug/examples/chat"
 QUESTION = 'Say "hi" in one word.\n\\'
 
 
-# The examples set no bound on the reply, and this model now and then fills its context.
+# The examples do not bound the reply, and this model sometimes fills its context: hence the long timeout.
 def output(*command, **env):
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -34,14 +32,14 @@ def test_python(base_url):
     assert len(output(sys.executable, EXAMPLES / "chat.py", QUESTION, BATON_URL=base_url)) > 1
 
 
-@pytest.mark.skipif(not NODE, reason="Node's packages are not installed; scripts/run-clients.sh says why")
 def test_node(base_url):
-    # The script copies the examples to where the packages are.
+    server.need(NODE, "Node's packages are not installed; scripts/run-clients.sh says why")
+    # scripts/run-clients.sh copies the examples beside the packages.
     assert len(output("node", f"{NODE}/chat.mjs", QUESTION, BATON_URL=base_url)) > 1
 
 
-@pytest.mark.skipif(not RUST.exists(), reason="scripts/run-clients.sh has not built it")
 def test_rust(base_url):
+    server.need(RUST.exists(), "scripts/run-clients.sh has not built the example")
     assert len(output(RUST, QUESTION, BATON_URL=base_url)) > 1
 
 
@@ -62,8 +60,7 @@ def test_a_review_by_one_model(base_url, tmp_path):
 
 def test_a_review_by_two_models(tmp_path):
     other = os.environ.get("BATON_TEST_SWA_MODEL")
-    if not other:
-        pytest.skip("BATON_TEST_SWA_MODEL names no second model")
+    server.need(other, "BATON_TEST_SWA_MODEL names no second model")
     file = tmp_path / "submission.txt"
     file.write_text(SUBMISSION)
     # The second model has no chat template of its own.

@@ -12,7 +12,7 @@ import server
 from conftest import MODEL
 
 class TestChatModel(ChatModelIntegrationTests):
-    # By one route: what the routes have in common, the other files show.
+    # One route is enough: other files test both.
     @pytest.fixture(autouse=True)
     def at(self, banner):
         self.base_url = server.base_url(banner)
@@ -26,9 +26,9 @@ class TestChatModel(ChatModelIntegrationTests):
         return {
             "model": MODEL, "base_url": self.base_url, "api_key": "none",
             "temperature": 0, "max_tokens": 200, "max_retries": 0, "timeout": 120, "stream_usage": True,
-            # Left alone, this model repeats itself in a string without end, and the schemas bound none.
+            # Without a penalty this model repeats itself in a string without end, which the schemas do not bound.
             "frequency_penalty": 1.5,
-            # A forced choice of one tool would otherwise be followed by more calls, as the model likes.
+            # Otherwise the model adds more calls to the forced one.
             "extra_body": {"parallel_tool_calls": False},
         }
 
@@ -38,7 +38,7 @@ class TestChatModel(ChatModelIntegrationTests):
 
     @property
     def structured_output_kwargs(self):
-        # Kept while it is generated. By a tool, which is the other way, test_tools.py has it.
+        # The grammar keeps the schema. test_tools.py tests the other way, by a tool.
         return {"method": "json_schema"}
 
     @property

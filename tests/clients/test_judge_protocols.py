@@ -1,8 +1,7 @@
-"""llm-comply and canitoolcall, two public judges of protocols. Each of their checks passes, or is named here with the
-reason why it does not. docs/compatibility.md has the tables.
+"""llm-comply and canitoolcall, two public judges of protocols. Each check passes, or is listed here with the reason why it
+does not. docs/compatibility.md has the tables.
 
-Both leave the sampling to the server. Their requests are sent greedily and with a bound here, so that a check says the
-same on every day.
+Both leave sampling to the server. Here their requests are greedy and bounded, so that every run is the same.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from canitoolcall import probe
 import server
 from conftest import MODEL
 
-# How each form bounds a reply, and the specification that the package brings for it.
+# How each dialect bounds a reply, and its specification in the package.
 COMPLY = {
     "openai-chat": ("max_tokens", "openai_chat.json"),
     "open-responses": ("max_output_tokens", "openresponses.json"),
@@ -27,7 +26,7 @@ COMPLY = {
 }
 IMAGE = ("this model has no eyes: an image is refused, 400", ("HTTP 400", "missing or empty", "is empty", "expected "))
 LENGTH = ("the model does not end its reply, and is cut at the bound: the status is incomplete", ("got 'incomplete'",))
-# Why a check does not pass, and the words of the complaints that this explains. Any other complaint fails the test.
+# Why a check does not pass, and the complaints that this explains. Any other complaint fails the test.
 KNOWN = {
     "openai-chat:chat-image-input": IMAGE,
     "open-responses:image-input": IMAGE,
@@ -53,10 +52,10 @@ def test_llm_comply(banner, form, case):
 
     def build(config):
         request = case.build_request(config)
-        # What is left out on purpose stays out.
+        # Deliberate omissions stay out.
         if "error" in case.id or "missing" in case.id:
             return request
-        # One call is asked for; more of them are the model's wit.
+        # The scenario asks for one call; further ones are the model's choice.
         if form == "anthropic" and "tool_choice" in request:
             greedy["tool_choice"] = {**request["tool_choice"], "disable_parallel_tool_use": True}
         elif "tools" in request:
@@ -66,7 +65,7 @@ def test_llm_comply(banner, form, case):
     config = llm_comply.config.ComplianceConfig(base_url=server.base_url(banner), api_key="none", model=MODEL, timeout=120)
     with importlib.resources.as_file(importlib.resources.files("llm_comply") / "specs" / spec) as path:
         loader = llm_comply.schema.SpecLoader(str(path))
-    # A connection for each check: one that broke stays broken in its pool.
+    # A new connection for each check, because a broken one stays in the pool.
     llm_comply.http.close_client()
     runner = llm_comply.runner.TestRunner(config, [], loader)
     result = runner.run_one(dataclasses.replace(case, build_request=build))
@@ -82,7 +81,7 @@ def test_llm_comply(banner, form, case):
 
 @pytest.mark.parametrize("scenario", probe.BUILTIN_SCENARIOS, ids=lambda scenario: scenario.id)
 def test_canitoolcall(banner, scenario):
-    """With the choice of the tool forced where the scenario wants a call: whether a small model calls is its own wit."""
+    """Forces the tool where the scenario wants a call, because a small model may not call it by itself."""
     changes = {"extra_body": {**scenario.extra_body, "max_tokens": 160}}
     if scenario.expect.tool_names and isinstance(scenario.tool_choice, str):
         changes["tool_choice"] = "required"
@@ -93,7 +92,7 @@ def test_canitoolcall(banner, scenario):
     )
     print(report.render_text())
     outcomes = {(outcome.check, outcome.stream): outcome.status for outcome in report.outcomes}
-    # The stream says what the whole reply says, whatever the model's wit.
+    # The stream and the whole reply are equal.
     assert outcomes["stream_equals_nonstream", True] == "pass"
     if set(outcomes.values()) != {"pass"} and scenario.id in WIT:
         pytest.xfail(WIT[scenario.id])

@@ -15,20 +15,20 @@ from conftest import MODEL
 
 OPTIONS = [
     "--phases", "examples,coverage,fuzzing",
-    # Each is a generation where it is valid. The same on every day.
+    # Each valid example is a generation. The seed is fixed, so every run is the same.
     "--max-examples", "5", "--generation-deterministic", "--seed", "1",
     "--request-timeout", "600", "--suppress-health-check", "all", "--continue-on-failure", "--no-color",
 ]
 
 
 def test_the_document_is_true(tmp_path):
-    # Bodies of random texts can be long.
+    # Random bodies can be long.
     with server.serve("--model", MODEL, "--ctx-size", "8192") as banner:
         url = server.base_url(banner).removesuffix("/v1") + "/openapi.json"
         judge = os.path.join(os.path.dirname(sys.executable), "schemathesis")
         here = os.path.dirname(os.path.abspath(__file__))
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": here}
-        # It remembers failures where it runs, and tries them first the next time.
+        # schemathesis writes failures into its working directory and repeats them first.
         run = subprocess.run(
             [judge, "run", url, *OPTIONS], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=1800
         )
@@ -50,7 +50,7 @@ def test_every_way_to_ask_for_a_long_reply_is_bounded(path):
             asked = {field: wanted}
             bounded(path, {"options": asked} if is_ollama else asked)
             assert asked[field] in (1, 2), wanted
-        # What is refused anyway is left as it is.
+        # An invalid body stays as it is.
         for wrong in (least - 1, least - 1.0, 2**32, 1e300, 2.5, float("inf"), "5", True, False, []):
             asked = {field: wrong}
             bounded(path, {"options": asked} if is_ollama else asked)

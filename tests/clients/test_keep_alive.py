@@ -1,4 +1,4 @@
-"""The official ollama package on models that come and go."""
+"""The official ollama package with models that are loaded on demand."""
 
 import time
 
@@ -50,7 +50,7 @@ def test_a_model_is_loaded_kept_and_unloaded(client):
     assert client.generate("smol", "", keep_alive="20m").done_reason == "load"
     left = running(client)["smol:latest"].expires_at.timestamp() - time.time()
     assert 1100 < left <= 1200
-    # Without a word of its own, a request leaves it as it is.
+    # A request without keep_alive leaves the setting as it is.
     reply = client.chat("smol", [{"role": "user", "content": "Hello"}], options={"num_predict": 4})
     assert reply.message.content and reply.done
     left = running(client)["smol:latest"].expires_at.timestamp() - time.time()
@@ -63,7 +63,7 @@ def test_a_model_is_loaded_kept_and_unloaded(client):
 
     assert client.chat("smol", [], keep_alive=0).done_reason == "unload"
     assert is_gone(client)
-    # What a request waits for its model is in the duration that Ollama has for it.
+    # The wait for the model counts as `load_duration`.
     stream = list(client.generate("smol", "Hello", options={"num_predict": 4}, stream=True, keep_alive="100ms"))
     assert stream[-1].done and stream[-1].load_duration > 10_000_000
     assert is_gone(client)

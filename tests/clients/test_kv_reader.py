@@ -1,4 +1,4 @@
-"""A reader that knows only docs/kv-frames.md reads what Baton's writer wrote, with every codec."""
+"""A reader written from docs/kv-frames.md alone reads the output of Baton's writer, with every codec."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_every_value_is_read(codec):
                     positions = np.arange(frame.starts[s], frame.p1)[:, None]
                     wanted = value(s, l, is_v, positions, np.arange(rows.shape[1])[None, :])
                     assert rows.shape == wanted.shape
-                    # q8_0: half a scale of the largest value.
+                    # q8_0 rounds by at most half a step of the block's scale.
                     tolerance = 3.76 / 254 if codec == "q8_0" else 0
                     assert np.abs(rows - wanted).max(initial=0) <= tolerance
                     n_values += rows.size

@@ -1,4 +1,4 @@
-"""LangChain's classes for the openai package and for the ollama one; what they have in common, and Ollama's tools."""
+"""LangChain's classes for the openai and ollama packages: what both do, and Ollama's tools."""
 
 from functools import reduce
 from operator import add
@@ -99,7 +99,7 @@ def get_weather(city: str) -> str:
 
 
 def test_ollamas_tools_are_called_and_their_results_answered(endpoint):
-    # Ollama's API cannot force a tool, but this model repeats what it was shown.
+    # Ollama's API cannot force a tool, but this model repeats an example.
     history = []
     for city in ("Rome", "Madrid"):
         call = {"name": "get_weather", "args": {"city": city}, "id": city}

@@ -1,4 +1,4 @@
-"""Clients of every dialect at once, against one server with four slots: all replies are complete, and each is its own."""
+"""Clients of every dialect at once, against one server with four slots: every reply is complete and to its own prompt."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,7 +63,7 @@ CLIENTS = [by_openai, by_responses, by_anthropic, by_ollama, by_langchain, by_la
 
 
 def test_every_client_at_once(base_url):
-    # What a prompt's reply begins with differs from prompt to prompt, so a mix-up would show.
+    # Replies begin differently for each prompt, so a mix-up would show.
     prompts = ["Count: 1, 2, 3,", "Name a colour.", "What is the capital of Italy?"]
     jobs = [(client, prompt) for prompt in prompts for client in CLIENTS]
     with ThreadPoolExecutor(len(jobs)) as pool:

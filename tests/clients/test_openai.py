@@ -1,4 +1,4 @@
-"""The official openai package, as its users use it."""
+"""The official openai package in everyday use."""
 
 import math
 

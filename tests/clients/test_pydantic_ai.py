@@ -1,4 +1,4 @@
-"""pydantic-ai with its OpenAI model: agents whose tools and outputs are called and kept."""
+"""pydantic-ai with its OpenAI model: agents with tools and typed outputs."""
 
 import pytest
 from pydantic import BaseModel
@@ -49,7 +49,7 @@ async def test_a_stream_says_what_the_whole_reply_says(model):
 
 @pytest.mark.parametrize("output", [City, ToolOutput(City, name="describe"), NativeOutput(City)], ids=["tool", "named", "native"])
 def test_structured_output(model, output):
-    # A tool output is a required choice of a tool; a native one is a schema for the answer.
+    # A tool output requires a tool call; a native output is a schema for the answer.
     assert isinstance(Agent(model, output_type=output, retries=0).run_sync("Describe Paris.").output, City)
 
 
@@ -69,7 +69,7 @@ def test_a_tool_is_called_and_its_result_used(model):
         asked.append(city)
         return "Sunny, 21 degrees."
 
-    # The first step has to call, the second has to answer.
+    # The first step must call the tool, the second must answer.
     choice = lambda context: {"tool_choice": "required" if context.run_step == 1 else "none"}
     result = agent.run_sync("What is the weather in Paris?", model_settings=choice)
     assert asked and result.output

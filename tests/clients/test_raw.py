@@ -1,4 +1,4 @@
-"""What a person pastes, curl, and bytes on a socket."""
+"""curl as a person pastes it, and raw bytes on a socket."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ def test_errors_have_the_envelope(base_url):
 
 
 def test_the_bytes_of_a_stream(endpoint, base_url):
-    """Order and headers as clients see them, on a connection that stays usable."""
+    """Checks the order of events and the headers, on a connection that stays usable."""
     address = urlsplit(base_url)
     body = json.dumps({"model": MODEL, "stream": True, "max_tokens": 3, "temperature": 0,
                        "stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": "Hi"}]})

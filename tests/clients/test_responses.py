@@ -1,4 +1,4 @@
-"""/v1/responses with the openai package: whole and streamed, with the helpers that check the order of events."""
+"""/v1/responses with the openai package: whole, and streamed with its helpers, which check the order of events."""
 
 import json
 

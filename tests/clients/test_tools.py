@@ -92,7 +92,7 @@ def test_ollamas_tools_are_called_and_their_results_answered(ollama_url):
     def called(city):
         return {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": city}}}]}
 
-    # Ollama's API cannot force a tool, but this model repeats what it was shown.
+    # Ollama's API cannot force a tool, but this model repeats an example.
     shown = [message for city in ("Rome", "Madrid")
              for message in ({"role": "user", "content": f"What is the weather in {city}?"}, called(city))]
     whole = client.chat(MODEL, [*shown, *ASK], **settings)

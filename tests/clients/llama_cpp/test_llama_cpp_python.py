@@ -29,27 +29,27 @@ SET = """max_concurrent = 1
 fields = ["temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repeat_penalty", "seed",
   "logit_bias", "logprobs", "tools"]
 """
-# Its own default is 1.1, whatever dialect it speaks.
+# Its default is 1.1 in every dialect.
 PLAIN = {**GREEDY, "extra_body": {"repeat_penalty": 1.0}}
 LONG = {"model": "smol", "messages": ASK, "max_tokens": 700, "temperature": 0, "logit_bias": {"2": -100}}
 
 
 @pytest.fixture(scope="module")
 def itself():
-    """The server alone."""
+    """The server without an endpoint."""
     with llama_cpp_python(*WHOLE_REPLIES) as upstream:
         yield upstream
 
 
 @pytest.fixture(scope="module")
 def baton(itself, tmp_path_factory):
-    """An endpoint in front of it."""
+    """An endpoint in front of the server."""
     with front(tmp_path_factory.mktemp("front"), entry(itself, KIND, more=SET)) as endpoint:
         yield endpoint
 
 
 def said_by(itself):
-    """What it says itself, asked as Baton asks."""
+    """The server's own reply to Baton's request."""
     return client(itself.v1).chat.completions.create(model="theirs", messages=ASK, **PLAIN)
 
 
@@ -164,7 +164,7 @@ def test_a_client_that_leaves_stops_it(itself, baton):
     for _ in range(3):
         next(events)
     events.close()
-    # It lists its models only between replies.
+    # The server lists its models only between replies.
     assert eventually(lambda: http(f"{itself.v1}/models")[0] == 200, "its list") < 3
 
 

@@ -34,14 +34,14 @@ ENDLESS = {"model": "smol", "messages": ASK, "max_tokens": 1500, "ignore_eos": T
 
 @pytest.fixture(scope="module")
 def itself():
-    """The server alone."""
+    """llama-server without an endpoint."""
     with llama_server() as upstream:
         yield upstream
 
 
 @pytest.fixture(scope="module")
 def baton(itself, tmp_path_factory):
-    """An endpoint in front of it."""
+    """An endpoint in front of llama-server."""
     with front(tmp_path_factory.mktemp("front"), entry(itself, KIND)) as endpoint:
         yield endpoint
 
@@ -115,7 +115,7 @@ def test_seeds_decide_every_draw(baton):
 
     assert draw(7) == draw(7)
     assert draw(8) != draw(7)
-    # Larger than what every server takes.
+    # Larger than any server accepts.
     assert draw(2**63 + 7) == draw(2**63 + 7)
 
 
@@ -280,7 +280,7 @@ def test_template_variables_reach_it(tmp_path):
 
 def test_what_it_is_is_told(baton):
     props = http(f"{baton.root}/props?model=smol")[1]
-    # Of its 2048 positions each of two slots has half.
+    # Each of two slots has half of its 2048 positions.
     assert props["default_generation_settings"]["n_ctx"] == 1024 and props["total_slots"] == 8
     assert len(http(f"{baton.root}/slots?model=smol")[1]) == 8
     shown = http(f"{baton.root}/api/show", {"model": "smol"})[1]
@@ -288,7 +288,7 @@ def test_what_it_is_is_told(baton):
 
 
 def is_idle(itself):
-    """Waits until none of its slots works; returns how many seconds that took."""
+    """Waits until all its slots are idle. Returns the seconds that took."""
     def idle():
         return not any(slot["is_processing"] for slot in http(f"{itself.root}/slots")[1])
 
@@ -302,7 +302,7 @@ def test_a_client_that_leaves_stops_it(itself, baton):
     assert any(slot["is_processing"] for slot in http(f"{itself.root}/slots")[1])
     events.close()
     is_idle(itself)
-    # The same where nothing is streamed to the client.
+    # The same without streaming to the client.
     with pytest.raises(openai.APITimeoutError):
         baton.client().with_options(timeout=1).chat.completions.create(
             model="smol", messages=ASK, max_tokens=1500, extra_body={"ignore_eos": True}

@@ -67,7 +67,7 @@ class Upstream:
         return f"{self.root}/v1"
 
     def start(self, is_ready=True):
-        """Starts it, and waits until it answers for its model unless told not to."""
+        """Starts the server and, by default, waits until its model answers."""
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(self.command, env=self.env, start_new_session=True, **quiet)
         if is_ready:
@@ -86,7 +86,7 @@ class Upstream:
         return http(f"{self.root}/health")[0] != 503
 
     def kill(self):
-        """Ends it and what it has started at once; a second time is no harm."""
+        """Kills the server and its children. A second call does nothing."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -100,7 +100,7 @@ def free_port():
 
 @contextlib.contextmanager
 def running(command, port, env=None):
-    """A server from when it answers until the end of the block, however often it was killed in it."""
+    """Runs a server for the block, in which it may be killed and started again."""
     upstream = Upstream([*command, "--host", "127.0.0.1", "--port", str(port)], port, env)
     try:
         yield upstream.start()
@@ -116,7 +116,7 @@ def llama_server(*args):
 
 
 def llama_server_of(folder):
-    """llama-server with all models of a folder, each in a process that it starts when it is asked for."""
+    """llama-server with all models of a folder, each in a process that it starts on demand."""
     small = ("--ctx-size", "1024", "--parallel", "1", "--threads", "1", "--offline")
     return running([str(LIBRARIES / "llama-server"), "--models-dir", str(folder), *small], free_port())
 
@@ -125,7 +125,7 @@ def llama_cpp_python(*args):
     """llama-cpp-python's server with the default model as `theirs`."""
     small = ("--n_ctx", "1024", "--n_threads", "1", "--n_threads_batch", "1", "--verbose", "false")
     command = [sys.executable, "-m", "llama_cpp.server", "--model", gguf(), "--model_alias", "theirs", *small, *args]
-    # Its libraries are those that llama-server runs with.
+    # It loads the libraries of llama-server.
     return running(command, free_port(), {"PYTHONPATH": str(SOURCE), "LLAMA_CPP_LIB_PATH": str(LIBRARIES)})
 
 
@@ -139,7 +139,7 @@ class Node:
         ready = " is ready on "
         said = next(line for line in self.process.stderr if ready in line)
         self.url = "http://" + said.split(ready)[1].split()[0]
-        # Kept reading, so that it never blocks on a full pipe.
+        # The pipe is read to the end, so that the process never blocks on it.
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
 
@@ -188,7 +188,7 @@ def client(url, key="none"):
 
 
 def http(url, body=None):
-    """The status and the JSON of a reply, whatever it is."""
+    """The status and the JSON of a reply."""
     data = None if body is None else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, JSON), timeout=PATIENCE) as reply:

@@ -1,4 +1,4 @@
-"""SmolLM2 in the form that mlx_lm.server reads, out of the GGUF: convert.py MODEL.gguf FOLDER"""
+"""Converts SmolLM2 from GGUF to the format of mlx_lm.server: convert.py MODEL.gguf FOLDER"""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def main(source, folder):
     heads, kv_heads = meta["llama.attention.head_count"], meta["llama.attention.head_count_kv"]
 
     def half_split(weights, n_heads):
-        """GGUF pairs neighbouring rows of a head for RoPE, everybody else its two halves."""
+        """GGUF pairs neighbouring rows of a head for RoPE; the Hugging Face format pairs its halves."""
         rows, columns = weights.shape
         pairs = weights.reshape(n_heads, rows // n_heads // 2, 2, columns)
         return pairs.swapaxes(1, 2).reshape(rows, columns)

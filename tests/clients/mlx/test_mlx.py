@@ -16,13 +16,13 @@ import server  # noqa: E402
 
 ASK = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = {"temperature": 0, "max_tokens": 12}
-# It computes with kernels that it compiles on the way.
+# It compiles its kernels on first use.
 PATIENCE = 300
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """The default model in mlx_lm's form."""
+    """The default model in mlx_lm's format."""
     gguf = subprocess.run([server.BATON, "pull", "smollm2"], check=True, capture_output=True, text=True).stdout.strip()
     folder = tmp_path_factory.mktemp("mlx") / "smollm2"
     subprocess.run([sys.executable, Path(__file__).with_name("convert.py"), gguf, folder], check=True)
@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def mlx(model):
-    """The address of its server."""
+    """The address of mlx_lm's server."""
     import socket
 
     with socket.socket() as probe:
@@ -57,7 +57,7 @@ def mlx(model):
 
 @pytest.fixture(scope="session")
 def baton(mlx, model, tmp_path_factory):
-    """An endpoint in front of it."""
+    """An endpoint in front of that server."""
     config = tmp_path_factory.mktemp("config") / "baton.toml"
     config.write_text(f'[[upstream]]\nname = "mlx"\nkind = "openai"\nurl = "{mlx}"\nmodels = {{ smol = {json.dumps(model)} }}\n')
     listen = ("--listen", "127.0.0.1:0", "--ollama-listen", "127.0.0.1:0")
@@ -100,6 +100,6 @@ def test_other_dialects_reach_it(baton):
     assert "Paris" in ollama["message"]["content"] and ollama["done"]
     anthropic = post("/v1/messages", {"model": "smol", "messages": ASK, **GREEDY})
     assert "Paris" in anthropic["content"][0]["text"]
-    # Stop strings are looked for here.
+    # Baton finds the stop strings.
     stopped = client(baton).chat.completions.create(model="smol", messages=ASK, stop=[" Paris"], **GREEDY)
     assert stopped.choices[0].message.content == "The capital of France is"

@@ -16,7 +16,7 @@ class City(BaseModel):
     is_large: bool
 
 
-# JSON mode constrains the reply to JSON and leaves the schema to the model's wit, which a model of 135M lacks.
+# JSON mode guarantees JSON but not the schema, which a model of 135M cannot follow unaided.
 MODES = [instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA]
 
 

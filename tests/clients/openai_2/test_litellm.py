@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-# Its table of prices lies in the package as well; it need not be fetched.
+# Use the table of prices that the package contains, and do not fetch it.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 from litellm import completion, embedding
@@ -36,7 +36,7 @@ def ollama(ollama_url):
 
 @pytest.fixture(params=["openai", "ollama"])
 def to(request, openai, ollama):
-    """Where to and as what: what every call has in common."""
+    """The arguments that every call shares."""
     return {"openai": openai, "ollama": ollama}[request.param]
 
 
@@ -68,7 +68,7 @@ def test_ollamas_tools_are_called_and_their_results_answered(ollama):
         call["function"] = {"name": "get_weather", "arguments": json.dumps({"city": city})}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
-    # Ollama's API cannot force a tool, but this model repeats what it was shown.
+    # Ollama's API cannot force a tool, but this model repeats an example.
     messages = [ask("Rome"), called("Rome"), ask("Madrid"), called("Madrid"), ask("Paris")]
     settings = {**ollama, "tools": [WEATHER], "temperature": 0, "max_tokens": 60, "repeat_penalty": 1}
     whole = completion(**settings, messages=messages).choices[0]
@@ -110,7 +110,7 @@ def test_mistakes_are_its_own_errors(openai, change, error, stream):
         completion(**{**openai, "messages": ASK, **change}, stream=stream)
 
 
-# It does not tell a prompt that is too long from other mistakes here, so the words have to.
+# litellm has no error type of its own for a long prompt here, so the message decides.
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("change", "error", "words"),
