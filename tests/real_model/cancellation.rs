@@ -79,31 +79,38 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
                 ignore_eos: true,
                 ..SequenceRequest::default()
             };
-            // Most clients leave early; some wait for tokens.
-            let longest_ms = [30, 100, 300, 2_000][random(&mut seed) as usize % 4];
-            let patience = Duration::from_millis(random(&mut seed) % longest_ms);
+            // Some clients leave after a time, others as soon as their prefill has begun or a few tokens have come, so that
+            // every stage is met however busy the machine is.
+            let (after_ms, after_deltas) = match random(&mut seed) % 4 {
+                0 => (None, 1),
+                1 => (None, 2 + random(&mut seed) % 6),
+                _ => (Some(random(&mut seed) % [30, 300][random(&mut seed) as usize % 2]), u64::MAX),
+            };
             let engine = &engine;
             running.push(async move {
-                // Time decides the stage: in the queue, during prefill, or while decoding.
-                let deadline = tokio::time::sleep(patience);
-                tokio::pin!(deadline);
                 let mut n_deltas = 0;
-                let cut = async {
+                let read = async {
                     let mut deltas = engine.generate(request).await.unwrap();
-                    while let Some(delta) = deltas.next().await {
-                        delta.unwrap();
+                    while n_deltas < after_deltas {
+                        deltas.next().await.expect("an endless reply goes on").unwrap();
                         n_deltas += 1;
                     }
                 };
+                let leave = async {
+                    match after_ms {
+                        Some(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
-                    () = cut => panic!("an endless reply ended"),
-                    () = &mut deadline => {}
+                    () = read => {}
+                    () = leave => {}
                 }
                 n_deltas
             });
         }
         if let Some(n_deltas) = running.next().await {
-            reached[n_deltas.min(2)] += 1;
+            reached[n_deltas.min(2) as usize] += 1;
         }
     }
     drop(running);

@@ -1,9 +1,8 @@
 //! Keys and tensors of each architecture.
 
-use crate::file::Value;
-
 use super::tokenizer::{self, N_VOCAB};
 use super::{Architecture, Draft, WINDOW};
+use crate::file::Value;
 
 const N_LAYER: usize = 4;
 const N_EMBD: usize = 64;

@@ -1,8 +1,7 @@
 //! An encoder: every token sees every other, and nothing is generated. Named and shaped as llama.cpp's `bert`.
 
-use crate::file::Value;
-
 use super::Draft;
+use crate::file::Value;
 
 const N_LAYER: usize = 3;
 const N_EMBD: usize = 64;

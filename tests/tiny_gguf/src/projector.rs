@@ -3,9 +3,8 @@
 
 use std::path::Path;
 
-use crate::file::Value;
-
 use super::Draft;
+use crate::file::Value;
 
 const N_LAYER: usize = 2;
 const N_EMBD: usize = 32;

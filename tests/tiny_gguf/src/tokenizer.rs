@@ -1,8 +1,7 @@
 //! A byte-pair tokenizer with a token for each byte and hardly anything else.
 
-use crate::file::Value;
-
 use super::Draft;
+use crate::file::Value;
 
 /// All bytes, one merged pair, and the two control tokens.
 pub(super) const N_VOCAB: usize = 256 + 1 + 2;
