@@ -95,7 +95,7 @@ impl Rule {
         Rule::Pattern(r"(.|\n)*".to_owned())
     }
 
-    /// Whether it holds a [`Rule::FirstKnown`].
+    /// Returns true if it contains a [`Rule::FirstKnown`].
     pub fn has_alternatives(&self) -> bool {
         match self {
             Rule::FirstKnown(_) => true,
@@ -144,7 +144,7 @@ impl Rule {
     }
 }
 
-/// Who asks for a form: a field of the request, and a tool of it.
+/// The part of a request that asks for a form: a field, and one of its tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asker<'r> {
     /// The field.

@@ -21,7 +21,7 @@ pub enum EngineError {
         /// Tokens one sequence may hold.
         n_ctx: u32,
     },
-    /// The same, from a server that does not tell the numbers. Client-safe.
+    /// The same, from a server that does not report the numbers. Client-safe.
     #[error("The request exceeds the available context size: {message}")]
     ContextExceeded {
         /// The server's own words.
@@ -54,7 +54,7 @@ pub enum EngineError {
         /// The feature asked for.
         feature: String,
     },
-    /// No engine answers just now: loading, restarting, unreachable. Client-safe.
+    /// No engine answers at the moment: loading, restarting, unreachable. Client-safe.
     #[error("{reason}")]
     Unavailable {
         /// Why, without paths or addresses.
@@ -89,7 +89,7 @@ impl EngineError {
         EngineError::InvalidRequest { message: format!("Invalid '{field}': {problem}."), field: Some(field) }
     }
 
-    /// Whether the engine's process is gone or going, so that its successor may answer.
+    /// Returns true if the engine's process is gone or stopping, so that its replacement may answer.
     pub fn is_lost_engine(&self) -> bool {
         matches!(self, EngineError::Lost { .. })
     }

@@ -94,7 +94,7 @@ pub enum Input {
     Tokens(Vec<Token>),
 }
 
-/// A conversation and the tools that its model is told of: what a chat's prompt is made of.
+/// What a chat's prompt is made of: a conversation, and the tools that the model sees.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ChatPrompt {
     /// What was said.

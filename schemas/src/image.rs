@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::sequence::Token;
 
-/// Images of one request at most.
+/// The most images of one request.
 pub const MAX_IMAGES: usize = 16;
 
 /// Bytes of a request's images together at most, as files. In base64, and beside a long prompt, they still fit into the
 /// body of a call to a node.
 pub const MAX_IMAGE_BYTES: usize = 12 << 20;
 
-/// Placeholders of an image at least: each carries 30 bits of its hash, and fewer would not tell images apart.
+/// The fewest placeholders of an image: each carries 30 bits of its hash, and fewer would not tell images apart.
 pub const MIN_PLACEHOLDERS: usize = 8;
 
 /// No vocabulary has tokens from here on: llama.cpp's are 32-bit integers that are not negative.
@@ -58,8 +58,8 @@ impl Image {
         &self.field
     }
 
-    /// What stands for the image in a message's text. Who writes another's mark into a message does not get that image:
-    /// marks without an image of their own are an error.
+    /// Stands for the image in a message's text. A client that writes the mark of another request's image does not get
+    /// that image: a mark without an image in its request is an error.
     pub fn mark(&self) -> String {
         format!("{MARK}{}{MARK}", hex::encode(self.hash))
     }
@@ -81,17 +81,17 @@ impl Image {
     }
 }
 
-/// Whether a token stands for a part of an image.
+/// Returns true if a token stands for a part of an image.
 pub fn is_placeholder(token: Token) -> bool {
     token & PLACEHOLDER != 0
 }
 
-/// Whether a token is the first of those that stand for an image.
+/// Returns true if a token is the first placeholder of an image.
 pub fn begins(token: Token) -> bool {
     token & (PLACEHOLDER | BEGINS) == PLACEHOLDER | BEGINS
 }
 
-/// Whether a token stands for a part of the same image as the one before it: no prompt may be cut here.
+/// Returns true if a token belongs to the same image as the token before it. A prompt must not be cut here.
 pub fn continues(token: Token) -> bool {
     token & (PLACEHOLDER | BEGINS) == PLACEHOLDER
 }
@@ -108,7 +108,7 @@ pub fn runs(prompt: &[Token]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Whether a text ends with the mark of an image.
+/// Returns true if a text ends with the mark of an image.
 pub(crate) fn ends_with_mark(text: &str) -> bool {
     text.ends_with(MARK)
 }

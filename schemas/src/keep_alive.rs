@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-/// See the module.
+/// How long a model stays in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// Until somebody else needs the memory.
+    /// Until another model needs the memory.
     Forever,
-    /// For so long. Zero: it goes as soon as nothing uses it.
+    /// For this time. Zero: it is unloaded as soon as no request uses it.
     For(Duration),
 }
 
-/// Ten years. More is as good as for ever, and a later point in time may not exist.
+/// Ten years. More counts as for ever: a later point in time may not be representable.
 const MAX_SECONDS: f64 = 315_360_000.0;
 
-/// Longer than any duration that somebody writes.
+/// Longer than any sensible duration.
 pub(crate) const MAX_CHARS: usize = 64;
 
 impl KeepAlive {
@@ -40,7 +40,7 @@ impl KeepAlive {
         KeepAlive::of_seconds(if is_negative && seconds > 0.0 { -seconds } else { seconds })
     }
 
-    /// Whether the model may go at once.
+    /// Returns true if the model may be unloaded at once.
     pub fn is_nothing(self) -> bool {
         self == KeepAlive::For(Duration::ZERO)
     }

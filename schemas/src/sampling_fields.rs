@@ -1,10 +1,20 @@
 //! Some of the ways in which tokens are drawn: those that a client chose, or an operator for a model.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::generate::Sampling;
-use crate::request::sampling::{OCCURRENCE_PENALTY, PROBABILITY, REPEAT_PENALTY, TEMPERATURE};
 
+/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
+/// impossible already.
+pub(crate) const REPEAT_PENALTY: RangeInclusive<f64> = 0.1..=10.0;
+/// OpenAI's range.
+pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
+/// OpenAI's range of the frequency and the presence penalty.
+pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
+/// The range of `top_p` and `min_p`.
+pub(crate) const PROBABILITY: RangeInclusive<f64> = 0.0..=1.0;
 /// Fields of [`Sampling`] that somebody has chosen. Their meanings and ranges are those there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -1,6 +1,6 @@
-//! How models mark what they think before they answer, told from their chat templates.
+//! How models mark their reasoning before the answer, derived from their chat templates.
 
-/// The text between which a model thinks, at the beginning of its reply.
+/// The texts around the reasoning at the beginning of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThinkTags {
     /// Before. Some templates write it themselves, at the end of the prompt.
@@ -17,18 +17,18 @@ const TAGS: [ThinkTags; 3] = [
 ];
 
 impl ThinkTags {
-    /// Those that a template writes or looks for.
+    /// The tags that a template writes or looks for.
     pub fn of(template: &str) -> Option<ThinkTags> {
         TAGS.into_iter().find(|tags| template.contains(tags.close))
     }
 }
 
-/// Whether a template is of gpt-oss's kind, whose replies are messages in channels.
+/// Returns true if a template has gpt-oss's form, whose replies are messages in channels.
 pub fn has_channels(template: &str) -> bool {
     template.contains("<|channel|>") && template.contains("<|message|>")
 }
 
-/// Whether the model of a template thinks before it answers.
+/// Returns true if the model of a template reasons before it answers.
 pub fn thinks(template: &str) -> bool {
     has_channels(template) || ThinkTags::of(template).is_some()
 }

@@ -11,19 +11,19 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON Schema of its arguments: an object's.
     pub parameters: Value,
-    /// Whether its arguments have to follow the schema even where the model is free to call it or not.
+    /// Whether the arguments of a free call must follow the schema, too.
     pub strict: Strictness,
 }
 
-/// Whether the arguments of a tool's free calls are held to its schema. Those of forced calls always are.
+/// How closely the arguments of free calls follow the schema. Those of forced calls always follow it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// They are not.
+    /// They need not follow it.
     #[default]
     Loose,
-    /// If the engine knows all of the schema. Otherwise they are any object.
+    /// They follow it if the engine supports the whole schema. Otherwise they are any object.
     IfKnown,
-    /// They are, and a schema of which the engine does not know all is refused.
+    /// They follow it, and a schema that the engine does not fully support is refused.
     Strict,
 }
 
@@ -51,7 +51,7 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// None, and the model is not told of them.
+    /// None. The model does not see the tools.
     None,
     /// At least one.
     Required,
@@ -78,7 +78,7 @@ impl Default for ToolUse {
 }
 
 impl ToolUse {
-    /// The tools that the model is told of.
+    /// The tools that the model sees.
     pub fn offered(&self) -> &[Tool] {
         if self.choice == ToolChoice::None { &[] } else { &self.tools }
     }
@@ -89,7 +89,7 @@ impl ToolUse {
         self.offered().iter().filter(named).collect()
     }
 
-    /// Whether the reply has to be a call.
+    /// Returns true if the reply must be a call.
     pub fn is_forced(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
@@ -144,7 +144,7 @@ pub enum ToolsError {
         /// Which tool.
         index: usize,
     },
-    /// Calls could not be told apart.
+    /// Two tools have one name.
     #[error("two tools have this name")]
     Duplicate {
         /// The later one.

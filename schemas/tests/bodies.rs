@@ -194,8 +194,8 @@ fn openais_bodies_are_as_documented() {
 fn the_other_dialects_bodies_are_as_documented() {
     probe::<anthropic::MessagesBody>(|body| anthropic::MessagesRequest::parse(body, 0).map(drop));
     probe::<anthropic::CountBody>(|body| anthropic::CountRequest::parse(body).map(drop));
-    probe::<ollama::OllamaChatBody>(|body| ollama::ChatRequest::parse(body, 0).map(drop));
-    probe::<ollama::OllamaGenerateBody>(|body| ollama::GenerateRequest::parse(body, 0).map(drop));
+    probe::<ollama::OllamaChatBody>(|body| ollama::OllamaChatRequest::parse(body, 0).map(drop));
+    probe::<ollama::OllamaGenerateBody>(|body| ollama::OllamaGenerateRequest::parse(body, 0).map(drop));
     probe::<ollama::OllamaEmbedBody>(|body| ollama::embed::parse(body).map(drop));
     probe::<ollama::OlderEmbedBody>(|body| ollama::embed::parse_older(body).map(drop));
     probe::<llama_server::TokenizeBody>(|body| llama_server::Tokenize::parse(body).map(drop));

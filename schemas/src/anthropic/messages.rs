@@ -1,8 +1,6 @@
 //! `system` and `messages` → a conversation's messages.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde::de::SeqAccess;
 use serde_json::{Map, Value};
 
@@ -12,7 +10,7 @@ use crate::openai::messages::{MessageList, template_call};
 use crate::request::field::{Field, Items, join, object};
 use crate::request::images::{self, Images};
 use crate::request::read::{Read, Reading};
-use crate::request::schema::{Variant, view};
+use crate::request::schema::{Variant, described, view};
 use crate::request::values::NonEmpty;
 use crate::request::{InvalidRequest, history};
 
@@ -39,7 +37,7 @@ object! {
 #[derive(Debug)]
 pub(crate) enum Blocks {
     Text(String),
-    Blocks(Items<Block>),
+    Blocks(Items<MessagesBlock>),
 }
 
 impl Read for Blocks {
@@ -54,24 +52,12 @@ impl Read for Blocks {
     }
 }
 
-impl JsonSchema for Blocks {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Blocks".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [
-            { "type": "string" },
-            generator.subschema_for::<Vec<UserBlock>>(),
-            generator.subschema_for::<Vec<AssistantBlock>>(),
-            generator.subschema_for::<Vec<TextBlock>>(),
-        ] })
-    }
-}
+described!([] Blocks: |generator| json_schema!({ "anyOf": [
+    { "type": "string" },
+    generator.subschema_for::<Vec<UserBlock>>(),
+    generator.subschema_for::<Vec<AssistantBlock>>(),
+    generator.subschema_for::<Vec<TextBlock>>(),
+] }));
 
 /// The system's message: a text, or text blocks.
 #[derive(Debug)]
@@ -89,30 +75,20 @@ impl Read for SystemText {
     }
 }
 
-impl JsonSchema for SystemText {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "SystemText".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "type": "string" }, generator.subschema_for::<Vec<TextBlock>>()] })
-    }
-}
+described!([] SystemText: |generator| {
+    json_schema!({ "anyOf": [{ "type": "string" }, generator.subschema_for::<Vec<TextBlock>>()] })
+});
 
 object! {
     /// A block of any kind.
-    pub(crate) struct Block {
+    pub(crate) struct MessagesBlock {
         /// What it is.
         r#type: Field<String>,
         /// The text.
         text: Field<String>,
         /// The file of an image, or a document.
         #[schemars(with = "SourceForms")]
-        source: Field<Source>,
+        source: Field<BlockSource>,
         /// The document's title.
         title: Field<String>,
         /// By which the result of the call refers to it.
@@ -135,7 +111,7 @@ object! {
 
 object! {
     /// An image, or a document.
-    pub(crate) struct Source {
+    pub(crate) struct BlockSource {
         /// What it is.
         r#type: Field<String>,
         /// The file in base64, or the text.
@@ -146,7 +122,7 @@ object! {
 view! {
     /// What a user can say. Documents that are not plain text are a 400, and so are images for a model without a
     /// projector.
-    UserBlock of Block:
+    UserBlock of MessagesBlock:
     TEXT,
     Variant {
         words: &["document"], needs: &["source"], may_have: &["title"], forms: &[("source", &[1])], ..Variant::NEW
@@ -157,7 +133,7 @@ view! {
 
 view! {
     /// What a model can have said. Calls of tools that run on Anthropic's servers, and what they found, are left out.
-    AssistantBlock of Block:
+    AssistantBlock of MessagesBlock:
     TEXT,
     Variant { words: &["tool_use"], needs: &["id", "name"], may_have: &["input"], ..Variant::NEW },
     Variant { words: &["thinking"], may_have: &["thinking"], ..Variant::NEW },
@@ -166,66 +142,46 @@ view! {
 
 view! {
     /// What a tool can say.
-    ResultBlock of Block: TEXT, IMAGE
+    ResultBlock of MessagesBlock: TEXT, IMAGE
 }
 
 view! {
     /// A block that is a text.
-    TextBlock of Block: TEXT
+    TextBlock of MessagesBlock: TEXT
 }
 
 view! {
     /// A document of plain text.
-    PlainDocument of Source: Variant { words: &["text"], needs: &["data"], ..Variant::NEW }
+    PlainDocument of BlockSource: Variant { words: &["text"], needs: &["data"], ..Variant::NEW }
 }
 
 view! {
     /// An image itself, in base64: URLs are never fetched.
-    Base64Image of Source: Variant { words: &["base64"], needs: &["data"], ..Variant::NEW }
+    Base64Image of BlockSource: Variant { words: &["base64"], needs: &["data"], ..Variant::NEW }
 }
 
 const TEXT: Variant = Variant { words: &["text"], needs: &["text"], ..Variant::NEW };
 const IMAGE: Variant = Variant { words: &["image"], needs: &["source"], forms: &[("source", &[0])], ..Variant::NEW };
 
-/// Describes the forms of [`Block::source`].
+/// Describes the forms of [`MessagesBlock::source`].
 enum SourceForms {}
 
-impl JsonSchema for SourceForms {
-    fn inline_schema() -> bool {
-        true
-    }
+described!([] SourceForms: |generator| {
+    let file = json_schema!({
+        "description": "A PNG, JPEG, WebP or GIF file.",
+        "allOf": [generator.subschema_for::<Base64Image>()],
+        "properties": { "data": { "pattern": r"^[A-Za-z0-9+/]+={0,2}$" } },
+    });
+    json_schema!({ "anyOf": [file, generator.subschema_for::<PlainDocument>()] })
+});
 
-    fn schema_name() -> Cow<'static, str> {
-        "SourceForms".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let file = json_schema!({
-            "description": "A PNG, JPEG, WebP or GIF file.",
-            "allOf": [generator.subschema_for::<Base64Image>()],
-            "properties": { "data": { "pattern": r"^[A-Za-z0-9+/]+={0,2}$" } },
-        });
-        json_schema!({ "anyOf": [file, generator.subschema_for::<PlainDocument>()] })
-    }
-}
-
-/// Describes [`Block::content`].
+/// Describes [`MessagesBlock::content`].
 enum ResultForms {}
 
-impl JsonSchema for ResultForms {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "ResultForms".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let blocks = generator.subschema_for::<Vec<ResultBlock>>();
-        json_schema!({ "anyOf": [{ "type": "string" }, blocks, { "type": "null" }] })
-    }
-}
+described!([] ResultForms: |generator| {
+    let blocks = generator.subschema_for::<Vec<ResultBlock>>();
+    json_schema!({ "anyOf": [{ "type": "string" }, blocks, { "type": "null" }] })
+});
 
 /// The messages as templates read them.
 pub(super) fn check_history(
@@ -233,7 +189,7 @@ pub(super) fn check_history(
     messages: MessageList<MessagesMessage>,
     images: &mut Images,
 ) -> Result<Vec<Message>, InvalidRequest> {
-    let mut turns = Turns { messages: Vec::new(), images };
+    let mut turns = MessagesTurns { messages: Vec::new(), images };
     if let Some(system) = system {
         turns.push("system", &system.check()?);
     }
@@ -265,12 +221,12 @@ impl SystemText {
 }
 
 /// Messages so far. Messages of one role in a row are one, as Anthropic has it: most templates insist on turns.
-struct Turns<'i> {
+struct MessagesTurns<'i> {
     messages: Vec<Message>,
     images: &'i mut Images,
 }
 
-impl Turns<'_> {
+impl MessagesTurns<'_> {
     fn push(&mut self, role: &str, text: &str) {
         if text.is_empty() {
             return;
@@ -312,7 +268,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    fn block(&mut self, role: &str, at: &str, mut block: Block) -> Result<(), InvalidRequest> {
+    fn block(&mut self, role: &str, at: &str, mut block: MessagesBlock) -> Result<(), InvalidRequest> {
         match (block.r#type.take().get(at)?.as_deref(), role) {
             (Some("text"), _) => self.push(role, &required(block.text, "text", at)?),
             (Some("document"), "user") => self.push(role, &block.document(at)?),
@@ -380,7 +336,7 @@ impl Blocks {
     }
 }
 
-impl Block {
+impl MessagesBlock {
     /// An image, whose mark is returned.
     fn image(self, at: &str, images: &mut Images) -> Result<String, InvalidRequest> {
         let source = required(self.source, "source", at)?;
@@ -436,14 +392,14 @@ mod tests {
 
     object! {
         /// Has a history.
-        struct Body {
+        struct HistoryBody {
             messages: Required<MessageList<MessagesMessage>>,
             system: Field<SystemText>,
         }
     }
 
     fn parsed_with(body: &Value, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-        let body: Body = read(body.to_string().as_bytes())?;
+        let body: HistoryBody = read(body.to_string().as_bytes())?;
         check_history(body.system.get("")?, body.messages.get("")?, images)
     }
 

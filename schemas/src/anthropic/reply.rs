@@ -54,7 +54,7 @@ pub enum Block {
         name: String,
         /// Its arguments.
         input: Map<String, Value>,
-        /// Who calls.
+        /// The caller.
         caller: Caller,
     },
 }
@@ -71,7 +71,7 @@ impl Block {
     }
 }
 
-/// Who calls a tool: always the model itself, and never code that it has run.
+/// The caller of a tool: always the model itself, never code that it ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Caller {

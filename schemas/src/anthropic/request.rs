@@ -1,7 +1,7 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: a body → one [`GenerateRequest`], or a conversation.
 //!
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
-//! `anthropic-beta` headers, and any field nobody here has heard of.
+//! `anthropic-beta` headers, and any unknown field.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -177,7 +177,7 @@ impl MessagesRequest {
 impl MessagesBody {
     fn check(self, drawn_seed: u64) -> Result<MessagesRequest, InvalidRequest> {
         let max_tokens = self.max_tokens.get("")?.count();
-        let Prompt { model, chat, thinking, constraint } = self.prompt.check()?;
+        let CheckedPrompt { model, chat, thinking, constraint } = self.prompt.check()?;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let generate = GenerateRequest {
             model,
@@ -206,13 +206,13 @@ impl CountRequest {
     /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         // A constraint has no tokens, but a mistake in it is one here as it will be in the message.
-        let Prompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check()?;
+        let CheckedPrompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check()?;
         Ok(CountRequest { model, chat })
     }
 }
 
 /// A checked [`PromptBody`].
-struct Prompt {
+struct CheckedPrompt {
     model: String,
     chat: ChatPrompt,
     thinking: Option<ThinkingKind>,
@@ -220,7 +220,7 @@ struct Prompt {
 }
 
 impl PromptBody {
-    fn check(self) -> Result<Prompt, InvalidRequest> {
+    fn check(self) -> Result<CheckedPrompt, InvalidRequest> {
         let model = self.model.get("")?.0;
         let thinking = match self.thinking.get("")? {
             Some(thinking) => Some(thinking.check()?),
@@ -230,10 +230,9 @@ impl PromptBody {
             Some(config) => (config.effort.get("output_config")?, config.format.get("output_config")?),
             None => (None, None),
         };
-        let constraint = match (format, self.output_format.get("")?) {
-            (Some(newer), _) => Some(newer.check("output_config.format")?),
-            (None, Some(older)) => Some(older.check("output_format")?),
-            (None, None) => None,
+        let constraint = match format {
+            Some(newer) => Some(newer.check("output_config.format")?),
+            None => self.output_format.get("")?.map(|older| older.check("output_format")).transpose()?,
         };
         let mut template_args = Map::new();
         if let Some(thinking @ (ThinkingKind::Enabled | ThinkingKind::Disabled)) = thinking {
@@ -248,7 +247,7 @@ impl PromptBody {
         let conversation =
             Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
         let chat = ChatPrompt { conversation, tools: self.tools.check()? };
-        Ok(Prompt { model, chat, thinking, constraint })
+        Ok(CheckedPrompt { model, chat, thinking, constraint })
     }
 }
 

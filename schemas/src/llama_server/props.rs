@@ -10,7 +10,7 @@ use crate::sampling_fields::SamplingFields;
 /// The reply to `GET /props`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Props {
-    /// What a request gets that says nothing.
+    /// The defaults of a request.
     pub default_generation_settings: GenerationSettings,
     /// Sequences decoded together.
     pub total_slots: u32,
@@ -106,7 +106,7 @@ pub struct Slot {
     pub n_ctx: u32,
     /// Always false.
     pub speculative: bool,
-    /// Whether a sequence runs in it.
+    /// A sequence runs in it.
     pub is_processing: bool,
 }
 

@@ -11,7 +11,7 @@ use crate::openai::TemplateBody;
 use crate::openai::messages::{ChatMessage, MessageList};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
-use crate::request::read::{Problem, Read, Reading, read};
+use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::tools::ChatToolsBody;
 use crate::request::values::Tokens;
 use crate::sequence::Token;
@@ -71,7 +71,7 @@ impl Read for TextTokens {
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         let tokens = Tokens::array(items)?;
-        Ok(tokens.map(TextTokens).map_err(|_| Problem::value("must be an array of token ids")))
+        Ok(tokens.map(TextTokens).map_err(|_| ValueProblem::value("must be an array of token ids")))
     }
 }
 

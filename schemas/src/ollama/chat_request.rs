@@ -26,7 +26,7 @@ object! {
 
 /// A chat as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ChatRequest {
+pub struct OllamaChatRequest {
     /// What to generate.
     pub generate: GenerateRequest,
     /// Set if there is no message: then nothing is generated.
@@ -35,7 +35,7 @@ pub struct ChatRequest {
     pub stream: bool,
 }
 
-impl ChatRequest {
+impl OllamaChatRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: OllamaChatBody = read(body)?;
@@ -45,7 +45,7 @@ impl ChatRequest {
         let load_only = messages.is_empty().then(|| LoadOnly::of(generate.keep_alive));
         let images = images.into_vec();
         let input = Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images });
-        Ok(ChatRequest { generate: GenerateRequest { input, ..generate }, load_only, stream })
+        Ok(OllamaChatRequest { generate: GenerateRequest { input, ..generate }, load_only, stream })
     }
 }
 
@@ -55,8 +55,8 @@ mod tests {
 
     use super::*;
 
-    fn parsed(body: &Value) -> Result<ChatRequest, InvalidRequest> {
-        ChatRequest::parse(body.to_string().as_bytes(), 7)
+    fn parsed(body: &Value) -> Result<OllamaChatRequest, InvalidRequest> {
+        OllamaChatRequest::parse(body.to_string().as_bytes(), 7)
     }
 
     fn check(messages: Value, expected: Value) {

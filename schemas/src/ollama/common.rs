@@ -1,8 +1,6 @@
 //! What `/api/chat` and `/api/generate` have in common.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde_json::{Map, Number, Value};
 
 use super::format::Format;
@@ -11,8 +9,9 @@ use crate::generate::{GenerateRequest, Input};
 use crate::keep_alive::{KeepAlive, MAX_CHARS};
 use crate::openai::TopLogprobs;
 use crate::request::InvalidRequest;
-use crate::request::field::{Field, Items, Member as _, Required, object};
-use crate::request::read::{Problem, Read, Reading};
+use crate::request::field::{Field, Items, ObjectMember as _, Required, object};
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::schema::described;
 use crate::request::tools::{ChatTool, check_tools};
 use crate::request::values::{Integer, ModelName};
 use crate::tools::{MAX_TOOLS, ToolChoice};
@@ -26,7 +25,7 @@ object! {
         stream: Field<bool>,
         /// What the reply has to be.
         format: Field<Format>,
-        /// Whether the model is to think. For one that cannot, a 400.
+        /// Whether the model is to think. A 400 for a model that cannot.
         think: Field<Think>,
         /// How long a model that is loaded on demand stays in memory afterwards: 0 unloads it, a negative number keeps it
         /// for good. A model that is always loaded stays.
@@ -110,8 +109,8 @@ impl Think {
 impl Read for Think {
     const EXPECTED: &'static str = "true, false, \"low\", \"medium\", \"high\" or \"max\"";
 
-    fn wrong(_: &'static str) -> Problem {
-        Problem::value(format!("must be {}", Self::EXPECTED))
+    fn wrong(_: &'static str) -> ValueProblem {
+        ValueProblem::value(format!("must be {}", Self::EXPECTED))
     }
 
     fn boolean(on: bool) -> Reading<Self> {
@@ -124,20 +123,12 @@ impl Read for Think {
     }
 }
 
-impl JsonSchema for Think {
-    fn schema_name() -> Cow<'static, str> {
-        "Think".into()
-    }
+described!([] Think: named "Think", |_generator| json_schema!({
+    "description": "Whether and how hard to think.",
+    "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS }],
+}));
 
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "Whether and how hard to think.",
-            "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS }],
-        })
-    }
-}
-
-/// Whether a request only asks for its model to be loaded or unloaded, and which.
+/// What a request without a prompt asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadOnly {
     /// Nothing to answer: the model is to be ready.
@@ -169,7 +160,7 @@ impl KeepAliveBody {
     fn unless_wrong(parsed: Option<KeepAlive>) -> Reading<Self> {
         match parsed {
             Some(parsed) => Ok(KeepAliveBody(Some(parsed))),
-            None => Err(Problem::value(format!("must be {}", Self::EXPECTED))),
+            None => Err(ValueProblem::value(format!("must be {}", Self::EXPECTED))),
         }
     }
 }
@@ -190,24 +181,18 @@ impl Read for KeepAliveBody {
 const KEEP_ALIVE: &str =
     "^([-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|[-+]?(([0-9]+[.]?[0-9]*|[.][0-9]+)(ns|us|µs|μs|ms|s|m|h))+)?$";
 
-impl JsonSchema for KeepAliveBody {
-    fn schema_name() -> Cow<'static, str> {
-        "KeepAlive".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "How long the model should stay.",
-            "anyOf": [
-                { "description": "Seconds.", "type": "number", "format": "double" },
-                {
-                    "description": "In Go's form, such as `5m`, or a number; the empty word says nothing.",
-                    "type": "string", "maxLength": MAX_CHARS, "pattern": KEEP_ALIVE,
-                },
-            ],
-        })
-    }
-}
+described!([] KeepAliveBody: named "KeepAlive", |_generator| {
+    json_schema!({
+        "description": "How long the model should stay.",
+        "anyOf": [
+            { "description": "Seconds.", "type": "number", "format": "double" },
+            {
+                "description": "In Go's form, such as `5m`, or a number; the empty word says nothing.",
+                "type": "string", "maxLength": MAX_CHARS, "pattern": KEEP_ALIVE,
+            },
+        ],
+    })
+});
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,6 @@
 //! `POST /api/embed` and the older `/api/embeddings`: a body → one [`EmbedRequest`], and the replies.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, json_schema};
 use serde::Serialize;
 use serde::de::SeqAccess;
 use serde_json::json;
@@ -11,7 +9,8 @@ use super::common::KeepAliveBody;
 use crate::embed::{EmbedInput, EmbedRequest, MAX_INPUTS};
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
-use crate::request::read::{Problem, Read, Reading, read};
+use crate::request::read::{Read, Reading, ValueProblem, read};
+use crate::request::schema::described;
 use crate::request::values::{Integer, MAX_U32, ModelName, NonEmpty};
 
 object! {
@@ -59,7 +58,7 @@ impl Read for EmbedText {
     const EXPECTED: &'static str = String::EXPECTED;
 
     fn string(text: &str) -> Reading<Self> {
-        if text.is_empty() { Err(Problem::value("must not be empty")) } else { Ok(EmbedText(text.to_owned())) }
+        if text.is_empty() { Err(ValueProblem::value("must not be empty")) } else { Ok(EmbedText(text.to_owned())) }
     }
 }
 
@@ -75,19 +74,13 @@ impl Read for EmbedTexts {
     }
 }
 
-impl JsonSchema for EmbedTexts {
-    fn schema_name() -> Cow<'static, str> {
-        "OllamaEmbedInput".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let text = generator.subschema_for::<NonEmpty>();
-        json_schema!({
-            "description": "What to embed: a text, or several.",
-            "anyOf": [{ "type": "string" }, { "type": "array", "items": text, "maxItems": MAX_INPUTS }],
-        })
-    }
-}
+described!([] EmbedTexts: named "OllamaEmbedInput", |generator| {
+    let text = generator.subschema_for::<NonEmpty>();
+    json_schema!({
+        "description": "What to embed: a text, or several.",
+        "anyOf": [{ "type": "string" }, { "type": "array", "items": text, "maxItems": MAX_INPUTS }],
+    })
+});
 
 impl EmbedTexts {
     fn check(self) -> Result<Vec<EmbedInput>, InvalidRequest> {

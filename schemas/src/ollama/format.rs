@@ -1,13 +1,12 @@
 //! `format`: `"json"` or a schema.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde::de::MapAccess;
 use serde_json::Value;
 
 use crate::constraint::{Constraint, check_schema};
-use crate::request::read::{Problem, Read, Reading};
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::schema::described;
 
 /// What a reply has to be; `None` for text.
 #[derive(Debug, PartialEq)]
@@ -16,8 +15,8 @@ pub(crate) struct Format(pub(super) Option<Constraint>);
 impl Read for Format {
     const EXPECTED: &'static str = "\"json\" or a JSON schema";
 
-    fn wrong(_: &'static str) -> Problem {
-        Problem::value(format!("must be {}", Self::EXPECTED))
+    fn wrong(_: &'static str) -> ValueProblem {
+        ValueProblem::value(format!("must be {}", Self::EXPECTED))
     }
 
     fn string(word: &str) -> Reading<Self> {
@@ -33,33 +32,27 @@ impl Read for Format {
             if schema.as_object().is_some_and(serde_json::Map::is_empty) {
                 return Ok(Format(None));
             }
-            check_schema(&schema).map_err(|e| Problem::value(e.to_string()))?;
+            check_schema(&schema).map_err(|e| ValueProblem::value(e.to_string()))?;
             Ok(Format(Some(Constraint::JsonSchema { schema, field: "format".to_owned() })))
         }))
     }
 }
 
-impl JsonSchema for Format {
-    fn schema_name() -> Cow<'static, str> {
-        "OllamaFormat".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "What a reply has to be.",
-            "anyOf": [
-                {
-                    "description": "Any JSON object, or with the empty word any text.",
-                    "type": "string", "enum": ["json", ""],
-                },
-                {
-                    "description": "JSON that a schema describes; the empty object asks for nothing.",
-                    "type": "object", "additionalProperties": true,
-                },
-            ],
-        })
-    }
-}
+described!([] Format: named "OllamaFormat", |_generator| {
+    json_schema!({
+        "description": "What a reply has to be.",
+        "anyOf": [
+            {
+                "description": "Any JSON object, or with the empty word any text.",
+                "type": "string", "enum": ["json", ""],
+            },
+            {
+                "description": "JSON that a schema describes; the empty object asks for nothing.",
+                "type": "object", "additionalProperties": true,
+            },
+        ],
+    })
+});
 
 #[cfg(test)]
 mod tests {
@@ -71,7 +64,7 @@ mod tests {
 
     object! {
         /// Has a format.
-        struct Body {
+        struct FormatBody {
             format: Field<Format>,
         }
     }
@@ -79,7 +72,7 @@ mod tests {
     #[test]
     fn json_and_schemas_are_constraints() {
         let parsed = |body: Value| {
-            let format = read::<Body>(body.to_string().as_bytes()).unwrap().format.get("");
+            let format = read::<FormatBody>(body.to_string().as_bytes()).unwrap().format.get("");
             format.map(|format| format.and_then(|format| format.0)).map_err(|e| e.param)
         };
         for off in [json!({}), json!({ "format": null }), json!({ "format": "" }), json!({ "format": {} })] {

@@ -1,9 +1,9 @@
-//! `POST /api/generate`: a body → one [`GenerateRequest`](crate::GenerateRequest), or a wish to load the model.
+//! `POST /api/generate`: a body → one [`GenerateRequest`], or a wish to load the model.
 
 use serde_json::json;
 
 use super::common::{Common, CommonBody, LoadOnly};
-use crate::generate::{Conversation, GenerateRequest as Generate, Input, Message};
+use crate::generate::{Conversation, GenerateRequest, Input, Message};
 use crate::image::MAX_IMAGES;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
@@ -49,16 +49,16 @@ object! {
 
 /// A generation as the client asked for it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GenerateRequest {
+pub struct OllamaGenerateRequest {
     /// What to generate: one user message, with `raw` the prompt as it is, with `suffix` what stands between both.
-    pub generate: Generate,
+    pub generate: GenerateRequest,
     /// Set if there is no prompt: then nothing is generated.
     pub load_only: Option<LoadOnly>,
     /// As lines of JSON.
     pub stream: bool,
 }
 
-impl GenerateRequest {
+impl OllamaGenerateRequest {
     /// Reads a body. `drawn_seed` is used where the client sent none.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: OllamaGenerateBody = read(body)?;
@@ -78,21 +78,20 @@ impl GenerateRequest {
                 "cannot go with \"raw\" or \"suffix\": only a chat template places them",
             ));
         }
-        let system = body.system.get("")?.filter(|system| !system.is_empty());
         let Common { generate, template_args, stream } = body.common.check(drawn_seed)?;
         let input = match (suffix, raw) {
             (Some(suffix), _) => Input::Infill { prefix: prompt, suffix },
             (None, true) => Input::Text(prompt),
             (None, false) => {
                 let message = |role: &str, content| Message { role: role.into(), content, ..Message::default() };
-                let system = system.map(|text| message("system", text));
+                let system = body.system.get("")?.filter(|text| !text.is_empty()).map(|text| message("system", text));
                 let messages = system.into_iter().chain([message("user", marks + &prompt)]).collect();
                 Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images: images.into_vec() })
             }
         };
         let load_only = is_empty.then(|| LoadOnly::of(generate.keep_alive));
         let context = context(body.context.get("")?, &input)?;
-        Ok(GenerateRequest { generate: Generate { input, context, ..generate }, load_only, stream })
+        Ok(OllamaGenerateRequest { generate: GenerateRequest { input, context, ..generate }, load_only, stream })
     }
 }
 
@@ -120,10 +119,10 @@ mod tests {
 
     use super::*;
 
-    fn parsed(extra: Value) -> Result<GenerateRequest, InvalidRequest> {
+    fn parsed(extra: Value) -> Result<OllamaGenerateRequest, InvalidRequest> {
         let mut body = json!({"model": "m", "prompt": "hi"});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        GenerateRequest::parse(body.to_string().as_bytes(), 7)
+        OllamaGenerateRequest::parse(body.to_string().as_bytes(), 7)
     }
 
     fn check(extra: Value, expected: Value) {

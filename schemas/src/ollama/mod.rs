@@ -17,10 +17,10 @@ mod format;
 mod messages;
 mod options;
 
-pub use chat_request::{ChatRequest, OllamaChatBody};
+pub use chat_request::{OllamaChatBody, OllamaChatRequest};
 pub use common::LoadOnly;
 pub use embed::{OlderEmbedBody, OllamaEmbedBody};
-pub use generate_request::{GenerateRequest, OllamaGenerateBody};
+pub use generate_request::{OllamaGenerateBody, OllamaGenerateRequest};
 pub use model_request::{ModelBody, ModelRequest};
 use schemars::JsonSchema;
 use serde::Serialize;

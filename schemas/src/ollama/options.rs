@@ -5,7 +5,7 @@ use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
-use crate::request::unsupported::{Refused, RefusedFields, Unsupported};
+use crate::request::unsupported::{RefusedField, RefusedFields, Unsupported};
 use crate::request::values::{Integer, MAX_U32};
 use crate::sampling_fields::SamplingFields;
 
@@ -45,10 +45,10 @@ pub(super) struct Options {
 pub(crate) struct GoneSamplers;
 
 impl RefusedFields for GoneSamplers {
-    const FIELDS: &'static [Refused] = &[
-        Refused { field: "mirostat", feature: "Mirostat", off: Some(0.0) },
-        Refused { field: "typical_p", feature: "Typical sampling", off: Some(1.0) },
-        Refused { field: "tfs_z", feature: "Tail-free sampling", off: Some(1.0) },
+    const FIELDS: &'static [RefusedField] = &[
+        RefusedField { field: "mirostat", feature: "Mirostat", off: Some(0.0) },
+        RefusedField { field: "typical_p", feature: "Typical sampling", off: Some(1.0) },
+        RefusedField { field: "tfs_z", feature: "Tail-free sampling", off: Some(1.0) },
     ];
 }
 
@@ -76,18 +76,18 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::request::field::Member as _;
+    use crate::request::field::ObjectMember as _;
     use crate::request::read::read;
 
     object! {
         /// Has options.
-        struct Body {
+        struct WithOptions {
             options: Field<OptionsBody>,
         }
     }
 
     fn parsed(options: Value) -> Result<Options, InvalidRequest> {
-        let body: Body = read(json!({ "options": options }).to_string().as_bytes())?;
+        let body: WithOptions = read(json!({ "options": options }).to_string().as_bytes())?;
         body.options.get("")?.unwrap_or_else(|| OptionsBody::named("")).check(99)
     }
 

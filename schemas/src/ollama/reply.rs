@@ -1,4 +1,5 @@
-//! The replies of `/api/chat` and `/api/generate`: lines of a stream, of which the last, or only one, has `done: true`.
+//! The replies of `/api/chat` and `/api/generate`: the lines of a stream. The last line, or the only one, has
+//! `done: true`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -22,7 +23,7 @@ pub struct Line<'a> {
     /// Of the tokens in this line, if asked for. The shape is OpenAI's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<TokenLogprob>,
-    /// Whether this is the last line. A stream without such a line has failed.
+    /// This is the last line. A stream without a last line has failed.
     pub done: bool,
     /// What the last line says.
     #[serde(flatten)]

@@ -1,13 +1,13 @@
-//! `/api/show` of a model that another server runs: what that server tells of it.
+//! `/api/show` for a model that another server runs: what that server reports about it.
 
 use serde_json::{Map, Value};
 
 use super::model::{Details, Show};
 
-/// What another server tells of a model. What it does not tell, or what cannot be true, is missing.
+/// What another server reports about a model. A fact that it does not report, or that cannot be true, is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToldModel {
-    /// What it can do, in Ollama's words. Empty: that is not told.
+    /// What it can do, in Ollama's words. Empty: not reported.
     pub capabilities: Vec<&'static str>,
     /// What kind of model it is.
     pub details: Details,
@@ -24,8 +24,8 @@ pub struct ToldModel {
 }
 
 impl Show {
-    /// Of a model that another server runs. One of which nothing is told chats, at least; whether it calls tools is found
-    /// out when it is asked.
+    /// Describes a model that another server runs. A model without reported capabilities is shown as one that chats and
+    /// calls tools: a request will find out.
     pub fn of_upstream(modified_at: String, told: ToldModel) -> Self {
         // Clients look for a key with this end. Before it stands the architecture, where that is known.
         let prefix = told.architecture.clone().unwrap_or_else(|| "general".to_owned());

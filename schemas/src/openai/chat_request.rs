@@ -1,7 +1,7 @@
 //! `POST /v1/chat/completions`, and `/baton/plan`, which takes the same: a body → one [`GenerateRequest`].
 //!
 //! Accepted and ignored: `store`, `metadata`, `service_tier`, `prompt_cache_*`, `prediction`, `safety_identifier`,
-//! `verbosity`, `user`, and any field nobody here has heard of. What would change the answer and cannot be honoured
+//! `verbosity`, `user`, and any unknown field. What would change the answer and cannot be honoured
 //! yet is refused in `not_yet.rs`.
 
 use serde_json::json;

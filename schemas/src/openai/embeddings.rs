@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`: a body → one [`EmbedRequest`], and its reply.
 //!
-//! Accepted and ignored: `user`, and any field nobody here has heard of.
+//! Accepted and ignored: `user`, and any unknown field.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -60,17 +60,12 @@ impl EmbeddingsRequest {
         let body: EmbeddingsBody = read(body)?;
         let encoding = body.encoding_format.get("")?.map_or(Encoding::Float, |encoding| encoding.0);
         let dimensions = body.dimensions.get("")?.and_then(Integer::count);
+        let model = body.model.get("")?.0;
         let inputs = body.input.get("")?.check("input", "texts")?.into_iter().map(|input| match input {
             TextOrTokens::Text(text) => EmbedInput::Text(text),
             TextOrTokens::Tokens(tokens) => EmbedInput::Tokens(tokens),
         });
-        let embed = EmbedRequest {
-            model: body.model.get("")?.0,
-            inputs: inputs.collect(),
-            truncate: false,
-            dimensions,
-            keep_alive: None,
-        };
+        let embed = EmbedRequest { model, inputs: inputs.collect(), truncate: false, dimensions, keep_alive: None };
         Ok(EmbeddingsRequest { embed, encoding })
     }
 }

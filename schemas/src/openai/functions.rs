@@ -1,13 +1,12 @@
 //! `functions` and `function_call`: the form that tools had before they were called so. A reply makes one call at most.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde::de::MapAccess;
 
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
-use crate::request::read::{Problem, Read, Reading};
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::schema::described;
 use crate::request::tools::{ChatToolsBody, Function, ToolNamed, check_tools};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
@@ -44,8 +43,8 @@ pub(crate) struct FunctionChoice(ToolChoice);
 impl Read for FunctionChoice {
     const EXPECTED: &'static str = "auto, none or {name}";
 
-    fn wrong(_: &'static str) -> Problem {
-        Problem::value(format!("must be {}", Self::EXPECTED))
+    fn wrong(_: &'static str) -> ValueProblem {
+        ValueProblem::value(format!("must be {}", Self::EXPECTED))
     }
 
     fn string(word: &str) -> Reading<Self> {
@@ -62,18 +61,10 @@ impl Read for FunctionChoice {
     }
 }
 
-impl JsonSchema for FunctionChoice {
-    fn schema_name() -> Cow<'static, str> {
-        "FunctionChoice".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "What the reply has to do with `functions`: a word, or one of them to call.",
-            "anyOf": [{ "type": "string", "enum": ["auto", "none"] }, generator.subschema_for::<ToolNamed>()],
-        })
-    }
-}
+described!([] FunctionChoice: named "FunctionChoice", |generator| json_schema!({
+    "description": "What the reply has to do with `functions`: a word, or one of them to call.",
+    "anyOf": [{ "type": "string", "enum": ["auto", "none"] }, generator.subschema_for::<ToolNamed>()],
+}));
 
 #[cfg(test)]
 mod tests {

@@ -1,17 +1,15 @@
 //! A client's `messages` → a [`Conversation`](crate::generate::Conversation)'s messages, in the one form that chat
 //! templates read.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema};
 use serde::de::{MapAccess, SeqAccess};
 use serde_json::{Map, Value, json};
 
 use crate::generate::Message;
 use crate::request::field::{Field, Items, Required, join, object};
 use crate::request::images::Images;
-use crate::request::read::{Problem, Read, Reading};
-use crate::request::schema::Variant;
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::schema::{Variant, described};
 use crate::request::unsupported::Demand;
 use crate::request::values::NonEmpty;
 use crate::request::{InvalidRequest, history};
@@ -27,27 +25,17 @@ impl<M: Read> Read for MessageList<M> {
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         let messages = Items::array(items)?;
         Ok(messages.and_then(|messages: Items<M>| match messages.is_empty() {
-            true => Err(Problem::value(Self::MISSING)),
+            true => Err(ValueProblem::value(Self::MISSING)),
             false => Ok(MessageList(messages)),
         }))
     }
 }
 
-impl<M: JsonSchema> JsonSchema for MessageList<M> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        Items::<M>::schema_name()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let mut schema = Items::<M>::json_schema(generator);
-        schema.insert("minItems".to_owned(), 1.into());
-        schema
-    }
-}
+described!([M: JsonSchema] MessageList<M>: |generator| {
+    let mut schema = Items::<M>::json_schema(generator);
+    schema.insert("minItems".to_owned(), 1.into());
+    schema
+});
 
 /// An assistant's message has at least one of these.
 fn describe_assistant(schema: &mut Schema) {
@@ -240,21 +228,15 @@ impl Read for Arguments {
     }
 }
 
-impl JsonSchema for Arguments {
-    fn schema_name() -> Cow<'static, str> {
-        "Arguments".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        schemars::json_schema!({
-            "description": "The arguments of a call.",
-            "anyOf": [
-                { "description": "As JSON in a string.", "type": "string" },
-                { "description": "As they are.", "type": "object", "additionalProperties": true },
-            ],
-        })
-    }
-}
+described!([] Arguments: named "Arguments", |_generator| {
+    schemars::json_schema!({
+        "description": "The arguments of a call.",
+        "anyOf": [
+            { "description": "As JSON in a string.", "type": "string" },
+            { "description": "As they are.", "type": "object", "additionalProperties": true },
+        ],
+    })
+});
 
 impl MessageList<ChatMessage> {
     /// The messages as templates read them.
@@ -419,13 +401,13 @@ mod tests {
 
     object! {
         /// Has messages.
-        struct History {
+        struct WithMessages {
             messages: Required<MessageList<ChatMessage>>,
         }
     }
 
     fn parsed_with(messages: &Value, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-        let body: History = read(json!({ "messages": messages }).to_string().as_bytes())?;
+        let body: WithMessages = read(json!({ "messages": messages }).to_string().as_bytes())?;
         body.messages.get("")?.check(images)
     }
 

@@ -13,9 +13,9 @@ pub struct ModelCard {
     pub object: &'static str,
     /// Unix seconds.
     pub created: u64,
-    /// Who serves it.
+    /// The owner of the model.
     pub owned_by: String,
-    /// Whether it is in memory; only of models that come and go.
+    /// The model is in memory. Only for models that are loaded on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ModelStatus>,
 }

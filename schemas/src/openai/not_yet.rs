@@ -4,16 +4,16 @@ use serde_json::Value;
 
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
-use crate::request::unsupported::{Refused, RefusedFields, Unsupported};
+use crate::request::unsupported::{RefusedField, RefusedFields, Unsupported};
 
 /// A field that is refused whatever its value.
-const fn never(field: &'static str, feature: &'static str) -> Refused {
-    Refused { field, feature, off: None }
+const fn never(field: &'static str, feature: &'static str) -> RefusedField {
+    RefusedField { field, feature, off: None }
 }
 
 /// A field that is refused unless it is switched off, for which this number counts, too.
-const fn unless(off: f64, field: &'static str, feature: &'static str) -> Refused {
-    Refused { field, feature, off: Some(off) }
+const fn unless(off: f64, field: &'static str, feature: &'static str) -> RefusedField {
+    RefusedField { field, feature, off: Some(off) }
 }
 
 const STRUCTURED: &str = "Structured output";
@@ -23,7 +23,7 @@ const STRUCTURED: &str = "Structured output";
 pub(crate) struct NotYet;
 
 impl RefusedFields for NotYet {
-    const FIELDS: &'static [Refused] = &[
+    const FIELDS: &'static [RefusedField] = &[
         // Structured output in other servers' words; OpenAI's is `response_format`.
         never("grammar", STRUCTURED),
         never("json_schema", STRUCTURED),
@@ -60,7 +60,7 @@ impl RefusedFields for NotYet {
 pub(crate) struct NotYetInChats;
 
 impl RefusedFields for NotYetInChats {
-    const FIELDS: &'static [Refused] = &[
+    const FIELDS: &'static [RefusedField] = &[
         unless(0.0, "echo", "Echoing the prompt"),
         never("audio", "Audio output"),
         never("web_search_options", "Web search"),

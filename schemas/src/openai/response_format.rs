@@ -76,13 +76,13 @@ mod tests {
 
     object! {
         /// Has a format.
-        struct Body {
+        struct WithFormat {
             response_format: Field<ResponseFormat>,
         }
     }
 
     fn parsed(body: Value) -> Result<Option<Constraint>, String> {
-        let format = read::<Body>(body.to_string().as_bytes()).unwrap().response_format.get("");
+        let format = read::<WithFormat>(body.to_string().as_bytes()).unwrap().response_format.get("");
         format.and_then(|format| format.map_or(Ok(None), ResponseFormat::check)).map_err(|e| e.to_string())
     }
 

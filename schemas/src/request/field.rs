@@ -19,16 +19,15 @@
 //! `by "type" { variants }` after the struct describes an object whose fields depend on one word: see
 //! [`schema`](super::schema).
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema};
 use serde::de::{MapAccess, SeqAccess};
 
 use super::invalid::InvalidRequest;
-use super::read::{Read, Reader, Reading, Skipped, each_field, each_item};
+use super::read::{JsonReader, Read, Reading, Skipped, ValueProblem, each_field, each_item};
+use super::schema::described;
 
 /// What an object is made of: a field, or the fields of a part.
-pub(crate) trait Member {
+pub(crate) trait ObjectMember {
     /// It is a field that must be there.
     const IS_REQUIRED: bool;
 
@@ -68,6 +67,14 @@ impl<T> Field<T> {
         present.reading.map_err(|problem| InvalidRequest::at(join(at, present.name), problem))
     }
 
+    /// The same field, where only `expected` is right.
+    pub(crate) fn expecting(mut self, wanted: &'static str) -> Self {
+        if let Some(Err(ValueProblem::Type { expected, .. })) = self.0.as_mut().map(|present| &mut present.reading) {
+            *expected = wanted;
+        }
+        self
+    }
+
     /// The field, which is missing from then on.
     pub(crate) fn take(&mut self) -> Self {
         Field(self.0.take())
@@ -94,7 +101,7 @@ impl<T> Field<T> {
     }
 }
 
-impl<T: Read> Member for Field<T> {
+impl<T: Read> ObjectMember for Field<T> {
     const IS_REQUIRED: bool = false;
 
     fn named(_: &'static str) -> Self {
@@ -110,29 +117,13 @@ impl<T: Read> Member for Field<T> {
         if key != name {
             return Ok(false);
         }
-        let reading = fields.next_value_seed(Reader::<Option<T>>::new())?;
+        let reading = fields.next_value_seed(JsonReader::<Option<T>>::new())?;
         self.0 = Some(Box::new(Present { name, reading }));
         Ok(true)
     }
 }
 
-impl<T: JsonSchema> JsonSchema for Field<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        Option::<T>::schema_name()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        Option::<T>::schema_id()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Option::<T>::json_schema(generator)
-    }
-}
+described!([T: JsonSchema] Field<T>: as Option<T>);
 
 /// A field that must be there.
 #[derive(Debug)]
@@ -164,7 +155,7 @@ impl<T: Read> Required<T> {
     }
 }
 
-impl<T: Read> Member for Required<T> {
+impl<T: Read> ObjectMember for Required<T> {
     const IS_REQUIRED: bool = true;
 
     fn named(name: &'static str) -> Self {
@@ -181,23 +172,7 @@ impl<T: Read> Member for Required<T> {
     }
 }
 
-impl<T: JsonSchema> JsonSchema for Required<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        T::schema_name()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        format!("Required<{}>", T::schema_id()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        generator.subschema_for::<T>()
-    }
-}
+described!([T: JsonSchema] Required<T>: as T);
 
 /// An array, each item of which is read or has its own problem.
 #[derive(Debug)]
@@ -251,30 +226,14 @@ impl<T: Read> Read for Items<T> {
     }
 }
 
-impl<T: JsonSchema> JsonSchema for Items<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        Vec::<T>::schema_name()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        Vec::<T>::schema_id()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Vec::<T>::json_schema(generator)
-    }
-}
+described!([T: JsonSchema] Items<T>: as Vec<T>);
 
 /// Reads the fields of an object.
-pub(crate) fn read_fields<'de, O: Member, A: MapAccess<'de>>(fields: A) -> Result<Reading<O>, A::Error> {
+pub(crate) fn read_fields<'de, O: ObjectMember, A: MapAccess<'de>>(fields: A) -> Result<Reading<O>, A::Error> {
     let mut object = O::named("");
     each_field(fields, |key, fields| {
         if !object.accept("", &key, fields)? {
-            fields.next_value_seed(Reader::<Skipped>::new())?.ok();
+            fields.next_value_seed(JsonReader::<Skipped>::new())?.ok();
         }
         Ok(())
     })?;
@@ -300,7 +259,7 @@ pub(crate) const fn plain(name: &'static str) -> &'static str {
     }
 }
 
-/// Declares an object of [`Member`]s. See the module.
+/// Declares an object of [`ObjectMember`]s. See the module.
 macro_rules! object {
     (
         $(#[$about:meta])*
@@ -316,18 +275,18 @@ macro_rules! object {
 
         impl $object {
             fn describe(schema: &mut schemars::Schema) {
-                let fields = [$((stringify!($field), <$type as $crate::request::field::Member>::IS_REQUIRED)),*];
+                let fields = [$((stringify!($field), <$type as $crate::request::field::ObjectMember>::IS_REQUIRED)),*];
                 $crate::request::field::mark_required(schema, &fields);
                 $($crate::request::schema::split(schema, $tag, &[$($variant),*]);)?
             }
         }
 
-        impl $crate::request::field::Member for $object {
+        impl $crate::request::field::ObjectMember for $object {
             const IS_REQUIRED: bool = false;
 
             fn named(_: &'static str) -> Self {
                 $object {
-                    $($field: $crate::request::field::Member::named($crate::request::field::plain(stringify!($field))),)*
+                    $($field: $crate::request::field::ObjectMember::named($crate::request::field::plain(stringify!($field))),)*
                 }
             }
 

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 
 use super::InvalidRequest;
 use super::field::{Field, Items, join};
-use super::read::{Problem, Read, Reading};
+use super::read::{Read, Reading, ValueProblem};
 use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
 
 /// With or without padding: clients differ.
@@ -104,8 +104,8 @@ pub(crate) struct ImageFile(String);
 impl Read for ImageFile {
     const EXPECTED: &'static str = "a string of base64";
 
-    fn wrong(_: &'static str) -> Problem {
-        Problem::value(format!("must be {}", Self::EXPECTED))
+    fn wrong(_: &'static str) -> ValueProblem {
+        ValueProblem::value(format!("must be {}", Self::EXPECTED))
     }
 
     fn string(data: &str) -> Reading<Self> {

@@ -1,14 +1,13 @@
 //! A prompt or an input of `/v1/completions` and `/v1/embeddings`: a text, tokens, or an array of them.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde::de::SeqAccess;
 use serde_json::Number;
 
 use super::field::Items;
 use super::invalid::InvalidRequest;
-use super::read::{Problem, Read, Reading, each_item};
+use super::read::{Read, Reading, ValueProblem, each_item};
+use super::schema::described;
 use super::values::{NOT_A_TOKEN, NonEmpty, TokenId, Tokens};
 use crate::sequence::Token;
 
@@ -25,12 +24,12 @@ impl Read for TextOrTokens {
     const EXPECTED: &'static str = "a string or an array of tokens";
 
     fn string(text: &str) -> Reading<Self> {
-        if text.is_empty() { Err(Problem::value(EMPTY)) } else { Ok(TextOrTokens::Text(text.to_owned())) }
+        if text.is_empty() { Err(ValueProblem::value(EMPTY)) } else { Ok(TextOrTokens::Text(text.to_owned())) }
     }
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         Ok(Tokens::array(items)?.and_then(|Tokens(tokens)| match tokens.is_empty() {
-            true => Err(Problem::value(EMPTY)),
+            true => Err(ValueProblem::value(EMPTY)),
             false => Ok(TextOrTokens::Tokens(tokens)),
         }))
     }
@@ -66,77 +65,67 @@ impl<const MAX: usize> Read for Inputs<MAX> {
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         let mut read = Vec::new();
-        each_item(items, |item: Reading<Item>| read.extend(item.ok()))?;
+        each_item(items, |item: Reading<InputOrToken>| read.extend(item.ok()))?;
         if read.is_empty() {
-            return Ok(Err(Problem::value(EMPTY)));
+            return Ok(Err(ValueProblem::value(EMPTY)));
         }
-        if read.iter().all(|item| matches!(item, Item::Number(_))) {
-            let tokens = read.into_iter().map(|item| if let Item::Number(token) = item { token } else { None });
-            let tokens = tokens.collect::<Option<Vec<Token>>>().ok_or_else(|| Problem::value(NOT_A_TOKEN));
+        if read.iter().all(|item| matches!(item, InputOrToken::Number(_))) {
+            let tokens = read.into_iter().map(|item| if let InputOrToken::Number(token) = item { token } else { None });
+            let tokens = tokens.collect::<Option<Vec<Token>>>().ok_or_else(|| ValueProblem::value(NOT_A_TOKEN));
             return Ok(tokens.map(|tokens| Inputs::One(TextOrTokens::Tokens(tokens))));
         }
         let inputs = read.into_iter().map(|item| match item {
-            Item::Number(_) => Err(TextOrTokens::wrong("a number")),
-            Item::Input(input) => input,
+            InputOrToken::Number(_) => Err(TextOrTokens::wrong("a number")),
+            InputOrToken::Input(input) => input,
         });
         Ok(Ok(Inputs::Many(inputs.collect())))
     }
 }
 
 /// An item of an array that may be tokens or inputs.
-enum Item {
+enum InputOrToken {
     /// `None`: not a token's id.
     Number(Option<Token>),
     Input(Reading<TextOrTokens>),
 }
 
-impl Read for Item {
+impl Read for InputOrToken {
     const EXPECTED: &'static str = TextOrTokens::EXPECTED;
 
     fn null() -> Reading<Self> {
-        Ok(Item::Input(TextOrTokens::null()))
+        Ok(InputOrToken::Input(TextOrTokens::null()))
     }
 
     fn boolean(value: bool) -> Reading<Self> {
-        Ok(Item::Input(TextOrTokens::boolean(value)))
+        Ok(InputOrToken::Input(TextOrTokens::boolean(value)))
     }
 
     fn number(number: &Number) -> Reading<Self> {
-        Ok(Item::Number(TokenId::number(number).ok().map(|token| token.0)))
+        Ok(InputOrToken::Number(TokenId::number(number).ok().map(|token| token.0)))
     }
 
     fn string(text: &str) -> Reading<Self> {
-        Ok(Item::Input(TextOrTokens::string(text)))
+        Ok(InputOrToken::Input(TextOrTokens::string(text)))
     }
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
-        Ok(Ok(Item::Input(TextOrTokens::array(items)?)))
+        Ok(Ok(InputOrToken::Input(TextOrTokens::array(items)?)))
     }
 
     fn object<'de, A: serde::de::MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
-        Ok(Ok(Item::Input(TextOrTokens::object(fields)?)))
+        Ok(Ok(InputOrToken::Input(TextOrTokens::object(fields)?)))
     }
 }
 
-impl<const MAX: usize> JsonSchema for Inputs<MAX> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("Inputs{MAX}").into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let text = generator.subschema_for::<NonEmpty>();
-        let tokens = json_schema!({
-            "description": "A text as tokens.",
-            "type": "array", "items": generator.subschema_for::<TokenId>(), "minItems": 1,
-        });
-        let many = json_schema!({
-            "description": "Several of them.",
-            "type": "array", "items": { "anyOf": [text, tokens] }, "minItems": 1, "maxItems": MAX,
-        });
-        json_schema!({ "anyOf": [text, tokens, many] })
-    }
-}
+described!([const MAX: usize] Inputs<MAX>: |generator| {
+    let text = generator.subschema_for::<NonEmpty>();
+    let tokens = json_schema!({
+        "description": "A text as tokens.",
+        "type": "array", "items": generator.subschema_for::<TokenId>(), "minItems": 1,
+    });
+    let many = json_schema!({
+        "description": "Several of them.",
+        "type": "array", "items": { "anyOf": [text, tokens] }, "minItems": 1, "maxItems": MAX,
+    });
+    json_schema!({ "anyOf": [text, tokens, many] })
+});

@@ -1,7 +1,7 @@
 //! JSON → typed values, straight from the bytes.
 //!
 //! Reading stops only at JSON that is not valid. A value of the wrong type or out of range is remembered as a
-//! [`Problem`] in its place, and the rest of the body is read; the check of the body then reports the first problem
+//! [`ValueProblem`] in its place, and the rest of the body is read; the check of the body then reports the first problem
 //! under the field's full name. serde's own errors could not carry that: they are text. What no type asks for is
 //! skipped without being built.
 //!
@@ -16,31 +16,32 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use super::invalid::InvalidRequest;
+use super::schema::described;
 
 /// A value, or what is wrong with it.
-pub(crate) type Reading<T> = Result<T, Problem>;
+pub(crate) type Reading<T> = Result<T, ValueProblem>;
 
 /// What is wrong with a value. The field's name is added by whoever knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Problem {
+pub(crate) enum ValueProblem {
     /// It has the wrong type.
     Type { expected: &'static str, is: &'static str },
     /// It has the right type and a wrong value. The words follow the field's name.
     Value(String),
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ValueProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::Type { expected, is } => write!(f, "must be {expected}, but is {is}"),
-            Problem::Value(problem) => f.write_str(problem),
+            ValueProblem::Type { expected, is } => write!(f, "must be {expected}, but is {is}"),
+            ValueProblem::Value(problem) => f.write_str(problem),
         }
     }
 }
 
-impl Problem {
+impl ValueProblem {
     pub(crate) fn value(problem: impl Into<String>) -> Self {
-        Problem::Value(problem.into())
+        ValueProblem::Value(problem.into())
     }
 }
 
@@ -53,8 +54,8 @@ pub(crate) trait Read: Sized {
     const MISSING: &'static str = "is missing";
 
     /// The problem with a value of another type.
-    fn wrong(is: &'static str) -> Problem {
-        Problem::Type { expected: Self::EXPECTED, is }
+    fn wrong(is: &'static str) -> ValueProblem {
+        ValueProblem::Type { expected: Self::EXPECTED, is }
     }
 
     fn null() -> Reading<Self> {
@@ -79,7 +80,7 @@ pub(crate) trait Read: Sized {
     }
 
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
-        each_field(fields, |_, fields| fields.next_value_seed(Reader::<Skipped>::new()).map(drop))?;
+        each_field(fields, |_, fields| fields.next_value_seed(JsonReader::<Skipped>::new()).map(drop))?;
         Ok(Err(Self::wrong("an object")))
     }
 }
@@ -92,15 +93,15 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
         return Err(InvalidRequest::body("The request body is empty; it must be a JSON object."));
     }
     let mut json = serde_json::Deserializer::from_slice(body);
-    let reading = Reader::<T>::new()
+    let reading = JsonReader::<T>::new()
         .deserialize(&mut json)
         .and_then(|reading| json.end().map(|()| reading))
         .map_err(|error| InvalidRequest::body(format!("The request body is not valid JSON: {error}.")))?;
     reading.map_err(|problem| match problem {
-        Problem::Type { is, .. } => {
+        ValueProblem::Type { is, .. } => {
             InvalidRequest::body(format!("The request body must be a JSON object, but is {is}."))
         }
-        Problem::Value(problem) => InvalidRequest::body(problem),
+        ValueProblem::Value(problem) => InvalidRequest::body(problem),
     })
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn each_item<'de, T: Read, A: SeqAccess<'de>>(
     mut items: A,
     mut take: impl FnMut(Reading<T>),
 ) -> Result<(), A::Error> {
-    while let Some(item) = items.next_element_seed(Reader::<T>::new())? {
+    while let Some(item) = items.next_element_seed(JsonReader::<T>::new())? {
         take(item);
     }
     Ok(())
@@ -131,15 +132,15 @@ pub(crate) fn each_field<'de, A: MapAccess<'de>>(
 }
 
 /// Deserializes a [`Read`].
-pub(crate) struct Reader<T>(PhantomData<T>);
+pub(crate) struct JsonReader<T>(PhantomData<T>);
 
-impl<T> Reader<T> {
+impl<T> JsonReader<T> {
     pub(crate) fn new() -> Self {
-        Reader(PhantomData)
+        JsonReader(PhantomData)
     }
 }
 
-impl<'de, T: Read> DeserializeSeed<'de> for Reader<T> {
+impl<'de, T: Read> DeserializeSeed<'de> for JsonReader<T> {
     type Value = Reading<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Reading<T>, D::Error> {
@@ -147,7 +148,7 @@ impl<'de, T: Read> DeserializeSeed<'de> for Reader<T> {
     }
 }
 
-impl<'de, T: Read> Visitor<'de> for Reader<T> {
+impl<'de, T: Read> Visitor<'de> for JsonReader<T> {
     type Value = Reading<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -213,7 +214,7 @@ impl Read for Skipped {
 impl<T: Read> Read for Option<T> {
     const EXPECTED: &'static str = T::EXPECTED;
 
-    fn wrong(is: &'static str) -> Problem {
+    fn wrong(is: &'static str) -> ValueProblem {
         T::wrong(is)
     }
 
@@ -295,7 +296,7 @@ impl Read for Map<String, Value> {
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
         let mut object = Map::new();
         each_field(fields, |key, fields| {
-            if let Ok(value) = fields.next_value_seed(Reader::<Value>::new())? {
+            if let Ok(value) = fields.next_value_seed(JsonReader::<Value>::new())? {
                 object.insert(key, value);
             }
             Ok(())
@@ -314,7 +315,7 @@ pub(crate) struct Echoed<T> {
 impl<T: Read> Read for Echoed<T> {
     const EXPECTED: &'static str = T::EXPECTED;
 
-    fn wrong(is: &'static str) -> Problem {
+    fn wrong(is: &'static str) -> ValueProblem {
         T::wrong(is)
     }
 
@@ -325,29 +326,13 @@ impl<T: Read> Read for Echoed<T> {
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
         let written = Map::object(fields)?.map(Value::Object);
         Ok(written.and_then(|written| {
-            let read = Reader::<T>::new().deserialize(&written).unwrap_or_else(|_| Err(T::wrong("an object")))?;
+            let read = JsonReader::<T>::new().deserialize(&written).unwrap_or_else(|_| Err(T::wrong("an object")))?;
             Ok(Echoed { read, written })
         }))
     }
 }
 
-impl<T: schemars::JsonSchema> schemars::JsonSchema for Echoed<T> {
-    fn inline_schema() -> bool {
-        T::inline_schema()
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        T::schema_name()
-    }
-
-    fn schema_id() -> std::borrow::Cow<'static, str> {
-        T::schema_id()
-    }
-
-    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        T::json_schema(generator)
-    }
-}
+described!([T: schemars::JsonSchema] Echoed<T>: as T);
 
 #[cfg(test)]
 mod tests {

@@ -2,29 +2,21 @@
 
 use std::ops::RangeInclusive;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde::de::MapAccess;
 use serde_json::Value;
 
 use super::field::{Field, object};
 use super::invalid::InvalidRequest;
-use super::read::{Problem, Read, Reader, Reading, each_field};
+use super::read::{JsonReader, Read, Reading, ValueProblem, each_field};
+use super::schema::described;
 use super::values::{Integer, Range, Real, WideInteger};
 use crate::generate::Sampling;
-use crate::sampling_fields::SamplingFields;
+use crate::sampling_fields::{OCCURRENCE_PENALTY, PROBABILITY, REPEAT_PENALTY, SamplingFields, TEMPERATURE};
 use crate::sequence::Token;
 
 /// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
 const MAX_LOGIT_BIASES: usize = 1024;
-/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
-/// impossible already.
-pub(crate) const REPEAT_PENALTY: RangeInclusive<f64> = 0.1..=10.0;
-/// OpenAI's range.
-pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
-/// OpenAI's range of the frequency and the presence penalty.
-pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
-/// The range of `top_p` and `min_p`.
-pub(crate) const PROBABILITY: RangeInclusive<f64> = 0.0..=1.0;
 /// OpenAI's range of a logit bias.
 const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 
@@ -110,7 +102,7 @@ impl Read for LogitBias {
         let (mut n, mut biases) = (0, Ok(Vec::new()));
         each_field(fields, |key, fields| {
             n += 1;
-            let bias = fields.next_value_seed(Reader::<Value>::new())?;
+            let bias = fields.next_value_seed(JsonReader::<Value>::new())?;
             if let Ok(read) = &mut biases {
                 match bias.and_then(|bias| one_bias(&key, &bias)) {
                     Ok(bias) => read.push(bias),
@@ -121,19 +113,20 @@ impl Read for LogitBias {
         })?;
         if n > MAX_LOGIT_BIASES {
             let problem = format!("must have at most {MAX_LOGIT_BIASES} entries, but has {n}");
-            return Ok(Err(Problem::Value(problem)));
+            return Ok(Err(ValueProblem::Value(problem)));
         }
         Ok(biases.map(LogitBias))
     }
 }
 
-fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), Problem> {
+fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), ValueProblem> {
     let token: Token =
-        key.parse().map_err(|_| Problem::Value(format!("key \"{}\" is not a token id", key.escape_debug())))?;
-    let wide =
-        value.as_f64().ok_or_else(|| Problem::Value(format!("token {token} needs a number, not {}", kind(value))))?;
+        key.parse().map_err(|_| ValueProblem::Value(format!("key \"{}\" is not a token id", key.escape_debug())))?;
+    let wide = value
+        .as_f64()
+        .ok_or_else(|| ValueProblem::Value(format!("token {token} needs a number, not {}", kind(value))))?;
     if !BIAS.contains(&wide) {
-        return Err(Problem::Value(format!("token {token} needs a number from -100 to 100, not {wide}")));
+        return Err(ValueProblem::Value(format!("token {token} needs a number from -100 to 100, not {wide}")));
     }
     Ok((token, wide as f32))
 }
@@ -150,24 +143,12 @@ fn kind(value: &Value) -> &'static str {
     }
 }
 
-impl JsonSchema for LogitBias {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "LogitBias".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "type": "object",
-            "maxProperties": MAX_LOGIT_BIASES,
-            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-            "additionalProperties": {"type": "number", "minimum": BIAS.start(), "maximum": BIAS.end()},
-        })
-    }
-}
+described!([] LogitBias: |_generator| json_schema!({
+    "type": "object",
+    "maxProperties": MAX_LOGIT_BIASES,
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": BIAS.start(), "maximum": BIAS.end()},
+}));
 
 #[cfg(test)]
 mod tests {

@@ -48,23 +48,68 @@ pub(crate) fn split(schema: &mut Schema, tag: &str, variants: &[Variant]) {
     }
 }
 
+/// Describes a type in `/openapi.json`: as another type is, or in its own words. A type with a name is a component of
+/// its own, another one is described where it stands. Generic parameters stand in front.
+macro_rules! described {
+    ([$($generics:tt)*] $type:ty: as $other:ty) => {
+        impl<$($generics)*> schemars::JsonSchema for $type {
+            fn inline_schema() -> bool {
+                <$other>::inline_schema()
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                <$other>::schema_name()
+            }
+
+            fn schema_id() -> std::borrow::Cow<'static, str> {
+                <$other>::schema_id()
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                <$other>::json_schema(generator)
+            }
+        }
+    };
+    ([$($generics:tt)*] $type:ty: |$generator:ident| $schema:expr) => {
+        impl<$($generics)*> schemars::JsonSchema for $type {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                std::any::type_name::<Self>().into()
+            }
+
+            fn json_schema($generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $schema
+            }
+        }
+    };
+    ([$($generics:tt)*] $type:ty: named $name:expr, |$generator:ident| $schema:expr) => {
+        impl<$($generics)*> schemars::JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $name.into()
+            }
+
+            fn json_schema($generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $schema
+            }
+        }
+    };
+}
+pub(crate) use described;
+
 /// Declares a type that only describes: some variants of an object.
 macro_rules! view {
     ($(#[doc = $about:literal])* $name:ident of $object:ty: $($variant:expr),* $(,)?) => {
         pub(crate) enum $name {}
 
-        impl schemars::JsonSchema for $name {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                stringify!($name).into()
-            }
-
-            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                let mut schema = <$object>::json_schema(generator);
-                schema.insert("description".to_owned(), concat!($($about),*).trim().into());
-                $crate::request::schema::split(&mut schema, "type", &[$($variant),*]);
-                schema
-            }
-        }
+        $crate::request::schema::described!([] $name: named stringify!($name), |generator| {
+            let mut schema = <$object as schemars::JsonSchema>::json_schema(generator);
+            schema.insert("description".to_owned(), concat!($($about),*).trim().into());
+            $crate::request::schema::split(&mut schema, "type", &[$($variant),*]);
+            schema
+        });
     };
 }
 pub(crate) use view;

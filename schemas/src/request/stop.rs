@@ -1,11 +1,10 @@
 //! Strings before which generation ends.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::json_schema;
 use serde::de::SeqAccess;
 
-use super::read::{Problem, Read, Reading, each_item};
+use super::read::{Read, Reading, ValueProblem, each_item};
+use super::schema::described;
 
 /// Each stop string is searched for in every step. OpenAI allows 4, llama-server's users send more.
 const MAX_STOPS: usize = 16;
@@ -34,7 +33,7 @@ impl Read for StopStrings {
             }
         })?;
         if n > MAX_STOPS {
-            return Ok(Err(Problem::Value(format!("must have at most {MAX_STOPS} entries, but has {n}"))));
+            return Ok(Err(ValueProblem::Value(format!("must have at most {MAX_STOPS} entries, but has {n}"))));
         }
         Ok(stops.map(StopStrings))
     }
@@ -47,25 +46,19 @@ impl Read for StopString {
 
     fn string(text: &str) -> Reading<Self> {
         if text.is_empty() {
-            return Err(Problem::value("must not have an empty string"));
+            return Err(ValueProblem::value("must not have an empty string"));
         }
         if text.chars().nth(MAX_STOP_CHARS).is_some() {
-            return Err(Problem::Value(format!("must not be longer than {MAX_STOP_CHARS} characters")));
+            return Err(ValueProblem::Value(format!("must not be longer than {MAX_STOP_CHARS} characters")));
         }
         Ok(StopString(text.to_owned()))
     }
 }
 
-impl JsonSchema for StopStrings {
-    fn schema_name() -> Cow<'static, str> {
-        "Stop".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        let one = json_schema!({ "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS });
-        json_schema!({
-            "description": "Texts before which generation ends.",
-            "anyOf": [one, { "type": "array", "items": one, "maxItems": MAX_STOPS }],
-        })
-    }
-}
+described!([] StopStrings: named "Stop", |_generator| {
+    let one = json_schema!({ "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS });
+    json_schema!({
+        "description": "Texts before which generation ends.",
+        "anyOf": [one, { "type": "array", "items": one, "maxItems": MAX_STOPS }],
+    })
+});

@@ -1,15 +1,13 @@
 //! Tool definitions in the forms that dialects have for them, and the choice among them in OpenAI's words.
 
-use std::borrow::Cow;
-
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, json_schema};
 use serde::Deserialize;
 use serde::de::MapAccess;
 
 use super::field::{Field, Items, Required, join, object};
 use super::invalid::InvalidRequest;
-use super::read::{Problem, Read, Reading};
-use super::schema::Variant;
+use super::read::{Read, Reading, ValueProblem};
+use super::schema::{Variant, described};
 use super::values::{SchemaObject, Word, Words};
 use crate::tools::{MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse, ToolsError, check};
 
@@ -24,6 +22,8 @@ object! {
         parameters: Field<SchemaObject>,
         /// Arguments follow the schema even where the model is free to call it or not.
         strict: Field<bool>,
+        #[schemars(skip)]
+        r#type: Field<String>,
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct Form {
 pub(crate) trait Definition: Sized {
     const FORM: Form;
 
-    /// The tool at `at`; `None` if it is one that nobody here can run, which is left out.
+    /// The tool at `at`; `None` if it runs on the servers of the API's maker: it is left out.
     fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest>;
 }
 
@@ -117,9 +117,7 @@ impl Definition for ChatTool {
     const FORM: Form = Form { list: "tools", function: ".function", schema: "parameters", choice: "tool_choice" };
 
     fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
-        if self.r#type.get(at)?.is_some_and(|kind| kind != "function") {
-            return Err(InvalidRequest::unsupported(join(at, "type"), "A tool other than 'function'"));
-        }
+        only_function(self.r#type, at)?;
         self.function.get(at)?.define(&join(at, "function"), Strictness::Loose).map(Some)
     }
 }
@@ -128,8 +126,16 @@ impl Definition for ChatTool {
 impl Definition for Function {
     const FORM: Form = Form { list: "functions", function: "", schema: "parameters", choice: "function_call" };
 
-    fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+    fn tool(mut self, at: &str) -> Result<Option<Tool>, InvalidRequest> {
+        only_function(self.r#type.take(), at)?;
         self.define(at, Strictness::Loose).map(Some)
+    }
+}
+
+fn only_function(kind: Field<String>, at: &str) -> Result<(), InvalidRequest> {
+    match kind.get(at)?.as_deref() {
+        None | Some("function") => Ok(()),
+        Some(_) => Err(InvalidRequest::unsupported(join(at, "type"), "A tool other than 'function'")),
     }
 }
 
@@ -200,7 +206,7 @@ pub(crate) fn check_tools<T: Definition>(
     Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
 }
 
-/// Keeps of a body's tools those with these names, of which at least one must be there. The model is not told of the
+/// Keeps of a body's tools those with these names, of which at least one must be there. The model does not see the
 /// others.
 pub(crate) fn check_allowed<T: Definition>(
     tools: Field<Items<T>>,
@@ -303,8 +309,8 @@ pub(crate) enum ToolChoiceBody<O> {
 impl<O: Read> Read for ToolChoiceBody<O> {
     const EXPECTED: &'static str = WRONG_CHOICE;
 
-    fn wrong(_: &'static str) -> Problem {
-        Problem::value(WRONG_CHOICE)
+    fn wrong(_: &'static str) -> ValueProblem {
+        ValueProblem::value(WRONG_CHOICE)
     }
 
     fn string(word: &str) -> Reading<Self> {
@@ -321,28 +327,16 @@ impl<O: Read> Read for ToolChoiceBody<O> {
     }
 }
 
-impl<O: JsonSchema> JsonSchema for ToolChoiceBody<O> {
-    fn schema_name() -> Cow<'static, str> {
-        format!("{}Body", O::schema_name().replace("Choice", "ToolChoice")).into()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        format!("ToolChoiceBody<{}>", O::schema_id()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "What a reply has to do with its tools. `required` needs tools.",
-            "anyOf": [
-                { "type": "string", "enum": ["auto", "none", "required"] },
-                generator.subschema_for::<O>(),
-            ],
-        })
-    }
-}
+described!([O: JsonSchema] ToolChoiceBody<O>: named O::schema_name().replace("Choice", "ToolChoice"), |generator| json_schema!({
+    "description": "What a reply has to do with its tools. `required` needs tools.",
+    "anyOf": [
+        { "type": "string", "enum": ["auto", "none", "required"] },
+        generator.subschema_for::<O>(),
+    ],
+}));
 
 object! {
-    /// A call of one tool, which has to be among `tools`, or of some of them: the model is not told of the others.
+    /// A call of one tool, which has to be among `tools`, or of some of them: the model does not see the others.
     pub(crate) struct ChatChoice {
         /// Of what.
         r#type: Field<String>,

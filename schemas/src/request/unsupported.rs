@@ -6,13 +6,13 @@ use std::marker::PhantomData;
 use serde::de::{MapAccess, SeqAccess};
 use serde_json::Number;
 
-use super::field::{Member, join};
+use super::field::{ObjectMember, join};
 use super::invalid::InvalidRequest;
-use super::read::{Read, Reader, Reading, Skipped};
+use super::read::{JsonReader, Read, Reading, Skipped};
 
 /// A field that is refused.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedField {
     pub(crate) field: &'static str,
     /// The feature, for the message.
     pub(crate) feature: &'static str,
@@ -23,7 +23,7 @@ pub(crate) struct Refused {
 
 /// A list of fields.
 pub(crate) trait RefusedFields: std::fmt::Debug {
-    const FIELDS: &'static [Refused];
+    const FIELDS: &'static [RefusedField];
 }
 
 /// The part of a body that asks for what is on the list `L`. `/openapi.json` does not mention it.
@@ -44,7 +44,7 @@ impl<L: RefusedFields> Unsupported<L> {
     }
 }
 
-impl<L: RefusedFields> Member for Unsupported<L> {
+impl<L: RefusedFields> ObjectMember for Unsupported<L> {
     const IS_REQUIRED: bool = false;
 
     fn named(_: &'static str) -> Self {
@@ -53,7 +53,7 @@ impl<L: RefusedFields> Member for Unsupported<L> {
 
     fn accept<'de, A: MapAccess<'de>>(&mut self, _: &'static str, key: &str, fields: &mut A) -> Result<bool, A::Error> {
         let Some(idx) = L::FIELDS.iter().position(|refused| refused.field == key) else { return Ok(false) };
-        let demand = fields.next_value_seed(Reader::<Demand>::new())?;
+        let demand = fields.next_value_seed(JsonReader::<Demand>::new())?;
         if demand.is_ok_and(|demand| demand.is_one(L::FIELDS[idx].off)) {
             self.first = Some(self.first.map_or(idx, |first| first.min(idx)));
         }
@@ -110,7 +110,7 @@ impl Read for Demand {
     }
 
     fn array<'de, A: SeqAccess<'de>>(mut items: A) -> Result<Reading<Self>, A::Error> {
-        let is_empty = items.next_element_seed(Reader::<Skipped>::new())?.is_none();
+        let is_empty = items.next_element_seed(JsonReader::<Skipped>::new())?.is_none();
         Skipped::array(items)?.ok();
         Ok(Demand::unless(is_empty))
     }
@@ -119,7 +119,7 @@ impl Read for Demand {
         let mut is_empty = true;
         super::read::each_field(fields, |_, fields| {
             is_empty = false;
-            fields.next_value_seed(Reader::<Skipped>::new()).map(drop)
+            fields.next_value_seed(JsonReader::<Skipped>::new()).map(drop)
         })?;
         Ok(Demand::unless(is_empty))
     }

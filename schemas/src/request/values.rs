@@ -1,15 +1,15 @@
 //! Values that several bodies have: numbers with their ranges, names, words.
 
-use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, json_schema};
 use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer, SeqAccess};
 use serde_json::{Number as JsonNumber, Value};
 
-use super::read::{Problem, Read, Reading, each_item};
+use super::read::{Read, Reading, ValueProblem, each_item};
+use super::schema::described;
 use crate::sequence::Token;
 
 /// The greatest 32-bit count.
@@ -34,23 +34,13 @@ impl<const MIN: i64, const MAX: i64> Read for Integer<MIN, MAX> {
         integer
             .filter(|integer| (MIN..=MAX).contains(integer))
             .map(Integer)
-            .ok_or_else(|| Problem::Value(format!("must be an integer from {MIN} to {MAX}, but is {number}")))
+            .ok_or_else(|| ValueProblem::Value(format!("must be an integer from {MIN} to {MAX}, but is {number}")))
     }
 }
 
-impl<const MIN: i64, const MAX: i64> JsonSchema for Integer<MIN, MAX> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("IntegerFrom{MIN}To{MAX}").into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "integer", "format": "int64", "minimum": MIN, "maximum": MAX })
-    }
-}
+described!([const MIN: i64, const MAX: i64] Integer<MIN, MAX>: |_generator| {
+    json_schema!({ "type": "integer", "format": "int64", "minimum": MIN, "maximum": MAX })
+});
 
 /// An integer of at most 64 bits, signed or not.
 #[derive(Debug, Clone, Copy)]
@@ -59,8 +49,8 @@ pub(crate) struct WideInteger(pub(crate) i128);
 impl Read for WideInteger {
     const EXPECTED: &'static str = "an integer of at most 64 bits";
 
-    fn wrong(_: &'static str) -> Problem {
-        Problem::value(format!("must be {}", Self::EXPECTED))
+    fn wrong(_: &'static str) -> ValueProblem {
+        ValueProblem::value(format!("must be {}", Self::EXPECTED))
     }
 
     fn number(number: &JsonNumber) -> Reading<Self> {
@@ -68,19 +58,7 @@ impl Read for WideInteger {
     }
 }
 
-impl JsonSchema for WideInteger {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "WideInteger".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX })
-    }
-}
+described!([] WideInteger: |_generator| json_schema!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX }));
 
 /// The integer that a JSON number is, if it is one.
 fn whole(number: &JsonNumber) -> Option<i128> {
@@ -113,23 +91,13 @@ impl<R: Range> Read for Real<R> {
             return Ok(Real(wide as f32, PhantomData));
         }
         let (low, high) = R::RANGE.into_inner();
-        Err(Problem::Value(format!("must be from {low} to {high}, but is {wide}")))
+        Err(ValueProblem::Value(format!("must be from {low} to {high}, but is {wide}")))
     }
 }
 
-impl<R: Range> JsonSchema for Real<R> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("NumberFrom{}To{}", R::RANGE.start(), R::RANGE.end()).into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "number", "format": "double", "minimum": R::RANGE.start(), "maximum": R::RANGE.end() })
-    }
-}
+described!([R: Range] Real<R>: |_generator| {
+    json_schema!({ "type": "number", "format": "double", "minimum": R::RANGE.start(), "maximum": R::RANGE.end() })
+});
 
 /// A text of at least one character: an empty one counts as missing.
 #[derive(Debug, JsonSchema)]
@@ -140,7 +108,7 @@ impl Read for NonEmpty {
     const EXPECTED: &'static str = String::EXPECTED;
 
     fn string(text: &str) -> Reading<Self> {
-        if text.is_empty() { Err(Problem::value(Self::MISSING)) } else { Ok(NonEmpty(text.to_owned())) }
+        if text.is_empty() { Err(ValueProblem::value(Self::MISSING)) } else { Ok(NonEmpty(text.to_owned())) }
     }
 }
 
@@ -154,7 +122,7 @@ impl Read for ModelName {
     const MISSING: &'static str = "is missing; /v1/models lists the models";
 
     fn string(name: &str) -> Reading<Self> {
-        if name.is_empty() { Err(Problem::value(Self::MISSING)) } else { Ok(ModelName(name.to_owned())) }
+        if name.is_empty() { Err(ValueProblem::value(Self::MISSING)) } else { Ok(ModelName(name.to_owned())) }
     }
 }
 
@@ -173,27 +141,11 @@ impl<W: Words> Read for Word<W> {
 
     fn string(word: &str) -> Reading<Self> {
         let deserializer: StrDeserializer<'_, serde::de::value::Error> = word.into_deserializer();
-        W::deserialize(deserializer).map(Word).map_err(|_| Problem::Value(format!("must be {}", W::WORDS)))
+        W::deserialize(deserializer).map(Word).map_err(|_| ValueProblem::Value(format!("must be {}", W::WORDS)))
     }
 }
 
-impl<W: JsonSchema> JsonSchema for Word<W> {
-    fn inline_schema() -> bool {
-        W::inline_schema()
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        W::schema_name()
-    }
-
-    fn schema_id() -> Cow<'static, str> {
-        W::schema_id()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        W::json_schema(generator)
-    }
-}
+described!([W: JsonSchema] Word<W>: as W);
 
 /// A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword that cannot be kept while
 /// sampling is a 400.
@@ -226,24 +178,12 @@ impl Read for SchemaObject {
     }
 }
 
-impl JsonSchema for SchemaObject {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "SchemaObject".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({
-            "description": "A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword \
-                that cannot be kept while sampling is a 400.",
-            "type": "object",
-            "additionalProperties": true,
-        })
-    }
-}
+described!([] SchemaObject: |_generator| json_schema!({
+    "description": "A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword \
+        that cannot be kept while sampling is a 400.",
+    "type": "object",
+    "additionalProperties": true,
+}));
 
 /// An array of token ids. One that is not in the vocabulary is a 400.
 #[derive(Debug)]
@@ -261,23 +201,11 @@ impl Read for Tokens {
             Ok(token) if is_sound => tokens.push(token.0),
             _ => is_sound = false,
         })?;
-        Ok(if is_sound { Ok(Tokens(tokens)) } else { Err(Problem::value(NOT_A_TOKEN)) })
+        Ok(if is_sound { Ok(Tokens(tokens)) } else { Err(ValueProblem::value(NOT_A_TOKEN)) })
     }
 }
 
-impl JsonSchema for Tokens {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "Tokens".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        Vec::<TokenId>::json_schema(generator)
-    }
-}
+described!([] Tokens: as Vec<TokenId>);
 
 /// A token's number in the model's vocabulary. One that is not in it is a 400.
 #[derive(Debug, Clone, Copy, JsonSchema)]

@@ -30,8 +30,8 @@ pub fn anthropic(input: &[u8]) -> bool {
 pub fn ollama(input: &[u8]) -> bool {
     let [route, body @ ..] = input else { return false };
     match route % 4 {
-        0 => taken(ollama::chat_request::ChatRequest::parse(body, 1)).is_some_and(|r| generates(&r.generate)),
-        1 => taken(ollama::generate_request::GenerateRequest::parse(body, 1)).is_some_and(|r| generates(&r.generate)),
+        0 => taken(ollama::OllamaChatRequest::parse(body, 1)).is_some_and(|r| generates(&r.generate)),
+        1 => taken(ollama::OllamaGenerateRequest::parse(body, 1)).is_some_and(|r| generates(&r.generate)),
         2 => taken(ollama::embed::parse(body)).is_some(),
         _ => taken(ollama::embed::parse_older(body)).is_some(),
     }

@@ -10,8 +10,8 @@ use baton_schemas::FinishReason;
 use baton_schemas::GenerateRequest as Generate;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::LoadOnly;
-use baton_schemas::ollama::chat_request::ChatRequest;
-use baton_schemas::ollama::generate_request::GenerateRequest;
+use baton_schemas::ollama::OllamaChatRequest;
+use baton_schemas::ollama::OllamaGenerateRequest;
 use baton_schemas::ollama::reply::End;
 use baton_schemas::tools::CallCollector;
 use futures::StreamExt;
@@ -39,7 +39,7 @@ pub(super) async fn chat(
     body: Body,
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
-    let ChatRequest { generate, load_only, stream } = ChatRequest::parse(&body?.0, rand::random())?;
+    let OllamaChatRequest { generate, load_only, stream } = OllamaChatRequest::parse(&body?.0, rand::random())?;
     let shape = ReplyShape { route: Route::Chat, model: generate.model.clone(), since };
     answer(state, caller, drain, Wish { generate, load_only, stream }, shape).await
 }
@@ -52,7 +52,7 @@ pub(super) async fn generate(
     body: Body,
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
-    let GenerateRequest { generate, load_only, stream } = GenerateRequest::parse(&body?.0, rand::random())?;
+    let OllamaGenerateRequest { generate, load_only, stream } = OllamaGenerateRequest::parse(&body?.0, rand::random())?;
     let shape = ReplyShape { route: Route::Generate, model: generate.model.clone(), since };
     answer(state, caller, drain, Wish { generate, load_only, stream }, shape).await
 }

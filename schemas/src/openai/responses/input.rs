@@ -7,7 +7,7 @@ use crate::generate::Message;
 use crate::openai::messages::{Arguments, Content, template_call};
 use crate::request::field::{Field, Items, join, object};
 use crate::request::images::Images;
-use crate::request::read::{Problem, Read, Reading};
+use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::Variant;
 use crate::request::values::NonEmpty;
 use crate::request::{InvalidRequest, history};
@@ -32,7 +32,7 @@ impl Read for ResponsesInput {
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
         Ok(Items::array(items)?.and_then(|items: Items<InputItem>| match items.is_empty() {
-            true => Err(Problem::value("must not be empty")),
+            true => Err(ValueProblem::value("must not be empty")),
             false => Ok(ResponsesInput::Items(items)),
         }))
     }
@@ -76,7 +76,7 @@ object! {
 impl ResponsesInput {
     /// The messages as templates read them. `instructions` come before everything else, as the system's.
     pub(super) fn check(self, instructions: Option<&str>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
-        let mut history = Turns { messages: Vec::new(), reasoning: None, has_skipped: false, images };
+        let mut history = ResponseTurns { messages: Vec::new(), reasoning: None, has_skipped: false, images };
         if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
             history.push("system", instructions.to_owned());
         }
@@ -97,7 +97,7 @@ impl ResponsesInput {
 }
 
 /// Messages so far. What an assistant says in one turn comes as several items and is one message here.
-struct Turns<'i> {
+struct ResponseTurns<'i> {
     messages: Vec<Message>,
     /// Reasoning that belongs to the assistant's next item.
     reasoning: Option<String>,
@@ -106,7 +106,7 @@ struct Turns<'i> {
     images: &'i mut Images,
 }
 
-impl Turns<'_> {
+impl ResponseTurns<'_> {
     fn push(&mut self, role: &str, content: String) {
         self.messages.push(Message { role: role.to_owned(), content, ..Message::default() });
     }
@@ -171,7 +171,7 @@ impl Turns<'_> {
 
     /// The reasoning itself, if it is readable: summaries are for people, and an encrypted one was another server's.
     fn reason(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
-        let parts = match item.content.get(at)? {
+        let parts = match item.content.expecting("an array").get(at)? {
             None => return Ok(()),
             Some(Content::Text(_)) => {
                 return Err(InvalidRequest::at(join(at, "content"), "must be an array, but is a string"));
@@ -220,14 +220,14 @@ mod tests {
 
     object! {
         /// Has a history.
-        struct Body {
+        struct ItemsBody {
             input: Required<ResponsesInput>,
             instructions: Field<String>,
         }
     }
 
     fn parsed(body: &Value) -> Result<Vec<Message>, InvalidRequest> {
-        let body: Body = read(body.to_string().as_bytes())?;
+        let body: ItemsBody = read(body.to_string().as_bytes())?;
         let instructions = body.instructions.get("")?;
         body.input.get("")?.check(instructions.as_deref(), &mut Images::default())
     }

@@ -16,7 +16,7 @@ pub enum Item {
     Reasoning {
         /// `rs_…`
         id: String,
-        /// Always empty: nobody sums it up.
+        /// Always empty: reasoning is not summarised.
         summary: [(); 0],
         /// One part, once there is any.
         content: Vec<Part>,
@@ -184,7 +184,7 @@ impl Output {
         self.turn_to(Kind::Message);
     }
 
-    /// Whether more of this kind goes on with the open item.
+    /// Returns true if more of this kind continues the open item.
     pub(super) fn is_in(&self, kind: Kind) -> bool {
         let last = self.items.last().filter(|_| self.is_open);
         match kind {

@@ -1,8 +1,8 @@
 //! A body → one [`GenerateRequest`].
 //!
 //! Without effect but echoed: `metadata`, `prompt_cache_key`, `safety_identifier`, `max_tool_calls` and `user`. Accepted
-//! and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, `include` of what is never there, and any field
-//! nobody here has heard of.
+//! and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, `include` of what is never there, and any unknown
+//! field.
 
 use serde_json::{Map, Value, json};
 

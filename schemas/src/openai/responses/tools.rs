@@ -46,8 +46,8 @@ object! {
 }
 
 impl ResponseToolsBody {
-    /// The functions, and the choice as the client wrote it. Tools that run on OpenAI's own servers are skipped, as
-    /// nobody here can run them.
+    /// The functions, and the choice as the client wrote it. Tools that run on OpenAI's own servers are
+    /// skipped.
     pub(super) fn check(self) -> Result<(ToolUse, Value), InvalidRequest> {
         let parallel = self.parallel_tool_calls.get("")?.unwrap_or(true);
         let (choice, echo) = match self.tool_choice.get("")? {
