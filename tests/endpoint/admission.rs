@@ -97,8 +97,8 @@ async fn a_waiting_client_sees_its_place_in_the_queue() {
     eventually_async("it waits", || async { n_waiting(&server, &key).await == 1 }).await;
     let second = ask(&server, &key, 1).send().await.unwrap();
     let mut bytes = second.bytes_stream();
-    let told = bytes.next().await.unwrap().unwrap();
-    assert_eq!(told, ": place 2 in the queue\n\n");
+    let line = bytes.next().await.unwrap().unwrap();
+    assert_eq!(line, ": place 2 in the queue\n\n");
     // Dropping a connection gives up its place, also that of the running request.
     drop(running);
     let first = first.await.unwrap().unwrap().text().await.unwrap();

@@ -75,29 +75,29 @@ async fn a_stopping_node_gets_nothing_new_and_finishes_what_it_runs() {
     let busy = async |i: usize| rig.node(i).await["active_slots"] == 1;
     eventually_async("idle nodes", async || !busy(0).await && !busy(1).await).await;
     // Three seconds long.
-    let ((text, on), told) = tokio::join!(rig.ask(150), async {
+    let ((text, on), stopping) = tokio::join!(rig.ask(150), async {
         eventually_async("a stream", async || busy(0).await || busy(1).await).await;
-        let told = if busy(0).await { 0 } else { 1 };
-        rig.nodes[told].signal(Signal::TERM);
-        rig.is_in(told, "draining").await;
+        let stopping = if busy(0).await { 0 } else { 1 };
+        rig.nodes[stopping].signal(Signal::TERM);
+        rig.is_in(stopping, "draining").await;
         let status = rig.status();
         assert!(status.contains("draining: the node is stopping"), "{status}");
         let health: Value = serde_json::from_str(&rig.get("/health").await).unwrap();
         assert_eq!(health, json!({ "status": "ok", "nodes": { "ready": 1, "draining": 1 } }));
         for _ in 0..4 {
-            assert_eq!(rig.ask(2).await.1, 1 - told, "new requests go elsewhere");
+            assert_eq!(rig.ask(2).await.1, 1 - stopping, "new requests go elsewhere");
         }
-        assert_eq!(rig.node(told).await["life"], "draining", "it still runs the stream");
-        told
+        assert_eq!(rig.node(stopping).await["life"], "draining", "it still runs the stream");
+        stopping
     });
-    assert_eq!((text, on), (undisturbed, told), "the stream was finished where it began");
-    rig.is_in(told, "down").await;
-    rig.counts(told, ["ready", "draining"], &["told_to_stop"], 1).await;
-    rig.counts(told, ["draining", "down"], &["stopped"], 1).await;
+    assert_eq!((text, on), (undisturbed, stopping), "the stream was finished where it began");
+    rig.is_in(stopping, "down").await;
+    rig.counts(stopping, ["ready", "draining"], &["told_to_stop"], 1).await;
+    rig.counts(stopping, ["draining", "down"], &["stopped"], 1).await;
     let metrics = rig.get("/metrics").await;
     assert!(!metrics.contains("baton_fallbacks_total{"), "nothing went another way than planned\n{metrics}");
     assert!(
-        metrics.contains(&format!("node=\"decode-{}\",task=\"decode\",state=\"down\"}} 1.0", told + 1)),
+        metrics.contains(&format!("node=\"decode-{}\",task=\"decode\",state=\"down\"}} 1.0", stopping + 1)),
         "{metrics}"
     );
 }
@@ -134,8 +134,8 @@ async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_i
 #[tokio::test(flavor = "multi_thread")]
 async fn load_from_elsewhere_on_a_node_is_seen() {
     let rig = Rig::start();
-    let somebody = tokio::spawn(harness::occupy::occupy(rig.nodes[1].url.clone(), 1));
+    let other_client = tokio::spawn(harness::occupy::occupy(rig.nodes[1].url.clone(), 1));
     eventually_async("the load", || async { rig.node(1).await["active_slots"] == 1 }).await;
-    somebody.abort();
+    other_client.abort();
     eventually_async("the end of the load", || async { rig.node(1).await["active_slots"] == 0 }).await;
 }

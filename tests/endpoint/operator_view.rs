@@ -36,9 +36,9 @@ async fn status_shows_a_running_endpoint_and_fails_without_one() {
     assert_eq!(state["routes"][0]["n_completion"], 5);
     assert!(!state.to_string().contains("secret"), "{state}");
 
-    let nobody = baton(&["status", "127.0.0.1:1"]);
-    let error = String::from_utf8(nobody.stderr).unwrap();
-    assert!(!nobody.status.success() && error.contains("no endpoint answers"), "{error}");
+    let absent = baton(&["status", "127.0.0.1:1"]);
+    let error = String::from_utf8(absent.stderr).unwrap();
+    assert!(!absent.status.success() && error.contains("no endpoint answers"), "{error}");
 }
 
 /// A new key and its lines for the configuration file.
@@ -173,12 +173,12 @@ async fn a_keys_limits_hold_on_every_dialect() {
     assert_eq!(tags.send().await.unwrap().json::<Value>().await.unwrap(), json!({ "models": [] }));
 
     for (left, (path, body)) in (0..4).rev().zip(&all) {
-        let (status, told, reply) = post(&server, path, &few, body.clone()).await;
-        assert_eq!((status, told), (200, left.to_string()), "{path}: {reply}");
+        let (status, remaining, reply) = post(&server, path, &few, body.clone()).await;
+        assert_eq!((status, remaining), (200, left.to_string()), "{path}: {reply}");
     }
     for (path, body) in &all {
-        let (status, told, error) = post(&server, path, &few, body.clone()).await;
-        assert_eq!((status, told.as_str()), (429, "0"), "{path}: {error}");
+        let (status, remaining, error) = post(&server, path, &few, body.clone()).await;
+        assert_eq!((status, remaining.as_str()), (429, "0"), "{path}: {error}");
         assert_eq!(error["error"].is_string(), *path == "/api/chat", "{error}");
     }
 }

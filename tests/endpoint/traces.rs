@@ -3,10 +3,11 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use harness::{BATON, CLUSTER_KEY, Node, Server, chat, eventually, long_prompt};
+use harness::{BATON, CLUSTER_KEY, Node, Server, chat, eventually, eventually_async, long_prompt};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message;
 use serde_json::json;
@@ -203,18 +204,28 @@ async fn an_upstream_continues_the_trace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_collector_delays_no_request() {
     // It accepts connections and never answers.
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     let endpoint = format!("[tracing]\notlp_endpoint = \"http://{}\"\n", silent.local_addr().unwrap());
     std::fs::write(file.path(), endpoint).unwrap();
+    let n_attempts = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&n_attempts);
+    tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Ok((connection, _)) = silent.accept().await {
+            held.push(connection);
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+    });
     let node = Node::with(&["--engine", "sim"]);
     let server = Server::with(&["--decode", &node.url, "--config", file.path().to_str().unwrap()]);
     let body = chat("hi", json!({ "model": "sim", "max_tokens": 2 }));
-    let asked = Instant::now();
-    // Longer than the exporter waits for one answer.
-    while asked.elapsed() < Duration::from_secs(7) {
+    // The exporter opens a second connection once it has given up on the first.
+    eventually_async("a second attempt to export", async || {
         let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
         let reply = tokio::time::timeout(Duration::from_secs(4), call.send()).await.expect("no request waits for it");
         assert_eq!(reply.unwrap().status(), 200);
-    }
+        n_attempts.load(Ordering::SeqCst) >= 2
+    })
+    .await;
 }
