@@ -252,7 +252,7 @@ object! {
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<ChatTool>>,
         /// What it has to call.
-        tool_choice: Field<ToolChoiceBody<ChatChoice>>,
+        tool_choice: Field<ToolChoiceBody<ChatChosenTools>>,
         /// Whether one reply may hold several calls.
         parallel_tool_calls: Field<bool>,
     }
@@ -327,7 +327,7 @@ impl<O: Read> Read for ToolChoiceBody<O> {
     }
 }
 
-described!([O: JsonSchema] ToolChoiceBody<O>: named O::schema_name().replace("Choice", "ToolChoice"), |generator| json_schema!({
+described!([O: JsonSchema] ToolChoiceBody<O>: named O::schema_name().replace("ChosenTools", "ToolChoice"), |generator| json_schema!({
     "description": "What a reply has to do with its tools. `required` needs tools.",
     "anyOf": [
         { "type": "string", "enum": ["auto", "none", "required"] },
@@ -337,7 +337,7 @@ described!([O: JsonSchema] ToolChoiceBody<O>: named O::schema_name().replace("Ch
 
 object! {
     /// A call of one tool, which has to be among `tools`, or of some of them: the model does not see the others.
-    pub(crate) struct ChatChoice {
+    pub(crate) struct ChatChosenTools {
         /// Of what.
         r#type: Field<String>,
         /// Which.
@@ -352,7 +352,7 @@ object! {
 }
 
 object! {
-    /// See [`ChatChoice`].
+    /// See [`ChatChosenTools`].
     pub(crate) struct AllowedChatTools {
         /// What the reply has to do with them.
         mode: Field<Word<AllowedMode>>,

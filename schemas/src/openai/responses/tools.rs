@@ -20,7 +20,7 @@ object! {
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<ResponseTool>>,
         /// What it has to call.
-        tool_choice: Field<Echoed<ToolChoiceBody<ResponseChoice>>>,
+        tool_choice: Field<Echoed<ToolChoiceBody<ResponseChosenTools>>>,
         /// Whether one reply may hold several calls.
         parallel_tool_calls: Field<bool>,
     }
@@ -28,7 +28,7 @@ object! {
 
 object! {
     /// A call of one function, which has to be among `tools`, or of some of them.
-    pub(crate) struct ResponseChoice {
+    pub(crate) struct ResponseChosenTools {
         /// Of what.
         r#type: Field<String>,
         /// Which.
