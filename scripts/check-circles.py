@@ -29,6 +29,8 @@ def strip(text):
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text, flags=re.S)
+    # A visibility such as `pub(in crate::http)` is not an import.
+    text = re.sub(r"\bpub\(in [^)]*\)", "pub", text)
     out, at = [], 0
     for found in re.finditer(r"#\[cfg\((?:all\()?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?(?:mod|use|fn|impl|struct)\b", text):
         if found.start() < at:

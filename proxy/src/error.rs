@@ -96,7 +96,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// Whether the request itself is wrong, whoever answers it.
+    /// Returns true if the request itself is wrong, whatever answers it.
     pub fn is_the_clients(&self) -> bool {
         match self {
             RequestError::ModelNotFound { .. }

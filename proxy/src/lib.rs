@@ -5,6 +5,7 @@
 //! node.
 
 pub mod account;
+mod choice_clock;
 pub mod config;
 pub mod error;
 pub mod http;

@@ -1,7 +1,7 @@
 //! `baton key new`: an API key, and what to write into the configuration for it.
 
 use baton_proxy::config::hash_text;
-use baton_proxy::http::auth::key_hash;
+use baton_proxy::http::key_hash;
 use baton_proxy::serve::Failure;
 use clap::{Args, Subcommand};
 

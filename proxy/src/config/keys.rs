@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::problems::Problem;
 use crate::account::{Account, DEFAULT_PRIORITY, KeyLimits};
-use crate::http::auth::ConfiguredKey;
+use crate::http::ConfiguredKey;
 
 /// What a hash begins with: another function could follow one day.
 const HASH_PREFIX: &str = "blake3:";

@@ -31,7 +31,7 @@ pub use self::upstream::RawUpstream;
 use crate::config::engine_args::EngineArgs;
 use crate::config::transport_args::TransportArgs;
 use crate::http::AccessConfig;
-use crate::http::auth::ConfiguredKey;
+use crate::http::ConfiguredKey;
 use crate::request::admission::Bounds;
 
 /// Loopback: whoever wants to be reachable from elsewhere says so.

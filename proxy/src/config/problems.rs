@@ -6,7 +6,7 @@ use baton_planner::policy::PolicyName;
 use super::raw::RawConfig;
 use super::{DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
 use crate::config::engine_args::flag;
-use crate::http::{host, origin};
+use crate::http::{allowed_hosts, allowed_origins};
 
 /// A value that is out of range, or cannot be used here.
 pub struct Problem {
@@ -60,10 +60,12 @@ impl RawConfig {
             let message = "must not be empty: that would let everybody in who sends none";
             problem("api_keys", "--api-key", message.into());
         }
-        if let Some(message) = self.allowed_origins.iter().find_map(|origin| origin::check_configured(origin).err()) {
+        if let Some(message) =
+            self.allowed_origins.iter().find_map(|origin| allowed_origins::check_configured(origin).err())
+        {
             problem("allowed_origins", "allowed_origins", format!("has a wrong entry: {message}"));
         }
-        if let Some(message) = self.allowed_hosts.iter().find_map(|name| host::check_configured(name).err()) {
+        if let Some(message) = self.allowed_hosts.iter().find_map(|name| allowed_hosts::check_configured(name).err()) {
             problem("allowed_hosts", "allowed_hosts", format!("has a wrong entry: {message}"));
         }
         for (key, ms) in [("deadlines.floor_ms", self.deadlines.floor_ms), ("deadlines.max_ms", self.deadlines.max_ms)]

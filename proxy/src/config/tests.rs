@@ -250,7 +250,7 @@ fn what_is_not_toml_is_told_with_its_line() {
 
 #[test]
 fn keys_have_limits_and_are_no_operators_unless_it_says_so() {
-    let hash = hash_text(&crate::http::auth::key_hash(b"k"));
+    let hash = hash_text(&crate::http::key_hash(b"k"));
     let config = read(&format!(
         "[[keys]]\nname = \"anna\"\nhash = \"{hash}\"\nmodels = [\"m\"]\nrequests_per_minute = 3\nmax_concurrent = 2\n"
     ))

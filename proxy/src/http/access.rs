@@ -1,39 +1,25 @@
-//! Who may call: the part of the configuration that can change while streams run.
+//! The checks of callers, which can be replaced while streams run.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::auth::{ConfiguredKey, Keys};
-use super::host::AllowedHosts;
-use super::origin::AllowedOrigins;
-
-/// Keys, hosts and origins as configured; by default open. No `Debug`: it holds keys.
-#[derive(Clone, Default)]
-pub struct AccessConfig {
-    /// Keys of the owner, in plain text. With `keys` empty too, no key is asked for.
-    pub api_keys: Vec<String>,
-    /// Keys with limits, hashed.
-    pub keys: Vec<ConfiguredKey>,
-    /// Let callers with different keys reuse each other's cached prompts. Faster, and an oracle between them.
-    pub share_prefix_cache: bool,
-    /// Further names accepted in `Host` where that is checked, without port.
-    pub allowed_hosts: Vec<String>,
-    /// Further browser origins that may call, e.g. `https://chat.example.com`; `*` is any.
-    pub allowed_origins: Vec<String>,
-}
+use super::access_config::AccessConfig;
+use super::allowed_hosts::AllowedHosts;
+use super::allowed_origins::AllowedOrigins;
+use super::keys::Keys;
 
 /// What each request is checked against.
 pub struct Access {
-    /// Who may call.
+    /// API keys.
     pub keys: Keys,
-    /// Under which names, for listeners that ask.
+    /// Names in `Host`, for listeners that check them.
     pub hosts: AllowedHosts,
-    /// From which web pages.
+    /// Origins of web pages.
     pub origins: AllowedOrigins,
 }
 
-/// Access that can be exchanged while requests run; each of them sees one state of it.
+/// Access that can be replaced while requests run. Each request sees one version.
 pub type SharedAccess = Arc<ArcSwap<Access>>;
 
 /// Access as configured.
@@ -41,14 +27,15 @@ pub fn shared(config: &AccessConfig) -> SharedAccess {
     Arc::new(ArcSwap::from_pointee(access(config, Keys::new(config))))
 }
 
-/// Puts another configuration into force. Keys that are in both keep what they have used of their rates, and callers
-/// the prompts that are cached for them.
+/// Applies another configuration. Keys in both keep what they have used of their rates, and callers keep their cached
+/// prompts.
 pub fn renew(shared: &SharedAccess, config: &AccessConfig) {
     let keys = shared.load().keys.renewed(config);
     shared.store(Arc::new(access(config, keys)));
 }
 
 fn access(config: &AccessConfig, keys: Keys) -> Access {
-    let (hosts, origins) = (AllowedHosts::new(&config.allowed_hosts), AllowedOrigins::new(&config.allowed_origins));
+    let hosts = AllowedHosts::new(&config.allowed_hosts);
+    let origins = AllowedOrigins::new(&config.allowed_origins);
     Access { keys, hosts, origins }
 }

@@ -1,4 +1,4 @@
-//! API keys: who may call, and whose prompts a caller may share a cache with.
+//! Lets only callers with a valid API key in, and tells handlers who they are.
 
 use std::sync::Arc;
 
@@ -8,137 +8,44 @@ use axum::response::Response;
 use baton_engines::trace;
 use baton_planner::policy::{Policy, PolicyName};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
-use baton_schemas::sequence::CacheScope;
-use http::{HeaderMap, Method, StatusCode, header};
-use subtle::{ConditionallySelectable, ConstantTimeEq};
+use http::{HeaderMap, Method, StatusCode};
 
-use super::access::{AccessConfig, SharedAccess};
+use super::access::SharedAccess;
 use super::dialect::Dialect;
 use super::errors::Failure;
+use super::keys::KeyIdentity;
 use super::rate_limit;
 use super::request_id::RequestId;
-use crate::account::{Account, KeyLimits};
+use crate::account::Account;
 use crate::request::admission::QueuePlace;
-use crate::request::caller::{Caller, CallerRole};
+use crate::request::caller::Caller;
 
-/// The keys that open the API, as hashes.
-///
-/// Hashing makes all comparisons the same length, and leaves no key in memory to be found in a core dump. A key is drawn
-/// at random with 256 bits, so its hash needs no slow function: there is nothing to guess.
-pub struct Keys {
-    allowed: Vec<ConfiguredKey>,
-    /// For everybody where no key is asked for, and for paths that need none.
-    anyone: Arc<Account>,
-    /// Lives as long as the process: scopes of callers cannot be computed from their keys' hashes.
-    process_key: [u8; 32],
-    share_cache: bool,
-}
-
-/// A key that opens the API.
-#[derive(Debug, Clone)]
-pub struct ConfiguredKey {
-    /// Of the key; see [`key_hash`].
-    pub hash: [u8; 32],
-    /// Whose it is.
-    pub account: Arc<Account>,
-}
-
-/// The hash by which a key is known: BLAKE3 in its key-derivation mode, so that it is nothing else's hash.
-pub fn key_hash(key: &[u8]) -> [u8; 32] {
-    blake3::derive_key("Baton 2026 API key", key)
-}
-
-impl Keys {
-    /// These keys; none means that the API is open.
-    pub fn new(config: &AccessConfig) -> Self {
-        let anyone = Arc::new(Account::new("anyone", KeyLimits::default()));
-        Keys { allowed: allowed(config), anyone, process_key: rand::random(), share_cache: config.share_prefix_cache }
-    }
-
-    /// Other keys. Accounts keep what they have used, also under changed limits.
-    pub fn renewed(&self, config: &AccessConfig) -> Self {
-        let mut allowed = allowed(config);
-        for key in &mut allowed {
-            match self.allowed.iter().find(|old| old.account.name == key.account.name) {
-                Some(known) if known.account.limits == key.account.limits => key.account = Arc::clone(&known.account),
-                Some(known) => known.account.succeed(&key.account),
-                None => {}
-            }
-        }
-        let share_cache = config.share_prefix_cache;
-        Keys { allowed, anyone: Arc::clone(&self.anyone), process_key: self.process_key, share_cache }
-    }
-
-    /// Who has these headers, or `None` if it may not call.
-    fn identify(&self, headers: &HeaderMap) -> Option<Identity> {
-        let mut presented = presented(headers).map(key_hash);
-        let (hash, role, account) = if self.allowed.is_empty() {
-            // An open server still keeps apart those who sent different keys: SDKs always send one.
-            (presented.next(), CallerRole::Anyone, &self.anyone)
-        } else {
-            let (hash, account) = presented.find_map(|hash| Some((hash, self.find(&hash)?)))?;
-            let role = if account.limits.is_operator { CallerRole::Operator } else { CallerRole::Guest };
-            (Some(hash), role, account)
-        };
-        let scope = match hash {
-            Some(hash) if !self.share_cache => scope_of(&blake3::keyed_hash(&self.process_key, &hash)),
-            _ => CacheScope::SHARED,
-        };
-        Some(Identity { scope, role, account: Arc::clone(account) })
-    }
-
-    /// Whoever calls a path that needs no key.
-    fn nobody(&self) -> Identity {
-        Identity { scope: CacheScope::SHARED, role: CallerRole::Guest, account: Arc::clone(&self.anyone) }
-    }
-
-    /// Compares with every key, so that time tells neither which one matched nor how far.
-    fn find(&self, presented: &[u8; 32]) -> Option<&Arc<Account>> {
-        let mut found = u32::MAX;
-        for (i, key) in (0..).zip(&self.allowed) {
-            found.conditional_assign(&i, key.hash.ct_eq(presented));
-        }
-        self.allowed.get(found as usize).map(|key| &key.account)
-    }
-}
-
-/// Plain keys are the owner's, without limits; each has a lane of its own in the queue.
-fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
-    let plain = config.api_keys.iter().enumerate().map(|(i, key)| ConfiguredKey {
-        hash: key_hash(key.as_bytes()),
-        account: Arc::new(Account::new(format!("api_keys[{i}]"), KeyLimits::default())),
-    });
-    plain.chain(config.keys.iter().cloned()).collect()
-}
-
-/// What a request's headers say of who sent it.
-struct Identity {
-    scope: CacheScope,
-    role: CallerRole,
-    account: Arc<Account>,
-}
-
-/// Refuses callers without a key, tells handlers who the others are, and tells them what is left of their rates.
+/// Refuses callers without a key, gives handlers the [`Caller`], and adds what is left of its rates to the reply.
 pub async fn check(State(access): State<SharedAccess>, mut request: Request, next: Next) -> Response {
     let access = access.load_full();
     let identity = match access.keys.identify(request.headers()) {
         Some(identity) => identity,
         None if is_public(&request) => access.keys.nobody(),
-        None => return refused().respond(Dialect::of(request.uri().path())),
+        None => return missing_key().respond(Dialect::of(request.uri().path())),
     };
-    let Identity { scope, role, account } = identity;
+    let KeyIdentity { scope, role, account } = identity;
     let request_id = request.extensions().get::<RequestId>().map(|id| id.as_str().to_owned()).unwrap_or_default();
     let policy = match wanted_policy(request.headers(), &account) {
         Ok(policy) => policy,
-        Err(refused) => return refused.respond(Dialect::of(request.uri().path())),
+        Err(failure) => return failure.respond(Dialect::of(request.uri().path())),
     };
-    let place = QueuePlace::default();
-    let trace = trace::parent_in(request.headers());
-    let account_of_caller = Arc::clone(&account);
-    let caller = Caller { cache_scope: scope, request_id, role, account: account_of_caller, place, policy, trace };
+    let caller = Caller {
+        cache_scope: scope,
+        request_id,
+        role,
+        account: Arc::clone(&account),
+        place: QueuePlace::default(),
+        policy,
+        trace: trace::parent_in(request.headers()),
+    };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
-    rate_limit::describe(response.headers_mut(), &account);
+    rate_limit::add_headers(response.headers_mut(), &account);
     response
 }
 
@@ -165,112 +72,8 @@ fn is_public(request: &Request) -> bool {
     request.method() == Method::OPTIONS || matches!(request.uri().path(), "/" | "/health" | "/v1/health")
 }
 
-fn refused() -> Failure {
+fn missing_key() -> Failure {
     let message = "A valid API key is required, as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'.";
     let error = ErrorBody::new(ErrorKind::Authentication, message).code("invalid_api_key");
     Failure::new(StatusCode::UNAUTHORIZED, error)
-}
-
-/// The keys a request carries, under either name.
-fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
-    let bearer = headers.get_all(header::AUTHORIZATION).into_iter().filter_map(|value| bearer(value.as_bytes()));
-    let plain = headers.get_all("x-api-key").into_iter().map(|value| value.as_bytes().trim_ascii());
-    bearer.chain(plain).filter(|key| !key.is_empty())
-}
-
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, key) = value.split_at_checked("Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key.trim_ascii())
-}
-
-fn scope_of(hash: &blake3::Hash) -> CacheScope {
-    let mut word = [0; 8];
-    word.copy_from_slice(&hash.as_bytes()[..8]);
-    // 0 is the shared scope.
-    CacheScope(u64::from_le_bytes(word).max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::request::admission::{Admission, Bounds};
-
-    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
-        list.iter().map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), value.parse().unwrap())).collect()
-    }
-
-    fn made(api_keys: &[&str], share_prefix_cache: bool) -> Keys {
-        let api_keys = api_keys.iter().map(|&key| key.to_owned()).collect();
-        Keys::new(&AccessConfig { api_keys, share_prefix_cache, ..AccessConfig::default() })
-    }
-
-    fn scope(keys: &Keys, headers: &HeaderMap) -> CacheScope {
-        keys.identify(headers).unwrap().scope
-    }
-
-    fn check(keys: &Keys, list: &[(&'static str, &str)], allowed: bool) {
-        assert_eq!(keys.identify(&headers(list)).is_some(), allowed, "{list:?}");
-    }
-
-    #[test]
-    fn a_key_opens_under_either_name() {
-        let keys = made(&["one", "two"], false);
-        check(&keys, &[("authorization", "Bearer one")], true);
-        check(&keys, &[("authorization", "bearer  two ")], true);
-        check(&keys, &[("x-api-key", "two")], true);
-        check(&keys, &[("authorization", "Bearer wrong"), ("x-api-key", "two")], true);
-        check(&keys, &[], false);
-        check(&keys, &[("authorization", "one")], false);
-        check(&keys, &[("authorization", "Basic one")], false);
-        check(&keys, &[("authorization", "Bearer ")], false);
-        check(&keys, &[("authorization", "Bearer on")], false);
-        check(&keys, &[("authorization", "Bearer onetwo")], false);
-        check(&keys, &[("x-api-key", "")], false);
-        check(&made(&[], false), &[], true);
-    }
-
-    #[test]
-    fn callers_share_a_cache_only_with_themselves() {
-        let one = headers(&[("authorization", "Bearer one")]);
-        let same = headers(&[("x-api-key", "one")]);
-        let two = headers(&[("authorization", "Bearer two")]);
-        for allowed in [&[][..], &["one", "two"]] {
-            let known = made(allowed, false);
-            assert_eq!(scope(&known, &one), scope(&known, &same));
-            assert_ne!(scope(&known, &one), scope(&known, &two));
-            assert_ne!(scope(&known, &one), CacheScope::SHARED);
-            assert_ne!(scope(&known, &one), scope(&made(allowed, false), &one), "another process, another scope");
-            let config = AccessConfig { api_keys: vec!["one".into(), "new".into()], ..AccessConfig::default() };
-            assert_eq!(scope(&known, &one), scope(&known.renewed(&config), &one), "a reload is no other process");
-            assert_eq!(scope(&made(allowed, true), &one), CacheScope::SHARED);
-        }
-        assert_eq!(scope(&made(&[], false), &headers(&[])), CacheScope::SHARED);
-    }
-
-    #[test]
-    fn a_reload_gives_no_key_its_rates_back() {
-        let key = |limit| ConfiguredKey {
-            hash: key_hash(b"k"),
-            account: Arc::new(Account::new(
-                "k",
-                KeyLimits { requests_per_minute: Some(limit), ..KeyLimits::default() },
-            )),
-        };
-        let config = |limit| AccessConfig { keys: vec![key(limit)], ..AccessConfig::default() };
-        let keys = Keys::new(&config(5));
-        let same = keys.renewed(&config(5));
-        assert!(Arc::ptr_eq(&keys.allowed[0].account, &same.allowed[0].account));
-        let door = Admission::new(Bounds::default());
-        for _ in 0..4 {
-            drop(door.admit_brief(&keys.allowed[0].account).unwrap());
-        }
-        let changed = keys.renewed(&config(6));
-        let account = &changed.allowed[0].account;
-        assert_eq!(account.limits.requests_per_minute, Some(6));
-        assert_eq!(account.quotas().next().unwrap().1.remaining, 2, "four of six are used");
-        // Once more, to less than what was used: a debt.
-        let less = changed.renewed(&config(2));
-        let quota = less.allowed[0].account.quotas().next().unwrap().1;
-        assert!(quota.remaining == 0 && door.admit_brief(&less.allowed[0].account).is_err(), "{quota:?}");
-    }
 }

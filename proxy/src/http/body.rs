@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 
-use super::{Failure, HttpState, unread};
+use super::{Failure, HttpState, unread_body};
 
 /// How long the rest of an overlong body is read and thrown away. A client that is still sending when the connection
 /// closes gets a reset instead of the 413.
@@ -35,10 +35,10 @@ impl FromRequest<HttpState> for JsonBody {
         let limit = state.config.max_body_bytes;
         let read = tokio::time::timeout(state.config.body_deadline, read(&mut body, limit));
         let Some(bytes) = read.await.map_err(|_elapsed| too_slow())?? else {
-            // Who waits for '100 Continue' may not have begun to send; reading would tell it to.
+            // A client that waits for '100 Continue' may not have begun to send; reading would tell it to.
             if !head.headers.contains_key(header::EXPECT) {
                 // If it does not end, the reply says that the connection does: see `unread`.
-                unread::discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await;
+                unread_body::discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await;
             }
             return Err(too_large(limit));
         };

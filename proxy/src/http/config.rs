@@ -1,8 +1,8 @@
-//! What the HTTP surface is told at start-up. Filled from the command line and the config file; never changes.
+//! Settings of the HTTP surface, from the command line and the configuration file. They never change.
 
 use std::time::Duration;
 
-use super::access::AccessConfig;
+use super::access_config::AccessConfig;
 
 /// Room for a long conversation with a few pictures in it. A body is held whole in memory while it is parsed.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
@@ -20,7 +20,7 @@ pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 /// Limits, access and times. No `Debug`: it holds keys.
 #[derive(Clone)]
 pub struct HttpConfig {
-    /// Who may call, at first.
+    /// Who may call, at start-up.
     pub access: AccessConfig,
     /// Refuse requests whose `Host` is not this machine: set where the listener is bound to loopback.
     pub check_host: bool,

@@ -13,7 +13,7 @@ use baton_schemas::{EngineError, anthropic};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
-use super::steps::panic_message;
+use super::request_steps::panic_message;
 use crate::error::RequestError;
 
 /// A full queue moves on within a request's length; a lost engine is restarted in about this time.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::HttpState;
 use super::errors::{Failure, Retry};
 use super::openapi::Operation;
-use super::steps::{STOPPING, Stopping};
+use super::request_steps::{STOPPING, Stopping};
 use crate::observe::readiness::Readiness;
 use crate::targets::nodes::Life;
 
@@ -22,8 +22,7 @@ use crate::targets::nodes::Life;
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "HealthReport")]
-struct Report {
+struct HealthReport {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorBody>,
@@ -40,7 +39,10 @@ fn all_ready(nodes: &BTreeMap<Life, usize>) -> bool {
 }
 
 pub(super) fn operation() -> Operation {
-    Operation::new("Whether a request sent now would be answered").public().replies::<Report>().unavailable::<Report>()
+    Operation::new("Whether a request sent now would be answered")
+        .public()
+        .replies::<HealthReport>()
+        .unavailable::<HealthReport>()
 }
 
 /// 200 if a request sent now would be answered, else 503 with the reason.
@@ -52,13 +54,13 @@ pub async fn health(State(state): State<HttpState>, stopping: Option<Extension<S
         false => state.backend.readiness(),
     };
     let (status, reason) = match readiness {
-        Readiness::Ok => return Json(Report { status: "ok", error: None, warnings, nodes }).into_response(),
+        Readiness::Ok => return Json(HealthReport { status: "ok", error: None, warnings, nodes }).into_response(),
         Readiness::Loading { reason } => ("loading", reason),
         Readiness::Unavailable { reason } => ("unavailable", reason),
     };
     let error = ErrorBody::new(ErrorKind::Unavailable, reason);
     let failure = Failure { retry: Retry::After(RETRY_AFTER), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) };
-    let report = Report { status, error: Some(failure.error.clone()), warnings, nodes };
+    let report = HealthReport { status, error: Some(failure.error.clone()), warnings, nodes };
     // The head of an ordinary failure, under a body with one key more.
     let (mut head, _) = failure.into_response().into_parts();
     head.headers.remove(http::header::CONTENT_LENGTH);

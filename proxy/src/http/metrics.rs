@@ -1,4 +1,4 @@
-//! `GET /metrics`, and the count of replies. Who may scrape is who may see the state.
+//! `GET /metrics`, and the count of replies. Callers that may see the state may scrape.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{HttpBackend, HttpState};
 use crate::observe::metrics::CONTENT_TYPE;
 use crate::request::caller::Caller;
 
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("What happens here, in OpenMetrics' text format").replies_text(CONTENT_TYPE)
 }

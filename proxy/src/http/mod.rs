@@ -2,8 +2,14 @@
 //!
 //! [`server::serve`] owns the sockets and [`router`] everything between a request's head and a reply. What generates
 //! is behind [`HttpBackend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
+//!
+//! A new dialect is a folder beside `openai/`: it touches this file (its routes and the list `ROUTES`), `dialect.rs` (its
+//! paths) and `errors.rs` (its form of an error). A new route touches its dialect's file and `ROUTES`.
 
 pub mod access;
+mod access_config;
+pub mod allowed_hosts;
+pub mod allowed_origins;
 pub mod anthropic;
 pub mod auth;
 pub mod body;
@@ -15,6 +21,8 @@ mod event_stream;
 pub mod health;
 pub mod host;
 pub mod http_backend;
+mod http_state;
+pub mod keys;
 pub mod llama_server;
 pub mod metrics;
 pub mod ollama;
@@ -25,21 +33,22 @@ pub mod origin;
 pub mod plan;
 mod rate_limit;
 pub mod request_id;
+pub mod request_steps;
 pub mod route_header;
 pub mod server;
 pub mod state;
-pub mod steps;
 
-mod stopping;
+mod draining;
+mod parse_errors;
+mod reply_totals;
 mod streamed;
-mod tally;
-mod unparsed;
-mod unread;
+mod unread_body;
 mod welcome;
 
 use std::sync::Arc;
 
-pub use access::{AccessConfig, SharedAccess};
+pub use access::SharedAccess;
+pub use access_config::{AccessConfig, ConfiguredKey, key_hash};
 use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -50,32 +59,10 @@ pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::Failure;
 pub use http_backend::HttpBackend;
+pub use http_state::HttpState;
 use openapi::{Operation, Routes};
 pub use server::serve;
 use tower_http::catch_panic::CatchPanicLayer;
-
-use crate::request::caller::Caller;
-use crate::request::models::ListedModel;
-
-/// What handlers share.
-#[derive(Clone)]
-pub struct HttpState {
-    /// What generates.
-    pub backend: Arc<dyn HttpBackend>,
-    /// Limits and times.
-    pub config: Arc<HttpConfig>,
-    /// Bounds the streams of states.
-    pub watchers: state::Watchers,
-}
-
-impl HttpState {
-    /// The models that a caller may name.
-    fn models_for(&self, caller: &Caller) -> Vec<ListedModel> {
-        let mut models = self.backend.models();
-        models.retain(|model| caller.account.may_use(model.names.iter()));
-        models
-    }
-}
 
 /// All routes with everything around them.
 pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
@@ -89,7 +76,7 @@ pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
 pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAccess) -> Router {
     let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
-    let state = HttpState { backend, config: Arc::new(config), watchers: state::Watchers::default() };
+    let state = HttpState { backend, config: Arc::new(config), watchers: http_state::Watchers::default() };
 
     let routes = routes();
     let document = Bytes::from(openapi::document(&routes.documented).to_string());
@@ -102,12 +89,12 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
 
     // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
     // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
-    let router = router.layer(from_fn(stopping::refuse));
+    let router = router.layer(from_fn(draining::refuse));
     let router = router.layer(from_fn_with_state(access.clone(), auth::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 
-/// All routes and what is said of them, the document's own but for its handler.
+/// All routes with their entries in `/openapi.json`. The handler of the document itself is added by [`api`].
 fn routes() -> Routes {
     let mut routes = Routes::default()
         .merge(openai::routes())
@@ -124,14 +111,17 @@ fn routes() -> Routes {
     routes
 }
 
-/// What one listener adds: which names it answers to, if they are checked, and what every reply has.
+/// The layers of one listener: the check of host names, and what every reply has.
 pub fn listener(api: Router, names: host::Names) -> Router {
     let router = api.layer(from_fn_with_state(names, host::check));
     let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
-    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(unread::settle)).layer(from_fn(request_id::attach))
+    router
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(unread_body::settle))
+        .layer(from_fn(request_id::attach))
 }
 
-/// What the API has: shown to whoever asks for something else.
+/// All routes, listed in the reply to an unknown one.
 const ROUTES: [&str; 28] = [
     "POST /v1/chat/completions",
     "POST /v1/completions",

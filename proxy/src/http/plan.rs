@@ -11,7 +11,7 @@ use super::{Failure, HttpState};
 use crate::request::caller::Caller;
 use crate::request::plan::explanation::Explanation;
 
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("How a chat would be served now, and why").takes::<ChatBody>().replies::<Explanation>().planned()
 }

@@ -4,8 +4,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::account::Account;
 
-/// Tells what is left, where something is limited.
-pub(super) fn describe(headers: &mut HeaderMap, account: &Account) {
+/// Adds the headers of the account's limited rates.
+pub(super) fn add_headers(headers: &mut HeaderMap, account: &Account) {
     for (unit, quota) in account.quotas() {
         let reset = format!("{:.3}s", quota.reset.as_secs_f64());
         for (what, value) in

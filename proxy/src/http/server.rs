@@ -22,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use super::draining::Awaited;
 use super::open_files::max_connections;
-use super::steps::{DrainDeadline, Stopping};
-use super::stopping::Awaited;
-use super::unparsed::Enveloped;
+use super::parse_errors::Enveloped;
+use super::request_steps::{DrainDeadline, Stopping};
 
 /// Time for a request's head to arrive, and so the time a kept-alive connection may be idle. A connection that sends
 /// nothing takes one of the [`max_connections`]. Longer than common clients keep an idle connection (5 s in Python, 4 s
@@ -70,27 +70,27 @@ impl Default for Deadlines {
     }
 }
 
-/// How a server is told to stop.
+/// Stops a server.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
     /// No new requests; running ones may finish.
     pub begin: CancellationToken,
-    /// Running ones need not be waited for any more.
+    /// Running requests end at once.
     pub now: CancellationToken,
-    /// What is waited for: requests that came before the shutdown began, up to the end of their replies. All listeners
-    /// wait for all of them, so that each answers until the last has ended.
+    /// Requests that came before the shutdown began, up to the end of their replies. All listeners wait for all of them,
+    /// so that each answers until the last one has ended.
     running: TaskTracker,
 }
 
 impl Shutdown {
-    /// When it has begun, and nothing runs any more that came before.
+    /// Returns once the shutdown has begun and no earlier request runs.
     async fn is_idle(&self) {
         self.begin.cancelled().await;
         self.running.close();
         self.running.wait().await;
     }
 
-    /// When it has begun, and what runs is waited for no longer.
+    /// Returns once the shutdown has begun and running requests are to end.
     async fn is_over(&self, drain_deadline: Duration) {
         self.begin.cancelled().await;
         let deadline = tokio::time::sleep(drain_deadline);
@@ -101,9 +101,9 @@ impl Shutdown {
     }
 }
 
-/// Serves until the shutdown begins, then waits for running requests: up to `drain_deadline`, or until they are to end
-/// now. Those still running then fail with an error that says so: none is cut off as if it had ended. Meanwhile whoever
-/// asks is told that the server stops.
+/// Serves until the shutdown begins, then waits for running requests: up to `drain_deadline`, or until
+/// [`Shutdown::now`]. Requests that still run then fail with an error; none is cut off as if it were complete. New
+/// requests are refused meanwhile.
 ///
 /// Fails only if the listener itself is broken. Dropping the future closes everything at once.
 pub async fn serve(
@@ -182,8 +182,8 @@ fn builder(head_deadline: Duration) -> Builder<TokioExecutor> {
     builder
 }
 
-/// The next connection. An error belongs to one connection or to the moment, unless the socket does not listen any
-/// more: a server that tried again for ever would look alive and answer nobody.
+/// Accepts the next connection. Errors: the socket no longer listens; retrying forever would look alive and answer
+/// nothing. Other errors concern one connection, and are retried.
 async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     loop {
         match listener.accept().await {
@@ -233,7 +233,7 @@ impl Server {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(self.drain.clone());
             request.extensions_mut().insert(self.stopping.clone());
-            // Who comes later is told, and not waited for.
+            // A request that comes during the shutdown is refused, and does not delay it.
             let running = (!self.stopping.0.is_cancelled()).then(|| self.running.token());
             let reply = self.router.clone().oneshot(request);
             async move {

@@ -1,8 +1,8 @@
 //! `GET /baton/state`: the endpoint's [`EndpointState`] as JSON, or as an event stream with one state a second.
 //!
-//! Where a key is needed it must be an operator's: timings and cache hits of others' requests tell about their prompts.
-//! Addresses of nodes are shown only to who presented such a key. Coming from loopback is not enough, since behind a
-//! reverse proxy on this machine everybody does.
+//! Where keys are required, an operator's key is: timings and cache hits of other callers' requests reveal something of
+//! their prompts. Addresses of nodes are shown only with such a key. A loopback connection is not enough, since behind a
+//! reverse proxy on this machine every request is one.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,33 +15,20 @@ use axum::{Extension, Json};
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
-use tokio::sync::Semaphore;
 
 use super::errors::{Failure, Retry};
 use super::event_stream::sse_headers;
+use super::http_state::MAX_WATCHERS;
 use super::openapi::Operation;
-use super::steps::Stopping;
+use super::request_steps::Stopping;
 use super::{HttpBackend, HttpState};
 use crate::observe::state::EndpointState;
 use crate::request::caller::{Caller, CallerRole};
 
-/// Event streams at once: some dashboards and terminals. Each holds a connection for as long as it likes.
-const MAX_WATCHERS: usize = 32;
-
 /// Between two states of a stream.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Places for event streams.
-#[derive(Debug, Clone)]
-pub struct Watchers(Arc<Semaphore>);
-
-impl Default for Watchers {
-    fn default() -> Self {
-        Watchers(Arc::new(Semaphore::new(MAX_WATCHERS)))
-    }
-}
-
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("The endpoint at this moment")
         .asks("stream", "1 for an event a second")
@@ -84,7 +71,7 @@ pub async fn show(
     Ok(response)
 }
 
-/// Whether this caller may see the endpoint at work, and if so whether with addresses.
+/// Returns true if this caller may see addresses. Errors: it may not see the state at all.
 pub(super) fn may_observe(caller: &Caller) -> Result<bool, Failure> {
     match caller.role {
         CallerRole::Anyone => Ok(false),

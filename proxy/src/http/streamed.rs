@@ -1,7 +1,7 @@
 //! A request's steps as a streamed reply, in whatever form a dialect writes them.
 //!
-//! The head is held until there is something to say, so that an early failure keeps its status, but not for so long
-//! that the client gives up. From then on silence is broken by heartbeats, and a failure is a last event.
+//! The head waits for the first result, so that an early failure keeps its status, but not so long that the client gives
+//! up. From then on heartbeats break silence, and a failure is a last event.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout_at};
 
 use super::HttpConfig;
 use super::errors::Failure;
+use super::request_steps::{RequestStep, RequestSteps};
 use super::route_header::insert_route;
-use super::steps::{Step, Steps};
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 
@@ -25,29 +25,29 @@ pub(super) trait StreamWriter: Send + 'static {
     /// The reply's `Content-Type`.
     const CONTENT_TYPE: &'static str;
 
-    /// What a step becomes; often one event, sometimes nothing.
-    fn write(&mut self, step: &Step) -> String;
+    /// The text of a step; often one event, sometimes nothing.
+    fn write(&mut self, step: &RequestStep) -> String;
 
-    /// What follows the last step of a success.
+    /// The text after the last step of a success.
     fn finish(&mut self) -> String;
 
     /// The end of a stream that failed. It must not look like a success.
     fn fail(&mut self, failure: Failure) -> String;
 
-    /// What every reader of the stream skips, and every proxy counts as traffic. It may tell the place of a request that
-    /// still waits to be admitted.
+    /// Text that every reader skips and every proxy counts as traffic. `place` is the request's position in the queue
+    /// while it waits for admission.
     fn heartbeat(&self, place: Option<usize>) -> String;
 }
 
 /// Answers with a stream, or with an error if the request fails before its head is due.
 pub(super) async fn respond<W: StreamWriter>(
-    mut steps: Steps,
+    mut steps: RequestSteps,
     writer: W,
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
     let held = hold(&mut steps, config.head_hold).await?;
-    let route = held.iter().rev().find_map(Step::route).unwrap_or_default().to_owned();
+    let route = held.iter().rev().find_map(RequestStep::route).unwrap_or_default().to_owned();
     let body = Body::from_stream(events(held, steps, writer, config.heartbeat, caller.clone()));
     let mut response = body.into_response();
     let headers = response.headers_mut();
@@ -60,13 +60,13 @@ pub(super) async fn respond<W: StreamWriter>(
 }
 
 /// The steps up to the first result, or those that came in time. A failure among them is the whole answer.
-async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, RequestError> {
+async fn hold(steps: &mut RequestSteps, patience: Duration) -> Result<Vec<RequestStep>, RequestError> {
     let deadline = Instant::now() + patience;
     let mut held = Vec::new();
     // Elapsing loses nothing: the step that did not come in time stays in the stream.
     while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
         held.push(step?);
-        if matches!(held.last(), Some(Step::Event(event)) if event.kind.is_result()) {
+        if matches!(held.last(), Some(RequestStep::Event(event)) if event.kind.is_result()) {
             break;
         }
     }
@@ -75,8 +75,8 @@ async fn hold(steps: &mut Steps, patience: Duration) -> Result<Vec<Step>, Reques
 
 /// The body. Dropping it drops the steps, which cancels the request.
 fn events(
-    held: Vec<Step>,
-    mut steps: Steps,
+    held: Vec<RequestStep>,
+    mut steps: RequestSteps,
     mut writer: impl StreamWriter,
     heartbeat: Duration,
     caller: Caller,

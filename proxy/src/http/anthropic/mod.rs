@@ -1,5 +1,6 @@
 //! Anthropic's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::anthropic`.
 
+mod head;
 mod stream;
 
 use axum::extract::State;
@@ -7,20 +8,21 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_schemas::FinishReason;
 use baton_schemas::anthropic::events::EventWriter;
-use baton_schemas::anthropic::reply::{Content, Reply, Stop, TokenCount, Usage};
+use baton_schemas::anthropic::reply::{Content, Reply, Stop, TokenCount};
 use baton_schemas::anthropic::{CountBody, MessagesBody};
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
 use baton_schemas::openai::InvalidRequest;
 use futures::StreamExt;
 use uuid::Uuid;
 
+use self::head::{MessageHead, usage};
 use self::stream::MessageWriter;
 use super::body::JsonBody;
 use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
+use super::reply_totals::ReplyTotals;
+use super::request_steps::{DrainDeadline, RequestStep, RequestSteps, steps};
 use super::route_header::insert_route;
-use super::steps::{DrainDeadline, Step, Steps, steps};
-use super::tally::Tally;
 use super::{Failure, HttpState, streamed};
 use crate::error::RequestError;
 use crate::reply_event::EventKind;
@@ -73,7 +75,7 @@ async fn create(
 ) -> Result<Response, AnthropicFailure> {
     let MessagesRequest { generate, stream, shows_thinking } = MessagesRequest::parse(&body?.0, rand::random())?;
     let id = format!("msg_{}", Uuid::new_v4().simple());
-    let head = Head { id, model: generate.model.clone(), shows_thinking };
+    let head = MessageHead { id, model: generate.model.clone(), shows_thinking };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = if stream {
         streamed::respond(steps, MessageWriter::new(head), &state.config, &caller).await
@@ -95,43 +97,24 @@ async fn count(
     Ok(Json(TokenCount { input_tokens }))
 }
 
-/// What is known of a message before its first token.
-#[derive(Debug, Clone)]
-struct Head {
-    id: String,
-    model: String,
-    /// The client asked to see what the model thinks.
-    shows_thinking: bool,
-}
-
-impl Head {
-    fn begun(&self, usage: Usage) -> Reply {
-        Reply::begun(self.id.clone(), self.model.clone(), usage)
-    }
-}
-
-fn usage(tally: &Tally) -> Usage {
-    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion, tally.n_reasoning)
-}
-
 /// Waits for all of a request. Dropping the future cancels it.
-async fn whole(mut steps: Steps, head: Head) -> Result<Response, RequestError> {
-    let (mut content, mut tally) = (Content::default(), Tally::new(1));
+async fn whole(mut steps: RequestSteps, head: MessageHead) -> Result<Response, RequestError> {
+    let (mut content, mut totals) = (Content::default(), ReplyTotals::new(1));
     let mut end = Stop { reason: FinishReason::Stop, sequence: None };
     while let Some(step) = steps.next().await {
         let step = step?;
-        tally.record(&step);
-        let Step::Event(event) = step else { continue };
+        totals.record(&step);
+        let RequestStep::Event(event) = step else { continue };
         match event.kind {
             EventKind::Text { text, .. } => content.text(&text),
             EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),
             EventKind::ToolCall { call } => content.call(&call),
-            // Steps end only after this.
+            // RequestSteps end only after this.
             EventKind::Finished { reason, stop, .. } => end = Stop { reason, sequence: stop },
             _ => {}
         }
     }
-    let mut response = Json(head.begun(usage(&tally)).ended(content, end)).into_response();
-    insert_route(response.headers_mut(), &tally.route);
+    let mut response = Json(head.begun(usage(&totals)).ended(content, end)).into_response();
+    insert_route(response.headers_mut(), &totals.route);
     Ok(response)
 }

@@ -1,28 +1,34 @@
-//! Steps → the events of a message.
+//! RequestSteps → the events of a message.
 
 use baton_schemas::anthropic::reply::Stop;
 use baton_schemas::anthropic::{ErrorReply, EventWriter};
 
-use super::{Head, usage};
+use super::head::{MessageHead, usage};
 use crate::http::Failure;
 use crate::http::event_stream::comment;
-use crate::http::steps::Step;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::http::tally::Tally;
 use crate::reply_event::EventKind;
 
 /// Writes one stream.
 pub(super) struct MessageWriter {
-    head: Head,
+    head: MessageHead,
     events: EventWriter,
-    tally: Tally,
+    totals: ReplyTotals,
     has_begun: bool,
     stop: Option<Stop>,
 }
 
 impl MessageWriter {
-    pub(super) fn new(head: Head) -> Self {
-        MessageWriter { head, events: EventWriter::default(), tally: Tally::new(1), has_begun: false, stop: None }
+    pub(super) fn new(head: MessageHead) -> Self {
+        MessageWriter {
+            head,
+            events: EventWriter::default(),
+            totals: ReplyTotals::new(1),
+            has_begun: false,
+            stop: None,
+        }
     }
 
     /// The first event, once it is known how much of the prompt was cached.
@@ -30,16 +36,16 @@ impl MessageWriter {
         if std::mem::replace(&mut self.has_begun, true) {
             return String::new();
         }
-        self.events.begun(&self.head.begun(usage(&self.tally)))
+        self.events.begun(&self.head.begun(usage(&self.totals)))
     }
 }
 
 impl StreamWriter for MessageWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, step: &Step) -> String {
-        self.tally.record(step);
-        let Step::Event(event) = step else { return String::new() };
+    fn write(&mut self, step: &RequestStep) -> String {
+        self.totals.record(step);
+        let RequestStep::Event(event) = step else { return String::new() };
         match &event.kind {
             EventKind::Started { .. } => self.begin(),
             EventKind::Text { text, .. } if !text.is_empty() => self.begin() + &self.events.text(text),
@@ -56,7 +62,7 @@ impl StreamWriter for MessageWriter {
     /// Without a reason there was no end, and so there are no last events.
     fn finish(&mut self) -> String {
         let Some(stop) = self.stop.take() else { return String::new() };
-        self.begin() + &self.events.ended(&stop, usage(&self.tally))
+        self.begin() + &self.events.ended(&stop, usage(&self.totals))
     }
 
     fn fail(&mut self, failure: Failure) -> String {

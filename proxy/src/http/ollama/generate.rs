@@ -18,12 +18,12 @@ use futures::StreamExt;
 
 use super::failure::OllamaFailure;
 use super::ndjson::LineWriter;
-use super::reply::{ReplyShape, Route, Said};
+use super::reply::{LineContent, LineShape, OllamaRoute};
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, or_drained, steps};
 use crate::http::route_header::insert_route;
-use crate::http::steps::{DrainDeadline, Step, Steps, or_drained, steps};
-use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
@@ -40,8 +40,8 @@ pub(super) async fn chat(
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
     let OllamaChatRequest { generate, load_only, stream } = OllamaChatRequest::parse(&body?.0, rand::random())?;
-    let shape = ReplyShape { route: Route::Chat, model: generate.model.clone(), since };
-    answer(state, caller, drain, Wish { generate, load_only, stream }, shape).await
+    let shape = LineShape { route: OllamaRoute::Chat, model: generate.model.clone(), since };
+    answer(state, caller, drain, OllamaJob { generate, load_only, stream }, shape).await
 }
 
 /// A prompt's continuation.
@@ -53,12 +53,12 @@ pub(super) async fn generate(
 ) -> Result<Response, OllamaFailure> {
     let since = Instant::now();
     let OllamaGenerateRequest { generate, load_only, stream } = OllamaGenerateRequest::parse(&body?.0, rand::random())?;
-    let shape = ReplyShape { route: Route::Generate, model: generate.model.clone(), since };
-    answer(state, caller, drain, Wish { generate, load_only, stream }, shape).await
+    let shape = LineShape { route: OllamaRoute::Generate, model: generate.model.clone(), since };
+    answer(state, caller, drain, OllamaJob { generate, load_only, stream }, shape).await
 }
 
-/// What both routes' requests come down to.
-struct Wish {
+/// What both routes do with a request.
+struct OllamaJob {
     generate: Generate,
     load_only: Option<LoadOnly>,
     stream: bool,
@@ -68,16 +68,16 @@ async fn answer(
     state: HttpState,
     caller: Caller,
     drain: Drain,
-    Wish { generate, load_only, stream }: Wish,
-    shape: ReplyShape,
+    OllamaJob { generate, load_only, stream }: OllamaJob,
+    shape: LineShape,
 ) -> Result<Response, OllamaFailure> {
     let response = if let Some(wish) = load_only {
         let keep_alive = generate.keep_alive;
         let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
-        let outcome = or_drained(&drain, loaded(&state, &caller, &shape.model, (wish, keep_alive))).await;
+        let outcome = or_drained(&drain, load_or_unload(&state, &caller, &shape.model, wish, keep_alive)).await;
         outcome
             .and_then(|outcome| outcome)
-            .map(|()| Json(shape.last(Said::default(), &[], End::loaded(wish))).into_response())
+            .map(|()| Json(shape.last(LineContent::default(), &[], End::loaded(wish))).into_response())
     } else {
         let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
         let steps = steps(state.backend, generate, caller.clone(), drain);
@@ -90,12 +90,13 @@ async fn answer(
     response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
 }
 
-/// Answers once the model is there, or is to go. What is always there stays; upstreams are asked to do it.
-async fn loaded(
+/// Returns once the model is loaded, or its unloading has begun. A model that is always loaded stays.
+async fn load_or_unload(
     state: &HttpState,
     caller: &Caller,
     model: &str,
-    (wish, keep_alive): (LoadOnly, Option<KeepAlive>),
+    wish: LoadOnly,
+    keep_alive: Option<KeepAlive>,
 ) -> Result<(), RequestError> {
     match wish {
         LoadOnly::Load => state.backend.load(model, keep_alive, caller).await,
@@ -104,13 +105,13 @@ async fn loaded(
 }
 
 /// Waits for all of a request. Dropping the future cancels it.
-async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestError> {
-    let (mut all, mut all_tokens) = (Said::default(), Vec::new());
-    let (mut tally, mut end, mut calls) = (Tally::new(1), FinishReason::Stop, CallCollector::default());
+async fn whole(mut steps: RequestSteps, shape: LineShape) -> Result<Response, RequestError> {
+    let (mut all, mut all_tokens) = (LineContent::default(), Vec::new());
+    let (mut totals, mut end, mut calls) = (ReplyTotals::new(1), FinishReason::Stop, CallCollector::default());
     while let Some(step) = steps.next().await {
         let step = step?;
-        tally.record(&step);
-        let Step::Event(event) = step else { continue };
+        totals.record(&step);
+        let RequestStep::Event(event) = step else { continue };
         match event.kind {
             EventKind::Text { text, tokens } => {
                 all.text.push_str(&text);
@@ -118,17 +119,17 @@ async fn whole(mut steps: Steps, shape: ReplyShape) -> Result<Response, RequestE
             }
             EventKind::Reasoning { text } => all.thinking.push_str(&text),
             EventKind::ToolCall { call } => {
-                all.append(calls.take(&call).map(Said::call).unwrap_or_default());
+                all.append(calls.take(&call).map(LineContent::call).unwrap_or_default());
             }
-            // Steps end only after this.
+            // RequestSteps end only after this.
             EventKind::Finished { reason, .. } => {
                 end = reason;
-                all.append(calls.rest().as_ref().map(Said::unfinished).unwrap_or_default());
+                all.append(calls.rest().as_ref().map(LineContent::unfinished).unwrap_or_default());
             }
             _ => {}
         }
     }
-    let mut response = Json(shape.last(all, &all_tokens, shape.end(end, &tally))).into_response();
-    insert_route(response.headers_mut(), &tally.route);
+    let mut response = Json(shape.last(all, &all_tokens, shape.end(end, &totals))).into_response();
+    insert_route(response.headers_mut(), &totals.route);
     Ok(response)
 }

@@ -6,8 +6,8 @@ mod generate;
 mod models;
 mod ndjson;
 mod pull;
-mod refused;
 mod reply;
+mod unsupported;
 
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
 use baton_schemas::ollama::model::{ModelList, Show};
@@ -42,11 +42,11 @@ pub(super) fn routes() -> Routes {
         .post("/api/pull", pull::pull, pull)
         .post("/api/embed", embed::embed, embed.of_model())
         .post("/api/embeddings", embed::embed_older, older.of_model())
-        .post("/api/create", refused::change, refused())
-        .post("/api/copy", refused::change, refused())
-        .post("/api/push", refused::change, refused())
-        .delete("/api/delete", refused::change, refused())
-        .head("/api/blobs/{digest}", refused::change, refused())
-        .post("/api/blobs/{digest}", refused::change, refused())
+        .post("/api/create", unsupported::change, refused())
+        .post("/api/copy", unsupported::change, refused())
+        .post("/api/push", unsupported::change, refused())
+        .delete("/api/delete", unsupported::change, refused())
+        .head("/api/blobs/{digest}", unsupported::change, refused())
+        .post("/api/blobs/{digest}", unsupported::change, refused())
         .panics_as(Dialect::Ollama)
 }

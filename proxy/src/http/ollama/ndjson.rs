@@ -1,50 +1,52 @@
-//! Steps → lines of JSON: text, and one last line that says how it ended.
+//! RequestSteps → lines of JSON: text, and one last line that says how it ended.
 
 use baton_schemas::FinishReason;
 use baton_schemas::tools::CallCollector;
 use serde::Serialize;
 
 use super::failure;
-use super::reply::{ReplyShape, Said};
+use super::reply::{LineContent, LineShape};
 use crate::http::Failure;
-use crate::http::steps::Step;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::http::tally::Tally;
 use crate::reply_event::EventKind;
 
 /// Writes one stream.
 pub(super) struct LineWriter {
-    shape: ReplyShape,
-    tally: Tally,
+    shape: LineShape,
+    totals: ReplyTotals,
     reason: Option<FinishReason>,
     calls: CallCollector,
 }
 
 impl LineWriter {
-    pub(super) fn new(shape: ReplyShape) -> Self {
-        LineWriter { shape, tally: Tally::new(1), reason: None, calls: CallCollector::default() }
+    pub(super) fn new(shape: LineShape) -> Self {
+        LineWriter { shape, totals: ReplyTotals::new(1), reason: None, calls: CallCollector::default() }
     }
 }
 
 impl StreamWriter for LineWriter {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
 
-    fn write(&mut self, step: &Step) -> String {
-        self.tally.record(step);
-        let Step::Event(event) = step else { return String::new() };
+    fn write(&mut self, step: &RequestStep) -> String {
+        self.totals.record(step);
+        let RequestStep::Event(event) = step else { return String::new() };
         match &event.kind {
-            EventKind::Text { text, tokens } => line(&self.shape.line(Said::text(text.clone()), tokens)),
+            EventKind::Text { text, tokens } => line(&self.shape.line(LineContent::text(text.clone()), tokens)),
             EventKind::Reasoning { text } => {
-                line(&self.shape.line(Said { thinking: text.clone(), ..Said::default() }, &[]))
+                line(&self.shape.line(LineContent { thinking: text.clone(), ..LineContent::default() }, &[]))
             }
             // A call is one line, once it is complete.
-            EventKind::ToolCall { call } => {
-                self.calls.take(call).map(|call| line(&self.shape.line(Said::call(call), &[]))).unwrap_or_default()
-            }
+            EventKind::ToolCall { call } => self
+                .calls
+                .take(call)
+                .map(|call| line(&self.shape.line(LineContent::call(call), &[])))
+                .unwrap_or_default(),
             EventKind::Finished { reason, .. } => {
                 self.reason = Some(*reason);
                 let rest = self.calls.rest();
-                rest.map(|call| line(&self.shape.line(Said::unfinished(&call), &[]))).unwrap_or_default()
+                rest.map(|call| line(&self.shape.line(LineContent::unfinished(&call), &[]))).unwrap_or_default()
             }
             _ => String::new(),
         }
@@ -53,7 +55,7 @@ impl StreamWriter for LineWriter {
     /// The line with `done: true`. Without a reason there was no end, and so there is no such line.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason else { return String::new() };
-        line(&self.shape.last(Said::default(), &[], self.shape.end(reason, &self.tally)))
+        line(&self.shape.last(LineContent::default(), &[], self.shape.end(reason, &self.totals)))
     }
 
     fn fail(&mut self, failure: Failure) -> String {
@@ -62,7 +64,7 @@ impl StreamWriter for LineWriter {
 
     /// An empty delta: clients parse every line, and some fail on an empty one.
     fn heartbeat(&self, _place: Option<usize>) -> String {
-        line(&self.shape.line(Said::default(), &[]))
+        line(&self.shape.line(LineContent::default(), &[]))
     }
 }
 

@@ -8,11 +8,11 @@ use baton_schemas::ollama::reply::{End, FunctionCall, Line, Metrics, Text, ToolC
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::tools;
 
-use crate::http::tally::Tally;
+use crate::http::reply_totals::ReplyTotals;
 
 /// Which route's words a reply uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum OllamaRoute {
     /// `/api/chat`.
     Chat,
     /// `/api/generate`.
@@ -21,16 +21,16 @@ pub(super) enum Route {
 
 /// What a line says.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Said {
+pub(super) struct LineContent {
     pub(super) text: String,
     pub(super) thinking: String,
     /// In a chat alone: there are no tools elsewhere.
     pub(super) calls: Vec<ToolCall>,
 }
 
-impl Said {
+impl LineContent {
     pub(super) fn text(text: String) -> Self {
-        Said { text, ..Said::default() }
+        LineContent { text, ..LineContent::default() }
     }
 
     /// A call. Ollama's form holds objects alone: what the model wrote instead of one is text, as it is in Ollama.
@@ -38,19 +38,19 @@ impl Said {
         match serde_json::from_str(&call.arguments) {
             Ok(arguments) => {
                 let function = FunctionCall { index: call.index, name: call.name, arguments };
-                Said { calls: vec![ToolCall { id: call.id, function }], ..Said::default() }
+                LineContent { calls: vec![ToolCall { id: call.id, function }], ..LineContent::default() }
             }
-            Err(_) => Said::unfinished(&call),
+            Err(_) => LineContent::unfinished(&call),
         }
     }
 
     /// A call that was cut off.
     pub(super) fn unfinished(call: &tools::ToolCall) -> Self {
-        Said::text(format!("{{\"name\": \"{}\", \"arguments\": {}", call.name, call.arguments))
+        LineContent::text(format!("{{\"name\": \"{}\", \"arguments\": {}", call.name, call.arguments))
     }
 
     /// Adds what came later.
-    pub(super) fn append(&mut self, more: Said) {
+    pub(super) fn append(&mut self, more: LineContent) {
         self.text += &more.text;
         self.thinking += &more.thinking;
         self.calls.extend(more.calls);
@@ -59,36 +59,36 @@ impl Said {
 
 /// What of a request its reply depends on.
 #[derive(Debug, Clone)]
-pub(super) struct ReplyShape {
-    pub(super) route: Route,
+pub(super) struct LineShape {
+    pub(super) route: OllamaRoute,
     /// As the client wrote it.
     pub(super) model: String,
     /// When the request came.
     pub(super) since: Instant,
 }
 
-impl ReplyShape {
+impl LineShape {
     /// A line that others follow.
-    pub(super) fn line(&self, said: Said, tokens: &[TokenLogprobs]) -> Line<'_> {
-        let Said { text, thinking, calls } = said;
+    pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> Line<'_> {
+        let LineContent { text, thinking, calls } = said;
         let text = match self.route {
-            Route::Chat => Text::Message { role: "assistant", content: text, thinking, tool_calls: calls },
-            Route::Generate => Text::Response { response: text, thinking },
+            OllamaRoute::Chat => Text::Message { role: "assistant", content: text, thinking, tool_calls: calls },
+            OllamaRoute::Generate => Text::Response { response: text, thinking },
         };
         let logprobs = tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
         Line { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
     }
 
     /// The last line, or the only one.
-    pub(super) fn last(&self, said: Said, tokens: &[TokenLogprobs], end: End) -> Line<'_> {
+    pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: End) -> Line<'_> {
         Line { done: true, end: Some(end), ..self.line(said, tokens) }
     }
 
     /// How a generation ended.
-    pub(super) fn end(&self, reason: FinishReason, tally: &Tally) -> End {
+    pub(super) fn end(&self, reason: FinishReason, totals: &ReplyTotals) -> End {
         let total_ms = self.since.elapsed().as_secs_f64() * 1e3;
-        let metrics = Metrics::new(total_ms, tally.n_prompt, tally.n_completion, &tally.timings);
-        End { context: tally.context.clone(), ..End::generated(reason, metrics) }
+        let metrics = Metrics::new(total_ms, totals.n_prompt, totals.n_completion, &totals.timings);
+        End { context: totals.context.clone(), ..End::generated(reason, metrics) }
     }
 }
 

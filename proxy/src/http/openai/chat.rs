@@ -11,11 +11,11 @@ use super::chat_choices::ChatChoices;
 use super::{ReplyShape, head, reply};
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::steps::{DrainDeadline, steps};
+use crate::http::request_steps::{DrainDeadline, steps};
 use crate::http::{Failure, HttpState};
 use crate::request::caller::Caller;
 
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Continue a chat")
         .takes::<ChatBody>()

@@ -12,7 +12,7 @@ use super::choices::Choices;
 
 /// See the module.
 pub(super) struct ChatChoices {
-    /// Whether log-probabilities were asked for.
+    /// The client wants log-probabilities.
     pub(super) logprobs: bool,
     /// Calls are answered in the form of `functions`.
     pub(super) has_functions: bool,
@@ -65,8 +65,7 @@ impl Choices for ChatChoices {
     fn append_call(&mut self, whole: &mut Choice, call: &ToolCallDelta) {
         match call {
             ToolCallDelta::Begin { name, .. } if self.has_functions => {
-                let (name, arguments) = (name.clone(), String::new());
-                whole.message.function_call = Some(FunctionCall { name, arguments });
+                whole.message.function_call = Some(FunctionCall { name: name.clone(), arguments: String::new() });
             }
             ToolCallDelta::Begin { id, name, .. } => {
                 whole.message.tool_calls.push(ToolCall::new(id.clone(), name.clone()));

@@ -7,35 +7,35 @@ use futures::StreamExt;
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
-use crate::http::steps::{Step, Steps};
-use crate::http::tally::Tally;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::{RequestStep, RequestSteps};
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Waits for all of a request; returns its route beside the reply. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(
-    mut steps: Steps,
+    mut steps: RequestSteps,
     shape: ReplyShape,
     mut shapes: C,
 ) -> Result<(String, Completion<C::Whole>), RequestError> {
     let mut choices: Vec<C::Whole> = (0..shape.n_choices).map(|index| shapes.unfinished(index)).collect();
-    let mut tally = Tally::new(shape.choices_per_prompt);
+    let mut totals = ReplyTotals::new(shape.choices_per_prompt);
     while let Some(step) = steps.next().await {
         let step = step?;
-        tally.record(&step);
-        let Step::Event(ReplyEvent { choice, kind }) = step else { continue };
+        totals.record(&step);
+        let RequestStep::Event(ReplyEvent { choice, kind }) = step else { continue };
         match kind {
             EventKind::Text { text, tokens } => {
                 shapes.append(at(&mut choices, choice)?, &text, &tokens);
             }
             EventKind::Reasoning { text } => shapes.append_reasoning(at(&mut choices, choice)?, &text),
             EventKind::ToolCall { call } => shapes.append_call(at(&mut choices, choice)?, &call),
-            // Steps end only after every choice has been here.
+            // RequestSteps end only after every choice has been here.
             EventKind::Finished { reason, .. } => shapes.end(at(&mut choices, choice)?, reason),
             _ => {}
         }
     }
-    let completion = Completion { head: shape.head, choices, usage: usage(&tally), timings: timings(&tally) };
-    Ok((tally.route, completion))
+    let completion = Completion { head: shape.head, choices, usage: usage(&totals), timings: timings(&totals) };
+    Ok((totals.route, completion))
 }
 
 fn at<T>(choices: &mut [T], index: u32) -> Result<&mut T, RequestError> {

@@ -17,11 +17,11 @@ use super::{ReplyShape, head, reply};
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::steps::{DrainDeadline, side_by_side, steps};
+use crate::http::request_steps::{DrainDeadline, side_by_side, steps};
 use crate::http::{Failure, HttpBackend, HttpState};
 use crate::request::caller::Caller;
 
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Continue texts")
         .takes::<CompletionBody>()

@@ -7,11 +7,11 @@ use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
-use crate::http::steps::{DrainDeadline, or_drained};
+use crate::http::request_steps::{DrainDeadline, or_drained};
 use crate::http::{Failure, HttpState};
 use crate::request::caller::Caller;
 
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Vectors of texts").takes::<EmbeddingsBody>().replies::<EmbeddingList>().of_model()
 }

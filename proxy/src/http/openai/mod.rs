@@ -23,10 +23,10 @@ use baton_schemas::openai::usage::{TimingsReport, Usage};
 use self::choices::Choices;
 use super::HttpConfig;
 use super::openapi::{Operation, Routes};
+use super::reply_totals::ReplyTotals;
+use super::request_steps::RequestSteps;
 use super::route_header::insert_route;
-use super::steps::Steps;
 use super::streamed;
-use super::tally::Tally;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 
@@ -56,7 +56,7 @@ struct ReplyShape {
 
 /// Generates and answers: as one object or as a stream.
 async fn reply<C: Choices>(
-    steps: Steps,
+    steps: RequestSteps,
     shape: ReplyShape,
     choices: C,
     config: &HttpConfig,
@@ -82,10 +82,10 @@ fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
     }
 }
 
-fn usage(tally: &Tally) -> Usage {
-    Usage::new(tally.n_prompt, tally.n_cached, tally.n_completion).with_reasoning(tally.n_reasoning)
+fn usage(totals: &ReplyTotals) -> Usage {
+    Usage::new(totals.n_prompt, totals.n_cached, totals.n_completion).with_reasoning(totals.n_reasoning)
 }
 
-fn timings(tally: &Tally) -> TimingsReport {
-    TimingsReport::new(tally.n_cached, &tally.timings, tally.handoff)
+fn timings(totals: &ReplyTotals) -> TimingsReport {
+    TimingsReport::new(totals.n_cached, &totals.timings, totals.handoff)
 }

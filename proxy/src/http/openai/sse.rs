@@ -1,4 +1,4 @@
-//! Steps → the text of chunk events, in the order that clients rely on: every choice's opening first, by index (an SDK
+//! RequestSteps → the text of chunk events, in the order that clients rely on: every choice's opening first, by index (an SDK
 //! helper indexes its list by it), then text, one end a choice, the usage if asked for, `[DONE]`.
 
 use baton_schemas::openai::ErrorEnvelope;
@@ -10,24 +10,25 @@ use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
 use crate::http::Failure;
 use crate::http::event_stream::comment;
-use crate::http::steps::Step;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::http::tally::Tally;
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Writes one stream.
 pub(super) struct ChunkWriter<C> {
     shape: ReplyShape,
     choices: C,
-    tally: Tally,
+    totals: ReplyTotals,
     is_open: bool,
     n_unfinished: u32,
 }
 
 impl<C: Choices> ChunkWriter<C> {
     pub(super) fn new(shape: ReplyShape, choices: C) -> Self {
-        let (tally, n_unfinished) = (Tally::new(shape.choices_per_prompt), shape.n_choices);
-        ChunkWriter { shape, choices, tally, is_open: false, n_unfinished }
+        let totals = ReplyTotals::new(shape.choices_per_prompt);
+        let n_unfinished = shape.n_choices;
+        ChunkWriter { shape, choices, totals, is_open: false, n_unfinished }
     }
 
     fn write_openings(&mut self, out: &mut String) {
@@ -59,10 +60,10 @@ impl<C: Choices> ChunkWriter<C> {
 impl<C: Choices> StreamWriter for ChunkWriter<C> {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, step: &Step) -> String {
-        self.tally.record(step);
+    fn write(&mut self, step: &RequestStep) -> String {
+        self.totals.record(step);
         let mut out = String::new();
-        let Step::Event(ReplyEvent { choice, kind }) = step else { return out };
+        let RequestStep::Event(ReplyEvent { choice, kind }) = step else { return out };
         match kind {
             EventKind::Text { text, tokens } => {
                 self.write_openings(&mut out);
@@ -85,7 +86,7 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
                 self.write_openings(&mut out);
                 self.n_unfinished = self.n_unfinished.saturating_sub(1);
                 let is_last_chunk = self.n_unfinished == 0 && !self.shape.include_usage;
-                let timings = is_last_chunk.then(|| timings(&self.tally));
+                let timings = is_last_chunk.then(|| timings(&self.totals));
                 self.write_choice(&mut out, self.choices.finish(*choice, *reason), timings);
             }
             _ => {}
@@ -96,7 +97,7 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
     fn finish(&mut self) -> String {
         let mut out = String::new();
         if self.shape.include_usage {
-            out += &self.chunk(Vec::new(), Some(usage(&self.tally)), Some(timings(&self.tally)));
+            out += &self.chunk(Vec::new(), Some(usage(&self.totals)), Some(timings(&self.totals)));
         }
         out + "data: [DONE]\n\n"
     }
@@ -129,18 +130,18 @@ mod tests {
     use crate::http::openai::chat_choices::ChatChoices;
     use crate::http::openai::text_choices::TextChoices;
 
-    fn text(choice: u32, text: &str) -> Step {
-        Step::Event(EventKind::Text { text: text.into(), tokens: vec![] }.of(choice))
+    fn text(choice: u32, text: &str) -> RequestStep {
+        RequestStep::Event(EventKind::Text { text: text.into(), tokens: vec![] }.of(choice))
     }
 
-    fn finished(choice: u32) -> Step {
+    fn finished(choice: u32) -> RequestStep {
         let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
         let (reason, n_completion) = (FinishReason::Stop, 3);
-        Step::Event(EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings }.of(choice))
+        RequestStep::Event(EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings }.of(choice))
     }
 
     /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.
-    fn check(n: u32, include_usage: bool, steps: &[Step], expected: &str) {
+    fn check(n: u32, include_usage: bool, steps: &[RequestStep], expected: &str) {
         let head = ReplyHead {
             id: "chatcmpl-1".into(),
             object: ReplyHead::CHUNK,
@@ -178,8 +179,8 @@ mod tests {
 
     #[test]
     fn roles_come_first_by_index_then_text_then_ends() {
-        let accepted = || Step::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() };
-        let started = |choice| Step::Event(EventKind::Started { n_cached: 1 }.of(choice));
+        let accepted = || RequestStep::Accepted { n_prompt: 5, route: "direct".into(), sampling: Default::default() };
+        let started = |choice| RequestStep::Event(EventKind::Started { n_cached: 1 }.of(choice));
         check(
             1,
             false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::account::{Account, KeyLimits};
-use crate::http::auth::{ConfiguredKey, key_hash};
+use crate::http::{ConfiguredKey, key_hash};
 use crate::request::admission::{Bounds, QueuePlace};
 
 /// A server with these keys beside the owner's, which is `owner`.

@@ -15,7 +15,7 @@ mod ollama;
 mod openapi;
 mod responses;
 mod state;
-mod unread;
+mod unread_body;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};

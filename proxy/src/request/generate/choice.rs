@@ -7,7 +7,7 @@ use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, FinishReason};
 use futures::{Stream, StreamExt};
 
-use super::clock::Clock;
+use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
 
@@ -16,7 +16,7 @@ pub(super) fn token_events(
     choice: u32,
     mut deltas: SequenceStream,
     mut reply: ChoiceReply,
-    mut clock: Clock,
+    mut clock: ChoiceClock,
     stopped: impl Fn(u32) + Send,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send {
     async_stream::try_stream! {
@@ -72,7 +72,7 @@ fn part_event(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
 }
 
 /// The last event of a choice whose sequence ended for this reason.
-fn finished(reply: &ChoiceReply, reason: FinishReason, clock: &Clock, timings: Timings) -> EventKind {
+fn finished(reply: &ChoiceReply, reason: FinishReason, clock: &ChoiceClock, timings: Timings) -> EventKind {
     EventKind::Finished {
         reason: reply.reason(reason),
         stop: reply.stop_string(),

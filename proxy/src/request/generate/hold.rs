@@ -11,8 +11,8 @@ use futures::{Stream, StreamExt};
 use tokio::sync::watch;
 
 use super::choice::token_events;
-use super::clock::Clock;
-use super::start::{Loaded, Started, StartedChoices};
+use super::start::{Loaded, StartedChoices, StartedRequest};
+use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::observe::RequestWatch;
 use crate::reply_event::{EventKind, ReplyEvent};
@@ -27,11 +27,11 @@ pub type EventStream = Pin<Box<dyn Stream<Item = Result<ReplyEvent, RequestError
 pub(super) fn hold(
     permit: Permit,
     mut watch: RequestWatch,
-    started: Started,
+    started: StartedRequest,
     request: &GenerateRequest,
 ) -> EventStream {
-    let Started { n_prompt, choices, mut plan, loaded, .. } = started;
-    let clock = || Clock::start(n_prompt, watch.inter_token_latency(), permit.meter());
+    let StartedRequest { n_prompt, choices, mut plan, loaded, .. } = started;
+    let clock = || ChoiceClock::start(n_prompt, watch.inter_token_latency(), permit.meter());
     let mut events = merged(choices, request, n_prompt, clock);
     Box::pin(async_stream::stream! {
         let Loaded { lease: _lease, waited } = loaded;
@@ -68,7 +68,7 @@ fn merged(
     choices: StartedChoices,
     request: &GenerateRequest,
     n_prompt: u32,
-    clock: impl Fn() -> Clock,
+    clock: impl Fn() -> ChoiceClock,
 ) -> SelectAll<BoxStream<'static, Result<ReplyEvent, RequestError>>> {
     match choices {
         StartedChoices::Tokens { form, model, max_tokens, context, deltas } => {

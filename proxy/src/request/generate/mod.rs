@@ -3,7 +3,6 @@
 //! This file is the order of the stages. [`start`] holds prompt, plan and start; [`hold`] the reply until its last token.
 
 mod choice;
-pub(crate) mod clock;
 mod hold;
 mod start;
 mod upstream;
@@ -18,7 +17,7 @@ use tracing::Instrument;
 
 pub use self::hold::EventStream;
 use self::hold::hold;
-use self::start::{Loaded, Started, Starting, start_on_nodes};
+use self::start::{Loaded, StartedRequest, Starting, start_on_nodes};
 use self::upstream::{fall_back, start_on_upstreams};
 use super::admission::{Admission, Permit};
 use super::caller::Caller;
@@ -73,7 +72,7 @@ async fn admit_and_start(
     request: &mut GenerateRequest,
     caller: &Caller,
     watch: &mut RequestWatch,
-) -> Result<(Permit, Started), RequestError> {
+) -> Result<(Permit, StartedRequest), RequestError> {
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
     apply_sampling_defaults(&target, request);

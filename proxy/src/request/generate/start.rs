@@ -30,7 +30,7 @@ pub(super) struct Starting<'a> {
 }
 
 /// A request whose every choice was accepted.
-pub(super) struct Started {
+pub(super) struct StartedRequest {
     /// Tokens of the prompt; an estimate on upstreams.
     pub(super) n_prompt: u32,
     /// For `x-baton-route`.
@@ -71,7 +71,7 @@ pub(super) async fn start_on_nodes(
     model: &Arc<ServedModel>,
     loaded: Result<Loaded, RequestError>,
     has_fallback: bool,
-) -> Result<Started, RequestError> {
+) -> Result<StartedRequest, RequestError> {
     let loaded = loaded?;
     let mut retry = StartRetry::about(starting.request.images());
     // Tokens mean nothing to an upstream, so a request that continues with tokens waits for an engine.
@@ -85,7 +85,7 @@ pub(super) async fn start_on_nodes(
     loop {
         match try_start(starting, model, &mut retry).await {
             Err(error) => retry.go_on(model, error).await?,
-            Ok(started) => return Ok(Started { loaded, ..started }),
+            Ok(started) => return Ok(StartedRequest { loaded, ..started }),
         }
     }
 }
@@ -95,7 +95,7 @@ async fn try_start(
     starting: &mut Starting<'_>,
     model: &Arc<ServedModel>,
     retry: &mut StartRetry,
-) -> Result<Started, RequestError> {
+) -> Result<StartedRequest, RequestError> {
     let Starting { request, caller, watch } = starting;
     let (node, info) = model.ready_as(&request.model, retry.failed(), retry.sight()).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
@@ -126,7 +126,7 @@ async fn try_start(
     let context = request.context.is_some().then_some(tokens);
     let choices =
         StartedChoices::Tokens { form: Box::new(form), model: Arc::clone(model), max_tokens, context, deltas };
-    Ok(Started { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
+    Ok(StartedRequest { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
 }
 
 /// The request as an engine gets it.

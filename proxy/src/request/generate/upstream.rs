@@ -4,7 +4,7 @@ use baton_planner::reason::RouteReason;
 use baton_schemas::EngineError;
 use tracing::Instrument;
 
-use super::start::{Loaded, Started, StartedChoices, Starting};
+use super::start::{Loaded, StartedChoices, StartedRequest, Starting};
 use crate::error::RequestError;
 use crate::targets::nodes::{FallbackReason, ServedModel};
 use crate::targets::upstreams::{self, ServedByUpstreams};
@@ -15,7 +15,7 @@ pub(super) async fn start_on_upstreams(
     starting: &mut Starting<'_>,
     serving: &ServedByUpstreams,
     reason: Option<RouteReason>,
-) -> Result<Started, RequestError> {
+) -> Result<StartedRequest, RequestError> {
     let Starting { request, caller, watch } = starting;
     if !request.earlier_tokens().is_empty() {
         let problem = "an upstream counts in tokens of its own; send the history to /api/chat".to_owned();
@@ -27,7 +27,7 @@ pub(super) async fn start_on_upstreams(
     watch.upstream(started.member.name(), reason, n_prompt, started.asked);
     let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
     let choices = StartedChoices::Text(started.choices);
-    Ok(Started { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
+    Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
 }
 
 /// Starts a request on upstreams after nodes refused it with this error, if that is worth it.
@@ -36,7 +36,7 @@ pub(super) async fn fall_back(
     model: &ServedModel,
     serving: &ServedByUpstreams,
     error: RequestError,
-) -> Result<Started, RequestError> {
+) -> Result<StartedRequest, RequestError> {
     if !is_worth_falling_back(&error) {
         return Err(error);
     }

@@ -31,7 +31,7 @@ pub struct RouteExplanation {
     pub decode: String,
     /// The node that computes the prompt, if that is another.
     pub prefill: Option<String>,
-    /// Whether this is the one.
+    /// This route is the planned one.
     pub chosen: bool,
     /// Tokens of the prompt whose KV the decode node probably has.
     pub cached_on_decode: u32,

@@ -146,7 +146,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     })
 }
 
-/// Whether the breakers on a route's way from its prefill node let it pass. Takes their one place where they are
+/// Returns true if the breakers between a route's nodes let a handoff pass. Takes their one place where they are
 /// half-open.
 fn may_hand_over(model: &ServedModel, route: Route) -> bool {
     route.prefill.is_none_or(|p| {
@@ -254,7 +254,7 @@ impl Plan {
         }
     }
 
-    /// What the decode node is told of where to get the prompt's KV, for a reply under this span.
+    /// Where the decode node gets the prompt's KV cache, for a reply under this span.
     pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
         Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })

@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use super::TextChoice;
 use super::asking::broken;
+use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
-use crate::request::generate::clock::Clock;
 
 /// A choice's events. Dropping the stream closes the connection.
 pub(crate) fn text_events(
     choice: u32,
     TextChoice { first, mut rest, member, asked, span }: TextChoice,
     request: &GenerateRequest,
-    mut clock: Clock,
+    mut clock: ChoiceClock,
     n_prompt: u32,
 ) -> impl Stream<Item = Result<ReplyEvent, RequestError>> + Send + use<> {
     let mut reader = Reader::new(choice, request);
@@ -158,7 +158,7 @@ impl Reader {
     }
 
     /// What a delta becomes, and the end if it is one.
-    fn read(&mut self, delta: TextDelta, clock: &mut Clock) -> (Vec<ReplyEvent>, Option<End>) {
+    fn read(&mut self, delta: TextDelta, clock: &mut ChoiceClock) -> (Vec<ReplyEvent>, Option<End>) {
         if self.wants_nothing {
             return (Vec::new(), end_of_prompt(delta));
         }
@@ -279,7 +279,7 @@ mod tests {
     fn of_a_reply_to_no_token_nothing_is_told_but_its_prompt() {
         let nothing = GenerateRequest { max_tokens: Some(0), ..chat(json!([{ "role": "user", "content": "x" }])) };
         let mut reader = Reader::new(0, &nothing);
-        let mut clock = Clock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+        let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
         for delta in [
             TextDelta::Reasoning("hm".into()),
             TextDelta::Text { text: "Hi".into(), tokens: Vec::new() },
@@ -304,7 +304,7 @@ mod tests {
             ..chat(json!([{ "role": "user", "content": "x" }]))
         };
         let mut reader = Reader::new(0, &one_call);
-        let mut clock = Clock::start(5, Histogram::new(std::iter::empty()), Arc::default());
+        let mut clock = ChoiceClock::start(5, Histogram::new(std::iter::empty()), Arc::default());
         let fragment = "x".repeat(400);
         for delta in [
             TextDelta::Reasoning("y".repeat(80)),

@@ -1,34 +1,32 @@
 //! `POST /v1/responses`.
 
+mod parts;
 mod stream;
-
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::openai::ResponsesBody;
 use baton_schemas::openai::ResponsesRequest;
-use baton_schemas::openai::logprobs::TokenLogprob;
-use baton_schemas::openai::responses::response::{self, End, ResponseUsage};
+use baton_schemas::openai::responses::response::{self, End};
 use baton_schemas::openai::responses::{EventWriter, Head};
 use futures::StreamExt;
 use uuid::Uuid;
 
+use self::parts::{logprobs, now, usage};
 use self::stream::ResponseWriter;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, steps};
 use crate::http::route_header::insert_route;
-use crate::http::steps::{DrainDeadline, Step, Steps, steps};
-use crate::http::tally::Tally;
 use crate::http::{Failure, HttpState, streamed};
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
 
-/// What is said of it.
+/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Continue a conversation")
         .takes::<ResponsesBody>()
@@ -59,45 +57,31 @@ pub async fn create(
 }
 
 /// Waits for all of a request. Dropping the future cancels it.
-async fn whole(mut steps: Steps, mut head: Head) -> Result<Response, RequestError> {
-    let (mut output, mut tally) = (head.no_output(), Tally::new(1));
+async fn whole(mut steps: RequestSteps, mut head: Head) -> Result<Response, RequestError> {
+    let (mut output, mut totals) = (head.no_output(), ReplyTotals::new(1));
     let mut end = FinishReason::Stop;
     while let Some(step) = steps.next().await {
         let step = step?;
-        tally.record(&step);
+        totals.record(&step);
         let event = match step {
-            Step::Accepted { sampling, .. } => {
+            RequestStep::Accepted { sampling, .. } => {
                 head.echo.samples_with(&sampling);
                 continue;
             }
-            Step::Event(event) => event,
+            RequestStep::Event(event) => event,
         };
         match event.kind {
             EventKind::Text { text, tokens } => output.text(&text, &logprobs(&tokens)),
             EventKind::Reasoning { text } => output.reasoning(&text),
             EventKind::ToolCall { call } => output.call(&call),
-            // Steps end only after this.
+            // RequestSteps end only after this.
             EventKind::Finished { reason, .. } => end = reason,
             _ => {}
         }
     }
     output.finish(end);
     let mut response =
-        Json(head.finished(End { reason: end, at: now() }, output.into_items(), usage(&tally))).into_response();
-    insert_route(response.headers_mut(), &tally.route);
+        Json(head.finished(End { reason: end, at: now() }, output.into_items(), usage(&totals))).into_response();
+    insert_route(response.headers_mut(), &totals.route);
     Ok(response)
-}
-
-/// Seconds since the Unix epoch.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-fn usage(tally: &Tally) -> ResponseUsage {
-    ResponseUsage::new(tally.n_prompt, tally.n_cached, tally.n_completion, tally.n_reasoning)
-}
-
-/// Empty unless they were asked for.
-fn logprobs(tokens: &[TokenLogprobs]) -> Vec<TokenLogprob> {
-    tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect()
 }

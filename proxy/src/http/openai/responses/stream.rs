@@ -1,28 +1,28 @@
-//! Steps → the events of a response.
+//! RequestSteps → the events of a response.
 
 use baton_schemas::FinishReason;
 use baton_schemas::openai::responses::response::{End, Failure as ResponseFailure};
 use baton_schemas::openai::responses::{EventWriter, Head};
 
-use super::{logprobs, now, usage};
+use super::parts::{logprobs, now, usage};
 use crate::http::Failure;
 use crate::http::event_stream::comment;
-use crate::http::steps::Step;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
-use crate::http::tally::Tally;
 use crate::reply_event::EventKind;
 
 /// Writes one stream.
 pub(super) struct ResponseWriter {
     events: EventWriter,
-    tally: Tally,
+    totals: ReplyTotals,
     is_created: bool,
     reason: Option<FinishReason>,
 }
 
 impl ResponseWriter {
     pub(super) fn new(head: Head) -> Self {
-        ResponseWriter { events: EventWriter::new(head), tally: Tally::new(1), is_created: false, reason: None }
+        ResponseWriter { events: EventWriter::new(head), totals: ReplyTotals::new(1), is_created: false, reason: None }
     }
 
     /// The first events; nothing the second time.
@@ -34,13 +34,13 @@ impl ResponseWriter {
 impl StreamWriter for ResponseWriter {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    fn write(&mut self, step: &Step) -> String {
-        self.tally.record(step);
-        if let Step::Accepted { sampling, .. } = step {
+    fn write(&mut self, step: &RequestStep) -> String {
+        self.totals.record(step);
+        if let RequestStep::Accepted { sampling, .. } = step {
             self.events.samples_with(sampling);
         }
         let created = self.create();
-        let Step::Event(event) = step else { return created };
+        let RequestStep::Event(event) = step else { return created };
         let written = match &event.kind {
             EventKind::Text { text, tokens } => self.events.text(text, &logprobs(tokens)),
             EventKind::Reasoning { text } => self.events.reasoning(text),
@@ -57,7 +57,7 @@ impl StreamWriter for ResponseWriter {
     /// Without a reason there was no end, and so there is no last event.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason.take() else { return String::new() };
-        self.create() + &self.events.finished(End { reason, at: now() }, usage(&self.tally))
+        self.create() + &self.events.finished(End { reason, at: now() }, usage(&self.totals))
     }
 
     fn fail(&mut self, failure: Failure) -> String {

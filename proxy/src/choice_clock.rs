@@ -1,4 +1,4 @@
-//! When a choice's tokens came.
+//! When the tokens of one choice came.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,8 +7,8 @@ use std::time::Instant;
 use baton_schemas::sequence::Timings;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// When a choice's deltas came, for the timings of one whose engine does not tell them, and for the metrics.
-pub(crate) struct Clock {
+/// Times a choice, for the metrics and for the timings of a target that reports none.
+pub(crate) struct ChoiceClock {
     accepted: Instant,
     slot: Option<Instant>,
     first_token: Option<Instant>,
@@ -22,11 +22,11 @@ pub(crate) struct Clock {
     meter: Arc<AtomicU32>,
 }
 
-impl Clock {
-    /// A choice of a prompt of so many tokens is accepted.
+impl ChoiceClock {
+    /// Starts when a choice of a prompt of so many tokens is accepted.
     pub(crate) fn start(n_prompt: u32, gaps: Histogram, meter: Arc<AtomicU32>) -> Self {
         let (slot, first_token, last_token) = (None, None, None);
-        Clock {
+        ChoiceClock {
             accepted: Instant::now(),
             slot,
             first_token,
@@ -38,13 +38,13 @@ impl Clock {
         }
     }
 
-    /// It has a slot, and prompt tokens that were cached.
+    /// The choice has a slot, and this many prompt tokens were cached.
     pub(crate) fn started(&mut self, n_cached: u32) {
         self.slot = Some(Instant::now());
         self.n_computed = self.n_computed.saturating_sub(n_cached);
     }
 
-    /// It was begun then, as far as can be told from outside.
+    /// The choice began at this time, as seen from outside the server that generates it.
     pub(crate) fn started_at(&mut self, at: Instant) {
         (self.accepted, self.slot) = (at, Some(at));
         self.first_token = Some(Instant::now());
@@ -61,7 +61,7 @@ impl Clock {
         self.meter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// There were really so many tokens: what came were pieces of text.
+    /// Corrects the count of tokens: only pieces of text were counted.
     pub(crate) fn correct(&mut self, n_tokens: u32) {
         self.meter.fetch_add(n_tokens.saturating_sub(self.n_tokens), Ordering::Relaxed);
         self.meter.fetch_sub(self.n_tokens.saturating_sub(n_tokens), Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! What requests meet that come while the server stops: those that run may finish, and who asks is told.
+//! Refuses new requests while the server stops; those that run may finish.
 //!
-//! The listener stays open meanwhile. A load balancer learns from `/health` that it is to send nothing more, which a
-//! closed port would not tell from a crash, and a client on a connection that it has kept gets an answer and no reset.
+//! The listener stays open meanwhile. A load balancer learns from `/health` to send nothing more, which it could not tell
+//! from a crash if the port were closed. A client on a kept connection gets an answer and not a reset.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,17 +17,17 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::dialect::Dialect;
 use super::errors::Failure;
-use super::steps::{Stopping, is_stopping};
+use super::request_steps::{Stopping, is_stopping};
 
-/// What goes on being answered: whether this server is to be used, and what it does.
+/// Paths that are still answered: they tell whether to use this server, and what it does.
 const STILL_ANSWERED: [&str; 4] = ["/health", "/v1/health", "/metrics", "/baton/state"];
 
-/// Refuses what comes after the stop began. Every reply from then on ends its connection.
+/// Refuses requests that come after the stop began. Every reply from then on closes its connection.
 pub(super) async fn refuse(request: Request, next: Next) -> Response {
     if !request.extensions().get::<Stopping>().is_some_and(|stopping| stopping.0.is_cancelled()) {
         return next.run(request).await;
     }
-    // HTTP/2 has other words for it, and hyper says them.
+    // On HTTP/2, hyper says it with GOAWAY.
     let closes = request.version() < Version::HTTP_2;
     let path = request.uri().path();
     let mut response = match STILL_ANSWERED.contains(&path) {
@@ -40,14 +40,14 @@ pub(super) async fn refuse(request: Request, next: Next) -> Response {
     response
 }
 
-/// The body of a reply that is waited for: it counts as running until it has been taken or dropped.
+/// The body of a reply. Its request counts as running until the body was sent or dropped.
 pub(super) struct Awaited {
     body: Body,
     _running: TaskTrackerToken,
 }
 
 impl Awaited {
-    /// The body, and what counts it.
+    /// The body, and the token that counts its request.
     pub(super) fn new(body: Body, running: TaskTrackerToken) -> Awaited {
         Awaited { body, _running: running }
     }

@@ -1,7 +1,7 @@
-//! A request as one stream from 'asked' to 'finished', for dialects to turn into their events.
+//! A request as one stream of steps, from admission to its end, for dialects to turn into their events.
 //!
-//! It is lazy and owns everything: nothing runs before the first poll, and dropping it at any point cancels the
-//! request, whether it still waits for admission or is generating.
+//! The stream is lazy and owns everything: nothing runs before the first poll, and dropping it at any point cancels the
+//! request, whether it waits for admission or generates.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -21,18 +21,19 @@ use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
 use crate::request::generate::Generation;
 
-/// When the server is told to stop and its deadline for running requests has passed. An extension of each request.
+/// Cancelled when the server stops and its deadline for running requests has passed. An extension of each request.
 #[derive(Debug, Clone, Default)]
 pub struct DrainDeadline(pub CancellationToken);
 
-/// When the server is told to stop: streams that would never end by themselves end then. An extension of each request.
+/// Cancelled when the server begins to stop: streams that would never end by themselves end then. An extension of each
+/// request.
 #[derive(Debug, Clone, Default)]
 pub struct Stopping(pub CancellationToken);
 
 /// What happens to a request, in order.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
-    /// It was admitted. Always first.
+pub enum RequestStep {
+    /// The request was accepted. Always first.
     Accepted {
         /// Tokens in the rendered prompt.
         n_prompt: u32,
@@ -41,49 +42,52 @@ pub enum Step {
         /// How tokens are drawn.
         sampling: Sampling,
     },
-    /// It goes on.
+    /// Something happened in the reply.
     Event(ReplyEvent),
 }
 
-impl Step {
-    /// The route that the request is on, if this says it: the last one that was said is the one.
+impl RequestStep {
+    /// The route that this step announces, if any. The last announced route counts.
     pub fn route(&self) -> Option<&str> {
         match self {
-            Step::Accepted { route, .. } | Step::Event(ReplyEvent { kind: EventKind::Rerouted { route }, .. }) => {
-                Some(route)
-            }
-            Step::Event(_) => None,
+            RequestStep::Accepted { route, .. }
+            | RequestStep::Event(ReplyEvent { kind: EventKind::Rerouted { route }, .. }) => Some(route),
+            RequestStep::Event(_) => None,
         }
     }
 }
 
-/// Ends after every choice has finished, or with one error: a stream that just stops is not a success, and clients
-/// could not tell.
-pub type Steps = Pin<Box<dyn Stream<Item = Result<Step, RequestError>> + Send>>;
+/// Ends after every choice has finished, or with one error. A stream that just stopped would look like a success.
+pub type RequestSteps = Pin<Box<dyn Stream<Item = Result<RequestStep, RequestError>> + Send>>;
 
 /// Starts a request, once polled.
-pub fn steps(backend: Arc<dyn HttpBackend>, request: GenerateRequest, caller: Caller, drain: DrainDeadline) -> Steps {
+pub fn steps(
+    backend: Arc<dyn HttpBackend>,
+    request: GenerateRequest,
+    caller: Caller,
+    drain: DrainDeadline,
+) -> RequestSteps {
     let steps = async_stream::try_stream! {
         let mut n_open = request.n;
         let generation = or_drained(&drain, backend.generate(request, caller)).await??;
         let Generation { n_prompt, route, sampling, mut events } = generation;
-        yield Step::Accepted { n_prompt, route, sampling };
+        yield RequestStep::Accepted { n_prompt, route, sampling };
         while n_open > 0 {
             let event = or_drained(&drain, events.next()).await?.ok_or_else(cut_short)??;
             if matches!(event.kind, EventKind::Finished { .. }) {
                 n_open -= 1;
             }
-            yield Step::Event(event);
+            yield RequestStep::Event(event);
         }
     };
-    // The layer that catches handlers' panics does not see a body's. Uncaught, one would close the connection under a
-    // stream, and all a client could tell is that something is missing.
+    // The layer that catches panics of handlers does not cover bodies. An uncaught panic would close the connection, and
+    // the client could not tell why its reply is incomplete.
     Box::pin(AssertUnwindSafe(steps).catch_unwind().map(|step| step.unwrap_or_else(|panic| Err(panicked(&*panic)))))
 }
 
 /// Several requests as one reply: choice `i` of the k-th is choice `k · n_each + i`. The first error ends it, and drops
 /// the others with it.
-pub fn side_by_side(requests: Vec<Steps>, n_each: u32) -> Steps {
+pub fn side_by_side(requests: Vec<RequestSteps>, n_each: u32) -> RequestSteps {
     let renumbered = (0..).zip(requests).map(|(k, steps)| {
         let first = n_each.saturating_mul(k);
         steps.map(move |step| step.map(|step| renumber(step, first))).boxed()
@@ -96,8 +100,8 @@ pub fn side_by_side(requests: Vec<Steps>, n_each: u32) -> Steps {
     })
 }
 
-fn renumber(mut step: Step, first: u32) -> Step {
-    if let Step::Event(event) = &mut step {
+fn renumber(mut step: RequestStep, first: u32) -> RequestStep {
+    if let RequestStep::Event(event) = &mut step {
         event.choice = event.choice.saturating_add(first);
     }
     step
@@ -118,10 +122,10 @@ pub(super) async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Outp
     drain.0.run_until_cancelled(stage).await.ok_or_else(is_stopping)
 }
 
-/// Why, from a server that was told to stop.
+/// Shown to clients of a server that is stopping.
 pub(super) const STOPPING: &str = "the server is stopping";
 
-/// The error of what such a server does not answer.
+/// The error of requests that come while the server stops.
 pub(super) fn is_stopping() -> RequestError {
     RequestError::Unavailable { reason: STOPPING.to_owned(), retry_after: Duration::from_secs(1) }
 }

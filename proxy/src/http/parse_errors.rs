@@ -1,8 +1,8 @@
-//! An envelope for what hyper answers by itself.
+//! Replaces hyper's bare answers to a head that it cannot parse by an error in JSON.
 //!
-//! Of a head that it cannot parse hyper makes no request, so nothing of ours sees it: hyper writes a bare status and
-//! closes, and has no hook for that. So its answer is recognised as it is written, and ours is written in its place. It
-//! cannot be mistaken: all our own replies carry `x-request-id`, and no body of ours begins like a head.
+//! hyper makes no request of such a head: it writes a bare status, closes, and has no hook for it. So its answer is
+//! recognised as it is written, and replaced. It cannot be mistaken: all our own replies carry `x-request-id`, and no body
+//! of ours begins like a head.
 
 use std::io;
 use std::pin::Pin;
@@ -14,13 +14,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::request_id::{X_REQUEST_ID, drawn};
 
-/// Bare answers are shorter: four lines.
+/// A bare answer has four lines and is shorter than this.
 const MAX_BARE_BYTES: usize = 256;
 
-/// A connection on which no answer is bare. It takes its writes flattened.
+/// A connection on which no answer is bare. Expects each head in a single write.
 pub(super) struct Enveloped<S> {
     stream: S,
-    /// What is written in place of a bare answer, as far as it is not written yet.
+    /// The replacement of a bare answer that is being written.
     answer: Vec<u8>,
     n_written: usize,
 }
@@ -65,7 +65,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Enveloped<S> {
     }
 }
 
-/// The status, if these bytes are an answer of hyper's own.
+/// The status, if these bytes are a bare answer of hyper.
 fn bare_status(bytes: &[u8]) -> Option<StatusCode> {
     if bytes.len() > MAX_BARE_BYTES || !bytes.starts_with(b"HTTP/1.1 4") {
         return None;
@@ -87,7 +87,8 @@ fn answer(status: StatusCode) -> Vec<u8> {
     };
     let error = ErrorEnvelope { error: ErrorBody::new(ErrorKind::InvalidRequest, message) };
     let body = serde_json::to_string(&error).unwrap_or_default();
-    let (n, id) = (body.len(), drawn());
+    let n = body.len();
+    let id = drawn();
     let id = id.to_str().unwrap_or_default();
     format!(
         "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {n}\r\nconnection: close\r\n\

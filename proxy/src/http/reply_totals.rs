@@ -1,55 +1,51 @@
-//! Adds up what a reply reports at its end.
+//! Adds up the counts and times of a reply's choices.
 
 use baton_schemas::Token;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 
-use super::steps::Step;
+use super::request_steps::RequestStep;
 use crate::reply_event::EventKind;
 
 /// Counts and times over all choices of a reply.
-#[derive(Debug, Clone)]
-pub(super) struct Tally {
+#[derive(Debug, Clone, Default)]
+pub(super) struct ReplyTotals {
     /// Tokens in the prompts.
     pub(super) n_prompt: u32,
-    /// Those whose KV was there.
+    /// Those of them that were cached.
     pub(super) n_cached: u32,
     /// Tokens generated.
     pub(super) n_completion: u32,
-    /// Those that were reasoning.
+    /// Those of them that were reasoning.
     pub(super) n_reasoning: u32,
     /// Where the time went.
     pub(super) timings: Timings,
     /// The route, for `x-baton-route`.
     pub(super) route: String,
-    /// What came of having a prompt computed elsewhere.
+    /// The handoff's report, if another node computed the prompt.
     pub(super) handoff: Option<HandoffReport>,
-    /// The tokens of prompt and reply, if they were asked for.
+    /// The tokens of prompt and reply, if the client asked for them.
     pub(super) context: Vec<Token>,
     choices_per_prompt: u32,
 }
 
-impl Tally {
+impl ReplyTotals {
     /// Of a reply whose prompts have this many choices each.
     pub(super) fn new(choices_per_prompt: u32) -> Self {
-        let (n_prompt, n_cached, n_completion, n_reasoning) = (0, 0, 0, 0);
-        let choices_per_prompt = choices_per_prompt.max(1);
-        let timings = Timings::default();
-        let (route, handoff, context) = (String::new(), None, Vec::new());
-        Tally { n_prompt, n_cached, n_completion, n_reasoning, timings, route, handoff, context, choices_per_prompt }
+        ReplyTotals { choices_per_prompt: choices_per_prompt.max(1), ..ReplyTotals::default() }
     }
 
     /// Takes a step into account.
-    pub(super) fn record(&mut self, step: &Step) {
+    pub(super) fn record(&mut self, step: &RequestStep) {
         if let Some(route) = step.route() {
             route.clone_into(&mut self.route);
         }
         let event = match step {
-            Step::Accepted { n_prompt, .. } => {
+            RequestStep::Accepted { n_prompt, .. } => {
                 self.n_prompt = self.n_prompt.saturating_add(*n_prompt);
                 return;
             }
-            Step::Event(event) => event,
+            RequestStep::Event(event) => event,
         };
         match &event.kind {
             // The other choices find the prompt that the first one computed, so their counts say nothing about the

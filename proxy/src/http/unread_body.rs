@@ -1,9 +1,8 @@
-//! What becomes of a body that nobody read, because the reply was known from the head: a path that is not there, a missing
-//! key, a method that the path does not take.
+//! Discards a request body that no handler read, because the head decided the reply: an unknown path, a missing key, a
+//! method that the path does not take.
 //!
-//! hyper closes such a connection without saying so, and a client that keeps it for its next request, or that is still
-//! sending this one, meets a broken pipe. So the rest of the body is read and thrown away, and where it is long or slow, the
-//! reply says that the connection ends with it.
+//! hyper closes such a connection silently, and a client that reuses it, or is still sending, meets a broken pipe. So the
+//! rest of the body is read and discarded; where it is long or slow, the reply announces that the connection closes.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -22,7 +21,7 @@ use tokio::sync::oneshot;
 /// Bytes of an unread body that are worth a connection: a long conversation, not an upload.
 const DISCARD_BYTES: u64 = 1 << 20;
 
-/// Time for them to come. The reply waits so long, since most clients read it only after they have sent everything.
+/// Time for them to arrive. The reply waits for them, since most clients read it only after they have sent everything.
 const DISCARD_FOR: Duration = Duration::from_secs(1);
 
 /// Reads what the handlers left of the body, or announces that the connection closes.
@@ -30,9 +29,9 @@ pub(super) async fn settle(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
-    // HTTP/2 ends a stream and not its connection.
+    // HTTP/2 closes a stream and not its connection.
     let closes = request.version() < Version::HTTP_2;
-    // Who waits for '100 Continue' may not have begun to send; reading would tell it to.
+    // A client that waits for '100 Continue' may not have begun to send; reading would tell it to.
     let waits = request.headers().contains_key(header::EXPECT);
     let (back, mut unread) = oneshot::channel();
     let request = request.map(|body| Body::new(Lent { body: Some(body), back: Some(back) }));
@@ -48,7 +47,7 @@ pub(super) async fn settle(request: Request, next: Next) -> Response {
     response
 }
 
-/// Reads to the end, if that comes within so many bytes and so much time; whether it did.
+/// Reads to the end. Returns false if the body is longer than `max_bytes` or takes longer than `max_time`.
 pub(super) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration) -> bool {
     let mut n_left = max_bytes;
     let rest = async {
@@ -65,7 +64,7 @@ pub(super) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration)
     tokio::time::timeout(max_time, rest).await.unwrap_or(false)
 }
 
-/// A body that goes back to its owner unless it is read to the end.
+/// A body that returns to its owner unless a handler reads it to the end.
 struct Lent {
     body: Option<Body>,
     back: Option<oneshot::Sender<Body>>,
@@ -96,7 +95,7 @@ impl HttpBody for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if let (Some(body), Some(back)) = (self.body.take().filter(|body| !body.is_end_stream()), self.back.take()) {
-            // Refused: the reply has begun, and nobody waits for the rest.
+            // The receiver is gone if the reply has begun; then the rest stays unread.
             let _ = back.send(body);
         }
     }

@@ -1,0 +1,24 @@
+//! What a message and its stream have in common.
+
+use baton_schemas::anthropic::reply::{Reply, Usage};
+
+use crate::http::reply_totals::ReplyTotals;
+
+/// What is known of a message before its first token.
+#[derive(Debug, Clone)]
+pub(super) struct MessageHead {
+    pub(super) id: String,
+    pub(super) model: String,
+    /// The client wants the model's reasoning.
+    pub(super) shows_thinking: bool,
+}
+
+impl MessageHead {
+    pub(super) fn begun(&self, usage: Usage) -> Reply {
+        Reply::begun(self.id.clone(), self.model.clone(), usage)
+    }
+}
+
+pub(super) fn usage(totals: &ReplyTotals) -> Usage {
+    Usage::new(totals.n_prompt, totals.n_cached, totals.n_completion, totals.n_reasoning)
+}
