@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::generate::Sampling;
@@ -16,7 +17,7 @@ pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 /// The range of `top_p` and `min_p`.
 pub(crate) const PROBABILITY: RangeInclusive<f64> = 0.0..=1.0;
 /// Fields of [`Sampling`] that somebody has chosen. Their meanings and ranges are those there.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs, reason = "the fields of `Sampling`")]
 pub struct SamplingFields {

@@ -1,7 +1,7 @@
-//! Everything that is wrong with a file at once, each with its line.
+//! Every mistake of a file at once, each with its line: unknown keys, values of a wrong type, numbers out of range.
 //!
-//! serde stops at the first mistake. So what it stopped at is taken out of the document, and it is asked again, until
-//! nothing is left to complain about.
+//! serde stops at the first mistake. So the document is first compared with the [`schema`](super::schema); what is a mistake
+//! is taken out, and serde reads the rest.
 
 use std::ops::Range;
 
@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::hint;
 use super::raw::RawConfig;
+use super::schema::{Place, Takes};
 
 /// Mistakes that are reported. A file with more of them is no configuration.
 const MAX_MISTAKES: usize = 100;
@@ -19,134 +20,192 @@ const MAX_MISTAKES: usize = 100;
 pub(super) struct Mistake {
     pub(super) at: Option<usize>,
     pub(super) message: String,
-    /// Whether it is a value that is not what its key takes, and that was left out for that.
+    /// True if the value is of a wrong type, and was left out for that.
     pub(super) is_of_type: bool,
 }
 
 /// Reads what can be read, and says what cannot.
 pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
     let (mut root, errors) = DeTable::parse_recoverable(text);
-    let mut mistakes: Vec<Mistake> = errors.iter().map(mistake).collect();
     // Of a file that is not TOML, the rest says little.
-    if !mistakes.is_empty() {
-        return (RawConfig::default(), mistakes);
+    if !errors.is_empty() {
+        return (RawConfig::default(), errors.iter().map(Mistake::of_parser).collect());
     }
-    while mistakes.len() < MAX_MISTAKES {
-        let error = match RawConfig::deserialize(toml::Deserializer::from(root.clone())) {
-            Ok(raw) => return (raw, mistakes),
-            Err(error) => error,
-        };
-        let removed = error.span().and_then(|span| remove(root.get_mut(), &span, &mut Vec::new()));
-        let unknown = removed.as_ref().and_then(|removed| hint::unknown_key(&removed.path, removed.is_table));
-        let is_of_type = unknown.is_none();
-        let of_type = || match &removed {
-            Some(Removed { path, .. }) => format!("{} {}", path.join("."), told(path, error.message())),
-            None => error.message().to_owned(),
-        };
-        let message = unknown.unwrap_or_else(of_type);
-        mistakes.push(Mistake { at: error.span().map(|span| span.start), message, is_of_type });
-        if removed.is_none() {
-            break;
-        }
-    }
-    if mistakes.len() >= MAX_MISTAKES {
+    let mut check = Check { path: Vec::new(), mistakes: Vec::new() };
+    check.table(root.get_mut(), Place::root());
+    let mut mistakes = check.mistakes;
+    let raw = RawConfig::deserialize(toml::Deserializer::from(root)).unwrap_or_else(|error| {
+        mistakes.push(Mistake::of_parser(&error));
+        RawConfig::default()
+    });
+    if mistakes.len() > MAX_MISTAKES {
+        mistakes.truncate(MAX_MISTAKES);
         let message = format!("and more: these are {MAX_MISTAKES} of them");
         mistakes.push(Mistake { at: Some(text.len()), message, is_of_type: false });
     }
-    (RawConfig::default(), mistakes)
+    (raw, mistakes)
 }
 
-/// What serde says of a value, in the words of who wrote it, and without the value if it is a text, or may be a secret:
-/// this goes to logs.
-fn told(path: &[String], message: &str) -> String {
-    let is_last_secret = path.last().is_some_and(|key| key.contains("key") || key == "hash");
-    let is_secret = is_last_secret || path.iter().any(|key| key == "headers");
-    let of_type = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
-    match of_type.and_then(|of_type| of_type.rsplit_once(", expected ")) {
-        Some((found, expected)) => format!("must be {}, and is {}", wanted(expected), found_value(found, is_secret)),
-        None if is_secret => "is not what it has to be".to_owned(),
-        None => message.to_owned(),
+impl Mistake {
+    fn of_parser(error: &toml::de::Error) -> Mistake {
+        let at = error.span().map(|span| span.start);
+        Mistake { at, message: error.message().to_owned(), is_of_type: false }
     }
 }
 
-/// What serde calls a type, as people do.
-fn wanted(expected: &str) -> &str {
-    match expected {
-        "u8" => "a whole number from 0 to 255",
-        "u32" => "a whole number from 0 to 4294967295",
-        "u16" | "u64" | "usize" => "a whole number from 0",
-        "a nonzero u32" => "a whole number from 1",
-        "f32" | "f64" => "a number",
-        "a string" | "path string" => "a text",
-        "a boolean" => "true or false",
-        "a sequence" => "a list",
-        "a map" => "a table",
-        _ if expected.starts_with("struct ") => "a table",
-        _ => expected,
-    }
+/// A key on the way from the top of the file, and its place in a list of tables.
+struct Step {
+    key: String,
+    index: Option<usize>,
 }
 
-/// What serde found, as people would call it.
-fn found_value(found: &str, is_secret: bool) -> &str {
-    let value = found.split('`').nth(1);
-    match (found.split(' ').next(), value) {
-        (Some("string"), _) => "a text",
-        (Some("sequence"), _) => "a list",
-        (Some("map"), _) => "a table",
-        (_, Some(value)) if !is_secret => value,
-        (Some("integer" | "floating"), _) => "a number",
-        _ => "something else",
-    }
+struct Check {
+    path: Vec<Step>,
+    mistakes: Vec<Mistake>,
 }
 
-fn mistake(error: &toml::de::Error) -> Mistake {
-    Mistake { at: error.span().map(|span| span.start), message: error.message().to_owned(), is_of_type: false }
+/// Why a value is a mistake.
+enum Wrong {
+    Type { expected: String },
+    Range { least: f64, most: f64 },
 }
 
-/// What was taken out of the document.
-struct Removed {
-    path: Vec<String>,
-    is_table: bool,
-}
-
-/// Removes the key that is, or whose value is, at these bytes.
-fn remove(table: &mut DeTable<'_>, at: &Range<usize>, path: &mut Vec<String>) -> Option<Removed> {
-    let is_at = |span: Range<usize>| span.contains(&at.start);
-    let mut found = None;
-    for (key, value) in table.iter_mut() {
-        path.push(key.get_ref().to_string());
-        if is_at(key.span()) {
-            found = Some((key.get_ref().to_string(), path.clone()));
-        } else if let Some(inner) = remove_inside(value, at, path) {
-            return Some(inner);
-        } else if is_at(value.span()) {
-            found = Some((key.get_ref().to_string(), path.clone()));
+impl Check {
+    /// Reports the mistakes in a table and removes their keys.
+    fn table(&mut self, table: &mut DeTable<'_>, place: Place) {
+        let mut wrong = Vec::new();
+        for (key, value) in table.iter_mut() {
+            let name = key.get_ref().to_string();
+            self.path.push(Step { key: name.clone(), index: None });
+            let is_fine = match place.key(&name) {
+                Some(place) => self.value(value, place),
+                None => {
+                    self.unknown(&key.span(), is_table(value.get_ref()));
+                    false
+                }
+            };
+            self.path.pop();
+            if !is_fine {
+                wrong.push(name);
+            }
         }
-        path.pop();
-        if found.is_some() {
-            break;
+        for name in wrong {
+            table.remove(name.as_str());
         }
     }
-    let (key, path) = found?;
-    let value = table.remove(key.as_str())?;
-    Some(Removed { path, is_table: is_table(value.get_ref()) })
+
+    /// Reports the mistakes in a value. Returns false if the value itself is one.
+    fn value(&mut self, value: &mut Spanned<DeValue<'_>>, place: Place) -> bool {
+        let span = value.span();
+        match (value.get_mut(), place.takes()) {
+            (DeValue::Table(table), Takes::Table) => {
+                self.table(table, place);
+                true
+            }
+            (DeValue::Array(values), Takes::List(item)) => {
+                for (index, value) in values.iter_mut().enumerate() {
+                    if let Some(step) = self.path.last_mut() {
+                        step.index = Some(index);
+                    }
+                    if !self.value(value, item) {
+                        return false;
+                    }
+                }
+                true
+            }
+            (value, _) => match compare(value, place) {
+                Ok(()) => true,
+                Err(wrong) => {
+                    self.wrong(&span, value, &wrong);
+                    false
+                }
+            },
+        }
+    }
+
+    fn unknown(&mut self, span: &Range<usize>, is_table: bool) {
+        let path: Vec<&str> = self.path.iter().map(|step| step.key.as_str()).collect();
+        let message = hint::unknown_key(&path, is_table);
+        self.mistakes.push(Mistake { at: Some(span.start), message, is_of_type: false });
+    }
+
+    /// Says what is wrong with a value without repeating a text, or a number that may be a secret: this goes to logs.
+    fn wrong(&mut self, span: &Range<usize>, value: &DeValue<'_>, wrong: &Wrong) {
+        let at = Some(span.start);
+        let keys: Vec<&str> = self.path.iter().map(|step| step.key.as_str()).collect();
+        self.mistakes.push(match wrong {
+            Wrong::Type { expected } => {
+                let message = format!("{} must be {expected}, and is {}", keys.join("."), found(&keys, value));
+                Mistake { at, message, is_of_type: true }
+            }
+            Wrong::Range { least, most } => {
+                let with_index = |step: &Step| match step.index {
+                    Some(index) => format!("{}[{index}]", step.key),
+                    None => step.key.clone(),
+                };
+                let path = self.path.iter().map(with_index).collect::<Vec<_>>().join(".");
+                let message = match *most == f64::INFINITY {
+                    true => format!("{path} must be at least {least}"),
+                    false => format!("{path} must be between {least} and {most}"),
+                };
+                Mistake { at, message, is_of_type: true }
+            }
+        });
+    }
 }
 
-/// Whether it is a table, or several of the same name.
+/// Compares a value that is neither a table nor a list where one belongs. A whole number may stand for any number.
+fn compare(value: &DeValue<'_>, place: Place) -> Result<(), Wrong> {
+    let expected = || Wrong::Type { expected: place.expected() };
+    let number = match (place.takes(), value) {
+        (Takes::Text, DeValue::String(_)) | (Takes::Boolean, DeValue::Boolean(_)) => return Ok(()),
+        (Takes::OneOf(words), DeValue::String(text)) if words.contains(&text.as_ref()) => return Ok(()),
+        (Takes::AnyOf(forms), value) => {
+            let fits = forms.into_iter().any(|form| compare(value, form).is_ok());
+            return if fits { Ok(()) } else { Err(expected()) };
+        }
+        (Takes::WholeNumber, DeValue::Integer(integer)) => {
+            let number = i64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| expected())?;
+            if number < 0 || place.type_maximum().is_some_and(|most| number > most.into()) {
+                return Err(expected());
+            }
+            number as f64
+        }
+        (Takes::Number, DeValue::Integer(integer)) => {
+            i64::from_str_radix(integer.as_str(), integer.radix()).map_err(|_| expected())? as f64
+        }
+        (Takes::Number, DeValue::Float(float)) => float.as_str().parse().map_err(|_| expected())?,
+        _ => return Err(expected()),
+    };
+    let (least, most) = place.range();
+    if (least..=most).contains(&number) || (least, most) == (f64::NEG_INFINITY, f64::INFINITY) {
+        return Ok(());
+    }
+    Err(Wrong::Range { least, most })
+}
+
+fn found<'a>(keys: &[&str], value: &'a DeValue<'_>) -> &'a str {
+    let is_last_secret = keys.last().is_some_and(|key| key.contains("key") || *key == "hash");
+    let is_secret = is_last_secret || keys.contains(&"headers");
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+        DeValue::Integer(_) | DeValue::Float(_) if is_secret => "a number",
+        DeValue::Integer(number) => number.as_str(),
+        DeValue::Float(number) => number.as_str(),
+        DeValue::Boolean(true) if !is_secret => "true",
+        DeValue::Boolean(false) if !is_secret => "false",
+        DeValue::Boolean(_) | DeValue::Datetime(_) => "something else",
+    }
+}
+
+/// Returns true if it is a table, or several of the same name.
 fn is_table(value: &DeValue<'_>) -> bool {
     match value {
         DeValue::Table(_) => true,
         DeValue::Array(values) => values.iter().next().is_some_and(|first| is_table(first.get_ref())),
         _ => false,
-    }
-}
-
-/// The same in a value's own tables.
-fn remove_inside(value: &mut Spanned<DeValue<'_>>, at: &Range<usize>, path: &mut Vec<String>) -> Option<Removed> {
-    match value.get_mut() {
-        DeValue::Table(table) => remove(table, at, path),
-        DeValue::Array(values) => values.iter_mut().find_map(|value| remove_inside(value, at, path)),
-        _ => None,
     }
 }
 

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use baton_engines::limits;
 use baton_schemas::kv::Codec;
 use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 /// Which engine runs the model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
     /// llama.cpp, for GGUF models.
@@ -30,7 +31,7 @@ impl EngineKind {
 }
 
 /// How KV travels between nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum KvCodec {
@@ -71,7 +72,7 @@ const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
 const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
 
 /// Engine options. Anything absent has the engine's own default.
-#[derive(Debug, Clone, Default, PartialEq, Args, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineArgs {
     /// Which engine runs the model [default: llama]

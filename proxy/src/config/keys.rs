@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::problems::Problem;
@@ -16,7 +17,7 @@ const HASH_PREFIX: &str = "blake3:";
 const MAX_PRIORITY: u8 = 9;
 
 /// One of `[[keys]]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawKey {
     /// Whose it is; shown in logs.
@@ -32,6 +33,7 @@ pub struct RawKey {
     /// Requests served at once.
     pub max_concurrent: Option<NonZeroU32>,
     /// 0 to 9: of two keys with waiting requests the higher goes first.
+    #[schemars(range(max = MAX_PRIORITY))]
     pub priority: Option<u8>,
     /// May choose how its requests are planned.
     pub policy_override: bool,
@@ -70,9 +72,6 @@ pub(super) fn problems(keys: &[RawKey]) -> Vec<Problem> {
         }
         if key.models.iter().any(|model| model.trim().is_empty()) {
             problem("models", "must not have an empty name");
-        }
-        if key.priority.is_some_and(|priority| priority > MAX_PRIORITY) {
-            problem("priority", "must be between 0 and 9");
         }
     }
     found

@@ -11,6 +11,7 @@ mod keys;
 mod own_models;
 mod problems;
 mod raw;
+mod schema;
 pub mod transport_args;
 mod upstream;
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::problems::Problem;
@@ -15,11 +16,11 @@ const DEFAULT_KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
 
 /// Requests that wait for one model to be loaded.
 const DEFAULT_MAX_WAITING: usize = 256;
-const MAX_MAX_WAITING: usize = 10_000;
+const MAX_MAX_WAITING: u32 = 10_000;
 
 /// How long they wait: the largest models load in minutes from a disk, and clients give up after ten.
 const DEFAULT_MAX_WAIT: f64 = 300.0;
-const MAX_WAIT_SECONDS: std::ops::RangeInclusive<f64> = 1.0..=3_600.0;
+const MAX_MAX_WAIT_SECONDS: u32 = 3_600;
 
 /// Each may have a process.
 const MAX_MODELS: usize = 256;
@@ -28,7 +29,7 @@ const MAX_MODELS: usize = 256;
 const DEFAULT_BUDGET: f64 = 0.85;
 
 /// One of `[[models]]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawOwnModel {
     /// A path, a catalogue name, or `owner/repo[:file]`.
@@ -46,8 +47,9 @@ pub struct RawOwnModel {
 }
 
 /// A duration as written.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "must be a duration like \"5m\", or a number of seconds")]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(extend("x-expected" = "a duration like \"5m\", or a number of seconds"))]
 pub enum RawKeepAlive {
     /// Seconds.
     Seconds(f64),
@@ -65,20 +67,23 @@ impl RawKeepAlive {
 }
 
 /// `[loading]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawLoading {
     /// What own models may take together: a number of bytes, or one like `24GiB`.
     pub memory_budget: Option<RawBytes>,
     /// Requests that may wait for one model.
+    #[schemars(range(min = 1, max = MAX_MAX_WAITING))]
     pub max_waiting: Option<usize>,
     /// How long they wait.
+    #[schemars(range(min = 1, max = MAX_MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
 }
 
 /// A size as written.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "must be a number of bytes, or a size like \"24GiB\" or \"500MB\"")]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(extend("x-expected" = "a number of bytes, or a size like \"24GiB\" or \"500MB\""))]
 pub enum RawBytes {
     /// Bytes.
     Number(u64),
@@ -187,13 +192,6 @@ pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&S
         let message = "must be a number of bytes, or a size like \"24GiB\" or \"500MB\"";
         problem("loading.memory_budget".into(), message.into());
     }
-    if loading.max_waiting.is_some_and(|n| !(1..=MAX_MAX_WAITING).contains(&n)) {
-        problem("loading.max_waiting".into(), format!("must be between 1 and {MAX_MAX_WAITING}"));
-    }
-    if loading.max_wait_seconds.is_some_and(|seconds| !MAX_WAIT_SECONDS.contains(&seconds)) {
-        let (least, most) = (MAX_WAIT_SECONDS.start(), MAX_WAIT_SECONDS.end());
-        problem("loading.max_wait_seconds".into(), format!("must be between {least} and {most}"));
-    }
     found
 }
 
@@ -216,7 +214,6 @@ impl RawLoading {
         LoadingConfig {
             memory_budget: self.memory_budget.as_ref().and_then(RawBytes::typed),
             max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
-            // What is out of range is told of elsewhere.
             max_wait: Duration::try_from_secs_f64(self.max_wait_seconds.unwrap_or(DEFAULT_MAX_WAIT))
                 .unwrap_or_default(),
         }

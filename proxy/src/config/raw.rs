@@ -1,7 +1,7 @@
 //! The file as it is written, and turned into what is checked.
 //!
-//! A new key is a field here, its range in [`problems`](super::problems), and a value of [`ServeConfig`]. A new table also
-//! has its fields named in [`hint`](super::hint).
+//! A new key is a field here with its range, and a value of [`ServeConfig`]. What depends on other keys, or must have a form,
+//! is checked in [`problems`](super::problems).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::keys::{self, RawKey};
@@ -20,8 +21,24 @@ use crate::config::engine_args::EngineArgs;
 use crate::config::transport_args::TransportArgs;
 use crate::request::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
+/// Each admitted request costs some kilobytes: more than these are a mistyped number.
+const MAX_MAX_REQUESTS: u32 = 1_000_000;
+
+/// The next request is looked for among all that wait.
+const MAX_MAX_WAITING: u32 = 10_000;
+
+/// No client waits longer.
+const MAX_WAIT_SECONDS: u32 = 3_600;
+
+/// Below, a busy moment would be late; above, nobody waits any more.
+const MIN_DEADLINE_MS: u32 = 100;
+const MAX_DEADLINE_MS: u32 = 3_600_000;
+
+/// Below 1 a prediction that holds would be late.
+const MAX_DEADLINE_FACTOR: u32 = 1_000;
+
 /// The file as written; every key may be absent.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawConfig {
     /// `HOST:PORT` of the endpoint.
@@ -29,10 +46,13 @@ pub struct RawConfig {
     /// `HOST:PORT` of a second listener, for Ollama's clients.
     pub ollama_listen: Option<String>,
     /// Requests served at once.
+    #[schemars(range(min = 1, max = MAX_MAX_REQUESTS))]
     pub max_requests: Option<usize>,
     /// Requests that wait to be served.
+    #[schemars(range(max = MAX_MAX_WAITING))]
     pub max_waiting: Option<usize>,
     /// How long they wait.
+    #[schemars(range(min = 0, max = MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
     /// Keys a client must present one of. None: open.
     pub api_keys: Vec<String>,
@@ -63,14 +83,17 @@ pub struct RawConfig {
 }
 
 /// `[deadlines]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawDeadlines {
     /// No deadline is shorter.
+    #[schemars(range(min = MIN_DEADLINE_MS, max = MAX_DEADLINE_MS))]
     pub floor_ms: Option<u64>,
     /// Deadline ÷ prediction.
+    #[schemars(range(min = 1, max = MAX_DEADLINE_FACTOR))]
     pub factor: Option<f64>,
     /// No deadline is longer.
+    #[schemars(range(min = MIN_DEADLINE_MS, max = MAX_DEADLINE_MS))]
     pub max_ms: Option<u64>,
     /// Start a second route when the first token is late.
     pub hedge: Option<bool>,
@@ -90,7 +113,7 @@ impl RawDeadlines {
 }
 
 /// `[tracing]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawTracing {
     /// A collector's address for OTLP over HTTP.
@@ -98,7 +121,7 @@ pub struct RawTracing {
 }
 
 /// `[model]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawModel {
     /// A path, a catalogue name, or `owner/repo[:file]`.

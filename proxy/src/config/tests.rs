@@ -109,7 +109,7 @@ fn every_mistake_is_told_at_once_with_the_nearest_key() {
     let mistakes = mistakes(text);
     let expected = [
         "line 1: unknown key \"listen_on\"; did you mean \"listen\"?",
-        "line 2: max_requests must be a whole number from 0, and is a text",
+        "line 2: max_requests must be a whole number from 1 to 1000000, and is a text",
         "line 3: unknown key \"whatever\"; there are listen,",
         "line 6: unknown key \"sauce\"; did you mean \"source\"?",
         "line 7: model.name must not be empty",
@@ -136,7 +136,7 @@ fn what_cannot_be_used_is_told_beside_what_is_wrong() {
         "line 4: model.prefill is refused: http://b.local:9 is plain HTTP",
         "line 8: upstream[0].url is refused: http://10.0.0.1:1 is plain HTTP",
         "line 9: upstream[0].key_env names the variable BATON_NO_SUCH_VARIABLE, which is not set",
-        "line 10: upstream.max_concurrent must be a whole number from 0, and is a text",
+        "line 10: upstream.max_concurrent must be a whole number from 1 to 10000, and is a text",
         "line 11: unknown table \"engine\" here; did you mean [model.engine]",
     ];
     let mistakes = mistakes(text);

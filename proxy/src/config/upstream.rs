@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use baton_engines::transport::Transport;
 use baton_engines::upstream::{Deadlines, KINDS, Kind, UpstreamSettings};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -17,13 +18,15 @@ use crate::model_name;
 const DEFAULT_MAX_CONCURRENT: usize = 8;
 
 /// A number that is larger is mistyped.
-const MAX_MAX_CONCURRENT: usize = 10_000;
+const MAX_MAX_CONCURRENT: u32 = 10_000;
 
 /// Tokens of context: Ollama's own default is smaller than most conversations with tools.
-const NUM_CTX: std::ops::RangeInclusive<u32> = 64..=100_000_000;
+const MIN_NUM_CTX: u32 = 64;
+const MAX_NUM_CTX: u32 = 100_000_000;
 
 /// Seconds that may be configured as a deadline.
-const SECONDS: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
+const MIN_SECONDS: f64 = 0.1;
+const MAX_SECONDS: u32 = 86_400;
 
 const DEFAULT_CONNECT: f64 = 5.0;
 
@@ -41,7 +44,7 @@ const MAX_UPSTREAMS: usize = 64;
 const MAX_MODELS: usize = 1_000;
 
 /// One of `[[upstream]]` as written.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawUpstream {
     /// What it is called in `x-baton-route`, logs and metrics.
@@ -63,20 +66,26 @@ pub struct RawUpstream {
     /// Fields that may be sent, instead of those that its kind takes.
     pub fields: Option<Vec<String>>,
     /// Replies at once.
+    #[schemars(range(min = 1, max = MAX_MAX_CONCURRENT))]
     pub max_concurrent: Option<usize>,
     /// Tokens of context (Ollama).
+    #[schemars(range(min = MIN_NUM_CTX, max = MAX_NUM_CTX))]
     pub num_ctx: Option<u32>,
     /// New tokens where the client names no limit.
+    #[schemars(range(min = 1))]
     pub default_max_tokens: Option<u32>,
     /// Whether a reply may be broken off.
     pub abort: Option<bool>,
     /// vLLM servers that compute prompts for this one.
     pub prefill: Vec<String>,
     /// Seconds for a connection.
+    #[schemars(range(min = MIN_SECONDS, max = MAX_SECONDS))]
     pub connect_seconds: Option<f64>,
     /// Seconds until the first piece of a reply.
+    #[schemars(range(min = MIN_SECONDS, max = MAX_SECONDS))]
     pub first_seconds: Option<f64>,
     /// Seconds between two signs of life.
+    #[schemars(range(min = MIN_SECONDS, max = MAX_SECONDS))]
     pub idle_seconds: Option<f64>,
 }
 
@@ -158,24 +167,6 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
                     "num_ctx",
                     "is for upstreams of kind ollama alone: others have the context they were started with".into(),
                 );
-            }
-        }
-        if upstream.num_ctx.is_some_and(|n| !NUM_CTX.contains(&n)) {
-            problem("num_ctx", format!("must be between {} and {}", NUM_CTX.start(), NUM_CTX.end()));
-        }
-        if upstream.max_concurrent.is_some_and(|n| !(1..=MAX_MAX_CONCURRENT).contains(&n)) {
-            problem("max_concurrent", format!("must be between 1 and {MAX_MAX_CONCURRENT}"));
-        }
-        if upstream.default_max_tokens == Some(0) {
-            problem("default_max_tokens", "must be at least 1".into());
-        }
-        for (field, seconds) in [
-            ("connect_seconds", upstream.connect_seconds),
-            ("first_seconds", upstream.first_seconds),
-            ("idle_seconds", upstream.idle_seconds),
-        ] {
-            if seconds.is_some_and(|seconds| !SECONDS.contains(&seconds)) {
-                problem(field, format!("must be between {} and {}", SECONDS.start(), SECONDS.end()));
             }
         }
     }

@@ -1,0 +1,131 @@
+//! What a configuration file may hold: the JSON schema that is derived from [`RawConfig`], as a tree of tables and values.
+//!
+//! A new key is in here as soon as it is a field. `#[schemars(range(…))]` at a field is its range, and
+//! `extend("x-expected" = "…")` at a type says in words what it takes, where its schema has several forms.
+
+use std::sync::LazyLock;
+
+use schemars::Schema;
+use serde_json::Value;
+
+use super::raw::RawConfig;
+
+static FILE: LazyLock<Schema> = LazyLock::new(|| schemars::schema_for!(RawConfig));
+
+/// What may stand at one place of the file.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    schema: &'static Value,
+}
+
+/// What a place takes.
+pub(super) enum Takes {
+    /// A table with these keys, or with any key if it has none of its own.
+    Table,
+    List(Place),
+    Text,
+    OneOf(Vec<&'static str>),
+    WholeNumber,
+    Number,
+    Boolean,
+    /// Several forms, each of them a value.
+    AnyOf(Vec<Place>),
+}
+
+impl Place {
+    /// The top of the file.
+    pub(super) fn root() -> Place {
+        Place { schema: FILE.as_value() }
+    }
+
+    /// What a table's key takes. `None`: the table has no such key.
+    pub(super) fn key(self, key: &str) -> Option<Place> {
+        let of_any_key = || self.schema.get("additionalProperties").filter(|schema| schema.is_object());
+        self.schema.get("properties").and_then(|keys| keys.get(key)).or_else(of_any_key).map(Place::resolve)
+    }
+
+    /// The keys of a table, in the order of the struct's fields.
+    pub(super) fn keys(self) -> impl Iterator<Item = (&'static str, Place)> {
+        let keys = self.schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+        keys.map(|(key, schema)| (key.as_str(), Place::resolve(schema)))
+    }
+
+    pub(super) fn takes(self) -> Takes {
+        if let Some(forms) = self.schema.get("oneOf").or_else(|| self.schema.get("anyOf")).and_then(Value::as_array) {
+            let words: Vec<&str> = forms.iter().filter_map(|form| form.get("const")?.as_str()).collect();
+            return match words.len() == forms.len() {
+                true => Takes::OneOf(words),
+                false => Takes::AnyOf(forms.iter().map(Place::resolve).collect()),
+            };
+        }
+        match self.type_name() {
+            "object" => Takes::Table,
+            "array" => Takes::List(Place::resolve(&self.schema["items"])),
+            "integer" => Takes::WholeNumber,
+            "number" => Takes::Number,
+            "boolean" => Takes::Boolean,
+            _ => Takes::Text,
+        }
+    }
+
+    /// The smallest and the largest number of a range that a field names; infinite where it names none.
+    pub(super) fn range(self) -> (f64, f64) {
+        let bound = |key| self.schema.get(key).and_then(Value::as_f64);
+        (bound("minimum").unwrap_or(f64::NEG_INFINITY), bound("maximum").unwrap_or(f64::INFINITY))
+    }
+
+    /// The largest whole number that the field's type holds, for the types that people know by their limits.
+    pub(super) fn type_maximum(self) -> Option<u32> {
+        match self.schema.get("format").and_then(Value::as_str) {
+            Some("uint8") => Some(u8::MAX.into()),
+            Some("uint32") => Some(u32::MAX),
+            _ => None,
+        }
+    }
+
+    /// What it takes, in words that complete "must be …".
+    pub(super) fn expected(self) -> String {
+        if let Some(words) = self.schema.get("x-expected").and_then(Value::as_str) {
+            return words.to_owned();
+        }
+        match self.takes() {
+            Takes::Table => "a table".to_owned(),
+            Takes::List(_) => "a list".to_owned(),
+            Takes::Text => "a text".to_owned(),
+            Takes::OneOf(words) => format!("one of {}", words.join(", ")),
+            Takes::Number => "a number".to_owned(),
+            Takes::Boolean => "true or false".to_owned(),
+            Takes::WholeNumber => {
+                let (least, most) = self.range();
+                let most = self.type_maximum().map_or(most, |of_type| most.min(of_type.into()));
+                let to = if most.is_finite() { format!(" to {most}") } else { String::new() };
+                format!("a whole number from {}{to}", least.max(0.0))
+            }
+            Takes::AnyOf(forms) => forms.into_iter().map(Place::expected).collect::<Vec<_>>().join(" or "),
+        }
+    }
+
+    fn type_name(self) -> &'static str {
+        let name = |value: &'static Value| value.as_str().filter(|name| *name != "null");
+        match &self.schema["type"] {
+            Value::Array(names) => names.iter().find_map(name),
+            single => name(single),
+        }
+        .unwrap_or_default()
+    }
+
+    /// Follows references, and takes the one form of an optional value that is not null.
+    fn resolve(schema: &'static Value) -> Place {
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            let definition = reference.strip_prefix('#').and_then(|pointer| FILE.as_value().pointer(pointer));
+            return definition.map_or(Place { schema }, Place::resolve);
+        }
+        let is_null = |form: &&Value| form.get("type").and_then(Value::as_str) == Some("null");
+        match schema.get("anyOf").and_then(Value::as_array) {
+            Some(forms) if forms.iter().any(|form| is_null(&form)) && forms.len() == 2 => {
+                forms.iter().find(|form| !is_null(form)).map_or(Place { schema }, Place::resolve)
+            }
+            _ => Place { schema },
+        }
+    }
+}
