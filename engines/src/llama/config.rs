@@ -3,6 +3,9 @@
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use llama_cpp_2::model::params::LlamaModelParams;
+
+use super::devices;
 use super::load::LoadError;
 use crate::limits::{self, DEFAULT_SLOTS};
 
@@ -27,6 +30,8 @@ pub struct LlamaConfig {
     pub n_gpu_layers: Option<u32>,
     /// The one device that computes, by llama.cpp's name for it, or `cpu`; by default every GPU there is.
     pub device: Option<String>,
+    /// Map the file into memory. False reads it whole, which a slow or a network disk may serve better.
+    pub mmap: bool,
     /// Prompt tokens in a step beside running streams; by default what 100 ms allow at the measured rate.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
@@ -50,11 +55,21 @@ impl LlamaConfig {
             n_threads: None,
             n_gpu_layers: None,
             device: None,
+            mmap: true,
             prefill_budget: None,
             max_queued: DEFAULT_MAX_QUEUED,
             chat_template: None,
             projector: None,
         }
+    }
+
+    /// How llama.cpp loads the weights. Errors: there is no device of the configured name.
+    pub(super) fn model_params(&self) -> Result<LlamaModelParams, LoadError> {
+        // All layers where a GPU is compiled in; without one llama.cpp ignores it.
+        let n_gpu_layers = self.n_gpu_layers.unwrap_or(999);
+        let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers).with_use_mmap(self.mmap);
+        let Some(name) = &self.device else { return Ok(params) };
+        params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))
     }
 
     /// Compute threads.

@@ -9,10 +9,9 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::model::params::LlamaModelParams;
 
 use super::embed::{self, EmbedPlan};
-use super::{LlamaConfig, devices};
+use super::LlamaConfig;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, GgufError, ModelSizes, SizeError, SizeWishes};
 
 /// Why a model cannot be served.
@@ -136,11 +135,7 @@ pub(super) fn backend() -> Result<&'static LlamaBackend, LoadError> {
 
 /// Loads the weights.
 pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, LoadError> {
-    // All layers where a GPU is compiled in; without one llama.cpp ignores it.
-    let mut params = LlamaModelParams::default().with_n_gpu_layers(config.n_gpu_layers.unwrap_or(999));
-    if let Some(name) = &config.device {
-        params = params.with_devices(&devices::indices(name)?).map_err(|e| LoadError::Backend(e.to_string()))?;
-    }
+    let params = config.model_params()?;
     LlamaModel::load_from_file(backend()?, &config.model, &params).map_err(|_| LoadError::Refused {
         path: config.model.clone(),
         architecture: gguf.architecture().unwrap_or("unknown").to_owned(),

@@ -264,6 +264,7 @@ async fn llama(
         n_threads: options.threads,
         n_gpu_layers: options.gpu_layers,
         device: options.device,
+        mmap: options.mmap.unwrap_or(defaults.mmap),
         prefill_budget: options.prefill_budget,
         max_queued: options.max_queued.unwrap_or(defaults.max_queued),
         chat_template: template.transpose()?,

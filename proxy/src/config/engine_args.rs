@@ -99,6 +99,9 @@ pub struct EngineArgs {
     /// The one device that computes, by its name in `baton doctor`, or cpu [default: every GPU there is]
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
+    /// Map the model's file into memory; false reads it whole, for a slow or a network disk [default: true]
+    #[arg(long, value_name = "BOOL")]
+    pub mmap: Option<bool>,
     /// Prompt tokens per step beside running streams [default: what 100 ms allow]
     #[arg(long, value_name = "TOKENS")]
     pub prefill_budget: Option<u32>,
@@ -137,6 +140,7 @@ impl EngineArgs {
             threads: self.threads.or(base.threads),
             gpu_layers: self.gpu_layers.or(base.gpu_layers),
             device: self.device.or(base.device),
+            mmap: self.mmap.or(base.mmap),
             prefill_budget: self.prefill_budget.or(base.prefill_budget),
             max_queued: self.max_queued.or(base.max_queued),
             max_canary_distance: self.max_canary_distance.or(base.max_canary_distance),
@@ -192,7 +196,7 @@ impl EngineArgs {
         let rate = |n: Option<f64>| n.map(|n| n.to_string().into());
         let codecs =
             self.kv_codecs.as_ref().map(|codecs| codecs.iter().map(|c| c.as_str()).collect::<Vec<_>>().join(","));
-        let options: [(&str, Option<OsString>); 16] = [
+        let options: [(&str, Option<OsString>); 17] = [
             ("--engine", self.engine.map(|kind| kind.as_str().into())),
             ("--slots", number(self.slots)),
             ("--ctx-size", number(self.ctx_size)),
@@ -201,6 +205,7 @@ impl EngineArgs {
             ("--threads", number(self.threads)),
             ("--gpu-layers", number(self.gpu_layers)),
             ("--device", self.device.as_ref().map(Into::into)),
+            ("--mmap", self.mmap.map(|mmap| mmap.to_string().into())),
             ("--prefill-budget", number(self.prefill_budget)),
             ("--max-queued", number(self.max_queued)),
             ("--max-canary-distance", rate(self.max_canary_distance)),
@@ -242,6 +247,7 @@ mod tests {
             threads: Some(5),
             gpu_layers: Some(6),
             device: Some("Vulkan0".into()),
+            mmap: Some(false),
             prefill_budget: Some(7),
             max_queued: Some(8),
             max_canary_distance: Some(0.25),
