@@ -10,8 +10,8 @@ use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 
-use super::embed::{self, EmbedPlan};
 use super::LlamaConfig;
+use super::embed::{self, EmbedPlan};
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, GgufError, ModelSizes, SizeError, SizeWishes};
 
 /// Why a model cannot be served.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
 use baton_engines::transport::Transport;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, PrefillTimings};
@@ -35,7 +35,7 @@ impl Captured {
 
 /// A node whose KV is captured.
 #[derive(Clone, Copy)]
-pub struct Source<'a> {
+pub struct CaptureSource<'a> {
     /// The node's address, without a path.
     pub url: &'a str,
     /// The node's client.
@@ -49,13 +49,15 @@ pub struct Source<'a> {
 }
 
 /// Pulls the KV of all of `tokens` from a node.
-pub async fn capture(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failure> {
-    tokio::time::timeout(DEADLINE, read(source, tokens)).await.map_err(|_| Failure("a pull takes too long".into()))?
+pub async fn capture(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
+    tokio::time::timeout(DEADLINE, read(source, tokens))
+        .await
+        .map_err(|_| CommandFailure("a pull takes too long".into()))?
 }
 
-async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failure> {
+async fn read(source: CaptureSource<'_>, tokens: Vec<Token>) -> Result<Captured, CommandFailure> {
     let info = source.engine.info().await?;
-    let kv = info.kv.ok_or_else(|| Failure("this model's KV is not handed over".into()))?;
+    let kv = info.kv.ok_or_else(|| CommandFailure("this model's KV is not handed over".into()))?;
     let id = HandoffId(rand::random());
     let request = PrefillRequest {
         handoff: id,
@@ -84,5 +86,5 @@ async fn read(source: Source<'_>, tokens: Vec<Token>) -> Result<Captured, Failur
             }
         }
     }
-    Err(Failure("the prefill node's stream ended early".into()))
+    Err(CommandFailure("the prefill node's stream ended early".into()))
 }

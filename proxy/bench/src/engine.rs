@@ -10,7 +10,7 @@ use std::sync::Arc;
 use baton_engines::llama::LlamaConfig;
 use baton_engines::llama::reference::{Reference, ReferenceOptions};
 use baton_fetch as models;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use baton_schemas::Token;
 use serde_json::{Value, json};
@@ -30,13 +30,13 @@ const JOINING_PROMPT: usize = 2_000;
 
 /// Runs the benchmark and prints a table.
 #[allow(clippy::print_stdout, reason = "the figures are the command's result")]
-pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: EngineBenchArgs) -> Result<(), CommandFailure> {
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let config = LlamaConfig { n_threads: args.threads, ..LlamaConfig::new(&model) };
     let reference = Arc::new(tokio::task::spawn_blocking(move || Reference::load(config)).await??);
     let mut node_args: Vec<OsString> = vec!["--model".into(), model.clone().into(), "--slots".into(), "8".into()];
     node_args.extend(args.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
-    let mut bench = Bench { reference, node_args, rounds: args.rounds, n_prompts: 0 };
+    let mut bench = EngineBench { reference, node_args, rounds: args.rounds, n_prompts: 0 };
 
     let wants = |part| args.only.is_empty() || args.only.contains(&part);
     let mut rows = Vec::new();
@@ -65,16 +65,16 @@ pub(super) async fn run(args: EngineBenchArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-struct Bench {
+struct EngineBench {
     reference: Arc<Reference>,
     node_args: Vec<OsString>,
     rounds: u32,
     n_prompts: u32,
 }
 
-impl Bench {
+impl EngineBench {
     /// A fresh node: what earlier rounds left in the cache would slow later ones down, and not the plain loop.
-    async fn node(&self, extra: &[&str]) -> Result<BenchNode, Failure> {
+    async fn node(&self, extra: &[&str]) -> Result<BenchNode, CommandFailure> {
         let args = self.node_args.iter().cloned().chain(extra.iter().map(OsString::from));
         BenchNode::start(args.collect()).await
     }
@@ -89,7 +89,7 @@ impl Bench {
         tokens
     }
 
-    async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<(f64, f64), Failure> {
+    async fn plain(&self, prompts: Vec<Vec<Token>>, n_new: usize) -> Result<(f64, f64), CommandFailure> {
         let reference = Arc::clone(&self.reference);
         let run = tokio::task::spawn_blocking(move || reference.greedy(&prompts, n_new, ReferenceOptions::default()))
             .await??;
@@ -97,7 +97,7 @@ impl Bench {
     }
 
     /// Prefill rate: both sides compute n − 1 tokens, then decode one. Seconds are from asking to the first token.
-    async fn prefill(&mut self, n: usize) -> Result<Value, Failure> {
+    async fn prefill(&mut self, n: usize) -> Result<Value, CommandFailure> {
         let (mut plain, mut engine) = (Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             let (node, prompt, warm_up) = (self.node(&[]).await?, self.prompt(n), self.prompt(WARM_UP));
@@ -111,7 +111,7 @@ impl Bench {
 
     /// Aggregate decode rate of `n` streams, while all of them decode, with `n_idle` tokens of finished conversations
     /// in the engine's cache. The plain loop's cache holds nothing else.
-    async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, Failure> {
+    async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, CommandFailure> {
         let (mut plain, mut engine, mut gaps, mut ttfts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             let (node, warm_up) = (self.node(&[]).await?, self.prompt(WARM_UP));
@@ -138,7 +138,7 @@ impl Bench {
     }
 
     /// Memory of a node that has filled a good part of its cache, beside llama.cpp's own account.
-    async fn memory(&mut self) -> Result<Value, Failure> {
+    async fn memory(&mut self) -> Result<Value, CommandFailure> {
         let node = self.node(&[]).await?;
         for _ in 0..4 {
             let prompt = self.prompt(JOINING_PROMPT);
@@ -154,7 +154,7 @@ impl Bench {
     }
 
     /// Inter-token gaps of running streams while a long prompt joins, and when that prompt's first token comes.
-    async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<Value, Failure> {
+    async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<Value, CommandFailure> {
         let (mut gaps, mut ttfts, mut worst) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             let (node, warm_up) = (self.node(args).await?, self.prompt(WARM_UP));

@@ -18,7 +18,7 @@ mod timeline;
 
 use std::path::PathBuf;
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::{Args, Subcommand};
 
 /// Options of `baton bench`.
@@ -72,7 +72,7 @@ pub(crate) enum EnginePart {
 }
 
 /// Runs a benchmark and prints its figures.
-pub async fn run(args: BenchArgs) -> Result<(), Failure> {
+pub async fn run(args: BenchArgs) -> Result<(), CommandFailure> {
     match args.what {
         What::Engine(args) => engine::run(args).await,
         What::Handoff(args) => handoff::run(args).await,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::{SequenceRequest, Token};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
@@ -35,7 +35,7 @@ pub(super) struct Buffers {
 }
 
 impl BenchNode {
-    pub(super) async fn start(args: Vec<OsString>) -> Result<BenchNode, Failure> {
+    pub(super) async fn start(args: Vec<OsString>) -> Result<BenchNode, CommandFailure> {
         let folder = tempfile::Builder::new().prefix("baton-bench-").tempdir()?;
         let socket = folder.path().join("node.sock");
         let key = uuid::Uuid::new_v4().to_string();
@@ -43,7 +43,7 @@ impl BenchNode {
         listen.push(&socket);
         let mut command = node_process::command(&listen, &key, args)?;
         let mut child = command.env("RUST_LOG", "llama-cpp-2=info").stderr(Stdio::piped()).spawn()?;
-        let stderr = child.stderr.take().ok_or_else(|| Failure("the node has no log".into()))?;
+        let stderr = child.stderr.take().ok_or_else(|| CommandFailure("the node has no log".into()))?;
         // Its log is read to the end, so that a full pipe never stops it.
         let log = tokio::spawn(async move {
             let mut lines = BufReader::new(stderr).lines();
@@ -60,7 +60,7 @@ impl BenchNode {
         node_process::ready(&mut child).await?;
         let buffers = tokio::time::timeout(LOG_DEADLINE, log)
             .await
-            .map_err(|_| Failure("llama.cpp's log does not tell its buffer sizes".into()))??;
+            .map_err(|_| CommandFailure("llama.cpp's log does not tell its buffer sizes".into()))??;
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Unix(socket), &key)?);
         Ok(BenchNode { engine, buffers, child, _folder: folder })
     }
@@ -71,13 +71,13 @@ impl BenchNode {
     }
 
     /// Continues a prompt greedily by exactly `n_new` tokens.
-    pub(super) async fn stream(&self, prompt: Vec<Token>, n_new: u32) -> Result<Timeline, Failure> {
+    pub(super) async fn stream(&self, prompt: Vec<Token>, n_new: u32) -> Result<Timeline, CommandFailure> {
         stream(&self.engine, greedy(prompt, n_new)).await
     }
 
     /// Has a prompt computed that leaves nothing in the cache, so that the node knows its rates and has touched its
     /// memory.
-    pub(super) async fn warm_up(&self, prompt: Vec<Token>) -> Result<(), Failure> {
+    pub(super) async fn warm_up(&self, prompt: Vec<Token>) -> Result<(), CommandFailure> {
         let request = SequenceRequest { ephemeral: true, ..greedy(prompt, 1) };
         stream(&self.engine, request).await.map(|_| ())
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engines::remote::{NodeAddress, RemoteEngine};
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 /// Loading a model that is tried out or measured takes no longer than this, or something is wrong.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 
-/// What a child may write before it is ready.
+/// Bytes that a child may write before it is ready.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
 
 /// A node on a loopback port of its own. It ends when this is dropped, and when this process ends.
@@ -29,10 +29,11 @@ pub struct NodeProcess {
 
 impl NodeProcess {
     /// Starts a node with these arguments and waits until it is ready.
-    pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, Failure> {
+    pub async fn start(key: &str, args: impl IntoIterator<Item = OsString>) -> Result<NodeProcess, CommandFailure> {
         // A child fetches KV from other nodes only if it is given a key for them; these share theirs.
         let mut child = command(OsStr::new("127.0.0.1:0"), key, args)?.env(PULL_KEY_VARIABLE, key).spawn()?;
-        let address = ready(&mut child).await?.ok_or_else(|| Failure("the node does not tell its address".into()))?;
+        let address =
+            ready(&mut child).await?.ok_or_else(|| CommandFailure("the node does not tell its address".into()))?;
         let url = format!("http://{address}");
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Url(url.clone()), key)?);
         Ok(NodeProcess { url, engine, child })
@@ -59,15 +60,15 @@ pub fn command(listen: &OsStr, key: &str, args: impl IntoIterator<Item = OsStrin
 }
 
 /// Waits until the child says that it is ready; its address, if that is a TCP one.
-pub async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, Failure> {
-    let stdout = child.stdout.take().ok_or_else(|| Failure("the node has no output".into()))?;
+pub async fn ready(child: &mut Child) -> Result<Option<SocketAddr>, CommandFailure> {
+    let stdout = child.stdout.take().ok_or_else(|| CommandFailure("the node has no output".into()))?;
     let mut event = String::new();
     let mut stdout = BufReader::new(stdout.take(MAX_EVENT_BYTES));
     let read = tokio::time::timeout(START_DEADLINE, stdout.read_line(&mut event)).await;
-    read.map_err(|_| Failure("the node does not become ready".into()))??;
+    read.map_err(|_| CommandFailure("the node does not become ready".into()))??;
     match serde_json::from_str(&event) {
         Ok(ChildEvent::Ready { address }) => Ok(address),
-        Ok(ChildEvent::Failed { message, .. }) => Err(Failure(message)),
-        Err(_) => Err(Failure("the node ended while starting".into())),
+        Ok(ChildEvent::Failed { message, .. }) => Err(CommandFailure(message)),
+        Err(_) => Err(CommandFailure("the node ended while starting".into())),
     }
 }

@@ -2,7 +2,7 @@
 
 use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::node::TokenizeRequest;
 
@@ -19,7 +19,7 @@ pub struct Prompts {
 
 impl Prompts {
     /// Prompts in the vocabulary of a node's model.
-    pub async fn of(engine: &RemoteEngine) -> Result<Prompts, Failure> {
+    pub async fn of(engine: &RemoteEngine) -> Result<Prompts, CommandFailure> {
         let n_vocab = engine.info().await?.n_vocab.max(1);
         let request = TokenizeRequest { text: TEXT.to_owned(), add_special: false, parse_special: false };
         Ok(Prompts { text: engine.tokenize(&request).await?, n_vocab, n_made: 0 })

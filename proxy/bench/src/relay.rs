@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// Bytes of each of the relay's socket buffers, of which the kernel makes twice as many.
+/// Bytes of each of the relay's socket buffers; the kernel doubles this.
 const SOCKET_BUFFER: u32 = 64 << 10;
 
 /// Bytes let through at once.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
@@ -14,7 +14,7 @@ use futures::StreamExt;
 pub(super) struct Timeline {
     pub(super) sent: Instant,
     pub(super) tokens: Vec<Instant>,
-    /// What came of pulling the prompt's KV, if that was asked for.
+    /// The report of the prompt's handoff, if one was requested.
     pub(super) handoff: Option<HandoffReport>,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn greedy(prompt: Vec<Token>, n_new: u32) -> SequenceRequest {
 }
 
 /// Runs a request to its end.
-pub(super) async fn stream(engine: &RemoteEngine, request: SequenceRequest) -> Result<Timeline, Failure> {
+pub(super) async fn stream(engine: &RemoteEngine, request: SequenceRequest) -> Result<Timeline, CommandFailure> {
     let mut timeline = Timeline { sent: Instant::now(), tokens: Vec::new(), handoff: None };
     let mut deltas = engine.generate(request).await?;
     while let Some(delta) = deltas.next().await {

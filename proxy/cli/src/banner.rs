@@ -1,26 +1,26 @@
-//! What a person sees when the server is up: lines to paste.
+//! The ready message of `baton serve`: commands to paste.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 /// The ready message of a server.
 pub(super) struct Banner<'a> {
-    /// Where it listens.
+    /// The endpoint's own address.
     pub address: SocketAddr,
-    /// Where other machines reach it.
+    /// This machine's address in its network, if the endpoint can be reached there.
     pub lan: Option<IpAddr>,
-    /// Where Ollama's clients do, if elsewhere.
+    /// The second address, for Ollama's clients.
     pub ollama: Option<SocketAddr>,
-    /// The model of the lines.
+    /// The model that the commands name.
     pub model: &'a str,
-    /// Whether they take an API key.
+    /// True if requests must present an API key.
     pub needs_key: bool,
-    /// Whether the model takes chats. One without a template continues texts.
+    /// False if the model has no chat template and only continues texts.
     pub chats: bool,
 }
 
 /// A request of each client, and where in a chunk its text is.
-struct Lines {
+struct PasteLines {
     path: &'static str,
     json: &'static str,
     call: &'static str,
@@ -28,7 +28,7 @@ struct Lines {
     text: &'static str,
 }
 
-const CHAT: Lines = Lines {
+const CHAT: PasteLines = PasteLines {
     path: "chat/completions",
     json: r#""messages":[{"role":"user","content":"Why is the sky blue?"}]"#,
     call: "chat.completions",
@@ -36,7 +36,7 @@ const CHAT: Lines = Lines {
     text: "delta.content or \"\"",
 };
 
-const COMPLETION: Lines = Lines {
+const COMPLETION: PasteLines = PasteLines {
     path: "completions",
     json: r#""prompt":"The sky is blue because","max_tokens":64"#,
     call: "completions",
@@ -56,7 +56,7 @@ impl fmt::Display for Banner<'_> {
             true => ("YOUR_KEY", " -H 'Authorization: Bearer YOUR_KEY'"),
             false => ("none", ""),
         };
-        let Lines { path, json, call, python, text } = if chats { CHAT } else { COMPLETION };
+        let PasteLines { path, json, call, python, text } = if chats { CHAT } else { COMPLETION };
         write!(
             f,
             r#"

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use baton_proxy::config::ConfigFile;
-use baton_proxy::serve::{Failure, local_problems};
+use baton_proxy::serve::{CommandFailure, local_problems};
 use baton_schemas::node::KEY_VARIABLE;
 use clap::Args;
 
@@ -19,12 +19,12 @@ pub(super) struct CheckConfigArgs {
 }
 
 /// Prints a line for each mistake, `FILE: line N: …`, and fails if there is one.
-pub(super) fn run(args: &CheckConfigArgs) -> Result<(), Failure> {
+pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
     let file = ConfigFile::read(&args.file)?;
     let more = local_problems(&file.raw);
-    let config = file.check(&BTreeSet::new(), more).map_err(config_file::told)?;
+    let config = file.check(&BTreeSet::new(), more).map_err(config_file::print_mistakes)?;
     let has_nodes = !config.decode.is_empty() || !config.prefill.is_empty();
-    // Where it is checked need not be where it is served.
+    // The file may be checked on another machine than the one that serves it.
     if has_nodes && std::env::var_os(KEY_VARIABLE).is_none_or(|key| key.is_empty()) {
         terminal::note(format_args!("{KEY_VARIABLE} is not set here: `baton serve` needs it for these nodes"));
     }

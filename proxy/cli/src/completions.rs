@@ -1,6 +1,6 @@
 //! `baton completions SHELL`: what the shell completes after `baton`.
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::Args;
 use clap_complete::Shell;
 
@@ -15,7 +15,7 @@ pub(super) struct CompletionsArgs {
 }
 
 /// Prints the shell's script, made from the command line as it is.
-pub(super) fn run(args: &CompletionsArgs, mut command: clap::Command) -> Result<(), Failure> {
+pub(super) fn run(args: &CompletionsArgs, mut command: clap::Command) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "baton", &mut script);
     Ok(terminal::print_line(String::from_utf8_lossy(&script).trim_end())?)

@@ -1,9 +1,9 @@
-//! A running endpoint that a command asks: where it is, its key, and what it means when it does not answer.
+//! The client of a running endpoint: its address, its key, and errors in plain words.
 
 use std::time::Duration;
 
 use baton_proxy::config::DEFAULT_LISTEN;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
@@ -21,7 +21,7 @@ pub(super) struct EndpointArgs {
 
 impl EndpointArgs {
     /// Its address as a URL. Errors: it is none.
-    pub(super) fn base(&self) -> Result<String, Failure> {
+    pub(super) fn base(&self) -> Result<String, CommandFailure> {
         let scheme = if self.endpoint.contains("://") { "" } else { "http://" };
         let base = format!("{scheme}{}", self.endpoint.trim_end_matches('/'));
         // The address that OpenAI's clients are given.
@@ -31,8 +31,11 @@ impl EndpointArgs {
             matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
         });
         // Not repeated: a password may be in it.
-        let wrong =
-            || Failure(format!("an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL without a user or a query"));
+        let wrong = || {
+            CommandFailure(format!(
+                "an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL without a user or a query"
+            ))
+        };
         is_url.then_some(base).ok_or_else(wrong)
     }
 
@@ -42,9 +45,9 @@ impl EndpointArgs {
         &self,
         deadline: Duration,
         prepare: impl FnOnce(&reqwest::Client, &str) -> RequestBuilder,
-    ) -> Result<Response, Failure> {
+    ) -> Result<Response, CommandFailure> {
         let base = self.base()?;
-        // A redirect would take the key and the prompt to where nobody sent them.
+        // A redirect would send the key and the prompt to another server.
         let client = reqwest::Client::builder().timeout(deadline).no_proxy().redirect(Policy::none()).build()?;
         let mut request = prepare(&client, &base);
         if let Some(key) = &self.api_key {
@@ -53,19 +56,19 @@ impl EndpointArgs {
         let response = request.send().await.map_err(|error| self.unreachable(&error))?;
         match (response.status(), &self.api_key) {
             (StatusCode::UNAUTHORIZED, None) => {
-                Err(Failure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY")))
+                Err(CommandFailure(format!("{base} needs a key: give one with --api-key or BATON_API_KEY")))
             }
-            (StatusCode::UNAUTHORIZED, Some(_)) => Err(Failure(format!("{base} does not know this key"))),
+            (StatusCode::UNAUTHORIZED, Some(_)) => Err(CommandFailure(format!("{base} does not know this key"))),
             _ => Ok(response),
         }
     }
 
     /// The reply's body, of at most so many bytes. Errors: it is longer, or does not come in time.
-    pub(super) async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, Failure> {
+    pub(super) async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, CommandFailure> {
         let mut body = Vec::new();
         while let Some(chunk) = reply.chunk().await.map_err(|error| self.unreachable(&error))? {
             if body.len() + chunk.len() > most {
-                return Err(Failure(format!("{} is not a Baton endpoint: its reply is too long", self.base()?)));
+                return Err(CommandFailure(format!("{} is not a Baton endpoint: its reply is too long", self.base()?)));
             }
             body.extend_from_slice(&chunk);
         }
@@ -73,8 +76,8 @@ impl EndpointArgs {
     }
 
     /// Nothing answers there, or not to the end.
-    fn unreachable(&self, error: &reqwest::Error) -> Failure {
-        Failure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
+    fn unreachable(&self, error: &reqwest::Error) -> CommandFailure {
+        CommandFailure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use baton_proxy::config::hash_text;
 use baton_proxy::http::key_hash;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::{Args, Subcommand};
 
 use super::terminal;
@@ -32,9 +32,9 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 /// Runs the command.
-pub(super) fn run(args: KeyArgs) -> Result<(), Failure> {
+pub(super) fn run(args: KeyArgs) -> Result<(), CommandFailure> {
     let KeyCommand::New { name } = args.command;
-    // 256 bits: nobody guesses it, so its hash needs to be no slow one.
+    // 256 random bits cannot be guessed, so a fast hash is enough.
     let secret: [u8; 32] = rand::random();
     let key = format!("baton-{}", blake3::Hash::from_bytes(secret).to_hex());
     let hash = hash_text(&key_hash(key.as_bytes()));

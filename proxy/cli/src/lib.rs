@@ -22,7 +22,7 @@ use baton_engines::QUIET_LLAMA;
 use baton_engines::trace::TARGET;
 use baton_proxy::log_target::NOTICE;
 use baton_proxy::observe::telemetry::{self, TelemetryError, Traces};
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -92,14 +92,14 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let traces = cli.command.traces();
     start_log(cli.log_format, traces.as_ref().ok().and_then(Option::as_ref));
-    let result = traces.map_err(Failure::from).and_then(|traces| {
+    let result = traces.map_err(CommandFailure::from).and_then(|traces| {
         let result = run_command(cli.command);
         traces.into_iter().for_each(Traces::finish);
         result
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure(message)) => {
+        Err(CommandFailure(message)) => {
             // Errors of libraries may span lines; ours is one.
             let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
             terminal::note(format_args!("baton: {line}"));
@@ -109,7 +109,7 @@ pub fn main() -> ExitCode {
 }
 
 impl Command {
-    /// What sends this command's traces, if it serves and a collector is named.
+    /// Starts sending traces, if this command serves and a collector is configured.
     fn traces(&self) -> Result<Option<Traces>, TelemetryError> {
         let (endpoint, service) = match self {
             Command::Serve(args) => (telemetry::endpoint(args.collector().as_deref()), "baton"),
@@ -120,7 +120,7 @@ impl Command {
     }
 }
 
-fn run_command(command: Command) -> Result<(), Failure> {
+fn run_command(command: Command) -> Result<(), CommandFailure> {
     match command {
         Command::Serve(args) => run(serve::run(*args)),
         Command::Node(args) => node::with_bounded_spinning().and_then(|()| run(node::run(*args))),
@@ -163,7 +163,7 @@ fn start_log(format: LogFormat, traces: Option<&Traces>) {
     tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
 }
 
-fn run(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+fn run(command: impl Future<Output = Result<(), CommandFailure>>) -> Result<(), CommandFailure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(command);
     // A blocking task that is stuck (a model that is still loading) must not keep the process.

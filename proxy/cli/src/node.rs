@@ -13,7 +13,7 @@ use baton_proxy::config::engine_args::{self, EngineArgs, EngineKind};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::http::open_files;
 use baton_proxy::serve::model_names::ModelNames;
-use baton_proxy::serve::{Failure, THREAD_WAIT, model_files, service_manager, signals};
+use baton_proxy::serve::{CommandFailure, THREAD_WAIT, model_files, service_manager, signals};
 use baton_schemas::node::{ChildEvent, KEY_VARIABLE, PULL_KEY_VARIABLE, Role};
 use clap::{Args, ValueEnum};
 use tokio::task::JoinHandle;
@@ -27,7 +27,7 @@ pub(super) struct NodeArgs {
     /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub
     #[arg(long, short, value_name = "PATH|NAME")]
     model: Option<PathBuf>,
-    /// What the model is called, and served as by an endpoint that gives it no other name [default: the catalogue's name, or the file's]
+    /// The model's name, which endpoints use unless they configure another [default: from the catalogue or the file]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     name: Option<String>,
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
@@ -86,8 +86,8 @@ impl NodeFailure {
     }
 }
 
-/// Runs until it is told to stop.
-pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
+/// Runs until a signal stops it.
+pub(super) async fn run(args: NodeArgs) -> Result<(), CommandFailure> {
     open_files::raise_limit();
     let stop = CancellationToken::new();
     let is_child = args.child;
@@ -97,14 +97,14 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     match start(args, &stop).await {
         Err(failure) => {
             if is_child {
-                // The parent shows the message; twice would be once too often.
+                // The parent prints the message.
                 let NodeFailure { message, summary } = failure;
                 tell_parent(&ChildEvent::Failed { message, summary });
                 std::process::exit(1);
             }
-            Err(Failure(failure.message))
+            Err(CommandFailure(failure.message))
         }
-        Ok(Started { server, address, tls }) => {
+        Ok(StartedNode { server, address, tls }) => {
             if let Some(tls) = tls {
                 signals::on_hangup(move || renew(&tls));
             }
@@ -127,8 +127,8 @@ pub(super) async fn run(args: NodeArgs) -> Result<(), Failure> {
     }
 }
 
-/// A node that serves.
-struct Started {
+/// A node that serves, or is still loading its model.
+struct StartedNode {
     server: JoinHandle<std::io::Result<()>>,
     /// Where, if it listens on TCP.
     address: Option<SocketAddr>,
@@ -136,7 +136,7 @@ struct Started {
 }
 
 /// Listens, says that the model is loading, and loads it.
-async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<Started, NodeFailure> {
+async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, NodeFailure> {
     let key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()).ok_or_else(|| {
         NodeFailure::setup(format!("a node needs a cluster key: set {KEY_VARIABLE} to the same secret on all machines"))
     })?;
@@ -160,7 +160,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<Started, Node
         Some(tls) => listener.with_tls(tls.clone()),
         None => listener,
     };
-    // Whoever asks meanwhile hears that the model is loading.
+    // Until the engine is ready, requests are answered with "the model is loading".
     let late = LateEngine::default();
     let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
     let server = tokio::spawn(listener.serve(router, stop.clone()));
@@ -177,7 +177,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<Started, Node
             llama(path, name, options, puller).await?
         }
     });
-    Ok(Started { server, address, tls })
+    Ok(StartedNode { server, address, tls })
 }
 
 /// Plain HTTP is for this machine alone, unless the operator says otherwise.
@@ -204,14 +204,14 @@ async fn located(model: Option<PathBuf>) -> Result<Option<PathBuf>, NodeFailure>
     match model.as_deref().and_then(Path::to_str) {
         Some(source) => {
             let found = model_files::locate_or_pull(source).await;
-            found.map(Some).map_err(|Failure(message)| NodeFailure::setup(message))
+            found.map(Some).map_err(|CommandFailure(message)| NodeFailure::setup(message))
         }
         // A name is text; what is not can only be a path.
         None => Ok(model),
     }
 }
 
-/// What fetches KV from prefill nodes. A node that only prefills needs none, and the child of an endpoint without
+/// The client that fetches KV from prefill nodes. A node that only prefills has none, and the child of an endpoint without
 /// prefill nodes gets no key for them.
 fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc<dyn KvPuller>>, NodeFailure> {
     let options = &args.engine;
@@ -328,7 +328,7 @@ fn tell_parent(event: &ChildEvent) {
 
 /// Bounds how long OpenMP's threads spin before they sleep, by starting this program again with the variables set:
 /// the runtimes read them before `main`. See [`THREAD_WAIT`]. A choice that is already in the environment stands.
-pub(super) fn with_bounded_spinning() -> Result<(), Failure> {
+pub(super) fn with_bounded_spinning() -> Result<(), CommandFailure> {
     let chosen = THREAD_WAIT.iter().map(|(name, _)| *name).chain(["OMP_WAIT_POLICY"]);
     if chosen.into_iter().any(|name| std::env::var_os(name).is_some()) || cfg!(not(feature = "llama")) {
         return Ok(());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use baton_planner::cost::Prediction;
 use baton_proxy::request::plan::explanation::{Explanation, RouteExplanation};
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::Args;
 use reqwest::header::CONTENT_TYPE;
 
@@ -39,7 +39,7 @@ pub(super) struct PlanArgs {
 }
 
 /// Asks and prints.
-pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: PlanArgs) -> Result<(), CommandFailure> {
     let body = read(&args.file)?;
     let call = |client: &reqwest::Client, base: &str| {
         let call = client.post(format!("{base}/baton/plan")).header(CONTENT_TYPE, "application/json").body(body);
@@ -54,7 +54,7 @@ pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
     if status != 200 {
         let envelope: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
         let message = envelope.as_ref().and_then(|envelope| envelope["error"]["message"].as_str());
-        return Err(Failure(match message {
+        return Err(CommandFailure(match message {
             Some(message) => format!("{base} answered {status}: {message}"),
             None => format!("{base} is not a Baton endpoint: it answered {status}"),
         }));
@@ -63,22 +63,22 @@ pub(super) async fn run(args: PlanArgs) -> Result<(), Failure> {
     let text = match plan {
         Ok(_) if args.json => String::from_utf8_lossy(&body).into_owned(),
         Ok(plan) => table(&plan),
-        Err(_) => return Err(Failure(format!("{base} is not a Baton endpoint of this version"))),
+        Err(_) => return Err(CommandFailure(format!("{base} is not a Baton endpoint of this version"))),
     };
     Ok(terminal::print_line(text.trim_end())?)
 }
 
-fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+fn read(file: &Path) -> Result<Vec<u8>, CommandFailure> {
     let mut body = Vec::new();
     let source: Box<dyn Read> = if file.as_os_str() == "-" {
         Box::new(std::io::stdin())
     } else {
         let open = std::fs::File::open(file);
-        Box::new(open.map_err(|error| Failure(format!("cannot read {}: {error}", file.display())))?)
+        Box::new(open.map_err(|error| CommandFailure(format!("cannot read {}: {error}", file.display())))?)
     };
     source.take(MAX_BODY_BYTES + 1).read_to_end(&mut body)?;
     if body.len() as u64 > MAX_BODY_BYTES {
-        return Err(Failure(format!("the request is larger than {MAX_BODY_BYTES} bytes")));
+        return Err(CommandFailure(format!("the request is larger than {MAX_BODY_BYTES} bytes")));
     }
     Ok(body)
 }

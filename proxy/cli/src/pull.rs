@@ -1,7 +1,7 @@
 //! `baton pull`: fetch a model into the cache.
 
 use baton_fetch as models;
-use baton_proxy::serve::{Failure, model_files};
+use baton_proxy::serve::{CommandFailure, model_files};
 use clap::Args;
 
 use super::terminal;
@@ -14,7 +14,7 @@ pub(super) struct PullArgs {
 }
 
 /// Fetches the model and prints its path.
-pub(super) async fn run(args: PullArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: PullArgs) -> Result<(), CommandFailure> {
     let path = models::pull(&args.name, &model_files::pull_options()?).await?;
     Ok(terminal::print_line(path.display())?)
 }

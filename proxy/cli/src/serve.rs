@@ -8,7 +8,7 @@ use std::sync::Arc;
 use baton_proxy::config::engine_args::EngineArgs;
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::config::{ConfigError, ConfigFile, ServeConfig};
-use baton_proxy::serve::{ConfigSource, DRAIN_DEADLINE, Endpoint, Failure, ReadyEndpoint, local_problems};
+use baton_proxy::serve::{CommandFailure, ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint, local_problems};
 use clap::Args;
 
 use super::banner::Banner;
@@ -117,18 +117,18 @@ impl ServeArgs {
     }
 }
 
-/// A key that is there and empty is a mistake, which clap would take for none.
-fn refuse_an_empty_variable() -> Result<(), Failure> {
+/// Refuses an empty key, which clap would take for no key at all.
+fn refuse_an_empty_variable() -> Result<(), CommandFailure> {
     if std::env::var(API_KEY_VARIABLE).is_ok_and(|key| key.trim().is_empty()) {
-        return Err(Failure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
+        return Err(CommandFailure(format!("{API_KEY_VARIABLE} is set but empty: give it a key, or unset it")));
     }
     Ok(())
 }
 
-/// Serves until it is told to stop.
-pub(super) async fn run(args: ServeArgs) -> Result<(), Failure> {
+/// Serves until a signal stops it.
+pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     refuse_an_empty_variable()?;
-    let config = args.clone().into_config().map_err(config_file::told)?;
+    let config = args.clone().into_config().map_err(config_file::print_mistakes)?;
     let source = ConfigSource { path: args.config.clone(), read: Arc::new(move || args.clone().into_config()) };
     let mut endpoint = Endpoint::start(config, source).await?;
     endpoint.drain_on_signal(print_drain);

@@ -1,5 +1,4 @@
-//! What commands write for people and scripts. Whoever reads may be gone (a closed pipe): `println!` would panic then, and
-//! take a server with it that nobody has to read.
+//! Output of commands. `println!` panics when the reader has closed the pipe, and would end a server with it.
 
 use std::fmt::Display;
 use std::io::{self, Write};

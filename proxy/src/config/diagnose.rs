@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::hint;
 use super::raw::RawConfig;
-use super::schema::{Place, Takes};
+use super::schema::{SchemaPlace, Takes};
 
 /// Mistakes that are reported. A file with more of them is no configuration.
 const MAX_MISTAKES: usize = 100;
@@ -32,7 +32,7 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
         return (RawConfig::default(), errors.iter().map(Mistake::of_parser).collect());
     }
     let mut check = Check { path: Vec::new(), mistakes: Vec::new() };
-    check.table(root.get_mut(), Place::root());
+    check.table(root.get_mut(), SchemaPlace::root());
     let mut mistakes = check.mistakes;
     let raw = RawConfig::deserialize(toml::Deserializer::from(root)).unwrap_or_else(|error| {
         mistakes.push(Mistake::of_parser(&error));
@@ -54,13 +54,13 @@ impl Mistake {
 }
 
 /// A key on the way from the top of the file, and its place in a list of tables.
-struct Step {
+struct KeyStep {
     key: String,
     index: Option<usize>,
 }
 
 struct Check {
-    path: Vec<Step>,
+    path: Vec<KeyStep>,
     mistakes: Vec<Mistake>,
 }
 
@@ -72,11 +72,11 @@ enum Wrong {
 
 impl Check {
     /// Reports the mistakes in a table and removes their keys.
-    fn table(&mut self, table: &mut DeTable<'_>, place: Place) {
+    fn table(&mut self, table: &mut DeTable<'_>, place: SchemaPlace) {
         let mut wrong = Vec::new();
         for (key, value) in table.iter_mut() {
             let name = key.get_ref().to_string();
-            self.path.push(Step { key: name.clone(), index: None });
+            self.path.push(KeyStep { key: name.clone(), index: None });
             let is_fine = match place.key(&name) {
                 Some(place) => self.value(value, place),
                 None => {
@@ -95,7 +95,7 @@ impl Check {
     }
 
     /// Reports the mistakes in a value. Returns false if the value itself is one.
-    fn value(&mut self, value: &mut Spanned<DeValue<'_>>, place: Place) -> bool {
+    fn value(&mut self, value: &mut Spanned<DeValue<'_>>, place: SchemaPlace) -> bool {
         let span = value.span();
         match (value.get_mut(), place.takes()) {
             (DeValue::Table(table), Takes::Table) => {
@@ -139,7 +139,7 @@ impl Check {
                 Mistake { at, message, is_of_type: true }
             }
             Wrong::Range { least, most } => {
-                let with_index = |step: &Step| match step.index {
+                let with_index = |step: &KeyStep| match step.index {
                     Some(index) => format!("{}[{index}]", step.key),
                     None => step.key.clone(),
                 };
@@ -155,7 +155,7 @@ impl Check {
 }
 
 /// Compares a value that is neither a table nor a list where one belongs. A whole number may stand for any number.
-fn compare(value: &DeValue<'_>, place: Place) -> Result<(), Wrong> {
+fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
     let expected = || Wrong::Type { expected: place.expected() };
     let number = match (place.takes(), value) {
         (Takes::Text, DeValue::String(_)) | (Takes::Boolean, DeValue::Boolean(_)) => return Ok(()),

@@ -30,7 +30,7 @@ impl EngineKind {
     }
 }
 
-/// How KV travels between nodes.
+/// A codec of KV between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -117,7 +117,7 @@ pub struct EngineArgs {
     /// A Jinja chat template instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// The GGUF file of the model's projector, with which it sees images
+    /// The GGUF file of the model's projector, for images
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
     /// Simulator: prompt tokens per second

@@ -1,12 +1,12 @@
 //! A configuration file with everything that is wrong with it: what is no configuration at all, values that are out of
-//! range, and what cannot be used on this machine. All of it is told at once, each with its line.
+//! range, and what cannot be used on this machine. All of it is reported at once, each with its line.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::diagnose::{self, Mistake};
-use super::problems::Problem;
+use super::problems::ConfigProblem;
 use super::raw::RawConfig;
 use super::{ConfigError, Mistakes, ServeConfig};
 
@@ -25,7 +25,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads a file. What is wrong with it is told by [`check`](Self::check). Errors: it cannot be read.
+    /// Reads a file. [`check`](Self::check) reports its mistakes. Errors: it cannot be read.
     pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
         let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
         // It is read more than once: a pipe would be empty then, and an empty file is an endpoint without keys.
@@ -37,13 +37,13 @@ impl ConfigFile {
 
     /// The checked configuration. `by_flags` are the keys whose values came from the command line; `more` is what else is
     /// wrong with the values. Errors: every mistake.
-    pub fn check(mut self, by_flags: &BTreeSet<String>, more: Vec<Problem>) -> Result<ServeConfig, ConfigError> {
+    pub fn check(mut self, by_flags: &BTreeSet<String>, more: Vec<ConfigProblem>) -> Result<ServeConfig, ConfigError> {
         let mut problems = self.raw.problems();
         problems.extend(more);
         let is_file = self.path.is_some();
         let (in_file, flags): (Vec<_>, Vec<_>) =
             problems.into_iter().partition(|problem| is_file && !by_flags.contains(&problem.key));
-        for Problem { key, message, .. } in in_file {
+        for ConfigProblem { key, message, .. } in in_file {
             let at = diagnose::position(&self.text, &key);
             let message = format!("{key} {message}");
             // Of a value that could not be understood, that it is missing says nothing new.
@@ -53,7 +53,7 @@ impl ConfigFile {
             }
         }
         let flags: Vec<String> =
-            flags.into_iter().map(|Problem { flag, message, .. }| format!("{flag} {message}")).collect();
+            flags.into_iter().map(|ConfigProblem { flag, message, .. }| format!("{flag} {message}")).collect();
         if self.mistakes.is_empty() && flags.is_empty() {
             return self.raw.typed();
         }

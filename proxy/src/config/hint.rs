@@ -1,6 +1,6 @@
-//! What to say of a key that is not known: the key that was probably meant, in its own table or in another one.
+//! The message for an unknown key: the key that was probably meant, in its own table or in another one.
 
-use super::schema::{Place, Takes};
+use super::schema::{SchemaPlace, Takes};
 
 /// Names at least this alike (Jaro–Winkler) are probably misspellings of each other.
 const ALIKE: f64 = 0.8;
@@ -20,11 +20,11 @@ struct Table {
 /// Every table that has keys of its own, in the order of the fields.
 fn tables() -> Vec<Table> {
     let mut tables = Vec::new();
-    add_tables(&mut tables, Place::root(), &[], false);
+    add_tables(&mut tables, SchemaPlace::root(), &[], false);
     tables
 }
 
-fn add_tables(tables: &mut Vec<Table>, place: Place, path: &[&'static str], is_list: bool) {
+fn add_tables(tables: &mut Vec<Table>, place: SchemaPlace, path: &[&'static str], is_list: bool) {
     let keys: Vec<&str> = place.keys().map(|(key, _)| key).collect();
     if keys.is_empty() {
         return;
@@ -45,7 +45,7 @@ fn add_tables(tables: &mut Vec<Table>, place: Place, path: &[&'static str], is_l
     }
 }
 
-/// What other programs call what has another name here.
+/// Names that other programs use for our keys.
 const OTHERS_WORDS: [(&str, &str); 21] = [
     ("api_key", "key"),
     ("api_key_env", "key_env"),
@@ -78,7 +78,7 @@ struct Guess<'a> {
     likelihood: f64,
 }
 
-/// What to say of the last key of `path`, which its table does not have. `is_table`: its value is a table.
+/// The message for the last key of `path`, which its table does not have. `is_table`: its value is a table.
 pub(super) fn unknown_key(path: &[&str], is_table: bool) -> String {
     let tables = tables();
     let (name, parents) = path.split_last().map_or(("", path), |(name, parents)| (*name, parents));
@@ -94,7 +94,7 @@ pub(super) fn unknown_key(path: &[&str], is_table: bool) -> String {
     let guesses = guesses.filter(|guess| !is_table || guess.is_at_home || inner_table(&tables, guess).is_some());
     let likely: Vec<Guess> = guesses.filter(|guess| guess.likelihood >= ALIKE + AT_HOME).collect();
     let best = likely.iter().map(|guess| guess.likelihood).max_by(f64::total_cmp);
-    // As likely in several tables, it is told of all of them.
+    // A key that is equally likely in several tables is shown with all of them.
     let best: Vec<&Guess> = likely.iter().filter(|guess| Some(guess.likelihood) == best).collect();
     match best.first() {
         Some(guess) if guess.is_at_home => format!("unknown key {name:?}; did you mean {:?}?", guess.key),
@@ -118,11 +118,12 @@ fn likeness(written: &str, key: &str) -> f64 {
     if OTHERS_WORDS.contains(&(written, key)) { 1.0 } else { strsim::jaro_winkler(written, key) }
 }
 
-/// What was guessed, if it is a table itself.
+/// The guessed key's own table, if it is one.
 fn inner_table<'a>(tables: &'a [Table], guess: &Guess<'_>) -> Option<&'a Table> {
     let parent = tables.iter().find(|table| table.heading == guess.heading)?;
-    let is_inner =
-        |table: &&Table| table.path.split_last().is_some_and(|(key, path)| *key == guess.key && path == parent.path.as_slice());
+    let is_inner = |table: &&Table| {
+        table.path.split_last().is_some_and(|(key, path)| *key == guess.key && path == parent.path.as_slice())
+    };
     tables.iter().find(is_inner)
 }
 

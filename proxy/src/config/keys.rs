@@ -6,11 +6,11 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::problems::Problem;
+use super::problems::ConfigProblem;
 use crate::account::{Account, DEFAULT_PRIORITY, KeyLimits};
 use crate::http::ConfiguredKey;
 
-/// What a hash begins with: another function could follow one day.
+/// The prefix of a hash names its function.
 const HASH_PREFIX: &str = "blake3:";
 
 /// Priorities: enough to tell some kinds of callers apart.
@@ -41,7 +41,7 @@ pub struct RawKey {
     pub operator: bool,
 }
 
-/// What is written into the file for a key.
+/// A key's hash as the file has it.
 pub fn hash_text(hash: &[u8; 32]) -> String {
     format!("{HASH_PREFIX}{}", blake3::Hash::from_bytes(*hash).to_hex())
 }
@@ -50,13 +50,13 @@ fn parse_hash(text: &str) -> Option<[u8; 32]> {
     blake3::Hash::from_hex(text.strip_prefix(HASH_PREFIX)?).ok().map(Into::into)
 }
 
-/// What is wrong with the keys.
-pub(super) fn problems(keys: &[RawKey]) -> Vec<Problem> {
+/// Every mistake in the keys that their types cannot express.
+pub(super) fn problems(keys: &[RawKey]) -> Vec<ConfigProblem> {
     let mut found = Vec::new();
     for (i, key) in keys.iter().enumerate() {
         let mut problem = |field: &str, message: &str| {
             let key = format!("keys[{i}].{field}");
-            found.push(Problem { flag: key.clone(), key, message: message.to_owned() });
+            found.push(ConfigProblem { flag: key.clone(), key, message: message.to_owned() });
         };
         if key.name.trim().is_empty() {
             problem("name", "must say whose key it is");

@@ -1,6 +1,6 @@
 //! The configuration: one file, flags over it, one check, then values that cannot be wrong.
 //!
-//! Flags win over the file, the file over the defaults. Every mistake is told at once, wherever it is. Nothing reads the
+//! Flags win over the file, the file over the defaults. Every mistake is reported at once, in the file and in the flags. Nothing reads the
 //! environment after start-up.
 
 mod diagnose;
@@ -26,7 +26,7 @@ pub use self::file::ConfigFile;
 pub(crate) use self::file::read_text;
 pub use self::keys::{RawKey, hash_text};
 pub use self::own_models::{LoadingConfig, OwnModelConfig, RawOwnModel};
-pub use self::problems::{Problem, node_url};
+pub use self::problems::{ConfigProblem, node_url};
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
 pub use self::upstream::RawUpstream;
 use crate::config::engine_args::EngineArgs;
@@ -35,7 +35,7 @@ use crate::http::AccessConfig;
 use crate::http::ConfiguredKey;
 use crate::request::admission::Bounds;
 
-/// Loopback: whoever wants to be reachable from elsewhere says so.
+/// Loopback: other machines reach the endpoint only if the operator says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
 /// Where Ollama's clients look by themselves. Not listened to unless asked: an Ollama may be running there.
@@ -44,7 +44,7 @@ pub const OLLAMA_LISTEN: &str = "127.0.0.1:11434";
 /// The embedded default: small enough for any machine, with a licence that lets anyone use it.
 pub const DEFAULT_MODEL: &str = "smollm2";
 
-/// What is not a usable configuration. The message names the file, the line and the key.
+/// A configuration that cannot be used. The message names the file, the line and the key.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -55,10 +55,10 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
-    /// What the file and the flags say is wrong.
+    /// There are mistakes in the file or the flags.
     #[error("{}", .0.lines().join("; "))]
     Mistakes(Mistakes),
-    /// What was right when it was checked, and was not a moment later.
+    /// A file or variable changed between its check and its use.
     #[error("{0}")]
     Later(String),
 }
@@ -97,7 +97,7 @@ pub struct ServeConfig {
     pub api_keys: Vec<String>,
     /// Keys with limits.
     pub keys: Vec<ConfiguredKey>,
-    /// Whether callers with different keys share cached prompts.
+    /// True if callers with different keys share cached prompts.
     pub share_prefix_cache: bool,
     /// Additional CORS origins.
     pub allowed_origins: Vec<String>,
@@ -105,7 +105,7 @@ pub struct ServeConfig {
     pub allowed_hosts: Vec<String>,
     /// A path, a catalogue name, or `owner/repo[:file]`: what this endpoint's own engine runs.
     pub source: String,
-    /// Whether there is an engine of its own. Without one, nodes generate.
+    /// True if `[model]` has an engine here. Without one, nodes generate.
     pub has_own_engine: bool,
     /// The public name, if it is not to follow from the source.
     pub name: Option<String>,
@@ -117,9 +117,9 @@ pub struct ServeConfig {
     pub decode: Vec<String>,
     /// How requests are planned.
     pub policy: &'static dyn Policy,
-    /// How long is waited for what was predicted.
+    /// Deadlines of steps with a predicted time.
     pub deadlines: Deadlines,
-    /// Whether idle nodes and links are measured with made-up prompts.
+    /// True if idle nodes and links are measured with made-up prompts.
     pub calibrate: bool,
     /// How nodes are reached.
     pub transport: TransportArgs,
@@ -129,7 +129,7 @@ pub struct ServeConfig {
     pub engine: EngineArgs,
     /// How tokens are drawn where a client does not say.
     pub sampling: SamplingFields,
-    /// Own models that come and go with their requests.
+    /// Own models that are loaded on demand.
     pub models: Vec<OwnModelConfig>,
     /// How those are loaded.
     pub loading: LoadingConfig,
@@ -149,7 +149,7 @@ impl ServeConfig {
         }
     }
 
-    /// Whether clients must present a key.
+    /// Returns true if clients must present a key.
     pub fn needs_key(&self) -> bool {
         !self.api_keys.is_empty() || !self.keys.is_empty()
     }

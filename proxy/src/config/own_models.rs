@@ -1,4 +1,4 @@
-//! `[[models]]` and `[loading]`: own models that come and go with their requests.
+//! `[[models]]` and `[loading]`: own models that are loaded on demand.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use baton_schemas::sampling_fields::SamplingFields;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::problems::Problem;
+use super::problems::ConfigProblem;
 use crate::config::engine_args::EngineArgs;
 use crate::model_name;
 
@@ -152,9 +152,9 @@ impl LoadingConfig {
 }
 
 /// Everything that is wrong with `models` and `loading`. `taken` are the names of `[model]`.
-pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&String]) -> Vec<Problem> {
+pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&String]) -> Vec<ConfigProblem> {
     let mut found = Vec::new();
-    let mut problem = |key: String, message: String| found.push(Problem { flag: key.clone(), key, message });
+    let mut problem = |key: String, message: String| found.push(ConfigProblem { flag: key.clone(), key, message });
     let mut taken: Vec<&String> = taken.to_vec();
     for (i, model) in models.iter().enumerate() {
         let key = |field: &str| format!("models[{i}].{field}");

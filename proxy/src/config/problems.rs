@@ -1,4 +1,4 @@
-//! Values of a configuration that are out of range, all of them at once.
+//! Checks that a type or a range cannot express: forms of addresses, names that are used twice, keys that exclude others.
 
 use baton_engines::transport::Transport;
 use baton_planner::policy::PolicyName;
@@ -8,19 +8,19 @@ use super::{DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
 use crate::config::engine_args::flag;
 use crate::http::{allowed_hosts, allowed_origins};
 
-/// A value that is out of range, or cannot be used here.
-pub struct Problem {
-    /// Where it stands in the file, with dots.
+/// A value that cannot be used.
+pub struct ConfigProblem {
+    /// Its path in the file, with dots.
     pub key: String,
-    /// What sets it on the command line.
+    /// The flag that sets it, or the key if there is none.
     pub flag: String,
     /// Completes `KEY …` to a sentence.
     pub message: String,
 }
 
 impl RawConfig {
-    /// Every value that is out of range.
-    pub(super) fn problems(&self) -> Vec<Problem> {
+    /// Every value that cannot be used.
+    pub(super) fn problems(&self) -> Vec<ConfigProblem> {
         let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
         let is_address = |listen: &str| {
             listen.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
@@ -28,11 +28,11 @@ impl RawConfig {
         let mut found = Vec::new();
         let transport = self.transport().transport().unwrap_or_else(|error| {
             let (key, flag) = ("tls_ca".to_owned(), "--tls-ca".to_owned());
-            found.push(Problem { key, flag, message: format!("cannot be used: {error}") });
+            found.push(ConfigProblem { key, flag, message: format!("cannot be used: {error}") });
             Transport::default()
         });
         let mut problem = |key: &str, flag: &str, message: String| {
-            found.push(Problem { key: key.to_owned(), flag: flag.to_owned(), message });
+            found.push(ConfigProblem { key: key.to_owned(), flag: flag.to_owned(), message });
         };
         if let Some(listen) = self.listen.as_ref().filter(|listen| !is_address(listen)) {
             problem("listen", "--listen", format!("must be HOST:PORT, e.g. {DEFAULT_LISTEN}, not {listen:?}"));
@@ -112,7 +112,11 @@ impl RawConfig {
         if self.tracing.otlp_endpoint.as_ref().is_some_and(|endpoint| !is_collector(endpoint)) {
             // Not repeated: it may hold a password.
             let message = "must be a URL like http://127.0.0.1:4318, without a user or a password".to_owned();
-            found.push(Problem { key: "tracing.otlp_endpoint".into(), flag: "tracing.otlp_endpoint".into(), message });
+            found.push(ConfigProblem {
+                key: "tracing.otlp_endpoint".into(),
+                flag: "tracing.otlp_endpoint".into(),
+                message,
+            });
         }
         found.extend(keys::problems(&self.keys));
         found.extend(upstream::problems(&self.upstream, &transport));

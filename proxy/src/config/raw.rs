@@ -68,11 +68,11 @@ pub struct RawConfig {
     pub tls_ca: Option<PathBuf>,
     /// Let the cluster key and prompts travel readable between machines.
     pub allow_plain_http: bool,
-    /// How long is waited for what was predicted.
+    /// Deadlines of steps with a predicted time.
     pub deadlines: RawDeadlines,
     /// The model.
     pub model: RawModel,
-    /// Own models that come and go with their requests.
+    /// Own models that are loaded on demand.
     pub models: Vec<RawOwnModel>,
     /// How those are loaded.
     pub loading: RawLoading,
@@ -145,14 +145,14 @@ pub struct RawModel {
 }
 
 impl RawModel {
-    /// Whether an engine is named to be started here.
+    /// Returns true if the table names an engine to start here.
     fn names_an_engine(&self) -> bool {
         self.source.is_some() || self.engine.engine.is_some()
     }
 }
 
 impl RawConfig {
-    /// Whether an engine is started here for `[model]`: where a model or an engine is named there, and where nothing else
+    /// Returns true if an engine is started here for `[model]`: if the table names a model or an engine, or if nothing else
     /// generates.
     pub fn has_own_engine(&self) -> bool {
         let others = self.model.decode.len() + self.upstream.len() + self.models.len();
@@ -169,7 +169,7 @@ impl RawConfig {
         }
         let sources = self.model.source.iter_mut().chain(self.models.iter_mut().map(|own| &mut own.source));
         for source in sources.filter(|source| names_a_file(source)) {
-            // What is no text in the file system's encoding stays relative to where the program was started.
+            // A path that is no UTF-8 stays relative to the working directory.
             if let Some(path) = folder.join(&*source).to_str() {
                 *source = path.to_owned();
             }
@@ -221,7 +221,7 @@ impl RawConfig {
     }
 }
 
-/// Whether a model's source is a path, and no name of the catalogue or a hub.
+/// Returns true if a model's source is a path, and not a name of the catalogue or a hub.
 fn names_a_file(source: &str) -> bool {
     let is_gguf = Path::new(source).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     source.starts_with("./") || source.starts_with("../") || (is_gguf && !source.contains(':'))

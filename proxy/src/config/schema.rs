@@ -14,7 +14,7 @@ static FILE: LazyLock<Schema> = LazyLock::new(|| schemars::schema_for!(RawConfig
 
 /// What may stand at one place of the file.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SchemaPlace {
     schema: &'static Value,
 }
 
@@ -22,32 +22,32 @@ pub(super) struct Place {
 pub(super) enum Takes {
     /// A table with these keys, or with any key if it has none of its own.
     Table,
-    List(Place),
+    List(SchemaPlace),
     Text,
     OneOf(Vec<&'static str>),
     WholeNumber,
     Number,
     Boolean,
     /// Several forms, each of them a value.
-    AnyOf(Vec<Place>),
+    AnyOf(Vec<SchemaPlace>),
 }
 
-impl Place {
+impl SchemaPlace {
     /// The top of the file.
-    pub(super) fn root() -> Place {
-        Place { schema: FILE.as_value() }
+    pub(super) fn root() -> SchemaPlace {
+        SchemaPlace { schema: FILE.as_value() }
     }
 
     /// What a table's key takes. `None`: the table has no such key.
-    pub(super) fn key(self, key: &str) -> Option<Place> {
+    pub(super) fn key(self, key: &str) -> Option<SchemaPlace> {
         let of_any_key = || self.schema.get("additionalProperties").filter(|schema| schema.is_object());
-        self.schema.get("properties").and_then(|keys| keys.get(key)).or_else(of_any_key).map(Place::resolve)
+        self.schema.get("properties").and_then(|keys| keys.get(key)).or_else(of_any_key).map(SchemaPlace::resolve)
     }
 
     /// The keys of a table, in the order of the struct's fields.
-    pub(super) fn keys(self) -> impl Iterator<Item = (&'static str, Place)> {
+    pub(super) fn keys(self) -> impl Iterator<Item = (&'static str, SchemaPlace)> {
         let keys = self.schema.get("properties").and_then(Value::as_object).into_iter().flatten();
-        keys.map(|(key, schema)| (key.as_str(), Place::resolve(schema)))
+        keys.map(|(key, schema)| (key.as_str(), SchemaPlace::resolve(schema)))
     }
 
     pub(super) fn takes(self) -> Takes {
@@ -55,12 +55,12 @@ impl Place {
             let words: Vec<&str> = forms.iter().filter_map(|form| form.get("const")?.as_str()).collect();
             return match words.len() == forms.len() {
                 true => Takes::OneOf(words),
-                false => Takes::AnyOf(forms.iter().map(Place::resolve).collect()),
+                false => Takes::AnyOf(forms.iter().map(SchemaPlace::resolve).collect()),
             };
         }
         match self.type_name() {
             "object" => Takes::Table,
-            "array" => Takes::List(Place::resolve(&self.schema["items"])),
+            "array" => Takes::List(SchemaPlace::resolve(&self.schema["items"])),
             "integer" => Takes::WholeNumber,
             "number" => Takes::Number,
             "boolean" => Takes::Boolean,
@@ -101,7 +101,7 @@ impl Place {
                 let to = if most.is_finite() { format!(" to {most}") } else { String::new() };
                 format!("a whole number from {}{to}", least.max(0.0))
             }
-            Takes::AnyOf(forms) => forms.into_iter().map(Place::expected).collect::<Vec<_>>().join(" or "),
+            Takes::AnyOf(forms) => forms.into_iter().map(SchemaPlace::expected).collect::<Vec<_>>().join(" or "),
         }
     }
 
@@ -115,17 +115,17 @@ impl Place {
     }
 
     /// Follows references, and takes the one form of an optional value that is not null.
-    fn resolve(schema: &'static Value) -> Place {
+    fn resolve(schema: &'static Value) -> SchemaPlace {
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             let definition = reference.strip_prefix('#').and_then(|pointer| FILE.as_value().pointer(pointer));
-            return definition.map_or(Place { schema }, Place::resolve);
+            return definition.map_or(SchemaPlace { schema }, SchemaPlace::resolve);
         }
         let is_null = |form: &&Value| form.get("type").and_then(Value::as_str) == Some("null");
         match schema.get("anyOf").and_then(Value::as_array) {
             Some(forms) if forms.iter().any(|form| is_null(&form)) && forms.len() == 2 => {
-                forms.iter().find(|form| !is_null(form)).map_or(Place { schema }, Place::resolve)
+                forms.iter().find(|form| !is_null(form)).map_or(SchemaPlace { schema }, SchemaPlace::resolve)
             }
-            _ => Place { schema },
+            _ => SchemaPlace { schema },
         }
     }
 }

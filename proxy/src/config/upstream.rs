@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::ConfigError;
 use super::file::read_text;
-use super::problems::{Problem, node_url};
+use super::problems::{ConfigProblem, node_url};
 use crate::model_name;
 
 /// Replies that an upstream generates at once, unless it says otherwise.
@@ -47,11 +47,11 @@ const MAX_MODELS: usize = 1_000;
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawUpstream {
-    /// What it is called in `x-baton-route`, logs and metrics.
+    /// Its name in `x-baton-route`, logs and metrics.
     pub name: String,
     /// Which server it is.
     pub kind: String,
-    /// Where its API is.
+    /// The base URL of its API.
     pub url: String,
     /// The key that it wants.
     pub key: Option<String>,
@@ -74,7 +74,7 @@ pub struct RawUpstream {
     /// New tokens where the client names no limit.
     #[schemars(range(min = 1))]
     pub default_max_tokens: Option<u32>,
-    /// Whether a reply may be broken off.
+    /// True if a reply may be cancelled.
     pub abort: Option<bool>,
     /// vLLM servers that compute prompts for this one.
     pub prefill: Vec<String>,
@@ -95,13 +95,13 @@ impl RawUpstream {
     }
 }
 
-/// What is wrong with the upstreams, reached over `transport`.
-pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<Problem> {
+/// Every mistake in the upstreams, which are reached over `transport`.
+pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<ConfigProblem> {
     let mut found = Vec::new();
     for (i, upstream) in upstreams.iter().enumerate() {
         let mut problem = |field: &str, message: String| {
             let key = format!("upstream[{i}].{field}");
-            found.push(Problem { flag: key.clone(), key, message });
+            found.push(ConfigProblem { flag: key.clone(), key, message });
         };
         if i >= MAX_UPSTREAMS {
             problem("name", format!("is one upstream too many: there may be {MAX_UPSTREAMS}"));

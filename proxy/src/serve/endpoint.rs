@@ -13,7 +13,7 @@ use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 use super::own_models::{self, OwnModel};
 use super::planning::PlanningSettings;
 use super::primary_model::{FirstStart, OwnEngine, PrimaryNames, start_own_engine};
@@ -75,7 +75,7 @@ pub struct ReadyEndpoint {
 
 impl Endpoint {
     /// Binds, starts the engines' processes and serves. Models that are missing here are fetched first.
-    pub async fn start(config: ServeConfig, source: ConfigSource) -> Result<Endpoint, Failure> {
+    pub async fn start(config: ServeConfig, source: ConfigSource) -> Result<Endpoint, CommandFailure> {
         http::open_files::raise_limit();
         // The ports first: the commonest mistake is reported at once, and not after a model was loaded.
         let listeners = bind_all(&config).await?;
@@ -92,7 +92,8 @@ impl Endpoint {
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
         let own_models = own_models::start(&config, &[], &taken_names).await?;
-        let upstreams = UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(Failure)?;
+        let upstreams =
+            UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
         let service = Arc::new(assemble(&config, pool, upstreams, &own_models)?);
         let shutdown = Shutdown::default();
         let http_config = http::HttpConfig { access: config.access(), ..http::HttpConfig::default() };
@@ -120,7 +121,7 @@ impl Endpoint {
     }
 
     /// Waits until requests can be answered. `None`: it was told to stop before that. Errors: no engine will ever be ready.
-    pub async fn ready(&mut self) -> Result<Option<ReadyEndpoint>, Failure> {
+    pub async fn ready(&mut self) -> Result<Option<ReadyEndpoint>, CommandFailure> {
         let Some(first_start) = self.first_start.take() else { return Ok(None) };
         let started = first_engine(first_start, &mut self.nodes);
         let info = match self.shutdown.begin.run_until_cancelled(started).await {
@@ -142,7 +143,7 @@ impl Endpoint {
     }
 
     /// Waits until the endpoint was told to stop, its streams have ended and its engines' processes are gone.
-    pub async fn finished(self) -> Result<(), Failure> {
+    pub async fn finished(self) -> Result<(), CommandFailure> {
         for server in self.servers {
             server.await??;
         }
@@ -155,7 +156,7 @@ impl Endpoint {
     }
 }
 
-async fn bind_all(config: &ServeConfig) -> Result<Vec<TcpListener>, Failure> {
+async fn bind_all(config: &ServeConfig) -> Result<Vec<TcpListener>, CommandFailure> {
     let mut listeners = vec![bind(&config.listen, "--listen").await?];
     if let Some(address) = &config.ollama_listen {
         listeners.push(bind(address, "--ollama-listen").await?);
@@ -163,9 +164,9 @@ async fn bind_all(config: &ServeConfig) -> Result<Vec<TcpListener>, Failure> {
     Ok(listeners)
 }
 
-async fn bind(address: &str, flag: &str) -> Result<TcpListener, Failure> {
+async fn bind(address: &str, flag: &str) -> Result<TcpListener, CommandFailure> {
     TcpListener::bind(address).await.map_err(|e| {
-        Failure(match e.kind() {
+        CommandFailure(match e.kind() {
             std::io::ErrorKind::AddrInUse => {
                 format!("{address} is in use by another program. Stop it, or choose another address with {flag}.")
             }
@@ -179,7 +180,7 @@ fn primary_model(
     config: &ServeConfig,
     nodes: &RemoteNodes,
     own: Option<&Arc<Node>>,
-) -> Result<Option<ServedModel>, Failure> {
+) -> Result<Option<ServedModel>, CommandFailure> {
     let decode: Vec<Arc<Node>> = own.into_iter().chain(&nodes.decode).map(Arc::clone).collect();
     if decode.is_empty() {
         return Ok(None);
@@ -211,7 +212,7 @@ fn assemble(
     pool: Arc<Pool>,
     upstreams: UpstreamPool,
     own_models: &[OwnModel],
-) -> Result<RequestService, Failure> {
+) -> Result<RequestService, CommandFailure> {
     let residents = own_models.iter().map(|own| Arc::clone(&own.resident)).collect();
     let residency = Residency::new(own_models::limits_of(config)?, residents);
     pool.replace_residents(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
@@ -239,9 +240,9 @@ fn serve_all(
 
 /// The first engine that is ready, or why there will be none. With decode nodes, the endpoint serves without its own
 /// engine, which goes on trying to start.
-async fn first_engine(first: FirstStart, nodes: &mut RemoteNodes) -> Result<Option<Arc<NodeInfo>>, Failure> {
+async fn first_engine(first: FirstStart, nodes: &mut RemoteNodes) -> Result<Option<Arc<NodeInfo>>, CommandFailure> {
     match first.await {
-        Err(Failure(error)) if nodes.has_first_answers() => {
+        Err(CommandFailure(error)) if nodes.has_first_answers() => {
             tracing::error!(error, "this endpoint's own engine did not start; its decode nodes serve without it");
             nodes.first_start().await
         }

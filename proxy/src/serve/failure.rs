@@ -1,9 +1,9 @@
 /// A failure that ends a command: one line for the operator, which says what happened and what to do.
 #[derive(Debug)]
-pub struct Failure(pub String);
+pub struct CommandFailure(pub String);
 
-impl<E: std::error::Error> From<E> for Failure {
+impl<E: std::error::Error> From<E> for CommandFailure {
     fn from(error: E) -> Self {
-        Failure(error.to_string())
+        CommandFailure(error.to_string())
     }
 }

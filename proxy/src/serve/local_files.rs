@@ -7,11 +7,11 @@ use baton_engines::gguf::Gguf;
 use baton_engines::template::{ChatTemplate, SpecialTokens};
 use baton_fetch::{self as models, Located, cache};
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 use super::model_names::ModelNames;
 use super::own_models::{LocalModelRef, limits, size_model};
 use crate::config::engine_args::{self, EngineArgs, EngineKind};
-use crate::config::{DEFAULT_MODEL, Problem, RawConfig, read_text};
+use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, read_text};
 use crate::model_name;
 use crate::targets::model_loading::Limits;
 
@@ -31,7 +31,7 @@ struct LocalModel<'a> {
     has_decode_nodes: bool,
     /// Its file, if that is here.
     path: Option<PathBuf>,
-    problems: Vec<Problem>,
+    problems: Vec<ConfigProblem>,
 }
 
 impl LocalModel<'_> {
@@ -43,7 +43,7 @@ impl LocalModel<'_> {
             ("model", _) => flag,
             _ => format!("{table}.{key}"),
         };
-        self.problems.push(Problem { key: format!("{table}.{key}"), flag, message });
+        self.problems.push(ConfigProblem { key: format!("{table}.{key}"), flag, message });
     }
 
     fn names(&self) -> Vec<String> {
@@ -101,7 +101,7 @@ impl LocalModel<'_> {
     fn check_memory(&mut self, limits: &Limits) {
         let is_sound = self.problems.is_empty() && self.engine.problems().is_empty();
         if let Some(path) = self.path.as_deref().filter(|_| is_sound)
-            && let Err(Failure(error)) = size_model(self.as_ref(), path, limits)
+            && let Err(CommandFailure(error)) = size_model(self.as_ref(), path, limits)
         {
             self.problem("source", format!("is refused: {error}"));
         }
@@ -115,7 +115,7 @@ fn check_template(path: &Path) -> Result<(), String> {
 }
 
 /// Everything named in a configuration that cannot be used on this machine.
-pub fn problems(raw: &RawConfig) -> Vec<Problem> {
+pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
     let model = raw.has_own_engine().then(|| LocalModel {
         table: "model".to_owned(),
         source: raw.model.source.as_deref().unwrap_or(DEFAULT_MODEL),
@@ -149,7 +149,7 @@ pub fn problems(raw: &RawConfig) -> Vec<Problem> {
 }
 
 /// Checks the models that are loaded on demand against the budget, less what `[model]` always holds.
-fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<Problem> {
+fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<ConfigProblem> {
     let is_sound = |own: &&LocalModel| own.problems.is_empty() && own.engine.problems().is_empty();
     let beside = named.iter().filter(is_sound).find(|named| named.table == "model");
     let beside = beside.filter(|_| !raw.models.is_empty()).map(LocalModel::as_ref);
@@ -158,7 +158,7 @@ fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<Prob
             named.iter_mut().filter(|named| named.table != "model").for_each(|named| named.check_memory(&limits));
             None
         }
-        Err(Failure(error)) => Some(Problem {
+        Err(CommandFailure(error)) => Some(ConfigProblem {
             key: "model.source".to_owned(),
             flag: "--model".to_owned(),
             message: format!("is refused: {error}"),

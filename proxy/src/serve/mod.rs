@@ -18,6 +18,6 @@ mod socket_folder;
 mod supervisor;
 
 pub use self::endpoint::{ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
-pub use self::failure::Failure;
+pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;
 pub use self::supervisor::THREAD_WAIT;

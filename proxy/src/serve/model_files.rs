@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use baton_fetch::{self as models, Located, PullOptions, cache, progress};
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 
 /// Returns the path of a model's file. Fetches the file if it is not in the cache.
-pub async fn locate_or_pull(source: &str) -> Result<PathBuf, Failure> {
+pub async fn locate_or_pull(source: &str) -> Result<PathBuf, CommandFailure> {
     let options = pull_options()?;
     match models::locate(source, &options.cache_dir)? {
         Located::File(path) => Ok(path),
@@ -17,15 +17,15 @@ pub async fn locate_or_pull(source: &str) -> Result<PathBuf, Failure> {
 }
 
 /// The file of a model, if it is on this machine. Errors: the source names a path, and there is no file.
-pub(super) fn find(source: &str) -> Result<Option<PathBuf>, Failure> {
+pub(super) fn find(source: &str) -> Result<Option<PathBuf>, CommandFailure> {
     match models::locate(source, &cache::default_folder()?)? {
         Located::File(path) if path.exists() => Ok(Some(path)),
-        Located::File(path) => Err(Failure(format!("there is no model file at {}", path.display()))),
+        Located::File(path) => Err(CommandFailure(format!("there is no model file at {}", path.display()))),
         Located::NeedsPull(_) => Ok(None),
     }
 }
 
 /// The cache folder and the hubs, from the environment; progress is shown on standard error.
-pub fn pull_options() -> Result<PullOptions, Failure> {
+pub fn pull_options() -> Result<PullOptions, CommandFailure> {
     Ok(PullOptions::from_env(cache::default_folder()?, Arc::from(progress::to_stderr())))
 }

@@ -10,7 +10,7 @@ use baton_engines::limits::DEFAULT_SLOTS;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 use super::model_files;
 use super::model_names::ModelNames;
 use super::supervisor::{self, Supervised};
@@ -39,7 +39,7 @@ impl OwnModel {
 }
 
 /// Sources of models whose files are not on this machine.
-pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, Failure> {
+pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, CommandFailure> {
     let is_file = |model: &&OwnModelConfig| model.engine.engine.unwrap_or_default() == EngineKind::Llama;
     let mut missing = Vec::new();
     for model in config.models.iter().filter(is_file) {
@@ -51,7 +51,10 @@ pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, Failure> {
 }
 
 /// The limits of loading on demand. `always_loaded` is a model that holds memory beside those: its source and its engine.
-pub(super) fn limits(loading: &LoadingConfig, always_loaded: Option<LocalModelRef<'_>>) -> Result<Limits, Failure> {
+pub(super) fn limits(
+    loading: &LoadingConfig,
+    always_loaded: Option<LocalModelRef<'_>>,
+) -> Result<Limits, CommandFailure> {
     let memory_budget = loading.budget();
     let mut limits =
         Limits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
@@ -64,7 +67,7 @@ pub(super) fn limits(loading: &LoadingConfig, always_loaded: Option<LocalModelRe
 }
 
 /// The limits of a whole configuration.
-pub(super) fn limits_of(config: &ServeConfig) -> Result<Limits, Failure> {
+pub(super) fn limits_of(config: &ServeConfig) -> Result<Limits, CommandFailure> {
     let has_both = config.has_own_engine && !config.models.is_empty();
     limits(&config.loading, has_both.then_some(LocalModelRef { source: &config.source, engine: &config.engine }))
 }
@@ -84,7 +87,7 @@ pub(super) struct SizedModel {
 }
 
 /// Reads a model's file and chooses its context and cache. Errors: it can never fit, or a file cannot be read.
-pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits) -> Result<SizedModel, Failure> {
+pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits) -> Result<SizedModel, CommandFailure> {
     let LocalModelRef { source, engine } = model;
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
@@ -92,11 +95,13 @@ pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits)
     let wishes = SizeWishes { n_ctx: engine.ctx_size, n_cells: engine.kv_cells, n_slots, projector_bytes };
     let available = limits.memory_budget.saturating_sub(limits.reserved);
     let sizes = ModelSizes::choose(&gguf, wishes, available).map_err(|error| {
-        Failure(format!("the model {source} can never be loaded within the memory budget of own models: {error}"))
+        CommandFailure(format!(
+            "the model {source} can never be loaded within the memory budget of own models: {error}"
+        ))
     })?;
     let template = engine.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
-            .map_err(|error| Failure(format!("cannot read the chat template {}: {error}", path.display())))
+            .map_err(|error| CommandFailure(format!("cannot read the chat template {}: {error}", path.display())))
     });
     let mut outline = gguf.outline(path, sizes, n_slots, template.transpose()?.as_deref());
     let projector = engine.mmproj.as_deref().map(|path| Gguf::open_projector(path)?.weights_hash(path));
@@ -111,7 +116,7 @@ pub(super) async fn start(
     config: &ServeConfig,
     before: &[OwnModel],
     taken_names: &[String],
-) -> Result<Vec<OwnModel>, Failure> {
+) -> Result<Vec<OwnModel>, CommandFailure> {
     let limits = limits_of(config)?;
     let mut taken = taken_names.to_vec();
     let mut own = Vec::with_capacity(config.models.len());
@@ -119,7 +124,7 @@ pub(super) async fn start(
         let plan = plan_process(model, config, &limits).await?;
         for name in std::iter::once(&plan.name).chain(&plan.aliases) {
             if taken.iter().any(|other| model_name::are_same(other, name)) {
-                return Err(Failure(format!("two models are called {name:?}: give one of them another 'name'")));
+                return Err(CommandFailure(format!("two models are called {name:?}: give one of them another 'name'")));
             }
             taken.push(name.clone());
         }
@@ -137,7 +142,11 @@ struct ProcessPlan {
     outline: Option<Arc<NodeInfo>>,
 }
 
-async fn plan_process(model: &OwnModelConfig, config: &ServeConfig, limits: &Limits) -> Result<ProcessPlan, Failure> {
+async fn plan_process(
+    model: &OwnModelConfig,
+    config: &ServeConfig,
+    limits: &Limits,
+) -> Result<ProcessPlan, CommandFailure> {
     let transport = config.transport.to_args();
     if model.engine.engine.unwrap_or_default() == EngineKind::Sim {
         let name = model.name.clone().unwrap_or_else(|| "sim".to_owned());
@@ -172,7 +181,7 @@ fn keep_or_start(
     config: &ServeConfig,
     before: &[OwnModel],
     plan: ProcessPlan,
-) -> Result<OwnModel, Failure> {
+) -> Result<OwnModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, resident) = match known {
         Some(known) if known.config == *model && known.served.deadlines == config.deadlines => return Ok(known.clone()),
@@ -192,7 +201,7 @@ fn supervise(
     model: &OwnModelConfig,
     config: &ServeConfig,
     plan: &ProcessPlan,
-) -> Result<(Arc<Node>, Arc<Resident>), Failure> {
+) -> Result<(Arc<Node>, Arc<Resident>), CommandFailure> {
     let traces_to = telemetry::endpoint(config.otlp_endpoint.as_deref());
     let (wanted, is_wanted) = watch::channel(false);
     let (supervised, _) = supervisor::supervise(

@@ -9,7 +9,7 @@ use baton_schemas::node::NodeInfo;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 use super::model_files;
 use super::model_names::ModelNames;
 use super::remote_nodes::cluster_key;
@@ -20,7 +20,7 @@ use crate::observe::telemetry;
 use crate::targets::nodes::Node;
 
 /// The first engine that is ready, or why none will be. `None`: only upstreams answer, and nothing is waited for.
-pub(super) type FirstStart = BoxFuture<'static, Result<Option<Arc<NodeInfo>>, Failure>>;
+pub(super) type FirstStart = BoxFuture<'static, Result<Option<Arc<NodeInfo>>, CommandFailure>>;
 
 /// The names of `[model]` before any node has answered.
 #[derive(Default)]
@@ -32,7 +32,7 @@ pub(super) struct PrimaryNames {
 
 impl PrimaryNames {
     /// The configured names, then those of the model's file if it is on this machine.
-    pub(super) fn of(config: &ServeConfig) -> Result<PrimaryNames, Failure> {
+    pub(super) fn of(config: &ServeConfig) -> Result<PrimaryNames, CommandFailure> {
         let of_file = match config.engine.engine.unwrap_or_default() {
             _ if !config.has_own_engine => None,
             EngineKind::Sim => Some(ModelNames { name: "sim".to_owned(), aliases: Vec::new() }),
@@ -55,7 +55,7 @@ pub(super) struct OwnEngine {
 }
 
 /// Starts a child process with the configured model, which is fetched first if need be.
-pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, Failure> {
+pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, CommandFailure> {
     let mut args = [config.engine.to_args(), config.transport.to_args()].concat();
     if config.engine.engine.unwrap_or_default() == EngineKind::Llama {
         let path = model_files::locate_or_pull(&config.source).await?;

@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::endpoint::{ConfigSource, wait_for_nodes};
-use super::failure::Failure;
+use super::failure::CommandFailure;
 use super::model_files;
 use super::own_models::{self, OwnModel};
 use super::planning::PlanningSettings;
@@ -77,7 +77,7 @@ impl Reload {
                     match self.reload().await {
                         // Drops the fetches that an older file asked for.
                         Ok(wanted) => fetching = wanted,
-                        Err(Failure(error)) => {
+                        Err(CommandFailure(error)) => {
                             tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
                         }
                     }
@@ -89,7 +89,7 @@ impl Reload {
 
     /// Reads the file and applies it. Returns the models whose files have to be fetched first. Errors: a mistake in the file;
     /// nothing has changed then.
-    async fn reload(&mut self) -> Result<Option<Fetching>, Failure> {
+    async fn reload(&mut self) -> Result<Option<Fetching>, CommandFailure> {
         let mut new = self.read().await?;
         let takes_nodes = takes_nodes(&self.config, &new);
         self.keep_what_waits(&mut new, takes_nodes);
@@ -107,14 +107,14 @@ impl Reload {
     }
 
     /// Reads and checks the file, and logs the changes that wait for a restart.
-    async fn read(&self) -> Result<ServeConfig, Failure> {
+    async fn read(&self) -> Result<ServeConfig, CommandFailure> {
         let read = Arc::clone(&self.source.read);
         // Models' files are opened.
         let new = tokio::task::spawn_blocking(move || read()).await??;
         // A file that was cut short is a valid one, and would open the endpoint to everybody.
         if self.config.needs_key() && !new.needs_key() {
             let problem = "it has no keys any more, and an endpoint that asks for none has to be started so";
-            return Err(Failure(problem.to_owned()));
+            return Err(CommandFailure(problem.to_owned()));
         }
         let waiting = needs_restart(&self.config, &new);
         if !waiting.is_empty() {
@@ -124,10 +124,10 @@ impl Reload {
     }
 
     /// Does everything that can fail, and changes nothing yet.
-    async fn prepare(&self, new: &ServeConfig, takes_nodes: bool) -> Result<PreparedReload, Failure> {
+    async fn prepare(&self, new: &ServeConfig, takes_nodes: bool) -> Result<PreparedReload, CommandFailure> {
         let transport = new.transport.transport()?;
         let before = self.service.targets.upstreams.load_full();
-        let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(Failure)?;
+        let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(CommandFailure)?;
         let nodes = match takes_nodes {
             true => Some(RemoteNodes::connect(new, &transport, &self.known_nodes)?),
             false => None,
@@ -142,7 +142,11 @@ impl Reload {
         Ok(PreparedReload { upstreams, nodes, names, taken_names, missing, own_models })
     }
 
-    async fn prepare_own_models(&self, new: &ServeConfig, taken_names: &[String]) -> Result<PreparedModels, Failure> {
+    async fn prepare_own_models(
+        &self,
+        new: &ServeConfig,
+        taken_names: &[String],
+    ) -> Result<PreparedModels, CommandFailure> {
         let models = own_models::start(new, &self.own_models, taken_names).await?;
         Ok(PreparedModels { models, limits: own_models::limits_of(new)? })
     }
@@ -162,7 +166,7 @@ impl Reload {
     }
 
     /// Applies the own models of `new`, whose files were fetched.
-    async fn apply_fetched(&mut self, new: &ServeConfig, fetched: Result<(), Failure>) {
+    async fn apply_fetched(&mut self, new: &ServeConfig, fetched: Result<(), CommandFailure>) {
         let prepared = match fetched {
             Ok(()) => self.prepare_own_models(new, &self.taken_names).await,
             Err(error) => Err(error),
@@ -172,7 +176,7 @@ impl Reload {
                 self.apply_own_models(own_models);
                 tracing::info!(target: NOTICE, "the models of [[models]] were reloaded");
             }
-            Err(Failure(error)) => {
+            Err(CommandFailure(error)) => {
                 tracing::error!("the models of [[models]] were not reloaded, and stay as they were: {error}");
             }
         }
@@ -260,10 +264,10 @@ struct PreparedModels {
 /// The fetch of missing model files. Dropping it ends the fetch.
 struct Fetching {
     config: ServeConfig,
-    fetch: AbortOnDropHandle<Result<(), Failure>>,
+    fetch: AbortOnDropHandle<Result<(), CommandFailure>>,
 }
 
-async fn fetch(missing: Vec<String>) -> Result<(), Failure> {
+async fn fetch(missing: Vec<String>) -> Result<(), CommandFailure> {
     for source in missing {
         model_files::locate_or_pull(&source).await?;
     }
@@ -271,7 +275,7 @@ async fn fetch(missing: Vec<String>) -> Result<(), Failure> {
 }
 
 /// The end of a fetch and its configuration, once; pending for ever if nothing is fetched. Cancel-safe.
-async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), Failure>) {
+async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), CommandFailure>) {
     let Some(Fetching { fetch, .. }) = fetching else { return std::future::pending().await };
     let outcome = fetch.await.unwrap_or_else(|panic| Err(panic.into()));
     match fetching.take() {

@@ -10,18 +10,18 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 use super::primary_model::FirstStart;
 use crate::config::ServeConfig;
 use crate::targets::nodes::Node;
 use crate::targets::nodes::remote_watch::{self, RefusedKey, Watched};
 
 /// The cluster's key, if there are nodes to present it to.
-pub(super) fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Result<Option<String>, Failure> {
+pub(super) fn cluster_key<'a>(urls: impl IntoIterator<Item = &'a String>) -> Result<Option<String>, CommandFailure> {
     let Some(url) = urls.into_iter().next() else { return Ok(None) };
     match std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()) {
         Some(key) => Ok(Some(key)),
-        None => Err(Failure(format!("the node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
+        None => Err(CommandFailure(format!("the node {url} needs the cluster key: set {KEY_VARIABLE} to its secret"))),
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) struct RemoteNodes {
     first_answers: Vec<FirstAnswer>,
 }
 
-type FirstAnswer = BoxFuture<'static, Result<Arc<NodeInfo>, Failure>>;
+type FirstAnswer = BoxFuture<'static, Result<Arc<NodeInfo>, CommandFailure>>;
 
 impl RemoteNodes {
     /// The configured nodes. A node of `known` at a configured address is taken over as it is.
@@ -42,13 +42,13 @@ impl RemoteNodes {
         config: &ServeConfig,
         transport: &Transport,
         known: &[Arc<Node>],
-    ) -> Result<RemoteNodes, Failure> {
+    ) -> Result<RemoteNodes, CommandFailure> {
         let key = cluster_key(config.decode.iter().chain(&config.prefill))?.unwrap_or_default();
         let urls: Vec<&String> = config.decode.iter().chain(&config.prefill).collect();
         let stays = |node: &&Arc<Node>| node.url.as_ref().is_some_and(|url| urls.contains(&url));
         let mut connected: Vec<Arc<Node>> = known.iter().filter(stays).map(Arc::clone).collect();
         let mut first_answers = Vec::new();
-        let mut connect = |task: &str, first: usize, url: &String| -> Result<Arc<Node>, Failure> {
+        let mut connect = |task: &str, first: usize, url: &String| -> Result<Arc<Node>, CommandFailure> {
             // A node that is named for both tasks is one.
             if let Some(node) = connected.iter().find(|node| node.url.as_ref() == Some(url)) {
                 return Ok(Arc::clone(node));
@@ -64,7 +64,7 @@ impl RemoteNodes {
             connected.push(Arc::clone(&node));
             Ok(node)
         };
-        let mut all = |task: &str, urls: &[String]| -> Result<Vec<_>, Failure> {
+        let mut all = |task: &str, urls: &[String]| -> Result<Vec<_>, CommandFailure> {
             (1..).zip(urls).map(|(i, url)| connect(task, i, url)).collect()
         };
         let (decode, prefill) = (all("decode", &config.decode)?, all("prefill", &config.prefill)?);
@@ -95,11 +95,11 @@ impl RemoteNodes {
 
 fn or_failure(first: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>, url: String) -> FirstAnswer {
     let answer = first.map(move |first| match first {
-        Ok(Err(RefusedKey)) => Err(Failure(format!(
+        Ok(Err(RefusedKey)) => Err(CommandFailure(format!(
             "the node at {url} refused the cluster key: set {KEY_VARIABLE} to the secret that the node was started with"
         ))),
         Ok(Ok(info)) => Ok(info),
-        Err(_) => Err(Failure(format!("the node at {url} is not watched any more"))),
+        Err(_) => Err(CommandFailure(format!("the node at {url} is not watched any more"))),
     });
     answer.boxed()
 }

@@ -1,7 +1,7 @@
 //! The private folder of an engine's socket.
 //!
 //! It goes with the process that made it, unless that was killed. So it holds a file that its owner keeps locked: a
-//! folder whose lock is free belongs to nobody any more, and the next start removes it.
+//! folder whose lock is free has lost its owner, and the next start removes it.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const PREFIX: &str = "baton-";
 const LOCK: &str = "owner.lock";
 
-/// What a Unix socket's address holds on the most modest system (macOS), without its closing zero.
+/// The longest path of a Unix socket on macOS, which allows the fewest bytes, without the closing zero.
 const MAX_SOCKET_PATH_BYTES: usize = 103;
 
 /// A folder that is removed when this is dropped.
@@ -21,7 +21,7 @@ pub(super) struct SocketFolder {
     _lock: File,
 }
 
-/// Why there can be no such folder.
+/// The reason why a folder cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketFolderError {
     /// The folder for temporary files is missing, full or not ours to write.
@@ -52,7 +52,7 @@ impl SocketFolder {
     fn create_in(parent: &Path) -> Result<SocketFolder, SocketFolderError> {
         let not_writable = |source| SocketFolderError::NotWritable { parent: parent.to_owned(), source };
         remove_abandoned(parent);
-        // Only its owner may enter it: whoever can reach the socket still needs the key, but need not try.
+        // Only its owner may enter it. The socket is protected by a key as well.
         let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent).map_err(not_writable)?;
         let lock = locked_file(folder.path()).map_err(not_writable)?;
         let made = SocketFolder { folder, _lock: lock };
@@ -62,13 +62,13 @@ impl SocketFolder {
         Ok(made)
     }
 
-    /// Where the socket goes.
+    /// The socket's path.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("engine.sock")
     }
 }
 
-/// The lock is held before its file has its name: whoever finds it free finds a dead owner's.
+/// Takes the lock before the file has its name, so that a free lock always means a dead owner.
 fn locked_file(folder: &Path) -> io::Result<File> {
     let unnamed = folder.join("owner.lock.new");
     let file = File::create(&unnamed)?;

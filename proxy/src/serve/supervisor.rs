@@ -49,7 +49,7 @@ const START_DEADLINE: Duration = Duration::from_secs(600);
 /// A child that ran this long was healthy: its end is an accident and not a pattern.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// Quick ends in a row that are forgiven before clients are told that the engine cannot run.
+/// Quick ends in a row before clients are answered that the engine cannot run.
 const FORGIVEN_EXITS: u32 = 3;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
@@ -58,10 +58,10 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How long a child may take to go when its lifeline is cut.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What a child may write before it is ready: the event is a few hundred bytes.
+/// Bytes that a child may write before it is ready; the event has a few hundred.
 const MAX_EVENT_BYTES: u64 = 64 << 10;
 
-/// Why the first start failed, for the operator who is watching.
+/// The reason why a start failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
     /// The child said why.
@@ -109,7 +109,7 @@ pub(super) fn always() -> watch::Receiver<bool> {
 pub(super) struct Supervised {
     /// Its client.
     pub(super) engine: Arc<RemoteEngine>,
-    /// Where it is in its life.
+    /// Its state.
     pub(super) health: Arc<Health>,
     /// Its process's id; 0 while there is none.
     pub(super) pid: Arc<AtomicU32>,
@@ -205,7 +205,7 @@ impl Keeper {
                 () = until(&mut wanted, false) => None,
                 () = stop.cancelled() => None,
             };
-            // Its memory is free only when it is gone, and not when it is told to go.
+            // Its memory is free only after the process has ended.
             self.discard().await;
             let Some(started) = started else { continue };
             let mut report = |result| first.take().is_some_and(|first| first.send(result).is_ok());
@@ -219,7 +219,7 @@ impl Keeper {
                 Err(error) => {
                     let (summary, message) = (error.summary(), error.to_string());
                     self.failures += 1;
-                    // The first failure is told to whoever waits for the first start; later ones only the log hears.
+                    // The first failure goes to the caller that waits for the first start; later ones go to the log.
                     if !report(Err(error)) {
                         tracing::error!(error = message, "the engine did not start");
                     }
@@ -232,7 +232,7 @@ impl Keeper {
     }
 
     /// Spawns a child and waits for its word.
-    async fn start(&mut self) -> Result<(Running, Arc<NodeInfo>), StartError> {
+    async fn start(&mut self) -> Result<(RunningChild, Arc<NodeInfo>), StartError> {
         let child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
         let child = self.starting.insert(child);
@@ -255,7 +255,7 @@ impl Keeper {
         let info = Arc::new(info);
         let child = self.starting.take().ok_or_else(|| StartError::Spawn("the child is lost".into()))?;
         self.health.answers(Arc::clone(&info));
-        Ok((Running { child, lifeline }, info))
+        Ok((RunningChild { child, lifeline }, info))
     }
 
     /// Ends a child that did not become ready, or was not waited for.
@@ -269,7 +269,7 @@ impl Keeper {
     }
 
     /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
-    async fn watch_over(&mut self, mut running: Running, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
+    async fn watch_over(&mut self, mut running: RunningChild, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
         let since = Instant::now();
         let tell = |answer: Result<(), EngineError>| match answer {
             Ok(()) => self.health.answers(Arc::clone(info)),
@@ -326,7 +326,7 @@ impl Keeper {
     }
 }
 
-/// Returns once the child is wanted, or is not. Whoever decided may be gone: then that stands.
+/// Returns once the child is wanted, or no longer wanted. If the sender is gone, its last decision stays.
 async fn until(wanted: &mut watch::Receiver<bool>, value: bool) {
     if wanted.wait_for(|now| *now == value).await.is_err() {
         std::future::pending().await
@@ -346,16 +346,16 @@ async fn first_event(stdout: impl AsyncRead + Unpin) -> Option<ChildEvent> {
 }
 
 /// A child that is ready.
-struct Running {
+struct RunningChild {
     child: Child,
     /// Its standard input. Closing it tells the child to go.
     lifeline: ChildStdin,
 }
 
-impl Running {
+impl RunningChild {
     /// Cuts the lifeline, and kills a child that does not go by itself.
     async fn end(self) {
-        let Running { mut child, lifeline } = self;
+        let RunningChild { mut child, lifeline } = self;
         drop(lifeline);
         if tokio::time::timeout(STOP_DEADLINE, child.wait()).await.is_err() {
             tracing::warn!("the engine's process did not end by itself and is killed");

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::json;
@@ -19,9 +19,9 @@ const MAX_TOKENS: u32 = 24;
 /// The stream of such a reply has a few kilobytes.
 const MAX_REPLY_BYTES: usize = 1 << 20;
 
-/// What came back.
+/// The reply, and what it reports about itself.
 #[derive(Debug, Default)]
-pub(super) struct Reply {
+pub(super) struct DemoReply {
     /// Which nodes served it, and why.
     pub(super) route: String,
     pub(super) text: String,
@@ -30,14 +30,14 @@ pub(super) struct Reply {
     /// To the last.
     pub(super) total_ms: f64,
     pub(super) n_prompt: u64,
-    /// What was measured of the handoff, if there was one.
-    pub(super) handoff: Option<Handoff>,
+    /// The handoff's report, if there was a handoff.
+    pub(super) handoff: Option<DemoHandoff>,
 }
 
 /// `timings.handoff`. Times in milliseconds.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Handoff {
+pub(super) struct DemoHandoff {
     pub(super) n_bytes: u64,
     pub(super) queue_ms: f64,
     pub(super) prefill_ms: f64,
@@ -49,34 +49,34 @@ pub(super) struct Handoff {
 }
 
 #[derive(Deserialize)]
-struct Chunk {
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
-    timings: Option<Timings>,
+struct DemoChunk {
+    choices: Vec<DemoChoice>,
+    usage: Option<DemoUsage>,
+    timings: Option<DemoTimings>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
-    delta: Delta,
+struct DemoChoice {
+    delta: DemoDelta,
 }
 
 #[derive(Deserialize)]
-struct Delta {
+struct DemoDelta {
     content: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct DemoUsage {
     prompt_tokens: u64,
 }
 
 #[derive(Deserialize)]
-struct Timings {
-    handoff: Option<Handoff>,
+struct DemoTimings {
+    handoff: Option<DemoHandoff>,
 }
 
 /// Sends a prompt and reads the reply to its end.
-pub(super) async fn ask(base: &str, prompt: &str) -> Result<Reply, Failure> {
+pub(super) async fn ask(base: &str, prompt: &str) -> Result<DemoReply, CommandFailure> {
     let body = json!({
         "model": MODEL, "messages": [{ "role": "user", "content": prompt }], "temperature": 0,
         "max_tokens": MAX_TOKENS, "stream": true, "stream_options": { "include_usage": true },
@@ -84,21 +84,21 @@ pub(super) async fn ask(base: &str, prompt: &str) -> Result<Reply, Failure> {
     let client = reqwest::Client::builder().no_proxy().build()?;
     let call = client.post(format!("{base}/v1/chat/completions")).json(&body);
     let reading = read(call);
-    tokio::time::timeout(DEADLINE, reading).await.map_err(|_| Failure("the reply takes too long".into()))?
+    tokio::time::timeout(DEADLINE, reading).await.map_err(|_| CommandFailure("the reply takes too long".into()))?
 }
 
-async fn read(call: reqwest::RequestBuilder) -> Result<Reply, Failure> {
+async fn read(call: reqwest::RequestBuilder) -> Result<DemoReply, CommandFailure> {
     let sent = Instant::now();
     let response = call.send().await?.error_for_status()?;
     let route = response.headers().get("x-baton-route").and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let mut reply = Reply { route: route.to_owned(), ..Reply::default() };
+    let mut reply = DemoReply { route: route.to_owned(), ..DemoReply::default() };
     let mut bytes = response.bytes_stream();
     let (mut pending, mut n_read) = (Vec::new(), 0);
     while let Some(piece) = bytes.next().await {
         let piece = piece?;
         n_read += piece.len();
         if n_read > MAX_REPLY_BYTES {
-            return Err(Failure("the reply is too long".into()));
+            return Err(CommandFailure("the reply is too long".into()));
         }
         pending.extend_from_slice(&piece);
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
@@ -114,11 +114,11 @@ async fn read(call: reqwest::RequestBuilder) -> Result<Reply, Failure> {
             }
         }
     }
-    Err(Failure("the reply ended early".into()))
+    Err(CommandFailure("the reply ended early".into()))
 }
 
-impl Reply {
-    fn take(&mut self, chunk: Chunk, sent: Instant) {
+impl DemoReply {
+    fn take(&mut self, chunk: DemoChunk, sent: Instant) {
         for content in chunk.choices.into_iter().filter_map(|choice| choice.delta.content) {
             if self.text.is_empty() && !content.is_empty() {
                 self.ttft_ms = millis(sent);

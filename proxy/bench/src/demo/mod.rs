@@ -10,12 +10,12 @@ mod waterfall;
 use std::ffi::OsString;
 
 use baton_fetch as models;
-use baton_proxy::serve::{Failure, model_files, signals};
+use baton_proxy::serve::{CommandFailure, model_files, signals};
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 
 use self::ask::ask;
-use self::endpoint::Endpoint;
+use self::endpoint::DemoEndpoint;
 use crate::node_process::NodeProcess;
 use crate::prompts::TEXT;
 
@@ -34,17 +34,17 @@ pub struct DemoArgs {
 }
 
 /// Runs the demonstration and returns its picture. A signal ends it, and every process it started, at once.
-pub async fn run(args: DemoArgs) -> Result<String, Failure> {
+pub async fn run(args: DemoArgs) -> Result<String, CommandFailure> {
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone());
     tokio::select! {
         shown = show(args) => shown,
         // Dropping what runs kills its processes.
-        () = stop.cancelled() => Err(Failure("stopped".into())),
+        () = stop.cancelled() => Err(CommandFailure("stopped".into())),
     }
 }
 
-async fn show(args: DemoArgs) -> Result<String, Failure> {
+async fn show(args: DemoArgs) -> Result<String, CommandFailure> {
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let engine_args: Vec<OsString> =
         vec!["--model".into(), model.into(), "--threads".into(), args.threads.to_string().into()];
@@ -57,13 +57,13 @@ async fn show(args: DemoArgs) -> Result<String, Failure> {
     let node = NodeProcess::start(&key, role.into_iter().chain(engine_args.iter().cloned())).await?;
     // Between equal nodes the planner would rightly see nothing to gain.
     let prefill = ["--prefill", &node.url, "--policy", "always_handoff"].map(OsString::from);
-    let endpoint = Endpoint::start(&key, engine_args.iter().cloned().chain(prefill)).await?;
+    let endpoint = DemoEndpoint::start(&key, engine_args.iter().cloned().chain(prefill)).await?;
     eprintln!("A prompt of {} words goes to {}/v1/chat/completions.", args.words, endpoint.base);
     let handed = ask(&endpoint.base, &prompt).await?;
     drop((endpoint, node));
 
     eprintln!("The same prompt goes to one node alone.");
-    let alone = Endpoint::start(&key, engine_args).await?;
+    let alone = DemoEndpoint::start(&key, engine_args).await?;
     let direct = ask(&alone.base, &prompt).await?;
     Ok(waterfall::draw(&handed, &direct))
 }

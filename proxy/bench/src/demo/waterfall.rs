@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::ask::{Handoff, Reply};
+use super::ask::{DemoHandoff, DemoReply};
 
 /// Columns of the bars. With names and figures a line has at most 100.
 const WIDTH: usize = 42;
 
 /// A bar: its name, where it begins and ends in milliseconds, and what is said beside its length.
-struct Bar {
+struct TimeBar {
     name: &'static str,
     from: f64,
     to: f64,
@@ -16,14 +16,14 @@ struct Bar {
 }
 
 /// The picture of a prompt that was handed over, and of the same prompt on one node.
-pub(super) fn draw(handed: &Reply, direct: &Reply) -> String {
+pub(super) fn draw(handed: &DemoReply, direct: &DemoReply) -> String {
     let scale = handed.ttft_ms.max(direct.ttft_ms).max(1e-3);
     let mut out = format!("\n{} prompt tokens\n\nroute: {}\n", handed.n_prompt, handed.route);
     match &handed.handoff {
         None => line(
             &mut out,
             scale,
-            &Bar { name: "prefill, first token", from: 0.0, to: handed.ttft_ms, note: String::new() },
+            &TimeBar { name: "prefill, first token", from: 0.0, to: handed.ttft_ms, note: String::new() },
         ),
         Some(handoff) => {
             if let Some(failure) = &handoff.failure {
@@ -36,7 +36,11 @@ pub(super) fn draw(handed: &Reply, direct: &Reply) -> String {
         }
     }
     let _ = writeln!(out, "\nroute: {}", direct.route);
-    line(&mut out, scale, &Bar { name: "prefill, first token", from: 0.0, to: direct.ttft_ms, note: String::new() });
+    line(
+        &mut out,
+        scale,
+        &TimeBar { name: "prefill, first token", from: 0.0, to: direct.ttft_ms, note: String::new() },
+    );
     let _ = writeln!(
         out,
         "\nfirst token after {:.0} ms with the handoff, {:.0} ms without; whole reply {:.0} and {:.0} ms",
@@ -53,13 +57,13 @@ pub(super) fn draw(handed: &Reply, direct: &Reply) -> String {
 
 /// The handoff's parts. Node B asks at 0: what the endpoint does before that takes a few milliseconds, and is shown with
 /// the first token's step.
-fn bars(handoff: &Handoff, ttft_ms: f64) -> Vec<Bar> {
-    let Handoff { total_ms, unhidden_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
+fn bars(handoff: &DemoHandoff, ttft_ms: f64) -> Vec<TimeBar> {
+    let DemoHandoff { total_ms, unhidden_ms, prefill_ms, queue_ms, transfer_ms, import_ms, .. } = *handoff;
     let prefilled = (total_ms - unhidden_ms).max(0.0);
     let began = (prefilled - prefill_ms).max(0.0);
     let hidden_from = (total_ms - transfer_ms).clamp(0.0, prefilled);
     let bytes = format!("{:.1} MB in all", handoff.n_bytes as f64 / 1e6);
-    let bar = |name, from, to, note: &str| Bar { name, from, to, note: note.to_owned() };
+    let bar = |name, from, to, note: &str| TimeBar { name, from, to, note: note.to_owned() };
     vec![
         bar("queue on node A", (began - queue_ms).max(0.0), began, ""),
         bar("prefill on node A", began, prefilled, ""),
@@ -70,10 +74,10 @@ fn bars(handoff: &Handoff, ttft_ms: f64) -> Vec<Bar> {
     ]
 }
 
-fn line(out: &mut String, scale: f64, bar: &Bar) {
+fn line(out: &mut String, scale: f64, bar: &TimeBar) {
     let column = |ms: f64| ((ms / scale * WIDTH as f64).round().max(0.0) as usize).min(WIDTH);
     let (from, to) = (column(bar.from).min(WIDTH - 1), column(bar.to));
-    // What is too short to be seen still has its place.
+    // A bar that is shorter than a column is a thin line.
     let filled = if to > from { "█".repeat(to - from) } else { "▏".to_owned() };
     let rest = WIDTH - from - filled.chars().count();
     let text = format!(
@@ -91,13 +95,13 @@ fn line(out: &mut String, scale: f64, bar: &Bar) {
 mod tests {
     use super::*;
 
-    fn reply(ttft_ms: f64, handoff: Option<Handoff>) -> Reply {
-        Reply { route: "a route".into(), ttft_ms, handoff, n_prompt: 1000, ..Reply::default() }
+    fn reply(ttft_ms: f64, handoff: Option<DemoHandoff>) -> DemoReply {
+        DemoReply { route: "a route".into(), ttft_ms, handoff, n_prompt: 1000, ..DemoReply::default() }
     }
 
     #[test]
     fn bars_lie_one_after_another_and_lines_are_short() {
-        let handoff = Handoff {
+        let handoff = DemoHandoff {
             n_bytes: 23_000_000,
             queue_ms: 1.0,
             prefill_ms: 4_000.0,
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn impossible_times_draw_nothing_outside() {
-        let handoff = Handoff { unhidden_ms: 1e9, prefill_ms: 1e9, transfer_ms: -5.0, ..Handoff::default() };
+        let handoff = DemoHandoff { unhidden_ms: 1e9, prefill_ms: 1e9, transfer_ms: -5.0, ..DemoHandoff::default() };
         let text = draw(&reply(0.0, Some(handoff)), &reply(0.0, None));
         assert!(text.lines().filter(|line| line.contains('|')).all(|line| line.chars().count() <= 100), "{text}");
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::Codec;
 use plotters::prelude::*;
 
@@ -12,13 +12,13 @@ use super::overlap::{Link, Overlap, OverlapRow, name};
 const SIZE: (u32, u32) = (720, 420);
 
 /// A named line.
-struct Line {
+struct ChartLine {
     name: String,
     points: Vec<(f64, f64)>,
 }
 
 /// Writes every chart into `folder`, which exists.
-pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), Failure> {
+pub(super) fn write(folder: &Path, overlap: &Overlap) -> Result<(), CommandFailure> {
     let rows = &overlap.rows;
     let n_tokens = rows.iter().map(|row| row.n_tokens).max().unwrap_or(0);
     let ticks: Vec<String> = links().map(|link| link.name().to_owned()).collect();
@@ -39,27 +39,27 @@ fn links() -> impl Iterator<Item = Link> {
 }
 
 /// A line for each codec over the links.
-fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<Line> {
+fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
     let line = |codec| {
         let at = |link| rows.iter().find(|r| (r.n_tokens, r.codec, r.link) == (n_tokens, codec, link));
         let points = links().enumerate().filter_map(|(x, link)| Some((x as f64, 100.0 * at(link)?.unhidden_share)));
-        Line { name: name(codec).to_owned(), points: points.collect() }
+        ChartLine { name: name(codec).to_owned(), points: points.collect() }
     };
     Codec::ALL.into_iter().map(line).collect()
 }
 
 /// Lines over the prompt length.
-fn ttft(overlap: &Overlap) -> Vec<Line> {
+fn ttft(overlap: &Overlap) -> Vec<ChartLine> {
     let of = |link: Link, value: fn(&OverlapRow) -> Option<f64>| {
         let rows = overlap.rows.iter().filter(move |row| row.codec == Codec::None && row.link == link);
         rows.filter_map(|row| Some((row.n_tokens as f64, value(row)?))).collect()
     };
     let direct = overlap.direct.iter().map(|row| (row.n_tokens as f64, row.ttft_ms)).collect();
     vec![
-        Line { name: "without a handoff".into(), points: direct },
-        Line { name: "handoff, loopback".into(), points: of(Link::Loopback, |row| Some(row.ttft_ms)) },
-        Line { name: "handoff, wire 60 %".into(), points: of(Link::Share60, |row| Some(row.ttft_ms)) },
-        Line {
+        ChartLine { name: "without a handoff".into(), points: direct },
+        ChartLine { name: "handoff, loopback".into(), points: of(Link::Loopback, |row| Some(row.ttft_ms)) },
+        ChartLine { name: "handoff, wire 60 %".into(), points: of(Link::Share60, |row| Some(row.ttft_ms)) },
+        ChartLine {
             name: "wire 60 %, sent after the prefill".into(),
             points: of(Link::Share60, |row| Some(row.prefill_ms + row.after_ms?)),
         },
@@ -72,9 +72,9 @@ fn draw(
     title: &str,
     (x_name, y_name): (&str, &str),
     ticks: Option<&[String]>,
-    lines: &[Line],
-) -> Result<(), Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure(format!("{}: {error}", path.display()));
+    lines: &[ChartLine],
+) -> Result<(), CommandFailure> {
+    let failed = |error: &dyn std::fmt::Display| CommandFailure(format!("{}: {error}", path.display()));
     let points = || lines.iter().flat_map(|line| &line.points);
     let most = |axis: fn(&(f64, f64)) -> f64| points().map(axis).filter(|v| v.is_finite()).fold(0.0, f64::max);
     let x_range = ticks.map_or(0.0..1.05 * most(|p| p.0).max(1.0), |ticks| -0.2..ticks.len() as f64 - 0.8);
@@ -118,7 +118,7 @@ mod tests {
     fn a_chart_has_its_title_its_lines_and_its_ticks() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.svg");
-        let line = |name: &str| Line { name: name.into(), points: vec![(0.0, 1.0), (1.0, 30.0)] };
+        let line = |name: &str| ChartLine { name: name.into(), points: vec![(0.0, 1.0), (1.0, 30.0)] };
         let ticks = ["slow link".to_owned(), "fast link".to_owned()];
         draw(&path, "A title", ("x", "y"), Some(&ticks), &[line("first line"), line("second line")]).unwrap();
         let svg = std::fs::read_to_string(path).unwrap();

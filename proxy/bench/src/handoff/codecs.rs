@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::{Codec, HandoffReader, HandoffRecord, HandoffWriter};
 use serde::Serialize;
 
-use super::pair::Bench;
+use super::pair::HandoffBench;
 use crate::capture::{Captured, capture};
 use crate::stats::median;
 
@@ -23,14 +23,14 @@ pub(super) struct CodecRow {
     pub(super) read_mb_s: f64,
 }
 
-pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<CodecRow>, Failure> {
+pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Vec<CodecRow>, CommandFailure> {
     eprintln!("codecs");
     let prompt = bench.prompts.next(bench.sizes.joining.min(1_000));
     let captured = capture(bench.source(), prompt).await?;
     tokio::task::spawn_blocking(move || Codec::ALL.into_iter().map(|codec| one(&captured, codec)).collect()).await?
 }
 
-fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, Failure> {
+fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, CommandFailure> {
     let n_plain = captured.n_bytes() as f64;
     let (mut ratios, mut writes, mut reads) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -43,7 +43,7 @@ fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, Failure> {
 }
 
 /// Writes and reads all chunks; the bytes on the wire and the seconds of both.
-pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64), Failure> {
+pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64), CommandFailure> {
     let key = b"a benchmark's key";
     let (mut writer, head) = HandoffWriter::begin(key, captured.handoff.clone(), codec)?;
     let mut stream = head;
@@ -67,6 +67,6 @@ pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64
     let read = began.elapsed().as_secs_f64();
     match reader.position() == captured.handoff.end() {
         true => Ok((n_wire, write, read)),
-        false => Err(Failure("a written stream was not read to its end".into())),
+        false => Err(CommandFailure("a written stream was not read to its end".into())),
     }
 }

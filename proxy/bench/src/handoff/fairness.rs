@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::pair::{Bench, pull};
+use super::pair::{HandoffBench, pull};
 
 /// Tokens of the prompt that arrives later.
 const SHORT: usize = 200;
@@ -24,7 +24,7 @@ pub(super) struct Fairness {
     pub(super) long_shared_ms: f64,
 }
 
-pub(super) async fn measure(bench: &mut Bench) -> Result<Fairness, Failure> {
+pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Fairness, CommandFailure> {
     let node = bench.decode(&["--role", "decode"]).await?;
     let url = bench.prefill.url.clone();
     let n_long = bench.long.len();

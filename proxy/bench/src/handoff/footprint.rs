@@ -1,9 +1,9 @@
 //! Memory of both nodes beyond the KV itself, which their caches hold from the start.
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::pair::{Bench, pull};
+use super::pair::{HandoffBench, pull};
 use crate::memory;
 use crate::node_process::NodeProcess;
 use crate::relay::Relay;
@@ -15,7 +15,7 @@ const SLOW_SECONDS: f64 = 4.0;
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Footprint {
     pub(super) what: &'static str,
-    /// What was moved.
+    /// Bytes of KV that were moved.
     pub(super) kv_mib: f64,
     pub(super) prefill: Growth,
     pub(super) decode: Growth,
@@ -35,7 +35,7 @@ impl Growth {
     }
 }
 
-pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Footprint>, Failure> {
+pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Vec<Footprint>, CommandFailure> {
     eprintln!("memory");
     let node = bench.decode(&["--role", "decode", "--slots", "1"]).await?;
     let prompt = bench.long.clone();
@@ -57,7 +57,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Vec<Footprint>, Failure
     Ok(rows)
 }
 
-/// What a process holds now; its peak counts from here.
+/// A process's memory now; its peak counts from here.
 fn before(node: &NodeProcess) -> Option<f64> {
     let pid = node.pid()?;
     memory::forget_peak(pid)?;

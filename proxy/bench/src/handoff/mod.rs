@@ -17,12 +17,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_fetch as models;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use clap::{Args, ValueEnum};
 
-use self::pair::Bench;
-use self::report::Report;
+use self::pair::HandoffBench;
+use self::report::HandoffBenchReport;
 
 /// Options of `baton bench handoff`.
 #[derive(Args)]
@@ -44,7 +44,7 @@ pub(super) struct HandoffBenchArgs {
     quick: bool,
     /// Only these measurements, by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
-    only: Vec<Section>,
+    only: Vec<BenchSection>,
     /// Also write the figures as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub(super) struct HandoffBenchArgs {
 
 /// A group of measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Section {
+enum BenchSection {
     /// How much of the transfer the prefill hides.
     Overlap,
     /// A short prompt behind a long one.
@@ -70,15 +70,15 @@ enum Section {
     Codecs,
 }
 
-impl Section {
-    async fn measure(self, bench: &mut Bench, report: &mut Report) -> Result<(), Failure> {
+impl BenchSection {
+    async fn measure(self, bench: &mut HandoffBench, report: &mut HandoffBenchReport) -> Result<(), CommandFailure> {
         match self {
-            Section::Overlap => report.overlap = Some(overlap::measure(bench).await?),
-            Section::Fairness => report.fairness = Some(fairness::measure(bench).await?),
-            Section::Wire => report.wire = Some(wire::measure(bench).await?),
-            Section::Memory => report.memory = Some(footprint::measure(bench).await?),
-            Section::Streams => report.streams = Some(streams::measure(bench).await?),
-            Section::Codecs => report.codecs = Some(codecs::measure(bench).await?),
+            BenchSection::Overlap => report.overlap = Some(overlap::measure(bench).await?),
+            BenchSection::Fairness => report.fairness = Some(fairness::measure(bench).await?),
+            BenchSection::Wire => report.wire = Some(wire::measure(bench).await?),
+            BenchSection::Memory => report.memory = Some(footprint::measure(bench).await?),
+            BenchSection::Streams => report.streams = Some(streams::measure(bench).await?),
+            BenchSection::Codecs => report.codecs = Some(codecs::measure(bench).await?),
         }
         Ok(())
     }
@@ -115,17 +115,17 @@ impl Sizes {
 
 /// Runs the benchmark and prints tables.
 #[allow(clippy::print_stdout, reason = "the figures are the command's result")]
-pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
     let sizes = Sizes::of(&args);
     if let Some(folder) = &args.svg {
         // Before minutes of work, and not after them.
         std::fs::create_dir_all(folder)?;
     }
-    let mut bench = Bench::start(model, args.threads, sizes).await?;
-    let mut report = Report { model: args.model, threads: args.threads, ..Report::default() };
+    let mut bench = HandoffBench::start(model, args.threads, sizes).await?;
+    let mut report = HandoffBenchReport { model: args.model, threads: args.threads, ..HandoffBenchReport::default() };
     let sections =
-        Section::value_variants().iter().filter(|section| args.only.is_empty() || args.only.contains(section));
+        BenchSection::value_variants().iter().filter(|section| args.only.is_empty() || args.only.contains(section));
     for section in sections {
         section.measure(&mut bench, &mut report).await?;
         if let Some(path) = &args.json {

@@ -6,12 +6,12 @@
 
 use std::time::{Duration, Instant};
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::kv::Codec;
 use serde::Serialize;
 
-use super::pair::{Bench, Pull, direct, pull};
+use super::pair::{HandoffBench, Pull, direct, pull};
 use crate::node_process::NodeProcess;
 use crate::relay::Relay;
 use crate::stats::median;
@@ -87,7 +87,7 @@ pub(super) struct Overlap {
 }
 
 /// One combination while it is measured.
-struct Cell<'n> {
+struct OverlapCell<'n> {
     node: &'n NodeProcess,
     codec: Codec,
     link: Link,
@@ -102,7 +102,7 @@ struct Links {
     relays: Vec<(Relay, f64)>,
 }
 
-pub(super) async fn measure(bench: &mut Bench) -> Result<Overlap, Failure> {
+pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, CommandFailure> {
     let mut nodes = Vec::new();
     for codec in Codec::ALL {
         // One slot, so that another prompt makes the node forget.
@@ -116,21 +116,21 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Overlap, Failure> {
 }
 
 async fn one_length(
-    bench: &mut Bench,
+    bench: &mut HandoffBench,
     nodes: &[(Codec, NodeProcess)],
     n_tokens: usize,
     overlap: &mut Overlap,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let Some((_, plain)) = nodes.first() else { return Ok(()) };
     // Sets the links' rates.
     let prompt = bench.prompts.next(n_tokens);
     let first = pull(plain, &bench.prefill.url, prompt).await?.timings;
     let links = Links::start(bench, &first).await?;
     let combinations = nodes.iter().flat_map(|(codec, node)| Link::ALL.map(|link| (*codec, node, link)));
-    let mut cells: Vec<Cell<'_>> = combinations
+    let mut cells: Vec<OverlapCell<'_>> = combinations
         .map(|(codec, node, link)| {
             let relay = Link::ALL.iter().filter(|l| l.share().is_some()).position(|l| *l == link);
-            Cell { node, codec, link, relay, pulls: Vec::new(), after_ms: Vec::new() }
+            OverlapCell { node, codec, link, relay, pulls: Vec::new(), after_ms: Vec::new() }
         })
         .collect();
     let mut direct_ms = Vec::new();
@@ -155,7 +155,7 @@ async fn one_length(
 
 impl Links {
     /// Links on which the plain KV of a pull like `first` takes the wanted share of its prefill.
-    async fn start(bench: &Bench, first: &HandoffReport) -> Result<Links, Failure> {
+    async fn start(bench: &HandoffBench, first: &HandoffReport) -> Result<Links, CommandFailure> {
         let mut relays = Vec::new();
         for share in Link::ALL.iter().filter_map(|link| link.share()) {
             let rate = first.n_bytes as f64 / (share * first.prefill_ms.max(1.0) / 1e3);
@@ -164,7 +164,7 @@ impl Links {
         Ok(Links { relays })
     }
 
-    fn url<'l>(&'l self, relay: Option<usize>, bench: &'l Bench) -> &'l str {
+    fn url<'l>(&'l self, relay: Option<usize>, bench: &'l HandoffBench) -> &'l str {
         relay.and_then(|i| self.relays.get(i)).map_or(&bench.prefill.url, |(relay, _)| &relay.url)
     }
 
@@ -173,8 +173,13 @@ impl Links {
     }
 }
 
-impl Cell<'_> {
-    async fn measure(&mut self, bench: &mut Bench, links: &Links, n_tokens: usize) -> Result<(), Failure> {
+impl OverlapCell<'_> {
+    async fn measure(
+        &mut self,
+        bench: &mut HandoffBench,
+        links: &Links,
+        n_tokens: usize,
+    ) -> Result<(), CommandFailure> {
         let prompt = bench.prompts.next(n_tokens);
         let pulled = pull(self.node, links.url(self.relay, bench), prompt.clone()).await?;
         self.pulls.push(pulled);

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use baton_engines::transport::Transport;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffReport, KvSource};
 
 use super::Sizes;
-use crate::capture::Source;
+use crate::capture::CaptureSource;
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
 use crate::timeline::{Timeline, greedy, stream};
@@ -21,8 +21,8 @@ const SHORT: usize = 2;
 /// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory before it is measured.
 const WARM_UP: usize = 256;
 
-/// What all measurements share: one prefill node, and how decode nodes are started.
-pub(super) struct Bench {
+/// Shared by all measurements: one prefill node, and the options of decode nodes.
+pub(super) struct HandoffBench {
     pub(super) prefill: NodeProcess,
     pub(super) prompts: Prompts,
     pub(super) sizes: Sizes,
@@ -36,15 +36,15 @@ pub(super) struct Bench {
 
 /// A pull that brought everything.
 pub(super) struct Pull {
-    /// What the decode node measured.
+    /// The decode node's own report.
     pub(super) timings: HandoffReport,
     /// From the request to its first token, as its sender saw it.
     pub(super) ttft_ms: f64,
 }
 
-impl Bench {
+impl HandoffBench {
     /// Starts the prefill node.
-    pub(super) async fn start(model: PathBuf, threads: u32, sizes: Sizes) -> Result<Bench, Failure> {
+    pub(super) async fn start(model: PathBuf, threads: u32, sizes: Sizes) -> Result<HandoffBench, CommandFailure> {
         let key = uuid::Uuid::new_v4().to_string();
         let node_args: Vec<OsString> =
             vec!["--model".into(), model.into(), "--threads".into(), threads.to_string().into()];
@@ -52,11 +52,11 @@ impl Bench {
         let prefill = NodeProcess::start(&key, prefill).await?;
         let mut prompts = Prompts::of(&prefill.engine).await?;
         let long = prompts.next(sizes.long);
-        Ok(Bench { prefill, prompts, sizes, long, key, node_args, transport: Transport::default() })
+        Ok(HandoffBench { prefill, prompts, sizes, long, key, node_args, transport: Transport::default() })
     }
 
     /// A decode node with further arguments, warmed up.
-    pub(super) async fn decode(&mut self, extra: &[&str]) -> Result<NodeProcess, Failure> {
+    pub(super) async fn decode(&mut self, extra: &[&str]) -> Result<NodeProcess, CommandFailure> {
         let args = extra.iter().map(OsString::from).chain(self.node_args.iter().cloned());
         let node = NodeProcess::start(&self.key, args).await?;
         let warm_up = self.prompts.next(WARM_UP);
@@ -65,8 +65,8 @@ impl Bench {
     }
 
     /// The prefill node, for KV that is kept in this process.
-    pub(super) fn source(&self) -> Source<'_> {
-        Source {
+    pub(super) fn source(&self) -> CaptureSource<'_> {
+        CaptureSource {
             url: &self.prefill.url,
             engine: &self.prefill.engine,
             key: &self.key,
@@ -76,12 +76,12 @@ impl Bench {
     }
 
     /// Where the prefill node listens.
-    pub(super) fn prefill_address(&self) -> Result<SocketAddr, Failure> {
+    pub(super) fn prefill_address(&self) -> Result<SocketAddr, CommandFailure> {
         Ok(self.prefill.url.trim_start_matches("http://").parse()?)
     }
 
     /// Has each of a node's `n_free` free slots take another prompt, so that what was pulled into it is gone.
-    pub(super) async fn forget(&mut self, node: &NodeProcess, n_free: usize) -> Result<(), Failure> {
+    pub(super) async fn forget(&mut self, node: &NodeProcess, n_free: usize) -> Result<(), CommandFailure> {
         for _ in 0..n_free {
             // The slot that was used longest ago takes it.
             let other = self.prompts.next(SHORT);
@@ -92,18 +92,18 @@ impl Bench {
 }
 
 /// A prompt and its first token, with the KV pulled from `url`.
-pub(super) async fn pull(node: &NodeProcess, url: &str, prompt: Vec<Token>) -> Result<Pull, Failure> {
+pub(super) async fn pull(node: &NodeProcess, url: &str, prompt: Vec<Token>) -> Result<Pull, CommandFailure> {
     let mut request = greedy(prompt, 1);
     request.kv_source = Some(KvSource::at(url));
     let timeline = stream(&node.engine, request).await?;
-    let timings = timeline.handoff.ok_or_else(|| Failure("the node did not pull".into()))?;
+    let timings = timeline.handoff.ok_or_else(|| CommandFailure("the node did not pull".into()))?;
     match timings.failure {
         None => Ok(Pull { timings, ttft_ms: timeline.ttft() * 1e3 }),
-        Some(failure) => Err(Failure(format!("a pull failed: {}", failure.as_str()))),
+        Some(failure) => Err(CommandFailure(format!("a pull failed: {}", failure.as_str()))),
     }
 }
 
 /// A prompt and its first token, computed by the node itself.
-pub(super) async fn direct(node: &NodeProcess, prompt: Vec<Token>) -> Result<Timeline, Failure> {
+pub(super) async fn direct(node: &NodeProcess, prompt: Vec<Token>) -> Result<Timeline, CommandFailure> {
     stream(&node.engine, greedy(prompt, 1)).await
 }

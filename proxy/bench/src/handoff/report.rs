@@ -9,23 +9,23 @@ use super::fairness::Fairness;
 use super::footprint::{Footprint, Growth};
 use super::overlap::{Overlap, name};
 use super::streams::Streams;
-use super::wire::Wire;
+use super::wire::WireSpeed;
 
 /// Everything that was measured; `None` for what was left out.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct Report {
+pub(super) struct HandoffBenchReport {
     pub(super) model: String,
     /// Of each node.
     pub(super) threads: u32,
     pub(super) overlap: Option<Overlap>,
     pub(super) fairness: Option<Fairness>,
-    pub(super) wire: Option<Wire>,
+    pub(super) wire: Option<WireSpeed>,
     pub(super) memory: Option<Vec<Footprint>>,
     pub(super) streams: Option<Streams>,
     pub(super) codecs: Option<Vec<CodecRow>>,
 }
 
-impl Report {
+impl HandoffBenchReport {
     /// For a person.
     pub(super) fn table(&self) -> String {
         let sections = [
@@ -85,8 +85,8 @@ fn direct(overlap: &Overlap) -> String {
     table(&["without a handoff", "rounds", "TTFT"], rows)
 }
 
-fn wire(wire: &Wire) -> String {
-    let Wire { n_tokens, n_bytes, pull, copy, ratio, stages } = wire;
+fn wire(wire: &WireSpeed) -> String {
+    let WireSpeed { n_tokens, n_bytes, pull, copy, ratio, stages } = wire;
     let whole = [("cache to cache, digests on", pull), ("plain copy, same bytes and kind of socket", copy)];
     let rows = whole.into_iter().chain(stages.iter().map(|stage| (stage.name, &stage.gb_s)));
     let rows = rows.map(|(name, gb_s)| vec![name.to_owned(), format!("{gb_s:.2}")]);

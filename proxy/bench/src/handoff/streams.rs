@@ -1,9 +1,9 @@
 //! What running streams notice of KV that is imported beside them.
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::pair::{Bench, pull};
+use super::pair::{HandoffBench, pull};
 use crate::node_process::NodeProcess;
 use crate::stats::{median, percentile};
 use crate::timeline::{Timeline, greedy, stream};
@@ -44,7 +44,7 @@ impl Gaps {
     }
 }
 
-pub(super) async fn measure(bench: &mut Bench) -> Result<Streams, Failure> {
+pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Streams, CommandFailure> {
     let node = bench.decode(&["--role", "decode", "--slots", "4"]).await?;
     let imported = bench.long[..bench.sizes.joining.min(bench.long.len())].to_vec();
     eprintln!("running streams: alone");
@@ -62,7 +62,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Streams, Failure> {
             let again = async {
                 let pulled = pull(&node, &url, imported.clone()).await?;
                 bench.forget(&node, 1).await?;
-                Ok::<_, Failure>(pulled.timings.total_ms)
+                Ok::<_, CommandFailure>(pulled.timings.total_ms)
             };
             tokio::select! {
                 finished = &mut streams => break finished?,
@@ -80,11 +80,11 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Streams, Failure> {
     })
 }
 
-async fn run(bench: &mut Bench, node: &NodeProcess) -> Result<Vec<Timeline>, Failure> {
+async fn run(bench: &mut HandoffBench, node: &NodeProcess) -> Result<Vec<Timeline>, CommandFailure> {
     let requests = requests(bench);
     futures::future::try_join_all(requests.into_iter().map(|request| stream(&node.engine, request))).await
 }
 
-fn requests(bench: &mut Bench) -> Vec<baton_schemas::SequenceRequest> {
+fn requests(bench: &mut HandoffBench) -> Vec<baton_schemas::SequenceRequest> {
     (0..N_STREAMS).map(|_| greedy(bench.prompts.next(PROMPT), bench.sizes.stream)).collect()
 }

@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::{Codec, all_finite};
 use serde::Serialize;
 
 use super::codecs;
-use super::pair::{Bench, pull};
+use super::pair::{HandoffBench, pull};
 use crate::capture::{Captured, capture};
 use crate::stats::median;
 
@@ -19,7 +19,7 @@ const ROUNDS: usize = 7;
 
 /// Rates in GB/s of KV.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Wire {
+pub(super) struct WireSpeed {
     pub(super) n_tokens: usize,
     pub(super) n_bytes: u64,
     /// From asking to the last chunk in the other cache.
@@ -38,7 +38,7 @@ pub(super) struct Stage {
     pub(super) gb_s: f64,
 }
 
-pub(super) async fn measure(bench: &mut Bench) -> Result<Wire, Failure> {
+pub(super) async fn measure(bench: &mut HandoffBench) -> Result<WireSpeed, CommandFailure> {
     let prompt = bench.long.clone();
     let node = bench.decode(&["--role", "decode", "--slots", "1"]).await?;
     eprintln!("wire speed: {} tokens, computed before", prompt.len());
@@ -64,7 +64,7 @@ pub(super) async fn measure(bench: &mut Bench) -> Result<Wire, Failure> {
     stages.extend(tokio::task::spawn_blocking(move || in_process(&captured)).await??);
     stages.push(Stage { name: "import into llama.cpp (the node's own clock)", gb_s: median(&imports) });
     let (pull, copy, ratio) = (median(&pulls), median(&copies), median(&ratios));
-    Ok(Wire { n_tokens: prompt.len(), n_bytes, pull, copy, ratio, stages })
+    Ok(WireSpeed { n_tokens: prompt.len(), n_bytes, pull, copy, ratio, stages })
 }
 
 /// Seconds that a plain copy through a loopback socket takes. Both buffers were touched before.
@@ -92,12 +92,12 @@ fn copy(n_bytes: usize) -> std::io::Result<f64> {
 }
 
 /// The stages that need no engine.
-fn in_process(captured: &Captured) -> Result<Vec<Stage>, Failure> {
+fn in_process(captured: &Captured) -> Result<Vec<Stage>, CommandFailure> {
     let n_bytes = captured.n_bytes() as f64;
     let rate = |seconds: f64| n_bytes / seconds / 1e9;
     let chunks = || captured.chunks.iter().flat_map(|chunk| chunk.tensors());
     let dtype = captured.handoff.layout.tensors().next().map(|rows| rows.dtype);
-    let dtype = dtype.ok_or_else(|| Failure("the model has no KV".into()))?;
+    let dtype = dtype.ok_or_else(|| CommandFailure("the model has no KV".into()))?;
     let hash = || {
         let mut hasher = blake3::Hasher::new_keyed(&[7; 32]);
         for rows in chunks() {

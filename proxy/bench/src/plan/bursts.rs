@@ -1,7 +1,7 @@
 //! Requests that come together: the planner beside each fixed route while prompts wait for prompts.
 
 use baton_planner::cost::Route;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use futures::future::try_join_all;
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ const OUTPUT: u32 = 64;
 
 /// Bursts of one size. Seconds from asking to the last token, mean over a burst's requests, median over the bursts.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Line {
+pub(super) struct BurstLine {
     pub n_requests: u32,
     pub planned: f64,
     pub direct: f64,
@@ -30,15 +30,15 @@ pub(super) struct Line {
     pub error_afterwards: f64,
 }
 
-impl Line {
-    /// What planning cost over the better fixed route.
+impl BurstLine {
+    /// Extra time of the planner over the better fixed route.
     pub(super) fn regret(&self) -> f64 {
         self.planned / self.direct.min(self.handoff) - 1.0
     }
 }
 
 /// Sends bursts of each size to one DGX Spark and one M3 Ultra.
-pub(super) async fn run() -> Result<Vec<Line>, Failure> {
+pub(super) async fn run() -> Result<Vec<BurstLine>, CommandFailure> {
     let mut lines = Vec::new();
     for n_requests in SIZES {
         lines.push(of_size(n_requests).await?);
@@ -46,7 +46,7 @@ pub(super) async fn run() -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-async fn of_size(n_requests: u32) -> Result<Line, Failure> {
+async fn of_size(n_requests: u32) -> Result<BurstLine, CommandFailure> {
     let spec = ClusterSpec {
         prefill: DGX_SPARK,
         prefill_decodes: false,
@@ -75,7 +75,7 @@ async fn of_size(n_requests: u32) -> Result<Line, Failure> {
     let alone = cluster.run_planned(None, cluster.fresh_prompt(PROMPTS[0]), OUTPUT).await?;
     let predicted = alone.prediction.map_or(f64::NAN, |prediction| prediction.completion_ms / 1e3);
     let [planned, direct, handoff] = seconds.map(median);
-    Ok(Line { n_requests, planned, direct, handoff, error_afterwards: alone.outcome.completion / predicted - 1.0 })
+    Ok(BurstLine { n_requests, planned, direct, handoff, error_afterwards: alone.outcome.completion / predicted - 1.0 })
 }
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {

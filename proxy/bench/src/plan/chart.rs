@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::grid::{Cell, LINKS, PAIRS, PROMPTS};
+use super::grid::{GridCell, LINKS, PAIRS, PROMPTS};
 
 /// Pixels.
 const TILE: (usize, usize) = (62, 26);
@@ -13,7 +13,7 @@ const OUTPUT: u32 = 256;
 
 /// The chart as SVG. A tile says how many times sooner the first token comes with a handoff than without; a dot marks
 /// what the planner handed over.
-pub(super) fn break_even(cells: &[Cell]) -> String {
+pub(super) fn break_even(cells: &[GridCell]) -> String {
     let panel = (MARGIN.0 + TILE.0 * PROMPTS.len() + 20, MARGIN.1 + TILE.1 * LINKS.len() + 30);
     let columns = 2;
     let (width, height) = (panel.0 * columns, panel.1 * PAIRS.len().div_ceil(columns) + 30);
@@ -33,7 +33,7 @@ pub(super) fn break_even(cells: &[Cell]) -> String {
                 if column == 0 {
                     text(&mut svg, (origin.0 - 6, y + 17), "end", &gbps.to_string());
                 }
-                let is_shown = |cell: &&Cell| {
+                let is_shown = |cell: &&GridCell| {
                     cell.pair == pair.name
                         && (cell.n_prompt, cell.n_output) == (*n_prompt, OUTPUT)
                         && cell.gbps == *gbps
@@ -52,7 +52,7 @@ pub(super) fn break_even(cells: &[Cell]) -> String {
     svg
 }
 
-fn tile(svg: &mut String, (x, y): (usize, usize), cell: &Cell) {
+fn tile(svg: &mut String, (x, y): (usize, usize), cell: &GridCell) {
     let run = |handoff: bool| cell.fixed.iter().find(|run| run.decode == 0 && run.prefill.is_some() == handoff);
     let (Some(direct), Some(handoff)) = (run(false), run(true)) else { return };
     let times = direct.ttft / handoff.ttft;

@@ -10,7 +10,7 @@ use baton_planner::cost::{Prediction, Route};
 use baton_planner::policy::Policy;
 use baton_proxy::request::failover::Resilient;
 use baton_proxy::request::plan::{PlanRequest, plan};
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::nodes::{self, Health, Node, ServedModel};
 use baton_schemas::node::Role;
 use baton_schemas::sequence::{CacheScope, SequenceEvent};
@@ -20,7 +20,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::time::Instant;
 
-use super::machines::{KV_BYTES_PER_TOKEN, Machine, sharing_cost};
+use super::machines::{KV_BYTES_PER_TOKEN, MachineSpec, sharing_cost};
 
 /// Time for calibration: far more than it takes.
 const CALIBRATION: Duration = Duration::from_secs(60);
@@ -34,15 +34,15 @@ const CARRIED_BYTES: u32 = 4;
 /// Longest context of a simulated sequence.
 const N_CTX: u32 = 32_768;
 
-/// What a cluster is made of.
+/// The machines and links of a simulated cluster.
 #[derive(Debug, Clone)]
 pub(super) struct ClusterSpec {
     /// The first computes prompts for the second. Told apart by name.
-    pub prefill: Machine,
+    pub prefill: MachineSpec,
     /// The prefill machine generates, too.
     pub prefill_decodes: bool,
     /// The second, which pulls from the first.
-    pub decode: Machine,
+    pub decode: MachineSpec,
     /// The way between them.
     pub link: LinkSpeed,
     /// Sequences each machine decodes together.
@@ -64,25 +64,25 @@ pub(super) struct Cluster {
     prompts: std::sync::Mutex<StdRng>,
 }
 
-/// What a request took, in seconds from asking.
+/// A request's times, in seconds since it was sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Outcome {
+pub(super) struct RequestOutcome {
     pub ttft: f64,
     pub completion: f64,
 }
 
-/// What a planned request took, and how it was planned.
+/// A planned request's times and its route.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Planned {
+pub(super) struct PlannedRequest {
     pub route: Route,
     pub prediction: Option<Prediction>,
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
 }
 
 impl Cluster {
     /// A calibrated cluster.
-    pub(super) async fn calibrated(spec: &ClusterSpec) -> Result<Cluster, Failure> {
-        let config = |machine: &Machine| SimConfig {
+    pub(super) async fn calibrated(spec: &ClusterSpec) -> Result<Cluster, CommandFailure> {
+        let config = |machine: &MachineSpec| SimConfig {
             n_slots: spec.n_slots,
             n_ctx: N_CTX,
             prefill_tps: machine.prefill_tps,
@@ -115,7 +115,7 @@ impl Cluster {
         Cluster { model, engines: Vec::new(), prompts: std::sync::Mutex::new(StdRng::seed_from_u64(1)) }
     }
 
-    /// A prompt that nobody has seen.
+    /// A prompt that no cache holds.
     pub(super) fn fresh_prompt(&self, n_tokens: u32) -> Vec<Token> {
         let mut rng = self.prompts.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         (0..n_tokens).map(|_| rng.random_range(0..256)).collect()
@@ -131,7 +131,7 @@ impl Cluster {
     }
 
     /// Puts the KV of a prompt's front into every node, as an earlier turn would have.
-    pub(super) async fn prime(&self, front: &[Token]) -> Result<(), Failure> {
+    pub(super) async fn prime(&self, front: &[Token]) -> Result<(), CommandFailure> {
         if front.is_empty() {
             return Ok(());
         }
@@ -147,7 +147,12 @@ impl Cluster {
     }
 
     /// Runs a request on a route whatever a plan would say, and learns nothing from it.
-    pub(super) async fn run_fixed(&self, route: Route, prompt: Vec<Token>, n_output: u32) -> Result<Outcome, Failure> {
+    pub(super) async fn run_fixed(
+        &self,
+        route: Route,
+        prompt: Vec<Token>,
+        n_output: u32,
+    ) -> Result<RequestOutcome, CommandFailure> {
         let mut request = request(prompt, n_output);
         request.kv_source = route.prefill.and_then(|p| self.model.prefill[p].kv_source());
         let began = Instant::now();
@@ -161,7 +166,7 @@ impl Cluster {
         policy: Option<&'static dyn Policy>,
         prompt: Vec<Token>,
         n_output: u32,
-    ) -> Result<Planned, Failure> {
+    ) -> Result<PlannedRequest, CommandFailure> {
         let request = request(prompt, n_output);
         let ask = PlanRequest {
             tokens: &request.prompt,
@@ -173,16 +178,21 @@ impl Cluster {
             exclude: &[],
             exclude_prefill: &[],
         };
-        let plan = plan(&self.model, &ask).map_err(|error| Failure(error.to_string()))?;
+        let plan = plan(&self.model, &ask).map_err(|error| CommandFailure(error.to_string()))?;
         let (route, prediction) = (plan.route, plan.prediction);
         let began = Instant::now();
         let deltas = Resilient::begin(plan, request, tracing::Span::none()).await?.into_deltas();
         let outcome = watch_stream(began, deltas).await?;
-        Ok(Planned { route, prediction, outcome })
+        Ok(PlannedRequest { route, prediction, outcome })
     }
 }
 
-async fn node(name: &str, url: Option<String>, engine: &Arc<SimEngine>, role: Role) -> Result<Arc<Node>, Failure> {
+async fn node(
+    name: &str,
+    url: Option<String>,
+    engine: &Arc<SimEngine>,
+    role: Role,
+) -> Result<Arc<Node>, CommandFailure> {
     let mut info = engine.info().await?;
     info.role = role;
     let health = Health::new(name);
@@ -195,7 +205,7 @@ fn request(prompt: Vec<Token>, n_output: u32) -> SequenceRequest {
 }
 
 /// Follows a stream to its end.
-async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<Outcome, Failure> {
+async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<RequestOutcome, CommandFailure> {
     let mut ttft = None;
     loop {
         match deltas.next().await.unwrap_or_else(|| Err(EngineError::lost("no last delta")))? {
@@ -204,7 +214,7 @@ async fn watch_stream(began: Instant, mut deltas: SequenceStream) -> Result<Outc
             }
             SequenceEvent::Finished { .. } => {
                 let completion = began.elapsed().as_secs_f64();
-                return Ok(Outcome { ttft: ttft.unwrap_or(completion), completion });
+                return Ok(RequestOutcome { ttft: ttft.unwrap_or(completion), completion });
             }
             SequenceEvent::Started { .. } | SequenceEvent::Handoff(_) => {}
         }

@@ -1,12 +1,12 @@
 //! Self-correction: machines that became slower than calibration saw them, and how soon predictions follow.
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, PAUSE, Planned, link};
+use super::cluster::{Cluster, ClusterSpec, PAUSE, PlannedRequest, link};
 use super::machines::{DGX_SPARK, M3_ULTRA};
 
-/// What is left of every rate.
+/// The factor on every rate after the drift.
 pub(super) const SPEED: f64 = 0.4;
 
 const REQUESTS: u32 = 40;
@@ -17,14 +17,14 @@ const PROMPTS: [u32; 4] = [8_000, 500, 2_000, 4_000];
 
 /// A request's prediction beside what happened: actual ÷ predicted − 1.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Line {
+pub(super) struct DriftLine {
     pub request: u32,
     pub ttft_error: f64,
     pub completion_error: f64,
 }
 
 /// Slows every machine down after calibration, and sends requests one after another.
-pub(super) async fn run() -> Result<Vec<Line>, Failure> {
+pub(super) async fn run() -> Result<Vec<DriftLine>, CommandFailure> {
     let spec = ClusterSpec {
         prefill: DGX_SPARK,
         prefill_decodes: true,
@@ -38,10 +38,10 @@ pub(super) async fn run() -> Result<Vec<Line>, Failure> {
     let mut lines = Vec::new();
     for (request, n_prompt) in (1..=REQUESTS).zip(PROMPTS.into_iter().cycle()) {
         tokio::time::sleep(PAUSE).await;
-        let Planned { prediction, outcome, .. } =
+        let PlannedRequest { prediction, outcome, .. } =
             cluster.run_planned(None, cluster.fresh_prompt(n_prompt), OUTPUT).await?;
         let Some(prediction) = prediction else { continue };
-        lines.push(Line {
+        lines.push(DriftLine {
             request,
             ttft_error: outcome.ttft * 1e3 / prediction.ttft_ms - 1.0,
             completion_error: outcome.completion * 1e3 / prediction.completion_ms - 1.0,
@@ -51,8 +51,8 @@ pub(super) async fn run() -> Result<Vec<Line>, Failure> {
 }
 
 /// The first request from which on every prediction was at most this far off.
-pub(super) fn corrected_from(lines: &[Line], limit: f64) -> Option<u32> {
-    let is_off = |line: &&Line| line.ttft_error.abs() > limit || line.completion_error.abs() > limit;
+pub(super) fn corrected_from(lines: &[DriftLine], limit: f64) -> Option<u32> {
+    let is_off = |line: &&DriftLine| line.ttft_error.abs() > limit || line.completion_error.abs() > limit;
     let last_off = lines.iter().rfind(is_off).map_or(0, |line| line.request);
     lines.iter().map(|line| line.request).find(|&request| request > last_off)
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use baton_planner::policy::PolicyName;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use futures::future::try_join_all;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ pub(super) const IN_FLIGHT: [u32; 2] = [1, 8];
 
 /// A policy's throughput.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Line {
+pub(super) struct GradingLine {
     pub policy: &'static str,
     pub in_flight: u32,
     pub per_hour: f64,
@@ -33,7 +33,7 @@ pub(super) struct Line {
 }
 
 /// Runs the load with each policy.
-pub(super) async fn run() -> Result<Vec<Line>, Failure> {
+pub(super) async fn run() -> Result<Vec<GradingLine>, CommandFailure> {
     let mut lines = Vec::new();
     for in_flight in IN_FLIGHT {
         for policy in [PolicyName::Direct, PolicyName::Fastest, PolicyName::AlwaysHandoff, PolicyName::LeastLoaded] {
@@ -43,7 +43,7 @@ pub(super) async fn run() -> Result<Vec<Line>, Failure> {
     Ok(lines)
 }
 
-async fn load(policy: PolicyName, in_flight: u32) -> Result<Line, Failure> {
+async fn load(policy: PolicyName, in_flight: u32) -> Result<GradingLine, CommandFailure> {
     let spec = ClusterSpec {
         prefill: DGX_SPARK,
         prefill_decodes: true,
@@ -61,13 +61,13 @@ async fn load(policy: PolicyName, in_flight: u32) -> Result<Line, Failure> {
                 model.run_planned(Some(policy.policy()), model.fresh_prompt(PROMPT), n_output)
             });
             try_join_all(graded).await?;
-            // One that ends after the end is counted as far as it is in proportion: not at all or whole.
+            // A request counts if it ends within the time.
             n_done.fetch_add(u32::from(Instant::now() <= ends), Ordering::Relaxed);
         }
-        Ok::<_, Failure>(())
+        Ok::<_, CommandFailure>(())
     };
     try_join_all((0..in_flight).map(submit)).await?;
     let per_hour = f64::from(n_done.into_inner()) * 3_600.0 / DURATION.as_secs_f64();
     let mean_seconds = f64::from(in_flight) * 3_600.0 / per_hour;
-    Ok(Line { policy: policy.as_str(), in_flight, per_hour, mean_seconds })
+    Ok(GradingLine { policy: policy.as_str(), in_flight, per_hour, mean_seconds })
 }

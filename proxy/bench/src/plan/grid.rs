@@ -1,14 +1,14 @@
 //! Never slower: planned routes beside every fixed route in hindsight, over a grid of requests and machines.
 
 use baton_planner::cost::Route;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
-use super::cluster::{Cluster, ClusterSpec, Outcome, PAUSE, link};
-use super::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, Machine};
+use super::cluster::{Cluster, ClusterSpec, PAUSE, RequestOutcome, link};
+use super::machines::{DGX_SPARK, M3_ULTRA, M4_MAX, MachineSpec};
 use crate::stats::percentile;
 
 /// Prompt lengths, tokens.
@@ -27,15 +27,16 @@ const WARM_UP: usize = 24;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair {
     pub name: &'static str,
-    prefill: Machine,
-    decode: Machine,
-    /// Whether the first may also generate.
+    prefill: MachineSpec,
+    decode: MachineSpec,
+    /// True if the first machine may also generate.
     prefill_decodes: bool,
 }
 
 /// A machine that prefills so many times as fast as the M3 Ultra, and the M3 Ultra.
 const fn ratio(name: &'static str, times: f64) -> Pair {
-    let prefill = Machine { name: "prefill", prefill_tps: times * M3_ULTRA.prefill_tps, bandwidth: M3_ULTRA.bandwidth };
+    let prefill =
+        MachineSpec { name: "prefill", prefill_tps: times * M3_ULTRA.prefill_tps, bandwidth: M3_ULTRA.bandwidth };
     Pair { name, prefill, decode: M3_ULTRA, prefill_decodes: false }
 }
 
@@ -49,37 +50,37 @@ pub(super) const PAIRS: [Pair; 5] = [
 
 /// A request of the grid on one pair of machines, and what each route made of it.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Cell {
+pub(super) struct GridCell {
     pub pair: &'static str,
     pub gbps: f64,
     pub n_prompt: u32,
     pub cached: f64,
     pub n_output: u32,
-    pub planned: Measured,
+    pub planned: MeasuredCell,
     /// Seconds to the first token.
     pub predicted_ttft: Option<f64>,
-    pub fixed: Vec<Measured>,
+    pub fixed: Vec<MeasuredCell>,
 }
 
 /// One run. Seconds.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Measured {
+pub(super) struct MeasuredCell {
     pub decode: usize,
     pub prefill: Option<usize>,
     pub ttft: f64,
     pub completion: f64,
 }
 
-impl Measured {
-    fn new(route: Route, outcome: Outcome) -> Measured {
-        let Outcome { ttft, completion } = outcome;
-        Measured { decode: route.decode, prefill: route.prefill, ttft, completion }
+impl MeasuredCell {
+    fn new(route: Route, outcome: RequestOutcome) -> MeasuredCell {
+        let RequestOutcome { ttft, completion } = outcome;
+        MeasuredCell { decode: route.decode, prefill: route.prefill, ttft, completion }
     }
 }
 
-impl Cell {
+impl GridCell {
     /// The fixed route that completed first, among handoffs or direct ones or all.
-    pub(super) fn best(&self, wanted: impl Fn(&Measured) -> bool) -> Option<&Measured> {
+    pub(super) fn best(&self, wanted: impl Fn(&MeasuredCell) -> bool) -> Option<&MeasuredCell> {
         self.fixed.iter().filter(|run| wanted(run)).min_by(|a, b| a.completion.total_cmp(&b.completion))
     }
 }
@@ -108,7 +109,7 @@ pub(super) struct Summary {
 }
 
 /// Runs the whole grid.
-pub(super) async fn run() -> Result<Vec<Cell>, Failure> {
+pub(super) async fn run() -> Result<Vec<GridCell>, CommandFailure> {
     let mut cells = Vec::new();
     for pair in &PAIRS {
         for gbps in LINKS {
@@ -118,7 +119,7 @@ pub(super) async fn run() -> Result<Vec<Cell>, Failure> {
     Ok(cells)
 }
 
-async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<Cell>, Failure> {
+async fn run_on(pair: &Pair, gbps: f64) -> Result<Vec<GridCell>, CommandFailure> {
     let spec = ClusterSpec {
         prefill: pair.prefill,
         prefill_decodes: pair.prefill_decodes,
@@ -144,7 +145,7 @@ pub(super) async fn measure(
     (pair, gbps): (&'static str, f64),
     mut requests: Vec<(u32, f64, u32)>,
     n_warm_up: usize,
-) -> Result<Vec<Cell>, Failure> {
+) -> Result<Vec<GridCell>, CommandFailure> {
     let mut rng = StdRng::seed_from_u64(2);
     for _ in 0..n_warm_up {
         let (n_prompt, cached, n_output) = requests[rng.random_range(0..requests.len())];
@@ -158,17 +159,17 @@ pub(super) async fn measure(
         let mut fixed = Vec::new();
         for route in cluster.routes() {
             let prompt = prompt(cluster, n_prompt, cached).await?;
-            fixed.push(Measured::new(route, cluster.run_fixed(route, prompt, n_output).await?));
+            fixed.push(MeasuredCell::new(route, cluster.run_fixed(route, prompt, n_output).await?));
         }
         let predicted_ttft = planned.prediction.map(|prediction| prediction.ttft_ms / 1e3);
-        let planned = Measured::new(planned.route, planned.outcome);
-        cells.push(Cell { pair, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
+        let planned = MeasuredCell::new(planned.route, planned.outcome);
+        cells.push(GridCell { pair, gbps, n_prompt, cached, n_output, planned, predicted_ttft, fixed });
     }
     Ok(cells)
 }
 
 /// A prompt whose front both nodes have, on idle nodes.
-async fn prompt(cluster: &Cluster, n_prompt: u32, cached: f64) -> Result<Vec<u32>, Failure> {
+async fn prompt(cluster: &Cluster, n_prompt: u32, cached: f64) -> Result<Vec<u32>, CommandFailure> {
     let prompt = cluster.fresh_prompt(n_prompt);
     let n_cached = (f64::from(n_prompt) * cached) as usize;
     cluster.prime(&prompt[..n_cached]).await?;
@@ -176,26 +177,26 @@ async fn prompt(cluster: &Cluster, n_prompt: u32, cached: f64) -> Result<Vec<u32
     Ok(prompt)
 }
 
-fn fastest(cell: &Cell) -> Option<&Measured> {
+fn fastest(cell: &GridCell) -> Option<&MeasuredCell> {
     cell.best(|_| true)
 }
 
-fn direct(cell: &Cell) -> Option<&Measured> {
+fn direct(cell: &GridCell) -> Option<&MeasuredCell> {
     cell.best(|run| run.prefill.is_none())
 }
 
 /// One line for each pair and one for all.
-pub(super) fn summarize(cells: &[Cell]) -> Vec<Summary> {
+pub(super) fn summarize(cells: &[GridCell]) -> Vec<Summary> {
     let of = |pair: &'static str| {
-        let cells: Vec<&Cell> = cells.iter().filter(|cell| pair == "all" || cell.pair == pair).collect();
+        let cells: Vec<&GridCell> = cells.iter().filter(|cell| pair == "all" || cell.pair == pair).collect();
         summary(pair, &cells)
     };
     PAIRS.iter().map(|pair| of(pair.name)).chain([of("all")]).collect()
 }
 
 /// One line for these cells.
-pub(super) fn summary(pair: &'static str, cells: &[&Cell]) -> Summary {
-    let over = |than: fn(&Cell) -> Option<&Measured>, time: fn(&Measured) -> f64, least: f64| {
+pub(super) fn summary(pair: &'static str, cells: &[&GridCell]) -> Summary {
+    let over = |than: fn(&GridCell) -> Option<&MeasuredCell>, time: fn(&MeasuredCell) -> f64, least: f64| {
         let shares = cells.iter().filter_map(|cell| Some((time(&cell.planned) / time(than(cell)?) - 1.0).max(least)));
         let shares: Vec<f64> = shares.collect();
         let at = |p| percentile(&shares, p);

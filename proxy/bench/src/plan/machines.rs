@@ -16,7 +16,7 @@ const USABLE: f64 = 0.8;
 
 /// A machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Machine {
+pub(super) struct MachineSpec {
     /// As tables show it.
     pub name: &'static str,
     /// Prompt tokens per second.
@@ -26,15 +26,15 @@ pub(super) struct Machine {
 }
 
 /// 5,570 tokens/s published; 231–234 GB/s measured.
-pub(super) const DGX_SPARK: Machine = Machine { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
+pub(super) const DGX_SPARK: MachineSpec = MachineSpec { name: "DGX Spark", prefill_tps: 5_570.0, bandwidth: 232.5e9 };
 
 /// 1,470 tokens/s and 819 GB/s published.
-pub(super) const M3_ULTRA: Machine = Machine { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
+pub(super) const M3_ULTRA: MachineSpec = MachineSpec { name: "M3 Ultra", prefill_tps: 1_470.0, bandwidth: 819e9 };
 
 /// 546 GB/s published. Its prefill rate is an assumption: half of the M3 Ultra's, as it has half the GPU cores.
-pub(super) const M4_MAX: Machine = Machine { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
+pub(super) const M4_MAX: MachineSpec = MachineSpec { name: "M4 Max", prefill_tps: 735.0, bandwidth: 546e9 };
 
-impl Machine {
+impl MachineSpec {
     /// Tokens per second of one stream alone, with this much context.
     pub(super) fn decode_tps(&self, n_context: u32) -> f64 {
         USABLE * self.bandwidth / (WEIGHT_BYTES + kv_bytes(n_context))
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn decode_rates_follow_from_bandwidths() {
-        let check = |machine: Machine, expected: f64| {
+        let check = |machine: MachineSpec, expected: f64| {
             let rate = machine.decode_tps(8_192);
             assert!((rate / expected - 1.0).abs() < 0.01, "{}: {rate}", machine.name);
         };

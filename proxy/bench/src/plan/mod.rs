@@ -17,11 +17,11 @@ mod report;
 
 use std::path::PathBuf;
 
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_proxy::serve::model_files;
 use clap::Args;
 
-use self::report::Report;
+use self::report::PlanBenchReport;
 
 /// Options of `baton bench plan`.
 #[derive(Args)]
@@ -38,7 +38,7 @@ pub(super) struct PlanBenchArgs {
 }
 
 /// Runs everything and prints it as Markdown.
-pub(super) async fn run(args: PlanBenchArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: PlanBenchArgs) -> Result<(), CommandFailure> {
     if let Some(model) = &args.model {
         let report = real::run(model_files::locate_or_pull(model).await?).await?;
         if let Some(path) = &args.json {
@@ -60,10 +60,10 @@ pub(super) async fn run(args: PlanBenchArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn measure() -> Result<Report, Failure> {
+async fn measure() -> Result<PlanBenchReport, CommandFailure> {
     let cells = grid::run().await?;
     let drift = drift::run().await?;
-    Ok(Report {
+    Ok(PlanBenchReport {
         note: "simulation",
         summary: grid::summarize(&cells),
         never_slower: cells,

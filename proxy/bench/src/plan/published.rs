@@ -1,7 +1,7 @@
 //! The published table: one prompt of 8,192 tokens and 32 of reply, on a DGX Spark, on an M3 Ultra, and on both.
 
 use baton_planner::cost::Route;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use serde::Serialize;
 
 use super::cluster::{Cluster, ClusterSpec, link};
@@ -12,17 +12,17 @@ const OUTPUT: u32 = 32;
 
 /// One line of the table. Seconds.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Line {
+pub(super) struct PublishedLine {
     pub machines: &'static str,
     pub published: f64,
     pub ttft: f64,
     pub completion: f64,
-    /// Whether this is what the planner chooses with both machines.
+    /// True if the planner chooses this route with both machines.
     pub is_planned: bool,
 }
 
 /// Runs the three cases over 10 gigabits per second.
-pub(super) async fn run() -> Result<Vec<Line>, Failure> {
+pub(super) async fn run() -> Result<Vec<PublishedLine>, CommandFailure> {
     let spec = ClusterSpec {
         prefill: DGX_SPARK,
         prefill_decodes: true,
@@ -42,7 +42,7 @@ pub(super) async fn run() -> Result<Vec<Line>, Failure> {
     for (machines, published, route) in cases {
         let run = cluster.run_fixed(route, cluster.fresh_prompt(PROMPT), OUTPUT).await?;
         let is_planned = planned.route == route;
-        lines.push(Line { machines, published, ttft: run.ttft, completion: run.completion, is_planned });
+        lines.push(PublishedLine { machines, published, ttft: run.ttft, completion: run.completion, is_planned });
     }
     Ok(lines)
 }
@@ -53,7 +53,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_published_figures_come_out_within_ten_percent() {
-        for Line { machines, published, completion, is_planned, .. } in run().await.unwrap() {
+        for PublishedLine { machines, published, completion, is_planned, .. } in run().await.unwrap() {
             assert!((completion / published - 1.0).abs() < 0.1, "{machines}: {completion} s, published {published} s");
             assert_eq!(is_planned, machines == "both");
         }

@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use baton_engines::Engine;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_proxy::targets::nodes::{self, Health, Node, ServedModel};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::cluster::Cluster;
-use super::grid::{self, Cell, Measured, Summary};
+use super::grid::{self, GridCell, MeasuredCell, Summary};
 use super::report;
 use crate::node_process::NodeProcess;
 use crate::relay::Relay;
@@ -46,18 +46,18 @@ pub(super) struct RealReport {
     /// Requests whose planned route is the fixed one that completed first.
     n_fastest: usize,
     /// Medians of several runs each.
-    cells: Vec<Cell>,
+    cells: Vec<GridCell>,
 }
 
 /// Runs the sub-grid on each link.
-pub(super) async fn run(model: PathBuf) -> Result<RealReport, Failure> {
+pub(super) async fn run(model: PathBuf) -> Result<RealReport, CommandFailure> {
     let key = uuid::Uuid::new_v4().to_string();
     let prefill = start(&key, &model, "prefill", "2").await?;
     let decode = start(&key, &model, "decode", "1").await?;
     let mut cells = Vec::new();
     for gbps in LINKS {
         let relay = Relay::start(prefill.url.trim_start_matches("http://").parse()?, gbps * 1e9 / 8.0).await?;
-        // What is known of another link is forgotten.
+        // Rates that were learned on another link no longer hold.
         let prefill = node("prefill", &prefill, Some(relay.url.clone())).await?;
         let decode = node("decode", &decode, None).await?;
         let name = OnceLock::from("model".to_owned());
@@ -71,7 +71,7 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, Failure> {
         cells.extend(measured);
     }
     let of = |wanted: Option<f64>| {
-        let cells: Vec<&Cell> = cells.iter().filter(|cell| wanted.is_none_or(|gbps| gbps == cell.gbps)).collect();
+        let cells: Vec<&GridCell> = cells.iter().filter(|cell| wanted.is_none_or(|gbps| gbps == cell.gbps)).collect();
         (wanted, grid::summary("real", &cells))
     };
     let summary = LINKS.map(Some).into_iter().chain([None]).map(of).collect();
@@ -80,9 +80,10 @@ pub(super) async fn run(model: PathBuf) -> Result<RealReport, Failure> {
 }
 
 /// One cell for each request, with the medians of its runs.
-fn medians(runs: &[Cell]) -> Vec<Cell> {
+fn medians(runs: &[GridCell]) -> Vec<GridCell> {
     let of = |n_prompt, n_output| {
-        let runs: Vec<&Cell> = runs.iter().filter(|run| (run.n_prompt, run.n_output) == (n_prompt, n_output)).collect();
+        let runs: Vec<&GridCell> =
+            runs.iter().filter(|run| (run.n_prompt, run.n_output) == (n_prompt, n_output)).collect();
         // The route of most runs.
         let handoffs = runs.iter().filter(|run| run.planned.prefill.is_some()).count();
         let mut cell = (*runs.iter().find(|run| run.planned.prefill.is_some() == (2 * handoffs > runs.len()))?).clone();
@@ -96,29 +97,29 @@ fn medians(runs: &[Cell]) -> Vec<Cell> {
 }
 
 /// A run on this route with the median times of these.
-fn median<'a>(route: &Measured, runs: impl Iterator<Item = &'a Measured>) -> Measured {
+fn median<'a>(route: &MeasuredCell, runs: impl Iterator<Item = &'a MeasuredCell>) -> MeasuredCell {
     let (ttft, completion): (Vec<f64>, Vec<f64>) = runs.map(|run| (run.ttft, run.completion)).unzip();
-    Measured { ttft: percentile(&ttft, 50.0), completion: percentile(&completion, 50.0), ..*route }
+    MeasuredCell { ttft: percentile(&ttft, 50.0), completion: percentile(&completion, 50.0), ..*route }
 }
 
-fn is_fastest(cell: &Cell) -> bool {
+fn is_fastest(cell: &GridCell) -> bool {
     let best = cell.best(|_| true);
     best.is_some_and(|run| (run.decode, run.prefill) == (cell.planned.decode, cell.planned.prefill))
 }
 
-async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<NodeProcess, Failure> {
+async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<NodeProcess, CommandFailure> {
     let args = ["--role", role, "--threads", threads, "--ctx-size", "2048", "--model"].map(OsString::from);
     NodeProcess::start(key, args.into_iter().chain([model.into()])).await
 }
 
-async fn node(name: &str, process: &NodeProcess, url: Option<String>) -> Result<Arc<Node>, Failure> {
+async fn node(name: &str, process: &NodeProcess, url: Option<String>) -> Result<Arc<Node>, CommandFailure> {
     let health = Health::new(name);
     health.answers(Arc::new(process.engine.info().await?));
     Ok(Node::new(name.to_owned(), url, Arc::clone(&process.engine) as Arc<dyn Engine>, health))
 }
 
 /// Waits until every rate was measured on idle nodes.
-async fn calibrate(model: &Arc<ServedModel>) -> Result<(), Failure> {
+async fn calibrate(model: &Arc<ServedModel>) -> Result<(), CommandFailure> {
     nodes::keep_calibrated(model);
     let began = Instant::now();
     loop {
@@ -128,7 +129,7 @@ async fn calibrate(model: &Arc<ServedModel>) -> Result<(), Failure> {
             return Ok(());
         }
         if began.elapsed() > CALIBRATION_DEADLINE {
-            return Err(Failure("the nodes could not be calibrated".into()));
+            return Err(CommandFailure("the nodes could not be calibrated".into()));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -157,7 +158,7 @@ impl RealReport {
     }
 }
 
-fn line(cell: &Cell) -> String {
+fn line(cell: &GridCell) -> String {
     let ttft = |handoff: bool| cell.best(|run| run.prefill.is_some() == handoff).map_or(0.0, |run| run.ttft);
     format!(
         "| {:.0} Mb/s | {} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::grid::{Cell, Regret, Summary};
+use super::grid::{GridCell, Regret, Summary};
 use super::{bursts, drift, grading, published};
 
 /// Largest error of a prediction that counts as corrected.
@@ -10,19 +10,19 @@ pub(super) const CORRECTED: f64 = 0.1;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct PlanBenchReport {
     pub note: &'static str,
     pub summary: Vec<Summary>,
-    pub bursts: Vec<bursts::Line>,
-    pub published: Vec<published::Line>,
-    pub grading: Vec<grading::Line>,
+    pub bursts: Vec<bursts::BurstLine>,
+    pub published: Vec<published::PublishedLine>,
+    pub grading: Vec<grading::GradingLine>,
     /// The first request of `drift` from which on predictions were right.
     pub corrected_from: Option<u32>,
-    pub drift: Vec<drift::Line>,
-    pub never_slower: Vec<Cell>,
+    pub drift: Vec<drift::DriftLine>,
+    pub never_slower: Vec<GridCell>,
 }
 
-impl Report {
+impl PlanBenchReport {
     /// Prints Markdown.
     #[allow(clippy::print_stdout, reason = "the result of a command")]
     pub(super) fn print(&self) {
@@ -41,25 +41,25 @@ impl Report {
         println!("| requests | planned | direct | handoff | regret | error of a prediction afterwards |");
         println!("|---|---|---|---|---|---|");
         for line in &self.bursts {
-            let bursts::Line { n_requests, planned, direct, handoff, error_afterwards } = line;
+            let bursts::BurstLine { n_requests, planned, direct, handoff, error_afterwards } = line;
             let (regret, error) = (percent(line.regret()), percent(*error_afterwards));
             println!("| {n_requests} | {planned:.2} s | {direct:.2} s | {handoff:.2} s | {regret} | {error} |");
         }
         println!("\n8,192-token prompt, 32 tokens of reply, 10 Gb/s:\n");
         println!("| machines | published | simulated | difference | TTFT | planned |\n|---|---|---|---|---|---|");
-        for published::Line { machines, published, ttft, completion, is_planned } in &self.published {
+        for published::PublishedLine { machines, published, ttft, completion, is_planned } in &self.published {
             let difference = percent(completion / published - 1.0);
             let planned = if *is_planned { "yes" } else { "" };
             println!("| {machines} | {published:.2} s | {completion:.2} s | {difference} | {ttft:.2} s | {planned} |");
         }
         println!("\nGrading, two DGX Sparks and two M3 Ultras, two models:\n");
         println!("| policy | submissions in flight | per hour | seconds each |\n|---|---|---|---|");
-        for grading::Line { policy, in_flight, per_hour, mean_seconds } in &self.grading {
+        for grading::GradingLine { policy, in_flight, per_hour, mean_seconds } in &self.grading {
             println!("| {policy} | {in_flight} | {per_hour:.0} | {mean_seconds:.1} |");
         }
         println!("\nMachines at {} of the speed that calibration saw (actual ÷ predicted − 1):\n", drift::SPEED);
         println!("| request | TTFT | completion |\n|---|---|---|");
-        for drift::Line { request, ttft_error, completion_error } in &self.drift {
+        for drift::DriftLine { request, ttft_error, completion_error } in &self.drift {
             if [1, 2, 3, 5, 8, 12, 16, 20, 40].contains(request) {
                 println!("| {request} | {} | {} |", percent(*ttft_error), percent(*completion_error));
             }

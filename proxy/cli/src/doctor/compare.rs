@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::{HandoffReport, KvSource};
 use baton_schemas::sequence::{Alternative, CacheScope};
@@ -21,7 +21,7 @@ const SCOPE: CacheScope = CacheScope(1);
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A greedy reply with the likeliest tokens at each of its positions.
-pub(super) struct Reply {
+pub(super) struct ComparedReply {
     tokens: Vec<Token>,
     top: Vec<Vec<Alternative>>,
     pub(super) handoff: Option<HandoffReport>,
@@ -37,7 +37,7 @@ pub(super) async fn reply(
     prompt: &[Token],
     n_new: u32,
     source: Option<&str>,
-) -> Result<Reply, Failure> {
+) -> Result<ComparedReply, CommandFailure> {
     read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new) }).await
 }
 
@@ -56,11 +56,12 @@ fn greedy(prompt: &[Token], n_new: u32) -> SequenceRequest {
     }
 }
 
-async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<Reply, Failure> {
+async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedReply, CommandFailure> {
     let read = async {
         let sent = Instant::now();
         let (mut first, mut last) = (sent, sent);
-        let mut reply = Reply { tokens: Vec::new(), top: Vec::new(), handoff: None, ttft: 0.0, decode_tps: 0.0 };
+        let mut reply =
+            ComparedReply { tokens: Vec::new(), top: Vec::new(), handoff: None, ttft: 0.0, decode_tps: 0.0 };
         let mut deltas = node.generate(request).await?;
         while let Some(delta) = deltas.next().await {
             match delta? {
@@ -78,9 +79,9 @@ async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<Reply, Fa
         }
         reply.ttft = (first - sent).as_secs_f64();
         reply.decode_tps = reply.tokens.len().saturating_sub(1) as f64 / (last - first).as_secs_f64();
-        Ok::<_, Failure>(reply)
+        Ok::<_, CommandFailure>(reply)
     };
-    tokio::time::timeout(DEADLINE, read).await.map_err(|_| Failure("a reply takes too long".into()))?
+    tokio::time::timeout(DEADLINE, read).await.map_err(|_| CommandFailure("a reply takes too long".into()))?
 }
 
 /// How far a reply lies from the one it should be, position by position until a token differs.
@@ -92,13 +93,13 @@ pub(super) struct Difference {
     pub(super) n_compared: usize,
     /// Positions whose likeliest token is the same.
     pub(super) n_agreed: usize,
-    /// Whether every number is the same.
+    /// True if every number is equal.
     pub(super) is_exact: bool,
 }
 
 impl Difference {
     /// Of two replies. Nothing can be said of positions after the first other token, which they have different texts before.
-    pub(super) fn between(expected: &Reply, reply: &Reply) -> Difference {
+    pub(super) fn between(expected: &ComparedReply, reply: &ComparedReply) -> Difference {
         let common = expected.tokens.iter().zip(&reply.tokens).take_while(|(a, b)| a == b).count();
         let n_compared = (common + 1).min(expected.tokens.len()).min(reply.tokens.len());
         let pairs = || expected.top.iter().zip(&reply.top).take(n_compared);
@@ -124,13 +125,13 @@ fn divergence(expected: &[Alternative], other: &[Alternative]) -> f64 {
 mod tests {
     use super::*;
 
-    fn reply_of(tokens: &[Token], p: f32) -> Reply {
+    fn reply_of(tokens: &[Token], p: f32) -> ComparedReply {
         let top = |id: Token| {
             let alternative = |id, p: f32| Alternative { id, logprob: p.ln(), bytes: Vec::new() };
             vec![alternative(id, p), alternative(id + 1, 1.0 - p)]
         };
         let top = tokens.iter().map(|&id| top(id)).collect();
-        Reply { tokens: tokens.to_vec(), top, handoff: None, ttft: 1.0, decode_tps: 1.0 }
+        ComparedReply { tokens: tokens.to_vec(), top, handoff: None, ttft: 1.0, decode_tps: 1.0 }
     }
 
     #[test]

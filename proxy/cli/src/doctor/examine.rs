@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use baton_bench::capture::{Source, capture};
+use baton_bench::capture::{CaptureSource, capture};
 use baton_bench::node_process::NodeProcess;
 use baton_bench::prompts::Prompts;
 use baton_engines::Engine;
@@ -11,13 +11,13 @@ use baton_engines::llama::devices::{self, Device};
 use baton_engines::remote::{NodeAddress, RemoteEngine};
 use baton_engines::transport::Transport;
 use baton_fetch as models;
-use baton_proxy::serve::{Failure, model_files};
+use baton_proxy::serve::{CommandFailure, model_files};
 use baton_schemas::Token;
 use baton_schemas::kv::KvLayout;
 use baton_schemas::node::KEY_VARIABLE;
 
-use super::compare::{Difference, Reply, reply};
-use super::report::{Handoff, Report, Speed};
+use super::compare::{ComparedReply, Difference, reply};
+use super::report::{DeviceSpeed, DoctorReport, HandoffCheck};
 use super::{DoctorArgs, Verdict};
 
 /// Mean KL in nats up to which kernels of different devices are as close as they can be; across software Vulkan and CPU
@@ -45,26 +45,26 @@ pub(super) struct Examination {
     /// The cluster's, or one for this run.
     key: String,
     devices: Vec<Device>,
-    report: Report,
+    report: DoctorReport,
 }
 
 impl Examination {
     /// Finds the devices and the model.
-    pub(super) async fn begin(args: DoctorArgs) -> Result<Examination, Failure> {
+    pub(super) async fn begin(args: DoctorArgs) -> Result<Examination, CommandFailure> {
         let cluster_key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
         if cluster_key.is_none() && !args.prefill.is_empty() {
-            return Err(Failure(format!("--prefill needs the cluster's key: set {KEY_VARIABLE}")));
+            return Err(CommandFailure(format!("--prefill needs the cluster's key: set {KEY_VARIABLE}")));
         }
         let known = devices::all()?;
         let unknown = |name: &&String| !known.iter().any(|device| device.name.eq_ignore_ascii_case(name));
         if let Some(name) = args.devices.iter().find(unknown) {
             let names: Vec<&str> = known.iter().map(|device| device.name.as_str()).collect();
-            return Err(Failure(format!("there is no device {name:?} here; there is {}", names.join(", "))));
+            return Err(CommandFailure(format!("there is no device {name:?} here; there is {}", names.join(", "))));
         }
         let wanted = |device: &Device| {
             args.devices.is_empty() || args.devices.iter().any(|n| device.name.eq_ignore_ascii_case(n))
         };
-        let report = Report::new(&known);
+        let report = DoctorReport::new(&known);
         let devices = known.into_iter().filter(wanted).collect();
         let model = models::pull(&args.model, &model_files::pull_options()?).await?.into();
         let transport = args.transport.transport()?;
@@ -73,14 +73,14 @@ impl Examination {
     }
 
     /// Runs every check. What fails is in the report; an error is what no check could go on after.
-    pub(super) async fn complete(mut self) -> Result<Report, Failure> {
+    pub(super) async fn complete(mut self) -> Result<DoctorReport, CommandFailure> {
         let names: Vec<String> = self.devices.iter().map(|device| device.name.clone()).collect();
         for to in &names {
             eprintln!("{to}: a node that generates is starting");
             let decode = match self.node(to, "both").await {
                 Ok(node) => node,
-                Err(Failure(why)) => {
-                    self.report.speeds.push(Speed::failed(to, why));
+                Err(CommandFailure(why)) => {
+                    self.report.speeds.push(DeviceSpeed::failed(to, why));
                     continue;
                 }
             };
@@ -90,24 +90,24 @@ impl Examination {
             for from in names.iter().chain(&self.args.prefill.clone()) {
                 eprintln!("{from} → {to}");
                 let outcome = self.handoff(from, &decode, &prompt, &alone).await;
-                let outcome = outcome.unwrap_or_else(|Failure(why)| Handoff::failed(why));
-                self.report.handoffs.push(Handoff { from: from.clone(), to: to.clone(), ..outcome });
+                let outcome = outcome.unwrap_or_else(|CommandFailure(why)| HandoffCheck::failed(why));
+                self.report.handoffs.push(HandoffCheck { from: from.clone(), to: to.clone(), ..outcome });
             }
         }
         Ok(self.report)
     }
 
-    /// What a device says of a prompt alone, which others are compared with, and how fast it is.
+    /// A device's speed, and its own reply to a prompt, which the other devices' are compared with.
     async fn alone(
         &mut self,
         name: &str,
         node: &NodeProcess,
         warm_up: Vec<Token>,
         prompt: &[Token],
-    ) -> Result<Reply, Failure> {
+    ) -> Result<ComparedReply, CommandFailure> {
         reply(&node.engine, &warm_up, WARM_UP, None).await?;
         let alone = reply(&node.engine, prompt, self.args.new_tokens, None).await?;
-        self.report.speeds.push(Speed {
+        self.report.speeds.push(DeviceSpeed {
             device: name.to_owned(),
             prefill_tps: prompt.len() as f64 / alone.ttft,
             decode_tps: alone.decode_tps,
@@ -116,24 +116,30 @@ impl Examination {
         Ok(alone)
     }
 
-    async fn handoff(&self, from: &str, to: &NodeProcess, prompt: &[Token], alone: &Reply) -> Result<Handoff, Failure> {
+    async fn handoff(
+        &self,
+        from: &str,
+        to: &NodeProcess,
+        prompt: &[Token],
+        alone: &ComparedReply,
+    ) -> Result<HandoffCheck, CommandFailure> {
         let origin = self.origin(from).await?;
         let (theirs, ours) = (origin.engine.info().await?, to.engine.info().await?);
         let (Some(their_kv), Some(our_kv)) = (theirs.kv, ours.kv) else {
-            return Err(Failure("this model's KV cannot be handed over".into()));
+            return Err(CommandFailure("this model's KV cannot be handed over".into()));
         };
         let same_device = theirs.devices == ours.devices && !theirs.devices.is_empty();
         let handed = reply(&to.engine, prompt, self.args.new_tokens, Some(&origin.url)).await?;
-        let timings = handed.handoff.ok_or_else(|| Failure("the node did not take the KV".into()))?;
+        let timings = handed.handoff.ok_or_else(|| CommandFailure("the node did not take the KV".into()))?;
         if let Some(failure) = timings.failure {
-            return Err(Failure(failure.as_str().to_owned()));
+            return Err(CommandFailure(failure.as_str().to_owned()));
         }
         let difference = Difference::between(alone, &handed);
         // The decode node computes the last token of the prompt itself.
         let kv = self.distance(&origin, to, prompt[..prompt.len() - 1].to_vec(), &our_kv.layout).await?;
         let has_window = our_kv.layout.sections.iter().any(|section| section.window.is_some());
         let must_be_exact = same_device && their_kv.fingerprint == our_kv.fingerprint && !has_window;
-        Ok(Handoff {
+        Ok(HandoffCheck {
             from: origin.name,
             n_bytes: timings.n_bytes,
             kv_distance: kv,
@@ -143,7 +149,7 @@ impl Examination {
             prefill_ms: timings.prefill_ms,
             unhidden_ms: timings.unhidden_ms,
             verdict: verdict(difference, must_be_exact),
-            ..Handoff::default()
+            ..HandoffCheck::default()
         })
     }
 
@@ -154,17 +160,18 @@ impl Examination {
         to: &NodeProcess,
         tokens: Vec<Token>,
         layout: &KvLayout,
-    ) -> Result<Option<f64>, Failure> {
-        let source = |url, engine| Source { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
+    ) -> Result<Option<f64>, CommandFailure> {
+        let source =
+            |url, engine| CaptureSource { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
         let ours = capture(source(&to.url, &to.engine), tokens).await?;
-        // Parts of a sliding window that nobody needs do not travel: there is no whole to compare.
+        // Frames leave out the parts of a sliding window that are not needed: there is no whole cache to compare.
         let distance = canary::distance_of_captures(layout, &ours.chunks, &theirs.chunks);
         Ok(Some(distance).filter(|distance| distance.is_finite()))
     }
 
     /// A node that computes prompts: on a device here, or elsewhere.
-    async fn origin(&self, name: &str) -> Result<Origin, Failure> {
+    async fn origin(&self, name: &str) -> Result<Origin, CommandFailure> {
         if self.devices.iter().any(|device| device.name == name) {
             let process = self.node(name, "prefill").await?;
             let (url, engine) = (process.url.clone(), process.engine.clone());
@@ -175,7 +182,7 @@ impl Examination {
         Ok(Origin { name: name.to_owned(), url, engine: engine.into(), _process: None })
     }
 
-    async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, Failure> {
+    async fn node(&self, device: &str, role: &str) -> Result<NodeProcess, CommandFailure> {
         let mut args: Vec<OsString> = ["--role", role, "--device", device, "--slots", "2"].map(OsString::from).into();
         args.extend(["--model".into(), self.model.clone()]);
         args.extend(self.args.threads.iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));

@@ -8,7 +8,7 @@ mod examine;
 mod report;
 
 use baton_proxy::config::transport_args::TransportArgs;
-use baton_proxy::serve::{Failure, signals};
+use baton_proxy::serve::{CommandFailure, signals};
 use clap::Args;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -44,17 +44,17 @@ pub(super) struct DoctorArgs {
 }
 
 /// Runs every check; a signal ends it, and every process it started, at once.
-pub(super) async fn run(args: DoctorArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: DoctorArgs) -> Result<(), CommandFailure> {
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone());
     tokio::select! {
         done = check(args) => done,
-        () = stop.cancelled() => Err(Failure("stopped".into())),
+        () = stop.cancelled() => Err(CommandFailure("stopped".into())),
     }
 }
 
 #[allow(clippy::print_stdout, reason = "the report is the command's result")]
-async fn check(args: DoctorArgs) -> Result<(), Failure> {
+async fn check(args: DoctorArgs) -> Result<(), CommandFailure> {
     let json = args.json;
     let report = Examination::begin(args).await?.complete().await?;
     match json {
@@ -63,11 +63,11 @@ async fn check(args: DoctorArgs) -> Result<(), Failure> {
     }
     match report.n_failed() {
         0 => Ok(()),
-        n => Err(Failure(format!("{n} of the checks failed"))),
+        n => Err(CommandFailure(format!("{n} of the checks failed"))),
     }
 }
 
-/// What one check came to.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
 enum Verdict {

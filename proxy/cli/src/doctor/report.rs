@@ -16,16 +16,16 @@ const BUILT_WITH: [(&str, bool); 3] = [
 
 /// The whole report.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     version: &'static str,
     system: String,
     /// GPU backends in this binary.
     backends: Vec<&'static str>,
-    /// What is missing that this binary was built for.
+    /// The GPU backend that this binary has and that finds no device here.
     missing: Option<String>,
     devices: Vec<Listed>,
-    pub(super) speeds: Vec<Speed>,
-    pub(super) handoffs: Vec<Handoff>,
+    pub(super) speeds: Vec<DeviceSpeed>,
+    pub(super) handoffs: Vec<HandoffCheck>,
 }
 
 #[derive(Debug, Serialize)]
@@ -37,25 +37,25 @@ struct Listed {
 
 /// A device alone.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Speed {
+pub(super) struct DeviceSpeed {
     pub(super) device: String,
     /// Prompt tokens per second, to the first token.
     pub(super) prefill_tps: f64,
     /// Tokens per second of one stream.
     pub(super) decode_tps: f64,
-    /// Why there is no node on it.
+    /// The reason why no node started on it.
     pub(super) failure: Option<String>,
 }
 
-impl Speed {
-    pub(super) fn failed(device: &str, why: String) -> Speed {
-        Speed { device: device.to_owned(), failure: Some(why), ..Speed::default() }
+impl DeviceSpeed {
+    pub(super) fn failed(device: &str, why: String) -> DeviceSpeed {
+        DeviceSpeed { device: device.to_owned(), failure: Some(why), ..DeviceSpeed::default() }
     }
 }
 
 /// A prompt computed in one place and continued in another.
 #[derive(Debug, Serialize)]
-pub(super) struct Handoff {
+pub(super) struct HandoffCheck {
     pub(super) from: String,
     pub(super) to: String,
     /// Bytes of KV, encoded.
@@ -75,9 +75,9 @@ pub(super) struct Handoff {
     pub(super) verdict: Verdict,
 }
 
-impl Default for Handoff {
-    fn default() -> Handoff {
-        Handoff {
+impl Default for HandoffCheck {
+    fn default() -> HandoffCheck {
+        HandoffCheck {
             from: String::new(),
             to: String::new(),
             n_bytes: 0,
@@ -92,15 +92,15 @@ impl Default for Handoff {
     }
 }
 
-impl Handoff {
-    pub(super) fn failed(why: String) -> Handoff {
-        Handoff { verdict: Verdict::Failed(why), ..Handoff::default() }
+impl HandoffCheck {
+    pub(super) fn failed(why: String) -> HandoffCheck {
+        HandoffCheck { verdict: Verdict::Failed(why), ..HandoffCheck::default() }
     }
 }
 
-impl Report {
+impl DoctorReport {
     /// With nothing examined yet.
-    pub(super) fn new(devices: &[Device]) -> Report {
+    pub(super) fn new(devices: &[Device]) -> DoctorReport {
         let backends: Vec<&str> = BUILT_WITH.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect();
         let lacks_gpu = !backends.is_empty() && devices.len() == 1;
         let missing = lacks_gpu.then(|| format!("built for {}, and no such device is found", backends.join(", ")));
@@ -109,7 +109,7 @@ impl Report {
             description: device.description.clone(),
             memory_bytes: device.memory,
         };
-        Report {
+        DoctorReport {
             version: env!("CARGO_PKG_VERSION"),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             backends,
@@ -128,7 +128,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let backends = if self.backends.is_empty() { "no GPU".to_owned() } else { self.backends.join(", ") };
         writeln!(f, "baton {} on {}, built for {backends}", self.version, self.system)?;

@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use baton_proxy::observe::state::EndpointState;
-use baton_proxy::serve::Failure;
+use baton_proxy::serve::CommandFailure;
 use clap::Args;
 
 use super::endpoint::EndpointArgs;
@@ -37,14 +37,14 @@ const MAX_STATE_BYTES: usize = 16 << 20;
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Prints the state, once or again and again. Fails if the endpoint cannot be reached or refuses.
-pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
+pub(super) async fn run(args: StatusArgs) -> Result<(), CommandFailure> {
     let paint_over = args.watch && !args.json && std::io::stdout().is_terminal();
     loop {
         let state = fetch(&args).await?;
         let text = if args.json { serde_json::to_string(&state)? + "\n" } else { table::render(&state) };
         let clear = if paint_over { CLEAR } else { "" };
         let mut out = std::io::stdout().lock();
-        // Whoever reads this through `head` has read enough when the pipe closes.
+        // A closed pipe ends the command without an error: `head` has read enough.
         if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() || !args.watch {
             return Ok(());
         }
@@ -53,14 +53,14 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), Failure> {
     }
 }
 
-async fn fetch(args: &StatusArgs) -> Result<EndpointState, Failure> {
+async fn fetch(args: &StatusArgs) -> Result<EndpointState, CommandFailure> {
     let (endpoint, base) = (&args.endpoint, args.endpoint.base()?);
     let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
     match response.status().as_u16() {
         200 => {}
-        403 => return Err(Failure(format!("{base} shows its state to operators' keys alone"))),
-        status => return Err(Failure(format!("{base} is not a Baton endpoint: it answered {status}"))),
+        403 => return Err(CommandFailure(format!("{base} shows its state to operators' keys alone"))),
+        status => return Err(CommandFailure(format!("{base} is not a Baton endpoint: it answered {status}"))),
     }
     let body = endpoint.body(response, MAX_STATE_BYTES).await?;
-    serde_json::from_slice(&body).map_err(|_| Failure(format!("{base} is not a Baton endpoint of this version")))
+    serde_json::from_slice(&body).map_err(|_| CommandFailure(format!("{base} is not a Baton endpoint of this version")))
 }

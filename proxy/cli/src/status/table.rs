@@ -52,7 +52,7 @@ pub(super) fn render(state: &EndpointState) -> String {
     out
 }
 
-/// Whether a model is in memory, what it takes there, and until when.
+/// A model's state, its memory, and when it is unloaded.
 fn residency(resident: &ResidencyState, now_ms: u64) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let mut text = format!("  {} ({} MiB", resident.life, mib(resident.bytes));
@@ -217,7 +217,7 @@ fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     rows.iter().map(line).collect()
 }
 
-/// What a terminal would act on must not come from another machine.
+/// Removes control characters: text from another machine must not control this terminal.
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
