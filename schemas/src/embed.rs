@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::keep_alive::KeepAlive;
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// Texts of one request. OpenAI's limit.
 pub const MAX_INPUTS: usize = 2_048;

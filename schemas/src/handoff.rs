@@ -3,8 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::cache_scope::CacheScope;
 use crate::kv::{Fingerprint, HandoffId, PrefillTimings};
-use crate::sequence::{CacheScope, Token};
+use crate::token::Token;
 
 /// Where a decode node may pull a prompt's KV from. What it does not get there it computes itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// The most images of one request.
 pub const MAX_IMAGES: usize = 16;

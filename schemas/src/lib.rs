@@ -6,6 +6,7 @@
 //! travel between processes.
 
 pub mod anthropic;
+mod cache_scope;
 pub mod constraint;
 pub mod embed;
 pub mod error;
@@ -19,9 +20,11 @@ pub mod node;
 pub mod ollama;
 pub mod openai;
 pub mod request;
+mod sampling;
 pub mod sampling_fields;
 pub mod sequence;
 pub mod thinking;
+mod token;
 pub mod tools;
 
 pub use error::EngineError;

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::generate::Sampling;
+use crate::sampling::Sampling;
 
 /// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
 /// impossible already.

@@ -2,13 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::cache_scope::CacheScope;
 use crate::constraint::Constraint;
-use crate::generate::Sampling;
 use crate::handoff::{HandoffReport, KvSource};
 use crate::image::PromptImages;
-
-/// An index into a model's vocabulary.
-pub type Token = u32;
+use crate::sampling::Sampling;
+pub use crate::token::Token;
 
 /// One sequence to continue. A client's `n` choices are `n` of these; an engine computes their common prompt once.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -70,20 +69,6 @@ pub struct Group {
     pub id: u64,
     /// How many they are.
     pub size: u32,
-}
-
-/// A server-derived tag that separates callers in the prefix cache. Never taken from a client.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct CacheScope(pub u64);
-
-impl CacheScope {
-    /// The scope of callers who present no key, or whose owner shares the cache between keys.
-    pub const SHARED: CacheScope = CacheScope(0);
-
-    /// Whether this is [`CacheScope::SHARED`].
-    pub fn is_shared(&self) -> bool {
-        *self == Self::SHARED
-    }
 }
 
 /// One step of an engine's answer. A stream is `Started`, a `Handoff` if there was one, then `Token`s, then exactly one `Finished`; a stream that

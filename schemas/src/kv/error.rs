@@ -3,7 +3,7 @@
 use super::chunk::ChunkError;
 use super::codec::{Codec, CodecError};
 use super::handoff::HandoffError;
-use super::record::RecordKind;
+use super::record_kind::RecordKind;
 
 /// Why a reader refused a stream. Frames that it yielded before remain good.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::layout::{KvLayout, LayoutError};
-use super::record::HandoffId;
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// Positions one frame may hold.
 pub const MAX_FRAME_POSITIONS: u32 = 4096;
@@ -14,6 +13,11 @@ pub const MAX_FRAME_BYTES: u64 = 1 << 30;
 
 /// One past the highest position: llama.cpp's are signed, and it gives the largest a meaning of its own.
 pub const MAX_POSITIONS: u32 = i32::MAX as u32;
+
+/// Names one pull. The reader draws it at random each time, so that a record of an earlier pull is worth nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct HandoffId(#[serde(with = "hex")] pub [u8; 16]);
 
 /// Which model computed the KV, as 32-byte hashes; in JSON hexadecimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -3,9 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::Codec;
-use super::handoff::{Fingerprint, Handoff};
+use super::handoff::{Fingerprint, Handoff, HandoffId};
 use super::layout::KvLayout;
-use super::record::HandoffId;
 
 /// The version of everything that a handoff stream says after its record headers.
 pub const FORMAT_VERSION: u32 = 1;

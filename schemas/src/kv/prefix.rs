@@ -1,6 +1,6 @@
 //! Which prompt a frame belongs to: KV is a function of every token before it.
 
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// Tokens turned into bytes at a time.
 const BLOCK: usize = 1024;

@@ -16,9 +16,10 @@
 use std::fmt;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
 use super::error::FrameError;
+use super::handoff::HandoffId;
+pub use super::record_kind::RecordKind;
 
 /// The first bytes of every record.
 pub const MAGIC: [u8; 4] = *b"BKV1";
@@ -31,31 +32,6 @@ pub const MAC_BYTES: usize = 32;
 
 /// Separates these keys from every other use of a cluster key.
 const KEY_CONTEXT: &str = "baton kv handoff v1";
-
-/// What a record carries. The numbers are on the wire and never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum RecordKind {
-    /// What the stream is about; the first record, and no other.
-    Head = 1,
-    /// The KV of a range of positions.
-    Frame = 2,
-    /// Everything was sent; the last record.
-    End = 3,
-    /// The prefill failed; the last record.
-    Error = 4,
-    /// A sign of life before the next frame.
-    Wait = 5,
-}
-
-impl RecordKind {
-    /// From its wire number.
-    pub fn from_number(number: u8) -> Option<RecordKind> {
-        [RecordKind::Head, RecordKind::Frame, RecordKind::End, RecordKind::Error, RecordKind::Wait]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
-    }
-}
 
 /// A record's fixed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,11 +72,6 @@ impl RecordHeader {
         Ok(RecordHeader { kind, index, length: u64::from_le_bytes(length) })
     }
 }
-
-/// Names one pull. The reader draws it at random each time, so that a record of an earlier pull is worth nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct HandoffId(#[serde(with = "hex")] pub [u8; 16]);
 
 /// The key of one handoff's MACs. Both sides derive it; it never travels.
 #[derive(Clone)]

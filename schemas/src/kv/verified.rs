@@ -10,7 +10,7 @@ use super::frame::Span;
 use super::layout::KvLayout;
 use super::placement::Places;
 
-/// A frame that passed every check: only a [`HandoffReader`](super::reader::Reader) makes one, so what takes it need not
+/// A frame that passed every check: only a [`HandoffReader`](super::reader::HandoffReader) makes one, so what takes it need not
 /// check again. Its MAC was right, it continues the frames before it, it belongs to the reader's own tokens, its rows
 /// are exactly the layout's, and every value is finite.
 #[derive(Debug, Clone, PartialEq, Eq)]

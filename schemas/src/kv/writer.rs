@@ -14,7 +14,7 @@ use super::record::{HandoffKey, RecordKind};
 use crate::error::EngineError;
 
 /// The writing end of a handoff. Each call returns a record, as pieces to be sent one after another. It writes nothing
-/// that a [`HandoffReader`](super::reader::Reader) with the same handoff would refuse, values that are not finite excepted:
+/// that a [`HandoffReader`](super::reader::HandoffReader) with the same handoff would refuse, values that are not finite excepted:
 /// to look for those is the reader's work alone. A call that fails changes nothing.
 pub struct HandoffWriter {
     key: HandoffKey,

@@ -11,7 +11,7 @@ pub use requests::{ApplyTemplate, ApplyTemplateBody, Detokenize, DetokenizeBody,
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// The reply to `POST /tokenize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]

@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::generate::Sampling;
 use crate::node::{NodeInfo, NodeLoad};
+use crate::sampling::Sampling;
 use crate::sampling_fields::SamplingFields;
 
 /// The reply to `GET /props`.

@@ -14,7 +14,7 @@ use crate::request::field::{Field, Required, object};
 use crate::request::read::{Read, Reading, ValueProblem, read};
 use crate::request::tools::ChatToolsBody;
 use crate::request::values::Tokens;
-use crate::sequence::Token;
+use crate::token::Token;
 
 object! {
     /// A text whose tokens are wanted.

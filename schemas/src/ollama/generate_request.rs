@@ -10,7 +10,7 @@ use crate::request::field::{Field, Items, object};
 use crate::request::images::{ImageFile, Images};
 use crate::request::read::read;
 use crate::request::values::{NOT_A_TOKEN, Tokens};
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// Tokens of an earlier reply at most: more than any model's context holds.
 const MAX_CONTEXT: usize = 1 << 20;

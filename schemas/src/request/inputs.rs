@@ -9,7 +9,7 @@ use super::invalid::InvalidRequest;
 use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
 use super::values::{NOT_A_TOKEN, NonEmpty, TokenId, Tokens};
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// A text or its tokens, neither of which is empty.
 #[derive(Debug)]

@@ -11,9 +11,9 @@ use super::invalid::InvalidRequest;
 use super::read::{JsonReader, Read, Reading, ValueProblem, each_field};
 use super::schema::described;
 use super::values::{Integer, Range, Real, WideInteger};
-use crate::generate::Sampling;
+use crate::sampling::Sampling;
 use crate::sampling_fields::{OCCURRENCE_PENALTY, PROBABILITY, REPEAT_PENALTY, SamplingFields, TEMPERATURE};
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
 const MAX_LOGIT_BIASES: usize = 1024;

@@ -10,7 +10,7 @@ use serde_json::{Number as JsonNumber, Value};
 
 use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
-use crate::sequence::Token;
+use crate::token::Token;
 
 /// The greatest 32-bit count.
 pub(crate) const MAX_U32: i64 = u32::MAX as i64;

@@ -1,43 +1,28 @@
 //! Reads a handoff stream, in whatever pieces it arrives, and yields only what has been verified.
 
+mod payload;
 mod progress;
+mod received;
 mod record;
 mod rows;
 
 use self::progress::ReaderProgress;
+pub use self::received::HandoffRecord;
 use self::record::{Fixed, IncomingRecord};
 use super::codec::Codec;
 use super::error::FrameError;
 use super::handoff::{Handoff, HandoffError};
-use super::messages::{HandoffEnd, HandoffHead, Wait};
 use super::placement::{Contiguous, Placement};
 use super::record::{HEADER_BYTES, HandoffKey, MAC_BYTES};
-use super::verified::VerifiedKv;
-use crate::error::EngineError;
-
-/// What a stream said, verified.
-#[derive(Debug, Clone, PartialEq)]
-pub enum HandoffRecord {
-    /// The stream is the one that was asked for. Always first.
-    Head(HandoffHead),
-    /// The node is alive.
-    Wait(Wait),
-    /// The KV of the next positions.
-    Frame(VerifiedKv),
-    /// All positions have come. Nothing follows.
-    End(HandoffEnd),
-    /// The prefill failed. Nothing follows; the frames before it are good.
-    Error(EngineError),
-}
 
 /// The reading end of a handoff: a state machine without I/O.
 ///
 /// ```
-/// # use baton_schemas::kv::{Event, FrameError, Reader};
-/// fn received(reader: &mut Reader, mut bytes: &[u8]) -> Result<(), FrameError> {
-///     while let Some(event) = reader.read(&mut bytes)? {
-///         match event {
-///             Event::Frame(kv) => println!("positions {}..{}", kv.span().p0, kv.span().p1),
+/// # use baton_schemas::kv::{FrameError, HandoffReader, HandoffRecord};
+/// fn received(reader: &mut HandoffReader, mut bytes: &[u8]) -> Result<(), FrameError> {
+///     while let Some(record) = reader.read(&mut bytes)? {
+///         match record {
+///             HandoffRecord::Frame(kv) => println!("positions {}..{}", kv.span().p0, kv.span().p1),
 ///             other => println!("{other:?}"),
 ///         }
 ///     }

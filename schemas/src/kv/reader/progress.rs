@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::HandoffRecord;
-use super::record::Payload;
+use super::payload::Payload;
+use super::received::HandoffRecord;
 use super::rows::IncomingRows;
 use crate::kv::codec::{Codec, Decoder};
 use crate::kv::error::FrameError;

@@ -1,9 +1,8 @@
 //! A record while it arrives.
 
+use super::payload::Payload;
 use super::progress::ReaderProgress;
-use super::rows::IncomingRows;
 use crate::kv::error::FrameError;
-use crate::kv::frame::FrameHeader;
 use crate::kv::placement::Placement;
 use crate::kv::record::{HandoffKey, RecordHeader};
 
@@ -25,19 +24,6 @@ impl<const N: usize> Fixed<N> {
         self.n_filled += taken.len();
         (self.n_filled == N).then_some(self.bytes)
     }
-}
-
-/// What is received of a payload. Only a plain frame is looked into before its MAC, since the size of its buffer
-/// depends on its header.
-pub(super) enum Payload {
-    /// Of any kind but a frame.
-    Message(Vec<u8>),
-    /// A frame with a codec.
-    Encoded(Vec<u8>),
-    /// The header of a frame whose rows travel as they are, of the length given.
-    Header(Vec<u8>, usize),
-    /// Such a frame's header and rows.
-    Plain(FrameHeader, IncomingRows),
 }
 
 /// A record whose header has come.

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::output::{Item, Kind, Output, Part, Status, last_status};
 use super::response::{End, Failure, Head, Response, ResponseUsage};
-use crate::generate::Sampling;
 use crate::openai::logprobs::TokenLogprob;
+use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 

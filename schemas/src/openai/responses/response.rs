@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::output::{Item, Output};
-use crate::generate::Sampling;
+use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
 
 /// What a reply repeats of its request.

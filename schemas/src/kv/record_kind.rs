@@ -1,0 +1,26 @@
+//! The kinds of records.
+
+/// The kind of a record. The numbers are on the wire and never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// What the stream is about; the first record, and no other.
+    Head = 1,
+    /// The KV of a range of positions.
+    Frame = 2,
+    /// Everything was sent; the last record.
+    End = 3,
+    /// The prefill failed; the last record.
+    Error = 4,
+    /// A sign of life before the next frame.
+    Wait = 5,
+}
+
+impl RecordKind {
+    /// From its wire number.
+    pub fn from_number(number: u8) -> Option<RecordKind> {
+        [RecordKind::Head, RecordKind::Frame, RecordKind::End, RecordKind::Error, RecordKind::Wait]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+    }
+}

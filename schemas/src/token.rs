@@ -1,0 +1,4 @@
+//! The type of a token.
+
+/// An index into a model's vocabulary.
+pub type Token = u32;
