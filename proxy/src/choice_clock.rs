@@ -1,4 +1,4 @@
-//! When the tokens of one choice came.
+//! Records when the tokens of one choice arrive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,7 +7,7 @@ use std::time::Instant;
 use baton_schemas::sequence::Timings;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// Times a choice, for the metrics and for the timings of a target that reports none.
+/// Times a choice for the metrics, and for `timings` where the target reports none.
 pub(crate) struct ChoiceClock {
     accepted: Instant,
     slot: Option<Instant>,
@@ -15,22 +15,21 @@ pub(crate) struct ChoiceClock {
     last_token: Option<Instant>,
     /// Prompt tokens that were computed.
     pub(crate) n_computed: u32,
-    /// Tokens so far.
+    /// Tokens generated so far.
     pub(crate) n_tokens: u32,
     gaps: Histogram,
-    /// Of the request, over all choices.
+    /// Counts the tokens of all choices of the request.
     meter: Arc<AtomicU32>,
 }
 
 impl ChoiceClock {
-    /// Starts when a choice of a prompt of so many tokens is accepted.
+    /// Starts the clock when a choice is accepted. `n_prompt` is the length of its prompt in tokens.
     pub(crate) fn start(n_prompt: u32, gaps: Histogram, meter: Arc<AtomicU32>) -> Self {
-        let (slot, first_token, last_token) = (None, None, None);
         ChoiceClock {
             accepted: Instant::now(),
-            slot,
-            first_token,
-            last_token,
+            slot: None,
+            first_token: None,
+            last_token: None,
             n_computed: n_prompt,
             n_tokens: 0,
             gaps,
@@ -38,19 +37,20 @@ impl ChoiceClock {
         }
     }
 
-    /// The choice has a slot, and this many prompt tokens were cached.
+    /// Records that the choice has a slot and that `n_cached` prompt tokens were cached.
     pub(crate) fn started(&mut self, n_cached: u32) {
         self.slot = Some(Instant::now());
         self.n_computed = self.n_computed.saturating_sub(n_cached);
     }
 
-    /// The choice began at this time, as seen from outside the server that generates it.
+    /// Records that an upstream began the choice at this time, as observed from here.
     pub(crate) fn started_at(&mut self, at: Instant) {
-        (self.accepted, self.slot) = (at, Some(at));
+        self.accepted = at;
+        self.slot = Some(at);
         self.first_token = Some(Instant::now());
     }
 
-    /// A token has come.
+    /// Records one token.
     pub(crate) fn token(&mut self) {
         let now = Instant::now();
         self.first_token.get_or_insert(now);
@@ -61,14 +61,14 @@ impl ChoiceClock {
         self.meter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Corrects the count of tokens: only pieces of text were counted.
+    /// Corrects the number of tokens: until now only pieces of text were counted.
     pub(crate) fn correct(&mut self, n_tokens: u32) {
         self.meter.fetch_add(n_tokens.saturating_sub(self.n_tokens), Ordering::Relaxed);
         self.meter.fetch_sub(self.n_tokens.saturating_sub(n_tokens), Ordering::Relaxed);
         self.n_tokens = n_tokens;
     }
 
-    /// Where the time went.
+    /// Returns the timings of the choice.
     pub(crate) fn timings(&self) -> Timings {
         let between = |from: Option<Instant>, to: Option<Instant>| {
             from.zip(to).map_or(0.0, |(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)

@@ -1,67 +1,67 @@
-//! Why a request is refused or fails, before any dialect turns it into a status and JSON.
+//! Errors of requests, before a dialect turns them into a status and JSON.
 
 use std::time::Duration;
 
 use baton_schemas::EngineError;
 
-/// A request that cannot be answered, or can no longer be.
+/// The reason why a request is refused or fails.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RequestError {
     /// No engine serves a model of this name.
     #[error("The model '{model}' does not exist. See /v1/models for those that do.")]
     ModelNotFound {
-        /// As the client wrote it.
+        /// The name as the client wrote it.
         model: String,
     },
-    /// A field that only the model, or the engine's setting, shows to be wrong.
+    /// A field is wrong for this model or for the engine's settings, though its syntax is valid.
     #[error("Invalid '{field}': {problem}.")]
     InvalidField {
-        /// The field at fault, as all dialects call it.
+        /// The invalid field, by the name that all dialects use.
         field: &'static str,
-        /// What is wrong with it.
+        /// The problem, as the end of the sentence `Invalid 'field': …`.
         problem: String,
     },
-    /// Nothing that serves the model sees images.
+    /// No engine that serves the model supports images.
     #[error("Invalid '{field}': images are not supported here: {why}.")]
-    Blind {
-        /// The image's place in the request.
+    ImagesUnsupported {
+        /// The position of the image in the request.
         field: String,
-        /// Why not.
+        /// Why images are not supported.
         why: &'static str,
     },
-    /// The model cannot do what the request insists on. The words are Ollama's, whose clients look for them.
+    /// The model lacks a capability that the request requires. The message is Ollama's; its clients match on it.
     #[error("\"{}\" does not support {capability}", model.escape_debug())]
     Incapable {
-        /// As the client wrote it.
+        /// The name as the client wrote it.
         model: String,
-        /// In a word.
+        /// The capability, in one word.
         capability: &'static str,
     },
-    /// A text to embed is longer than the model takes.
+    /// A text to embed exceeds the model's context.
     #[error(
         "This model's maximum context length is {n_ctx} tokens, but input {idx} has {n_tokens} tokens: it exceeds the \
          available context size."
     )]
     InputTooLong {
-        /// Which, from 0.
+        /// The index of the text.
         idx: usize,
-        /// Its tokens, at least.
+        /// Tokens of the text, at least.
         n_tokens: u32,
-        /// Tokens that the model takes.
+        /// Tokens that the model accepts.
         n_ctx: u32,
     },
-    /// Too many requests are admitted already.
+    /// The endpoint is at its limit of admitted requests.
     #[error("The server is at its limit of {limit} requests. Try again shortly.")]
     Overloaded {
-        /// The bound that was reached.
+        /// The limit that was reached.
         limit: usize,
-        /// When to come back.
+        /// How long the client should wait before it retries.
         retry_after: Duration,
     },
-    /// The key may not name this model.
+    /// The key may not use this model.
     #[error("This API key may not use the model '{model}'.")]
     ModelNotAllowed {
-        /// As the client wrote it.
+        /// The name as the client wrote it.
         model: String,
     },
     /// A rate of the key is exhausted.
@@ -69,25 +69,25 @@ pub enum RequestError {
     RateLimited {
         /// `requests` or `tokens`.
         unit: &'static str,
-        /// A minute.
+        /// Units per minute.
         limit: u32,
-        /// When there is something again.
+        /// Time until the rate allows another request.
         retry_after: Duration,
     },
-    /// The key has as many requests running as it may.
+    /// The key has reached its limit of running requests.
     #[error("This API key may have {limit} requests running at once. Try again when one has ended.")]
     TooManyAtOnce {
-        /// The bound that was reached.
+        /// The limit that was reached.
         limit: usize,
-        /// When to come back.
+        /// How long the client should wait before it retries.
         retry_after: Duration,
     },
-    /// No engine answers now. The reason is safe to show.
+    /// No engine is available now. The reason is safe to show to clients.
     #[error("The model is not available right now: {reason}")]
     Unavailable {
-        /// Why, without paths or addresses.
+        /// The reason, without paths or addresses.
         reason: String,
-        /// When to come back.
+        /// How long the client should wait before it retries.
         retry_after: Duration,
     },
     /// The engine refused the request or failed on it.
@@ -96,12 +96,12 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// Returns true if the request itself is wrong, whatever answers it.
+    /// Returns true if the request itself is wrong, so that no other engine would accept it either.
     pub fn is_the_clients(&self) -> bool {
         match self {
             RequestError::ModelNotFound { .. }
             | RequestError::InvalidField { .. }
-            | RequestError::Blind { .. }
+            | RequestError::ImagesUnsupported { .. }
             | RequestError::ModelNotAllowed { .. }
             | RequestError::Incapable { .. }
             | RequestError::InputTooLong { .. } => true,
@@ -120,13 +120,13 @@ impl RequestError {
         }
     }
 
-    /// Its kind, for counting.
+    /// The kind of the error, for metrics.
     pub fn kind(&self) -> RequestErrorKind {
         match self {
             RequestError::ModelNotFound { .. } => RequestErrorKind::ModelNotFound,
-            RequestError::InvalidField { .. } | RequestError::Blind { .. } | RequestError::Incapable { .. } => {
-                RequestErrorKind::InvalidRequest
-            }
+            RequestError::InvalidField { .. }
+            | RequestError::ImagesUnsupported { .. }
+            | RequestError::Incapable { .. } => RequestErrorKind::InvalidRequest,
             RequestError::ModelNotAllowed { .. } => RequestErrorKind::ModelNotAllowed,
             RequestError::RateLimited { .. } => RequestErrorKind::RateLimited,
             RequestError::TooManyAtOnce { .. } => RequestErrorKind::TooManyAtOnce,
@@ -149,12 +149,12 @@ impl RequestError {
     }
 }
 
-/// The kind of a [`RequestError`], for counting.
+/// The kind of a [`RequestError`], for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RequestErrorKind {
-    /// No such model is served.
+    /// No engine serves a model of this name.
     ModelNotFound,
-    /// The request is wrong.
+    /// The request is invalid.
     InvalidRequest,
     /// The key may not use the model.
     ModelNotAllowed,
@@ -166,7 +166,7 @@ pub enum RequestErrorKind {
     ContextOverflow,
     /// The endpoint is at its limit of requests.
     Overloaded,
-    /// No engine or upstream answers now.
+    /// No engine or upstream is available.
     Unavailable,
     /// The engine's queue is full.
     QueueFull,

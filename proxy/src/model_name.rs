@@ -1,9 +1,9 @@
-//! When two spellings of a model's name mean the same model.
+//! Compares spellings of model names.
 
-/// The tag that Ollama's clients put behind a name without one.
+/// The tag that Ollama's clients append to a name without one.
 const DEFAULT_TAG: &str = ":latest";
 
-/// Whether two names are the same: whatever their case, and with or without the default tag.
+/// Returns true if two names mean the same model: case and the default tag are ignored.
 pub fn are_same(one: &str, other: &str) -> bool {
     bare(one).eq_ignore_ascii_case(bare(other))
 }

@@ -1,4 +1,5 @@
-//! The events of a reply, free of any dialect. Every target's output becomes these, and every dialect writes them.
+//! The events of a reply, independent of any dialect. Every target's output is translated to these events, and every
+//! dialect writes them.
 
 use baton_reply::TokenLogprobs;
 use baton_schemas::handoff::HandoffReport;
@@ -6,16 +7,16 @@ use baton_schemas::sequence::Timings;
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, Token};
 
-/// Something that happens in one choice of a reply.
+/// An event in one choice of a reply.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReplyEvent {
-    /// Which choice, from 0.
+    /// The index of the choice.
     pub choice: u32,
-    /// What happens.
+    /// The event.
     pub kind: EventKind,
 }
 
-/// What happens in a choice.
+/// The kind of an event, with its data.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EventKind {
     /// The choice has a slot in an engine, and its prefill begins. Always a choice's first event.
@@ -25,28 +26,28 @@ pub enum EventKind {
     },
     /// Another node computed the prompt, or tried to. Comes before the choice's text.
     Handoff {
-        /// How long the handoff took, and why it failed if it did.
+        /// The duration of the handoff, and the reason if it failed.
         timings: HandoffReport,
     },
     /// The route changed after it was announced. Comes before any text. Concerns the whole reply.
     Rerouted {
-        /// The new value of `x-baton-route`, for a reply whose head is not written yet.
+        /// The new value of `x-baton-route`, for a reply whose head is not sent yet.
         route: String,
     },
     /// An upstream has reported the prompt's length. Comes before the first choice finishes.
     Usage {
-        /// The estimate until now.
+        /// The earlier estimate of the prompt's tokens.
         n_estimated: u32,
-        /// Tokens of the prompt.
+        /// Tokens in the prompt.
         n_prompt: u32,
-        /// Those of them that were cached.
+        /// Prompt tokens that were cached.
         n_cached: u32,
     },
     /// More text. Whole UTF-8 characters, never part of a stop string. May be empty if `tokens` is not.
     Text {
         /// The text.
         text: String,
-        /// The tokens whose text became final with this event; filled only if log-probabilities were asked for.
+        /// The tokens whose text became final with this event; empty unless log-probabilities were requested.
         tokens: Vec<TokenLogprobs>,
     },
     /// More of the model's reasoning.
@@ -56,36 +57,36 @@ pub enum EventKind {
     },
     /// A step of a tool call.
     ToolCall {
-        /// What is new, and of which call.
+        /// The new part, and the index of its call.
         call: ToolCallDelta,
     },
-    /// The tokens of the prompt and the reply, if the client asked for them. Comes before the choice finishes.
+    /// The tokens of the prompt and the reply, if the client requested them. Comes before the choice finishes.
     Context {
         /// Includes the tokens of a stop string, but not the token that ends the turn.
         tokens: Vec<Token>,
     },
     /// The choice is complete. Always its last event.
     Finished {
-        /// Why it ended.
+        /// The finish reason.
         reason: FinishReason,
-        /// The stop string that was reached, if one was.
+        /// The stop string that ended the choice, if any.
         stop: Option<String>,
         /// Tokens generated, including those of a stop string and of a half-finished character.
         n_completion: u32,
-        /// Those of them that were reasoning, including its tags.
+        /// Generated tokens that were reasoning, including its tags.
         n_reasoning: u32,
-        /// Where the time went.
+        /// The times of prefill and decode.
         timings: Timings,
     },
 }
 
 impl EventKind {
-    /// This, as an event of a choice.
+    /// Makes an event of this choice.
     pub fn of(self, choice: u32) -> ReplyEvent {
         ReplyEvent { choice, kind: self }
     }
 
-    /// Returns true for a part of the reply and for its end.
+    /// Returns true for text, reasoning, tool calls, and the end of the choice.
     pub fn is_result(&self) -> bool {
         match self {
             EventKind::Started { .. }

@@ -1,4 +1,4 @@
-//! A key's account: what its holder may ask for, how much, and how much of that is left.
+//! The account of an API key: its permissions, its limits, and what is left of its rates.
 
 mod rate;
 
@@ -10,26 +10,26 @@ use self::rate::Rate;
 use crate::error::RequestError;
 use crate::model_name;
 
-/// What a key may do. The default is the owner's key: everything, without limits.
+/// The permissions and limits of a key. The default is the owner's key: everything, without limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyLimits {
-    /// Models it may use, each by one of its names. Empty means all.
+    /// Models that the key may use, each by one of its names. Empty means all models.
     pub models: Vec<String>,
     /// Requests per minute.
     pub requests_per_minute: Option<u32>,
     /// Tokens per minute, of prompts and replies together.
     pub tokens_per_minute: Option<u32>,
-    /// Requests served at once.
+    /// Requests that may run at once.
     pub max_concurrent: Option<usize>,
     /// Requests of a key with a higher priority are admitted first.
     pub priority: u8,
-    /// May choose the planning policy of its requests.
+    /// The key may choose the planning policy of its requests.
     pub may_choose_policy: bool,
-    /// May see the endpoint's state, its metrics and the addresses of nodes.
+    /// The key may see the endpoint's state, its metrics and the addresses of nodes.
     pub is_operator: bool,
 }
 
-/// Priority of keys without a configured one.
+/// The priority of a key that has none configured.
 pub const DEFAULT_PRIORITY: u8 = 5;
 
 impl Default for KeyLimits {
@@ -46,21 +46,22 @@ impl Default for KeyLimits {
     }
 }
 
-/// The holder of a key, with what is left of its rates.
+/// A key's permissions and the current state of its rates.
 #[derive(Debug)]
 pub struct Account {
-    /// Its configured, unique name; never the key itself.
+    /// The configured, unique name of the key; never the key itself.
     pub name: String,
-    /// What it may do.
+    /// The permissions and limits of the key.
     pub limits: KeyLimits,
     requests: Option<Rate>,
     tokens: Option<Rate>,
-    /// The account that replaced this one when its limits changed. It is charged for what still runs under this one.
+    /// The account that replaced this one when its limits changed. Requests that still run under this account charge
+    /// it.
     successor: OnceLock<Arc<Account>>,
 }
 
 impl Account {
-    /// An account that has used nothing.
+    /// Creates an account with unused rates.
     pub fn new(name: impl Into<String>, limits: KeyLimits) -> Account {
         Account {
             name: name.into(),
@@ -71,9 +72,9 @@ impl Account {
         }
     }
 
-    /// Replaces this account by one of the same holder with other limits, which has used what this one has.
+    /// Replaces this account with one that has other limits. The new account keeps the usage of this one.
     pub fn succeed(&self, successor: &Arc<Account>) {
-        // Requests that end from here on are charged to the successor.
+        // From here on, requests that end charge the successor.
         if self.successor.set(Arc::clone(successor)).is_err() {
             return;
         }
@@ -86,14 +87,15 @@ impl Account {
         carry(&self.tokens, &successor.tokens);
     }
 
-    /// Returns true if it may use a model that has these names. A restricted key may not use a model without a known name.
+    /// Returns true if the key may use a model with these names. A restricted key may not use a model whose name is
+    /// unknown.
     pub fn may_use<'a>(&self, mut names: impl Iterator<Item = &'a String>) -> bool {
         let allowed = &self.limits.models;
         allowed.is_empty() || names.any(|name| allowed.iter().any(|allowed| model_name::are_same(allowed, name)))
     }
 
-    /// Takes one request off its rate. Tokens are charged once they are counted, so a reply may overdraw their rate; the
-    /// debt must be paid back before the next request is admitted. Errors: which rate is exhausted, and until when.
+    /// Charges one request. Tokens are charged after they are counted, so a reply may overdraw the token rate; the next
+    /// request is admitted once the debt is paid back. Errors: the exhausted rate and the time until it recovers.
     pub(crate) fn take_request(&self) -> Result<(), RequestError> {
         let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
             unit,
@@ -120,7 +122,7 @@ impl Account {
         }
     }
 
-    /// What is left, for `x-ratelimit-*`: of `requests` and of `tokens`, where they are limited.
+    /// The quotas of `requests` and `tokens`, where limited, for the headers `x-ratelimit-*`.
     pub fn quotas(&self) -> impl Iterator<Item = (&'static str, Quota)> {
         let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota()));
         of("requests", &self.requests).into_iter().chain(of("tokens", &self.tokens))

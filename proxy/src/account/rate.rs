@@ -1,7 +1,7 @@
-//! A rate a minute, with a whole minute's worth in reserve, on `governor`'s generic cell rate algorithm.
+//! A rate per minute with a burst of one minute, on `governor`'s generic cell rate algorithm.
 //!
-//! The tokens of a request are known only when it has ended, so they are charged afterwards. What the reserve cannot pay
-//! then is a debt, and no request is admitted before it is paid.
+//! The tokens of a request are known only when it has ended, so they are charged afterwards. If the reserve is too
+//! small, the rest becomes a debt, and no request is admitted until it is paid.
 
 use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use governor::state::{InMemoryState, NotKeyed};
 
 type Limiter = governor::RateLimiter<NotKeyed, InMemoryState, DefaultClock, StateInformationMiddleware>;
 
-/// A limit and what is left of it.
+/// A limit per minute and its current use.
 pub(super) struct Rate {
     limit: NonZeroU32,
     limiter: Limiter,
@@ -23,23 +23,23 @@ pub(super) struct Rate {
 
 struct Balance {
     debt: u64,
-    /// What was left, and when.
+    /// The last known remainder and the time it was read.
     left: (u32, Instant),
 }
 
-/// What is left of a rate.
+/// The limit, remainder and reset time of a rate, as shown in headers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quota {
-    /// A minute.
+    /// Units per minute.
     pub limit: u32,
-    /// Now.
+    /// Units left now.
     pub remaining: u32,
-    /// Until all of it is there again.
+    /// Time until the full limit is available again.
     pub reset: Duration,
 }
 
 impl Rate {
-    /// `None` for a limit of 0, which means no limit.
+    /// Returns `None` for a limit of 0, which means no limit.
     pub(super) fn per_minute(limit: u32) -> Option<Rate> {
         let limit = NonZeroU32::new(limit)?;
         let limiter = governor::RateLimiter::direct(governor::Quota::per_minute(limit)).with_middleware();
@@ -47,14 +47,14 @@ impl Rate {
         Some(Rate { limit, limiter, clock: DefaultClock::default(), balance })
     }
 
-    /// How much of the rate is in use: what was taken and has not been refilled yet, debts included.
+    /// Returns the units that were taken and are not refilled yet, debts included.
     pub(super) fn used(&self) -> u64 {
         let balance = self.lock();
         let missing = f64::from(self.limit.get()) - self.owned(&balance);
         missing.max(0.0).ceil() as u64
     }
 
-    /// What is left now; negative with a debt.
+    /// Returns the units left now; negative while there is a debt.
     fn owned(&self, balance: &Balance) -> f64 {
         let (left, at) = balance.left;
         let limit = f64::from(self.limit.get());
@@ -66,27 +66,26 @@ impl Rate {
         f64::from(self.limit.get()) / 60.0
     }
 
-    /// Takes one. Errors: when there will be one.
+    /// Takes one unit. Errors: the time until one is available.
     pub(super) fn take(&self) -> Result<(), Duration> {
         let mut balance = self.lock();
         self.pay_debt(&mut balance)?;
         self.pay(&mut balance, NonZeroU32::MIN)
     }
 
-    /// Takes `n`, at the price of a debt if they are not left.
+    /// Takes `n` units. If fewer are left, the rest becomes a debt.
     pub(super) fn charge(&self, n: u64) {
         let mut balance = self.lock();
         balance.debt = balance.debt.saturating_add(n);
-        // What cannot be paid now stays a debt.
+        // What the reserve cannot pay now stays a debt.
         let _ = self.pay_debt(&mut balance);
     }
 
-    /// Errors: when the debt will be paid, if there is one.
+    /// Checks that there is no debt. Errors: the time until the debt is paid.
     pub(super) fn settle(&self) -> Result<(), Duration> {
         self.pay_debt(&mut self.lock())
     }
 
-    /// What is left now.
     pub(super) fn quota(&self) -> Quota {
         let owned = self.owned(&self.lock());
         let limit = self.limit.get();
@@ -107,7 +106,7 @@ impl Rate {
         Ok(())
     }
 
-    /// Pays `n`, which is at most the limit. Errors: when that will be possible.
+    /// Pays `n` units; `n` is at most the limit. Errors: the time until that is possible.
     fn pay(&self, balance: &mut Balance, n: NonZeroU32) -> Result<(), Duration> {
         match self.limiter.check_n(n) {
             Ok(Ok(state)) => {

@@ -1,4 +1,4 @@
-//! The checks of callers, which can be replaced while streams run.
+//! The checks of callers: keys, hosts and origins. They can be replaced while streams run.
 
 use std::sync::Arc;
 
@@ -9,26 +9,25 @@ use super::allowed_hosts::AllowedHosts;
 use super::allowed_origins::AllowedOrigins;
 use super::keys::Keys;
 
-/// What each request is checked against.
+/// The checks that apply to each request.
 pub struct Access {
     /// API keys.
     pub keys: Keys,
-    /// Names in `Host`, for listeners that check them.
+    /// Names allowed in `Host`, for listeners that check it.
     pub hosts: AllowedHosts,
-    /// Origins of web pages.
+    /// Allowed origins of web pages.
     pub origins: AllowedOrigins,
 }
 
 /// Access that can be replaced while requests run. Each request sees one version.
 pub type SharedAccess = Arc<ArcSwap<Access>>;
 
-/// Access as configured.
+/// Creates the checks from the configuration.
 pub fn shared(config: &AccessConfig) -> SharedAccess {
     Arc::new(ArcSwap::from_pointee(access(config, Keys::new(config))))
 }
 
-/// Applies another configuration. Keys in both keep what they have used of their rates, and callers keep their cached
-/// prompts.
+/// Applies another configuration. Keys in both configurations keep their usage, and callers keep their cached prompts.
 pub fn renew(shared: &SharedAccess, config: &AccessConfig) {
     let keys = shared.load().keys.renewed(config);
     shared.store(Arc::new(access(config, keys)));

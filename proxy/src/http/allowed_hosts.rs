@@ -1,4 +1,4 @@
-//! The names in `Host` that a listener on loopback answers.
+//! The names in `Host` that a loopback listener accepts.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use http::uri::Authority;
 /// Suffixes that cannot be registered, so a stranger's DNS never resolves them.
 const PRIVATE_SUFFIXES: [&str; 3] = [".local", ".localhost", ".internal"];
 
-/// The names under which this machine answers, in lower case.
+/// The accepted names, in lower case.
 pub struct AllowedHosts(Vec<String>);
 
 impl AllowedHosts {
-    /// The configured names, and this machine's own.
+    /// Accepts the configured names and this machine's own.
     pub fn new(configured: &[String]) -> Self {
         let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
         AllowedHosts::of(configured.iter().cloned().chain([own]))
@@ -21,7 +21,7 @@ impl AllowedHosts {
         AllowedHosts(names.into_iter().map(|name| normalized(&name)).filter(|name| !name.is_empty()).collect())
     }
 
-    /// Returns true if `host`, without port, is one of them.
+    /// Returns true if `host`, without port, is accepted.
     pub fn allows(&self, host: &str) -> bool {
         let name = normalized(host);
         // An IPv6 address stands in brackets.
@@ -35,13 +35,13 @@ impl AllowedHosts {
     }
 }
 
-/// Checks an entry of `allowed_hosts`. Errors: it is no bare host name.
+/// Checks an entry of `allowed_hosts`. Errors: the entry is not a bare host name.
 pub fn check_configured(name: &str) -> Result<(), String> {
     let bare = name.parse::<Authority>().is_ok_and(|authority| authority.host() == name && !name.contains(['*', '@']));
     if bare { Ok(()) } else { Err(format!("{name:?} is not a host name like \"llm.example.com\": no scheme, no port")) }
 }
 
-/// Lower case, without the root's dot.
+/// Converts to lower case and removes the trailing dot of the DNS root.
 fn normalized(name: &str) -> String {
     name.trim_end_matches('.').to_ascii_lowercase()
 }

@@ -1,4 +1,4 @@
-//! The web pages that may call.
+//! The web pages that may call this server.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use http::{HeaderValue, Uri};
 /// Schemes of desktop shells; no web page can have them.
 const APP_SCHEMES: [&str; 3] = ["app://", "tauri://", "vscode-webview://"];
 
-/// The origins that may call.
+/// The origins that may call this server.
 #[derive(Debug, Clone)]
 pub struct AllowedOrigins(Arc<[String]>);
 
 impl AllowedOrigins {
-    /// Local pages, desktop apps, and these: each as in the `Origin` header, or `*` for all.
+    /// Allows local pages, desktop apps and these origins, each as in the `Origin` header, or `*` for all.
     pub fn new(configured: &[String]) -> Self {
         AllowedOrigins(configured.iter().map(|origin| origin.trim_end_matches('/').to_ascii_lowercase()).collect())
     }
@@ -28,7 +28,7 @@ impl AllowedOrigins {
     }
 }
 
-/// Checks an entry of `allowed_origins`. Errors: no browser would send it.
+/// Checks an entry of `allowed_origins`. Errors: no browser would send such an origin.
 pub fn check_configured(origin: &str) -> Result<(), String> {
     if matches!(origin, "*" | "null") {
         return Ok(());
@@ -42,7 +42,7 @@ pub fn check_configured(origin: &str) -> Result<(), String> {
     }
 }
 
-/// A page that this machine serves itself, on any port.
+/// Returns true for a page that this machine serves itself, on any port.
 fn is_local_page(origin: &str) -> bool {
     let Ok(uri) = origin.parse::<Uri>() else { return false };
     if !matches!(uri.scheme_str(), Some("http" | "https")) {

@@ -1,4 +1,4 @@
-//! Lets only callers with a valid API key in, and tells handlers who they are.
+//! Refuses callers without a valid API key, and identifies the caller to the handlers.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::access::SharedAccess;
 use super::dialect::Dialect;
-use super::errors::Failure;
+use super::errors::HttpFailure;
 use super::keys::KeyIdentity;
 use super::rate_limit;
 use super::request_id::RequestId;
@@ -20,12 +20,13 @@ use crate::account::Account;
 use crate::request::admission::QueuePlace;
 use crate::request::caller::Caller;
 
-/// Refuses callers without a key, gives handlers the [`Caller`], and adds what is left of its rates to the reply.
+/// Refuses callers without a valid key, adds the [`Caller`] to the request, and adds the caller's rate limits to the
+/// reply.
 pub async fn check(State(access): State<SharedAccess>, mut request: Request, next: Next) -> Response {
     let access = access.load_full();
     let identity = match access.keys.identify(request.headers()) {
         Some(identity) => identity,
-        None if is_public(&request) => access.keys.nobody(),
+        None if is_public(&request) => access.keys.anonymous(),
         None => return missing_key().respond(Dialect::of(request.uri().path())),
     };
     let KeyIdentity { scope, role, account } = identity;
@@ -49,31 +50,32 @@ pub async fn check(State(access): State<SharedAccess>, mut request: Request, nex
     response
 }
 
-/// The header with which a request asks for another policy than the configured one.
+/// The header by which a request chooses its planning policy.
 const POLICY_HEADER: &str = "x-baton-policy";
 
-fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'static dyn Policy>, Failure> {
+fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'static dyn Policy>, HttpFailure> {
     let Some(name) = headers.get(POLICY_HEADER) else { return Ok(None) };
     if !account.limits.may_choose_policy {
         let message = format!("This API key may not choose how its requests are planned: leave out {POLICY_HEADER}.");
         let error = ErrorBody::new(ErrorKind::Permission, message).code("policy_not_allowed");
-        return Err(Failure::new(StatusCode::FORBIDDEN, error));
+        return Err(HttpFailure::new(StatusCode::FORBIDDEN, error));
     }
     let known = name.to_str().ok().and_then(PolicyName::parse);
     known.map(|name| Some(name.policy())).ok_or_else(|| {
         let names = PolicyName::ALL.map(PolicyName::as_str).join(", ");
         let error = ErrorBody::new(ErrorKind::InvalidRequest, format!("{POLICY_HEADER} must be one of: {names}."));
-        Failure::new(StatusCode::BAD_REQUEST, error)
+        HttpFailure::new(StatusCode::BAD_REQUEST, error)
     })
 }
 
-/// Load balancers probe health without a key, browsers send preflights without one, and the first page holds nothing.
+/// Returns true if no key is required: load balancers probe health without one, browsers send preflights without one,
+/// and the first page holds no secrets.
 fn is_public(request: &Request) -> bool {
     request.method() == Method::OPTIONS || matches!(request.uri().path(), "/" | "/health" | "/v1/health")
 }
 
-fn missing_key() -> Failure {
+fn missing_key() -> HttpFailure {
     let message = "A valid API key is required, as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'.";
     let error = ErrorBody::new(ErrorKind::Authentication, message).code("invalid_api_key");
-    Failure::new(StatusCode::UNAUTHORIZED, error)
+    HttpFailure::new(StatusCode::UNAUTHORIZED, error)
 }

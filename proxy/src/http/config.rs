@@ -1,4 +1,5 @@
-//! Settings of the HTTP surface, from the command line and the configuration file. They never change.
+//! Settings of the HTTP surface, from the command line and the configuration file. They stay fixed while the server
+//! runs.
 
 use std::time::Duration;
 
@@ -7,14 +8,16 @@ use super::access_config::AccessConfig;
 /// Room for a long conversation with a few pictures in it. A body is held whole in memory while it is parsed.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;
 
-/// Time for a whole body to arrive: the largest one at 2.2 Mbit/s. Longer, and dribbled bodies hold connections.
+/// Time for a whole body to arrive: enough for the largest one at 2.2 Mbit/s. A longer time would let slow bodies hold
+/// connections.
 pub const DEFAULT_BODY_DEADLINE: Duration = Duration::from_secs(120);
 
-/// How long a stream's head waits for the first result, so that an early error can keep its status. Longer, and
-/// clients that time the head (many at 30 s) give up during a long prefill.
+/// How long a stream's head waits for the first result, so that an early error can keep its status. With a longer wait,
+/// clients with a timeout for the head (often 30 s) would give up during a long prefill.
 pub const DEFAULT_HEAD_HOLD: Duration = Duration::from_secs(15);
 
-/// Silence before a comment is sent. Reverse proxies cut silent streams at 60 s by default, a few at 15 s.
+/// Silence in a stream before a heartbeat is sent. Reverse proxies cut silent streams after 60 s by default, some after
+/// 15 s.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Limits, access and times. No `Debug`: it holds keys.
@@ -22,20 +25,20 @@ pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
 pub struct HttpConfig {
     /// Who may call, at start-up.
     pub access: AccessConfig,
-    /// Refuse requests whose `Host` is not this machine: set where the listener is bound to loopback.
+    /// Refuses requests whose `Host` is not this machine. Set when the listener is bound to loopback.
     pub check_host: bool,
-    /// Bytes of a body at most, counted after decompression.
+    /// The maximum size of a body in bytes, after decompression.
     pub max_body_bytes: usize,
     /// Time for a whole body to arrive.
     pub body_deadline: Duration,
     /// How long a stream's head waits for the first result.
     pub head_hold: Duration,
-    /// Silence in a stream before a comment is sent.
+    /// Silence in a stream before a heartbeat is sent.
     pub heartbeat: Duration,
 }
 
 impl Default for HttpConfig {
-    /// Open, for a loopback listener.
+    /// Open access, for a loopback listener.
     fn default() -> Self {
         HttpConfig {
             access: AccessConfig::default(),

@@ -1,6 +1,6 @@
-//! Lets the pages that may call read our replies: what a browser asks before and after it sends their requests.
+//! CORS: lets allowed pages read our replies. Answers preflights and adds the headers that browsers check.
 //!
-//! Credentials are never allowed, so an echoed origin gives a page nothing but the reply to what it sent itself.
+//! Credentials are never allowed, so an echoed origin exposes only the reply to the page's own request.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::access::SharedAccess;
 
-/// Browsers cap it at 2 h; each preflight it saves is a round trip.
+/// Browsers cap this at 2 h. Each cached preflight saves a round trip.
 const MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// Headers of ours that a page's script may read.
+/// Our response headers that a page's script may read.
 const EXPOSED: [HeaderName; 11] = [
     super::request_id::X_REQUEST_ID,
     super::route_header::X_BATON_ROUTE,
@@ -27,7 +27,7 @@ const EXPOSED: [HeaderName; 11] = [
     HeaderName::from_static("x-ratelimit-reset-tokens"),
 ];
 
-/// Answers preflights and marks replies.
+/// Answers preflights and adds CORS headers to replies.
 pub fn layer(access: SharedAccess) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::predicate(move |origin, _| access.load().origins.allows(origin)))

@@ -1,7 +1,7 @@
-//! Refuses new requests while the server stops; those that run may finish.
+//! Refuses new requests while the server stops. Running requests may finish.
 //!
-//! The listener stays open meanwhile. A load balancer learns from `/health` to send nothing more, which it could not tell
-//! from a crash if the port were closed. A client on a kept connection gets an answer and not a reset.
+//! The listener stays open meanwhile. A load balancer learns from `/health` to send no more requests; a closed port
+//! would look like a crash. A client on a keep-alive connection gets an answer instead of a reset.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -16,23 +16,23 @@ use hyper::body::{Frame, SizeHint};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::dialect::Dialect;
-use super::errors::Failure;
+use super::errors::HttpFailure;
 use super::request_steps::{Stopping, is_stopping};
 
-/// Paths that are still answered: they tell whether to use this server, and what it does.
+/// Paths that are answered during the shutdown: they report health and state.
 const STILL_ANSWERED: [&str; 4] = ["/health", "/v1/health", "/metrics", "/baton/state"];
 
-/// Refuses requests that come after the stop began. Every reply from then on closes its connection.
+/// Refuses requests that arrive after the shutdown began. From then on every reply closes its connection.
 pub(super) async fn refuse(request: Request, next: Next) -> Response {
     if !request.extensions().get::<Stopping>().is_some_and(|stopping| stopping.0.is_cancelled()) {
         return next.run(request).await;
     }
-    // On HTTP/2, hyper says it with GOAWAY.
+    // On HTTP/2, hyper sends GOAWAY instead.
     let closes = request.version() < Version::HTTP_2;
     let path = request.uri().path();
     let mut response = match STILL_ANSWERED.contains(&path) {
         true => next.run(request).await,
-        false => Failure::from(&is_stopping()).respond(Dialect::of(path)),
+        false => HttpFailure::from(&is_stopping()).respond(Dialect::of(path)),
     };
     if closes {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -40,7 +40,7 @@ pub(super) async fn refuse(request: Request, next: Next) -> Response {
     response
 }
 
-/// The body of a reply. Its request counts as running until the body was sent or dropped.
+/// The body of a reply. The request counts as running until the body is sent or dropped.
 pub(super) struct Awaited {
     body: Body,
     _running: TaskTrackerToken,

@@ -1,6 +1,6 @@
-//! Everything that can be refused or can fail, as a status, headers and an envelope. The one place that maps errors.
+//! Maps every error to a status, headers and a JSON envelope. This is the only place that does so.
 //!
-//! A client gets a short safe message; the cause goes to the log, under the request's id.
+//! The client gets a short safe message. The cause goes to the log with the request's id.
 
 use std::any::Any;
 use std::time::Duration;
@@ -16,41 +16,41 @@ use super::dialect::Dialect;
 use super::request_steps::panic_message;
 use crate::error::RequestError;
 
-/// A full queue moves on within a request's length; a lost engine is restarted in about this time.
+/// A full queue has room again when one request ends; a lost engine restarts in about this time.
 const SOON: Duration = Duration::from_secs(1);
 
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// A reply that is an error.
+/// An error reply.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Failure {
-    /// The status, until a stream's head has gone out.
+pub struct HttpFailure {
+    /// The HTTP status. It has no effect once a stream's head was sent.
     pub status: StatusCode,
-    /// What the client reads.
+    /// The error that the client reads.
     pub error: ErrorBody,
-    /// What its SDK should do.
+    /// What the client's SDK should do.
     pub retry: Retry,
 }
 
-/// What an SDK should do about a failure. Left alone, OpenAI's retry every 408, 409, 429 and 5xx twice.
+/// What an SDK should do about a failure. By default, OpenAI's SDKs retry every 408, 409, 429 and 5xx twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// What it does by itself.
+    /// No advice: the SDK applies its default.
     Unsaid,
-    /// Come back then.
+    /// Retry after this time.
     After(Duration),
-    /// Not retry: it would fail again.
+    /// Do not retry: the request would fail again.
     Never,
 }
 
-impl Failure {
-    /// A failure without advice.
+impl HttpFailure {
+    /// Creates a failure without retry advice.
     pub fn new(status: StatusCode, error: ErrorBody) -> Self {
-        Failure { status, error, retry: Retry::Unsaid }
+        HttpFailure { status, error, retry: Retry::Unsaid }
     }
 
-    /// A failed request, as its client may see it. The rest is logged here.
+    /// Maps a failed request to what its client may see, and logs the cause.
     pub fn of_request(error: &RequestError, request_id: &str) -> Self {
         let failure = map(error);
         if failure.status == StatusCode::INTERNAL_SERVER_ERROR
@@ -58,152 +58,159 @@ impl Failure {
         {
             tracing::error!(request_id, status = failure.status.as_u16(), %error, "request failed");
         } else {
-            // What is wrong with it may quote the prompt.
+            // The error may quote the prompt, so its text is logged only at debug level.
             tracing::info!(
                 request_id,
                 status = failure.status.as_u16(),
                 reason = error.kind().as_str(),
                 "request refused"
             );
-            tracing::debug!(request_id, %error, "why it was refused");
+            tracing::debug!(request_id, %error, "cause of the refusal");
         }
         failure
     }
 
-    /// No such path; these are the ones there are.
+    /// Creates the error for an unknown path. The message lists the routes.
     pub fn unknown_route(method: &Method, path: &str, routes: &[&str]) -> Self {
         let message = format!("There is no route {method} {}. There are: {}.", shortened(path), routes.join(", "));
-        Failure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
+        HttpFailure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
     }
 
-    /// No such method on this path.
+    /// Creates the error for a method that the path does not support.
     pub fn wrong_method(method: &Method, path: &str) -> Self {
         let message = format!("{method} is not allowed on {}.", shortened(path));
-        Failure::new(StatusCode::METHOD_NOT_ALLOWED, ErrorBody::new(ErrorKind::InvalidRequest, message))
+        HttpFailure::new(StatusCode::METHOD_NOT_ALLOWED, ErrorBody::new(ErrorKind::InvalidRequest, message))
     }
 
     fn invalid(error: impl ToString) -> Self {
-        Failure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, error.to_string()))
+        HttpFailure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, error.to_string()))
     }
 
     fn unavailable(message: impl ToString, after: Duration) -> Self {
         let error = ErrorBody::new(ErrorKind::Unavailable, message.to_string());
-        Failure { retry: Retry::After(after), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) }
+        HttpFailure { retry: Retry::After(after), ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, error) }
     }
 
-    /// Something broke in a way that another try would repeat.
+    /// Creates the error for an internal failure that a retry would repeat.
     fn internal() -> Self {
         let error = ErrorBody::new(ErrorKind::Server, "The server failed on this request.");
-        Failure { retry: Retry::Never, ..Failure::new(StatusCode::INTERNAL_SERVER_ERROR, error.code("internal_error")) }
+        HttpFailure {
+            retry: Retry::Never,
+            ..HttpFailure::new(StatusCode::INTERNAL_SERVER_ERROR, error.code("internal_error"))
+        }
     }
 }
 
-impl From<&RequestError> for Failure {
-    fn from(error: &RequestError) -> Failure {
+impl From<&RequestError> for HttpFailure {
+    fn from(error: &RequestError) -> HttpFailure {
         map(error)
     }
 }
 
-fn map(error: &RequestError) -> Failure {
+fn map(error: &RequestError) -> HttpFailure {
     match error {
         RequestError::ModelNotFound { .. } => {
             let body = ErrorBody::new(ErrorKind::NotFound, error.to_string()).code("model_not_found").param("model");
-            Failure::new(StatusCode::NOT_FOUND, body)
+            HttpFailure::new(StatusCode::NOT_FOUND, body)
         }
-        RequestError::Incapable { .. } => Failure::invalid(error),
+        RequestError::Incapable { .. } => HttpFailure::invalid(error),
         RequestError::InvalidField { field, .. } => {
-            let failure = Failure::invalid(error);
-            Failure { error: failure.error.param(*field), ..failure }
+            let failure = HttpFailure::invalid(error);
+            HttpFailure { error: failure.error.param(*field), ..failure }
         }
-        RequestError::Blind { field, .. } => {
-            let failure = coded(Failure::invalid(error), "unsupported_parameter");
-            Failure { error: failure.error.param(field.clone()), ..failure }
+        RequestError::ImagesUnsupported { field, .. } => {
+            let failure = coded(HttpFailure::invalid(error), "unsupported_parameter");
+            HttpFailure { error: failure.error.param(field.clone()), ..failure }
         }
         RequestError::ModelNotAllowed { .. } => {
             let body = ErrorBody::new(ErrorKind::Permission, error.to_string()).code("model_not_allowed");
-            Failure::new(StatusCode::FORBIDDEN, body.param("model"))
+            HttpFailure::new(StatusCode::FORBIDDEN, body.param("model"))
         }
         RequestError::RateLimited { retry_after, .. } => limited(error, "rate_limit_exceeded", *retry_after),
         RequestError::TooManyAtOnce { retry_after, .. } => limited(error, "concurrency_limit_exceeded", *retry_after),
         RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
-            overflow(Failure::invalid(error), *n_tokens, *n_ctx, "input")
+            overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, "input")
         }
-        // 503 and not 429: the server is full, the caller has done nothing wrong. 429 is for limits per key.
-        RequestError::Overloaded { retry_after, .. } => coded(Failure::unavailable(error, *retry_after), "queue_full"),
-        RequestError::Unavailable { retry_after, .. } => Failure::unavailable(error, *retry_after),
+        // 503, not 429: the server is full, and the caller did nothing wrong. 429 is for limits per key.
+        RequestError::Overloaded { retry_after, .. } => {
+            coded(HttpFailure::unavailable(error, *retry_after), "queue_full")
+        }
+        RequestError::Unavailable { retry_after, .. } => HttpFailure::unavailable(error, *retry_after),
         RequestError::Engine(engine) => map_engine(engine),
     }
 }
 
-fn map_engine(error: &EngineError) -> Failure {
+fn map_engine(error: &EngineError) -> HttpFailure {
     match error {
         EngineError::ContextOverflow { n_prompt, n_ctx } => {
-            overflow(Failure::invalid(error), *n_prompt, *n_ctx, "messages")
+            overflow(HttpFailure::invalid(error), *n_prompt, *n_ctx, "messages")
         }
         EngineError::ContextExceeded { .. } => {
-            let failure = coded(Failure::invalid(error), OVERFLOW);
-            Failure { error: failure.error.param("messages"), ..failure }
+            let failure = coded(HttpFailure::invalid(error), OVERFLOW);
+            HttpFailure { error: failure.error.param("messages"), ..failure }
         }
-        EngineError::QueueFull { .. } => coded(Failure::unavailable(error, SOON), "queue_full"),
+        EngineError::QueueFull { .. } => coded(HttpFailure::unavailable(error, SOON), "queue_full"),
         EngineError::InvalidRequest { field, .. } => {
-            let failure = Failure::invalid(error);
-            Failure { error: ErrorBody { param: field.clone(), ..failure.error }, ..failure }
+            let failure = HttpFailure::invalid(error);
+            HttpFailure { error: ErrorBody { param: field.clone(), ..failure.error }, ..failure }
         }
         EngineError::Template { .. } => {
-            let failure = Failure::invalid(error);
-            Failure { error: failure.error.param("messages"), ..failure }
+            let failure = HttpFailure::invalid(error);
+            HttpFailure { error: failure.error.param("messages"), ..failure }
         }
-        EngineError::Unsupported { .. } => Failure {
+        EngineError::Unsupported { .. } => HttpFailure {
             retry: Retry::Never,
-            ..Failure::new(StatusCode::NOT_IMPLEMENTED, ErrorBody::new(ErrorKind::NotSupported, error.to_string()))
+            ..HttpFailure::new(StatusCode::NOT_IMPLEMENTED, ErrorBody::new(ErrorKind::NotSupported, error.to_string()))
         },
-        EngineError::Unavailable { .. } => Failure::unavailable(error, SOON),
-        EngineError::Lost { .. } => Failure::unavailable("The engine stopped while it worked on this request.", SOON),
-        EngineError::Unauthorized | EngineError::Internal { .. } => Failure::internal(),
+        EngineError::Unavailable { .. } => HttpFailure::unavailable(error, SOON),
+        EngineError::Lost { .. } => {
+            HttpFailure::unavailable("The engine stopped while it worked on this request.", SOON)
+        }
+        EngineError::Unauthorized | EngineError::Internal { .. } => HttpFailure::internal(),
     }
 }
 
-/// 429: the caller's own limit, and not the server's.
-fn limited(error: &RequestError, code: &'static str, after: Duration) -> Failure {
+/// Creates a 429: the caller exceeded its own limit, not the server's.
+fn limited(error: &RequestError, code: &'static str, after: Duration) -> HttpFailure {
     let body = ErrorBody::new(ErrorKind::RateLimit, error.to_string()).code(code);
-    Failure { retry: Retry::After(after), ..Failure::new(StatusCode::TOO_MANY_REQUESTS, body) }
+    HttpFailure { retry: Retry::After(after), ..HttpFailure::new(StatusCode::TOO_MANY_REQUESTS, body) }
 }
 
-/// With what agents read to decide how much to compact.
-fn overflow(failure: Failure, n_prompt: u32, n_ctx: u32, param: &str) -> Failure {
+/// Adds the token counts from which agents decide how much of a conversation to compact.
+fn overflow(failure: HttpFailure, n_prompt: u32, n_ctx: u32, param: &str) -> HttpFailure {
     let error = failure.error.code(OVERFLOW).param(param);
-    Failure { error: ErrorBody { n_prompt_tokens: Some(n_prompt), n_ctx: Some(n_ctx), ..error }, ..failure }
+    HttpFailure { error: ErrorBody { n_prompt_tokens: Some(n_prompt), n_ctx: Some(n_ctx), ..error }, ..failure }
 }
 
-fn coded(failure: Failure, code: &'static str) -> Failure {
-    Failure { error: failure.error.code(code), ..failure }
+fn coded(failure: HttpFailure, code: &'static str) -> HttpFailure {
+    HttpFailure { error: failure.error.code(code), ..failure }
 }
 
-/// Enough of a client's words to recognise them by.
+/// Shortens client input, so that an error can quote it.
 fn shortened(text: &str) -> String {
     text.chars().take(200).collect()
 }
 
-impl From<InvalidRequest> for Failure {
+impl From<InvalidRequest> for HttpFailure {
     fn from(invalid: InvalidRequest) -> Self {
-        Failure::new(StatusCode::BAD_REQUEST, invalid.into())
+        HttpFailure::new(StatusCode::BAD_REQUEST, invalid.into())
     }
 }
 
-/// The reply of a handler that panicked.
+/// Answers a request whose handler panicked.
 pub fn panicked(panic: Box<dyn Any + Send>, dialect: Dialect) -> Response {
-    tracing::error!(message = panic_message(&*panic), "a handler panicked");
-    Failure::internal().respond(dialect)
+    tracing::error!(message = panic_message(&*panic), "a request handler panicked; answering 500");
+    HttpFailure::internal().respond(dialect)
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for HttpFailure {
     fn into_response(self) -> Response {
         self.respond(Dialect::OpenAi)
     }
 }
 
-impl Failure {
-    /// The reply in a dialect's envelope.
+impl HttpFailure {
+    /// Writes the failure in the envelope of a dialect.
     pub fn respond(self, dialect: Dialect) -> Response {
         let mut response = match dialect {
             Dialect::OpenAi => (self.status, Json(ErrorEnvelope { error: self.error })).into_response(),
@@ -216,7 +223,7 @@ impl Failure {
         match self.retry {
             Retry::Unsaid => {}
             Retry::After(after) => {
-                // The header has whole seconds; 0 would mean 'at once'.
+                // The header has whole seconds. 0 would mean an immediate retry.
                 let seconds = after.as_millis().div_ceil(1000).max(1) as u64;
                 headers.insert(header::RETRY_AFTER, seconds.into());
                 headers.insert(RETRY_AFTER_MS, (after.as_millis() as u64).into());
@@ -229,7 +236,7 @@ impl Failure {
             StatusCode::UNAUTHORIZED => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            // The rest of the body was not read, so nothing after it on this connection can be.
+            // The rest of the body was not read, so this connection cannot carry another request.
             StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
@@ -245,7 +252,7 @@ mod tests {
 
     fn check(error: impl Into<RequestError>, expected: (u16, ErrorKind, Option<&str>, Retry)) {
         let error = error.into();
-        let failure = Failure::of_request(&error, "r");
+        let failure = HttpFailure::of_request(&error, "r");
         let got = (failure.status.as_u16(), failure.error.kind, failure.error.code, failure.retry);
         assert_eq!(got, expected, "{error}");
         for secret in ["10.0.0.7", "/srv"] {
@@ -305,7 +312,7 @@ mod tests {
     #[test]
     fn retry_after_rounds_up_and_its_milliseconds_are_exact() {
         let full = RequestError::Overloaded { limit: 1, retry_after: Duration::from_millis(1200) };
-        let response = Failure::of_request(&full, "r").into_response();
+        let response = HttpFailure::of_request(&full, "r").into_response();
         assert_eq!(response.headers()["retry-after"], "2");
         assert_eq!(response.headers()["retry-after-ms"], "1200");
     }

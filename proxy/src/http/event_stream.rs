@@ -1,8 +1,8 @@
-//! What streams of server-sent events have in common: their head, and the comment that breaks silence.
+//! The parts that all server-sent event streams share: the head, and the heartbeat comment.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-/// Marks a reply as an event stream that nothing on the way may hold back.
+/// Marks a reply as an event stream that proxies must not buffer.
 pub(super) fn sse_headers(headers: &mut HeaderMap) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -10,7 +10,8 @@ pub(super) fn sse_headers(headers: &mut HeaderMap) {
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
 }
 
-/// A comment that every reader skips. It tells the place of a request that still waits to be admitted.
+/// A heartbeat comment, which every SSE parser skips. It shows the queue position of a request that waits for
+/// admission.
 pub(super) fn comment(place: Option<usize>) -> String {
     place.map_or_else(|| ":\n\n".to_owned(), |place| format!(": place {place} in the queue\n\n"))
 }

@@ -12,13 +12,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::HttpState;
-use super::errors::{Failure, Retry};
+use super::errors::{HttpFailure, Retry};
 use super::openapi::Operation;
 use super::request_steps::{STOPPING, Stopping};
 use crate::observe::readiness::Readiness;
 use crate::targets::nodes::Life;
 
-/// A small model loads in about this time; a client that waits for a large one asks again.
+/// A small model loads in about this time. A client that waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Serialize, JsonSchema)]
@@ -26,10 +26,10 @@ struct HealthReport {
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<ErrorBody>,
-    /// What differs from the configuration though requests are answered.
+    /// Warnings: differences from the configuration that do not stop requests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
-    /// How many nodes are in which state, unless all are ready.
+    /// The number of nodes in each state, unless all are ready.
     #[serde(skip_serializing_if = "all_ready")]
     nodes: BTreeMap<Life, usize>,
 }
@@ -39,15 +39,16 @@ fn all_ready(nodes: &BTreeMap<Life, usize>) -> bool {
 }
 
 pub(super) fn operation() -> Operation {
-    Operation::new("Whether a request sent now would be answered")
+    Operation::new("Check whether requests can be answered now")
         .public()
         .replies::<HealthReport>()
         .unavailable::<HealthReport>()
 }
 
-/// 200 if a request sent now would be answered, else 503 with the reason.
+/// Answers 200 if a request sent now would be answered, else 503 with the reason.
 pub async fn health(State(state): State<HttpState>, stopping: Option<Extension<Stopping>>) -> Response {
-    let (warnings, nodes) = (state.backend.warnings(), state.backend.node_states());
+    let warnings = state.backend.warnings();
+    let nodes = state.backend.node_states();
     let is_stopping = stopping.is_some_and(|Extension(stopping)| stopping.0.is_cancelled());
     let readiness = match is_stopping {
         true => Readiness::Unavailable { reason: STOPPING.to_owned() },
@@ -59,9 +60,10 @@ pub async fn health(State(state): State<HttpState>, stopping: Option<Extension<S
         Readiness::Unavailable { reason } => ("unavailable", reason),
     };
     let error = ErrorBody::new(ErrorKind::Unavailable, reason);
-    let failure = Failure { retry: Retry::After(RETRY_AFTER), ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) };
+    let failure =
+        HttpFailure { retry: Retry::After(RETRY_AFTER), ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, error) };
     let report = HealthReport { status, error: Some(failure.error.clone()), warnings, nodes };
-    // The head of an ordinary failure, under a body with one key more.
+    // Uses the head of an ordinary error, but the body has one more key.
     let (mut head, _) = failure.into_response().into_parts();
     head.headers.remove(http::header::CONTENT_LENGTH);
     let body = Json(report).into_response().into_body();

@@ -1,6 +1,6 @@
-//! The defence against DNS rebinding (CVE-2024-28224): a page whose name suddenly resolves to 127.0.0.1 reaches a
-//! loopback listener, but its browser still sends the page's own name in `Host`. A listener that others can reach
-//! answers under any name, but to one name at a time (RFC 9112, section 3.2).
+//! The defence against DNS rebinding (CVE-2024-28224): a page whose name is made to resolve to 127.0.0.1 reaches a
+//! loopback listener, but its browser still sends the page's own name in `Host`. A listener that other machines can
+//! reach accepts any name, but only one per request (RFC 9112, section 3.2).
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -11,26 +11,26 @@ use http::{StatusCode, Version, header};
 
 use super::access::SharedAccess;
 use super::dialect::Dialect;
-use super::errors::Failure;
+use super::errors::HttpFailure;
 
-/// What one listener checks. The allowed names can change while it serves; whether they are checked cannot.
+/// The `Host` check of one listener. The allowed names can change while it serves; whether it checks them is fixed.
 #[derive(Clone)]
 pub struct Names {
-    /// Holds the allowed names.
+    /// The current access configuration, with the allowed names.
     pub access: SharedAccess,
     /// False on a listener that other machines can reach.
     pub checked: bool,
 }
 
-/// Answers 400 to a request without a clear host, and 403 to a request for a host that is not allowed, where that is
-/// checked.
+/// Answers 400 to a request without exactly one valid host. Where the listener checks names, answers 403 to a host that
+/// is not allowed.
 pub async fn check(State(names): State<Names>, request: Request, next: Next) -> Response {
     let dialect = Dialect::of(request.uri().path());
     let named = match named(&request) {
         Ok(named) => named,
         Err(problem) => return bad_host_header(problem).respond(dialect),
     };
-    // Only HTTP/1.0, which no browser speaks, may come without a name.
+    // Only HTTP/1.0 allows a request without a host, and no browser uses it.
     let is_allowed = |authority: &Authority| names.access.load().hosts.allows(authority.host());
     if names.checked && !named.as_ref().is_none_or(is_allowed) {
         return host_not_allowed().respond(dialect);
@@ -38,7 +38,7 @@ pub async fn check(State(names): State<Names>, request: Request, next: Next) -> 
     next.run(request).await
 }
 
-/// The host that a request names: in the URI with HTTP/2, in a header with HTTP/1.
+/// Returns the host that a request names: in the URI with HTTP/2, in a header with HTTP/1.
 fn named(request: &Request) -> Result<Option<Authority>, &'static str> {
     if let Some(authority) = request.uri().authority() {
         return Ok(Some(authority.clone()));
@@ -55,13 +55,13 @@ fn named(request: &Request) -> Result<Option<Authority>, &'static str> {
     }
 }
 
-fn bad_host_header(problem: &str) -> Failure {
-    Failure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, problem))
+fn bad_host_header(problem: &str) -> HttpFailure {
+    HttpFailure::new(StatusCode::BAD_REQUEST, ErrorBody::new(ErrorKind::InvalidRequest, problem))
 }
 
-fn host_not_allowed() -> Failure {
+fn host_not_allowed() -> HttpFailure {
     let message = "This server listens on loopback and only answers under local names. \
                    Its operator can add the name in 'Host' to allowed_hosts.";
     let error = ErrorBody::new(ErrorKind::Permission, message).code("host_not_allowed");
-    Failure::new(StatusCode::FORBIDDEN, error)
+    HttpFailure::new(StatusCode::FORBIDDEN, error)
 }

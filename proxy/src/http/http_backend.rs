@@ -1,4 +1,4 @@
-//! What the HTTP surface needs from the rest of the proxy, small enough to be faked in a test.
+//! The interface between the HTTP surface and the rest of the proxy. It is small, so that tests can fake it.
 
 use std::collections::BTreeMap;
 
@@ -19,20 +19,21 @@ use crate::request::models::{ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
 use crate::targets::Embedded;
 
-/// What answers HTTP requests. Where a model's name is optional, `None` is the first model that the caller may use.
+/// Answers requests for the HTTP surface. Where a model's name is optional, `None` means the first model that the
+/// caller may use.
 #[async_trait]
 pub trait HttpBackend: Send + Sync + 'static {
-    /// Admits a request and starts it. Dropping the future, or the [`Generation`], cancels it: that is how a client
-    /// that leaves frees its slot.
+    /// Admits a request and starts it. Dropping the future or the [`Generation`] cancels the request, so a client that
+    /// disconnects frees its slot.
     async fn generate(&self, request: GenerateRequest, caller: Caller) -> Result<Generation, RequestError>;
 
-    /// Turns texts into vectors. Dropping the future cancels the rest.
+    /// Computes embeddings of texts. Dropping the future cancels the rest.
     async fn embed(&self, request: EmbedRequest, caller: &Caller) -> Result<Embedded, RequestError>;
 
-    /// The route that a request would take now, and why. Generates nothing.
+    /// Explains the route that a request would take now, without generating.
     async fn explain(&self, request: GenerateRequest, caller: &Caller) -> Result<Explanation, RequestError>;
 
-    /// The tokens of a text.
+    /// Tokenizes a text.
     async fn tokenize(
         &self,
         model: Option<&str>,
@@ -40,7 +41,7 @@ pub trait HttpBackend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<Vec<Token>, RequestError>;
 
-    /// The text of tokens, control tokens included.
+    /// Converts tokens to text, control tokens included.
     async fn detokenize(
         &self,
         model: Option<&str>,
@@ -51,21 +52,21 @@ pub trait HttpBackend: Send + Sync + 'static {
     /// Counts the tokens of a chat's prompt.
     async fn count(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<u32, RequestError>;
 
-    /// A chat's prompt as text, exactly as it would be generated from.
+    /// Renders a chat's prompt as text, exactly as generation would use it.
     async fn render(&self, model: Option<&str>, chat: ChatPrompt, caller: &Caller) -> Result<String, RequestError>;
 
-    /// The models that requests may name, and what is known of them now.
+    /// Lists the models that requests may name, with their current state.
     fn models(&self) -> Vec<ListedModel>;
 
     /// Describes a model without loading it. Waits for an engine that is starting. Counts as a request.
     async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ModelDescription, RequestError>;
 
-    /// What upstreams report of a model that only they serve.
+    /// Returns what upstreams report about a model that only they serve.
     async fn describe_upstream(&self, _model: &str, _caller: &Caller) -> Result<ToldModel, RequestError> {
         Ok(ToldModel::default())
     }
 
-    /// Returns once the model is loaded. It stays loaded for `keep_alive` at least, if that is given.
+    /// Loads a model and returns when it is loaded. It stays loaded for at least `keep_alive`, if given.
     async fn load(&self, model: &str, _keep_alive: Option<KeepAlive>, caller: &Caller) -> Result<(), RequestError> {
         self.describe(Some(model), caller).await.map(drop)
     }
@@ -75,19 +76,19 @@ pub trait HttpBackend: Send + Sync + 'static {
         self.describe(Some(model), caller).await.map(drop)
     }
 
-    /// The endpoint's state now. `with_addresses` includes the addresses of its nodes.
+    /// Returns the endpoint's state. `with_addresses` includes the addresses of its nodes.
     fn state(&self, with_addresses: bool) -> EndpointState;
 
-    /// The text of `/metrics`, in the format of [`crate::observe::metrics::CONTENT_TYPE`].
+    /// Writes the text of `/metrics`, in the format of [`crate::observe::metrics::CONTENT_TYPE`].
     fn metrics(&self) -> String;
 
     /// Counts a reply by its route (the pattern, not the path) and status.
     fn replied(&self, route: &str, status: u16);
 
-    /// Whether a request sent now would be answered.
+    /// Returns whether a request sent now would be answered.
     fn readiness(&self) -> Readiness;
 
-    /// Problems that cost no request its reply, as sentences that anybody may see.
+    /// Lists problems that do not stop requests, as sentences that are safe to show to anyone.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }

@@ -1,4 +1,4 @@
-//! What handlers share.
+//! State shared by all request handlers.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use super::http_backend::HttpBackend;
 use crate::request::caller::Caller;
 use crate::request::models::ListedModel;
 
-/// Event streams at once: some dashboards and terminals. Each holds a connection for as long as it likes.
+/// State streams open at once: enough for some dashboards and terminals. Each may hold its connection forever.
 pub(super) const MAX_WATCHERS: usize = 32;
 
-/// What handlers share.
+/// State shared by all request handlers.
 #[derive(Clone)]
 pub struct HttpState {
-    /// What answers requests.
+    /// Answers requests.
     pub backend: Arc<dyn HttpBackend>,
     /// Limits and times.
     pub config: Arc<HttpConfig>,
-    /// Bounds the streams of states.
+    /// Limits the number of state streams.
     pub watchers: Watchers,
 }
 
 impl HttpState {
-    /// The models that a caller may use.
+    /// Lists the models that a caller may use.
     pub(super) fn models_for(&self, caller: &Caller) -> Vec<ListedModel> {
         let mut models = self.backend.models();
         models.retain(|model| caller.account.may_use(model.names.iter()));
@@ -32,7 +32,7 @@ impl HttpState {
     }
 }
 
-/// A permit for each event stream of states.
+/// One permit for each stream of `/baton/state`.
 #[derive(Debug, Clone)]
 pub struct Watchers(pub(super) Arc<Semaphore>);
 

@@ -10,27 +10,28 @@ use super::access_config::{AccessConfig, ConfiguredKey, key_hash};
 use crate::account::{Account, KeyLimits};
 use crate::request::caller::CallerRole;
 
-/// The keys that open the API, as hashes.
+/// The API keys, as hashes.
 ///
-/// Hashing makes all comparisons the same length, and leaves no key in memory to be found in a core dump. A key is drawn
-/// at random with 256 bits, so its hash needs no slow function: there is nothing to guess.
+/// Hashing makes all comparisons the same length and keeps plain keys out of core dumps. Keys have 256 random bits and
+/// cannot be guessed, so the hash function need not be slow.
 pub struct Keys {
     allowed: Vec<ConfiguredKey>,
-    /// The account of everybody where no key is required, and on paths that need none.
+    /// The account of callers without a key: on an open server, and on paths that need no key.
     anyone: Arc<Account>,
-    /// Lives as long as the process: scopes of callers cannot be computed from their keys' hashes.
+    /// A random secret that lives as long as the process, so that cache scopes cannot be computed from the keys'
+    /// hashes.
     process_key: [u8; 32],
     share_cache: bool,
 }
 
 impl Keys {
-    /// These keys; none means that the API is open.
+    /// Creates the key set. Without keys, the API is open.
     pub fn new(config: &AccessConfig) -> Self {
         let anyone = Arc::new(Account::new("anyone", KeyLimits::default()));
         Keys { allowed: allowed(config), anyone, process_key: rand::random(), share_cache: config.share_prefix_cache }
     }
 
-    /// Other keys. Accounts keep what they have used, also under changed limits.
+    /// Creates the key set of another configuration. Accounts keep their usage, even if their limits changed.
     pub fn renewed(&self, config: &AccessConfig) -> Self {
         let mut allowed = allowed(config);
         for key in &mut allowed {
@@ -44,11 +45,11 @@ impl Keys {
         Keys { allowed, anyone: Arc::clone(&self.anyone), process_key: self.process_key, share_cache }
     }
 
-    /// The caller with these headers; `None` if it may not call.
+    /// Identifies the caller by these headers; `None` if it may not call.
     pub(super) fn identify(&self, headers: &HeaderMap) -> Option<KeyIdentity> {
         let mut presented = presented(headers).map(key_hash);
         let (hash, role, account) = if self.allowed.is_empty() {
-            // An open server still keeps apart those who sent different keys: SDKs always send one.
+            // SDKs always send a key, so even an open server separates the callers by it.
             (presented.next(), CallerRole::Anyone, &self.anyone)
         } else {
             let (hash, account) = presented.find_map(|hash| Some((hash, self.find(&hash)?)))?;
@@ -62,12 +63,12 @@ impl Keys {
         Some(KeyIdentity { scope, role, account: Arc::clone(account) })
     }
 
-    /// The caller of a path that needs no key.
-    pub(super) fn nobody(&self) -> KeyIdentity {
+    /// Returns the caller of a path that needs no key.
+    pub(super) fn anonymous(&self) -> KeyIdentity {
         KeyIdentity { scope: CacheScope::SHARED, role: CallerRole::Guest, account: Arc::clone(&self.anyone) }
     }
 
-    /// Compares with every key, so that time tells neither which one matched nor how far.
+    /// Compares with every key, so that the response time reveals neither which key matched nor how much of it.
     fn find(&self, presented: &[u8; 32]) -> Option<&Arc<Account>> {
         let mut found = u32::MAX;
         for (i, key) in (0..).zip(&self.allowed) {
@@ -77,7 +78,7 @@ impl Keys {
     }
 }
 
-/// Plain keys are the owner's, without limits; each has a lane of its own in the queue.
+/// Plain keys are the owner's and have no limits. Each has its own lane in the queue.
 fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
     let plain = config.api_keys.iter().enumerate().map(|(i, key)| ConfiguredKey {
         hash: key_hash(key.as_bytes()),
@@ -86,14 +87,14 @@ fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
     plain.chain(config.keys.iter().cloned()).collect()
 }
 
-/// The caller, as the request's headers identify it.
+/// Builds the caller from the request's headers.
 pub(super) struct KeyIdentity {
     pub(super) scope: CacheScope,
     pub(super) role: CallerRole,
     pub(super) account: Arc<Account>,
 }
 
-/// The keys a request carries, under either name.
+/// Returns the keys in either of the two headers.
 fn presented(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let bearer = headers.get_all(header::AUTHORIZATION).into_iter().filter_map(|value| bearer(value.as_bytes()));
     let plain = headers.get_all("x-api-key").into_iter().map(|value| value.as_bytes().trim_ascii());
@@ -108,7 +109,7 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 fn scope_of(hash: &blake3::Hash) -> CacheScope {
     let mut word = [0; 8];
     word.copy_from_slice(&hash.as_bytes()[..8]);
-    // 0 is the shared scope.
+    // Scope 0 is shared by all callers.
     CacheScope(u64::from_le_bytes(word).max(1))
 }
 
@@ -190,7 +191,7 @@ mod tests {
         let account = &changed.allowed[0].account;
         assert_eq!(account.limits.requests_per_minute, Some(6));
         assert_eq!(account.quotas().next().unwrap().1.remaining, 2, "four of six are used");
-        // Once more, to less than what was used: a debt.
+        // Lower the limit below the usage: the rest becomes a debt.
         let less = changed.renewed(&config(2));
         let quota = less.allowed[0].account.quotas().next().unwrap().1;
         assert!(quota.remaining == 0 && door.admit_brief(&less.allowed[0].account).is_err(), "{quota:?}");

@@ -1,4 +1,4 @@
-//! `GET /metrics`, and the count of replies. Callers that may see the state may scrape.
+//! `GET /metrics`, and the counter of replies. Callers that may see `/baton/state` may scrape.
 
 use std::sync::Arc;
 
@@ -8,28 +8,27 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header;
 
-use super::errors::Failure;
+use super::errors::HttpFailure;
 use super::openapi::Operation;
 use super::state::may_observe;
 use super::{HttpBackend, HttpState};
 use crate::observe::metrics::CONTENT_TYPE;
 use crate::request::caller::Caller;
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
-    Operation::new("What happens here, in OpenMetrics' text format").replies_text(CONTENT_TYPE)
+    Operation::new("Metrics, in OpenMetrics' text format").replies_text(CONTENT_TYPE)
 }
 
 /// Answers a scrape.
 pub async fn scrape(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-) -> Result<impl IntoResponse, Failure> {
+) -> Result<impl IntoResponse, HttpFailure> {
     may_observe(&caller)?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], state.backend.metrics()))
 }
 
-/// Counts every reply by its route's pattern: what clients write into a path must not become labels.
+/// Counts every reply by its route's pattern. Paths as clients send them would create unbounded labels.
 pub async fn count(State(backend): State<Arc<dyn HttpBackend>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;

@@ -1,7 +1,7 @@
 //! The public HTTP surface: sockets, limits and access on one side, dialects on the other.
 //!
-//! [`server::serve`] owns the sockets and [`router`] everything between a request's head and a reply. What generates
-//! is behind [`HttpBackend`]. Nothing here knows engines, queues or routes, and only a dialect knows its JSON.
+//! [`server::serve`] owns the sockets, and [`router`] everything between a request's head and its reply. Generation is
+//! behind [`HttpBackend`]. Nothing here knows engines, queues or planned routes, and only a dialect knows its JSON.
 //!
 //! A new dialect is a folder beside `openai/`: it touches this file (its routes and the list `ROUTES`), `dialect.rs` (its
 //! paths) and `errors.rs` (its form of an error). A new route touches its dialect's file and `ROUTES`.
@@ -57,22 +57,22 @@ use axum::routing::get;
 use bytes::Bytes;
 pub use config::HttpConfig;
 use dialect::Dialect;
-pub use errors::Failure;
+pub use errors::HttpFailure;
 pub use http_backend::HttpBackend;
 pub use http_state::HttpState;
 use openapi::{Operation, Routes};
 pub use server::serve;
 use tower_http::catch_panic::CatchPanicLayer;
 
-/// All routes with everything around them.
+/// Builds all routes with all layers.
 pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
     let access = access::shared(&config.access);
     let checked = config.check_host;
     listener(api(backend, config, access.clone()), host::Names { access, checked })
 }
 
-/// All routes behind the checks of keys and origins, for any number of listeners: they share the callers' accounts and
-/// scopes in the prefix cache. Access can change while it serves.
+/// Builds all routes behind the checks of keys and origins. Several listeners can use the result: they share the
+/// callers' accounts and prefix-cache scopes. Access can change while it serves.
 pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAccess) -> Router {
     let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
@@ -87,21 +87,21 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
         .method_not_allowed_fallback(wrong_method)
         .with_state(state);
 
-    // The last layer meets a request first. CORS stands outside the key check because a preflight carries no key, and
-    // inside the Host and Origin checks because a page that is refused must not get past a preflight either.
+    // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
+    // the Host and Origin checks because a refused page must not pass a preflight either.
     let router = router.layer(from_fn(draining::refuse));
     let router = router.layer(from_fn_with_state(access.clone(), auth::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 
-/// All routes with their entries in `/openapi.json`. The handler of the document itself is added by [`api`].
+/// Lists all routes with their entries in `/openapi.json`. [`api`] adds the handler of that document.
 fn routes() -> Routes {
     let mut routes = Routes::default()
         .merge(openai::routes())
         .merge(anthropic::routes())
         .merge(ollama::routes())
         .merge(llama_server::routes())
-        .get("/", welcome::welcome, Operation::new("Whether somebody is there").public().replies_text("text/plain"))
+        .get("/", welcome::welcome, Operation::new("Liveness check").public().replies_text("text/plain"))
         .get("/health", health::health, health::operation())
         .get("/v1/health", health::health, health::operation())
         .get("/metrics", metrics::scrape, metrics::operation())
@@ -111,7 +111,7 @@ fn routes() -> Routes {
     routes
 }
 
-/// The layers of one listener: the check of host names, and what every reply has.
+/// Adds the layers of one listener: the check of host names, and the headers of every reply.
 pub fn listener(api: Router, names: host::Names) -> Router {
     let router = api.layer(from_fn_with_state(names, host::check));
     let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
@@ -121,7 +121,7 @@ pub fn listener(api: Router, names: host::Names) -> Router {
         .layer(from_fn(request_id::attach))
 }
 
-/// All routes, listed in the reply to an unknown one.
+/// All routes, as listed in the error for an unknown path.
 const ROUTES: [&str; 28] = [
     "POST /v1/chat/completions",
     "POST /v1/completions",
@@ -154,11 +154,11 @@ const ROUTES: [&str; 28] = [
 ];
 
 async fn unknown_route(method: Method, uri: Uri) -> Response {
-    Failure::unknown_route(&method, uri.path(), &ROUTES).respond(Dialect::of(uri.path()))
+    HttpFailure::unknown_route(&method, uri.path(), &ROUTES).respond(Dialect::of(uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Response {
-    Failure::wrong_method(&method, uri.path()).respond(Dialect::of(uri.path()))
+    HttpFailure::wrong_method(&method, uri.path()).respond(Dialect::of(uri.path()))
 }
 
 #[cfg(test)]

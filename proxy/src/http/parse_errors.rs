@@ -1,8 +1,8 @@
-//! Replaces hyper's bare answers to a head that it cannot parse by an error in JSON.
+//! Replaces hyper's bare answers to invalid request heads with JSON errors.
 //!
-//! hyper makes no request of such a head: it writes a bare status, closes, and has no hook for it. So its answer is
-//! recognised as it is written, and replaced. It cannot be mistaken: all our own replies carry `x-request-id`, and no body
-//! of ours begins like a head.
+//! hyper creates no request for a head that it cannot parse: it writes a bare status, closes the connection, and offers
+//! no hook. So its answer is recognised while it is written, and replaced. This is unambiguous: all our own replies
+//! carry `x-request-id`, and none of our bodies begins like a head.
 
 use std::io;
 use std::pin::Pin;
@@ -14,13 +14,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::request_id::{X_REQUEST_ID, drawn};
 
-/// A bare answer has four lines and is shorter than this.
+/// A bare answer has four lines and fewer bytes than this.
 const MAX_BARE_BYTES: usize = 256;
 
-/// A connection on which no answer is bare. Expects each head in a single write.
+/// A connection that replaces bare answers. It expects each head in a single write.
 pub(super) struct Enveloped<S> {
     stream: S,
-    /// The replacement of a bare answer that is being written.
+    /// The rest of a replacement that is being written.
     answer: Vec<u8>,
     n_written: usize,
 }
@@ -65,7 +65,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Enveloped<S> {
     }
 }
 
-/// The status, if these bytes are a bare answer of hyper.
+/// Returns the status if these bytes are a bare answer of hyper.
 fn bare_status(bytes: &[u8]) -> Option<StatusCode> {
     if bytes.len() > MAX_BARE_BYTES || !bytes.starts_with(b"HTTP/1.1 4") {
         return None;

@@ -1,4 +1,4 @@
-//! `POST /baton/plan`: what would be done with a chat request now, and why. Nothing is generated.
+//! `POST /baton/plan`: explains how a chat request would be served now, without generating.
 
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -7,13 +7,12 @@ use baton_schemas::openai::ChatRequest;
 
 use super::body::JsonBody;
 use super::openapi::Operation;
-use super::{Failure, HttpState};
+use super::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 use crate::request::plan::explanation::Explanation;
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
-    Operation::new("How a chat would be served now, and why").takes::<ChatBody>().replies::<Explanation>().planned()
+    Operation::new("Explain how a chat would be served now").takes::<ChatBody>().replies::<Explanation>().planned()
 }
 
 /// Takes the body of `/v1/chat/completions`.
@@ -21,8 +20,8 @@ pub async fn explain(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
-) -> Result<Json<Explanation>, Failure> {
+) -> Result<Json<Explanation>, HttpFailure> {
     let ChatRequest { generate, .. } = ChatRequest::parse(&body, rand::random())?;
     let explained = state.backend.explain(generate, &caller).await;
-    explained.map(Json).map_err(|error| Failure::of_request(&error, &caller.request_id))
+    explained.map(Json).map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }

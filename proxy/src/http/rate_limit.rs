@@ -1,4 +1,4 @@
-//! `x-ratelimit-*`: what is left of a key's rates, under the names of OpenAI's API.
+//! `x-ratelimit-*`: the rates of a key and what is left of them, under the names of OpenAI's API.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 

@@ -12,30 +12,30 @@ use crate::reply_event::EventKind;
 pub(super) struct ReplyTotals {
     /// Tokens in the prompts.
     pub(super) n_prompt: u32,
-    /// Those of them that were cached.
+    /// Prompt tokens that were cached.
     pub(super) n_cached: u32,
     /// Tokens generated.
     pub(super) n_completion: u32,
-    /// Those of them that were reasoning.
+    /// Generated tokens that were reasoning.
     pub(super) n_reasoning: u32,
-    /// Where the time went.
+    /// The times of prefill and decode.
     pub(super) timings: Timings,
     /// The route, for `x-baton-route`.
     pub(super) route: String,
     /// The handoff's report, if another node computed the prompt.
     pub(super) handoff: Option<HandoffReport>,
-    /// The tokens of prompt and reply, if the client asked for them.
+    /// The tokens of prompt and reply, if the client requested them.
     pub(super) context: Vec<Token>,
     choices_per_prompt: u32,
 }
 
 impl ReplyTotals {
-    /// Of a reply whose prompts have this many choices each.
+    /// Creates the totals of a reply. Each of its prompts has `choices_per_prompt` choices.
     pub(super) fn new(choices_per_prompt: u32) -> Self {
         ReplyTotals { choices_per_prompt: choices_per_prompt.max(1), ..ReplyTotals::default() }
     }
 
-    /// Takes a step into account.
+    /// Adds a step.
     pub(super) fn record(&mut self, step: &RequestStep) {
         if let Some(route) = step.route() {
             route.clone_into(&mut self.route);
@@ -48,8 +48,8 @@ impl ReplyTotals {
             RequestStep::Event(event) => event,
         };
         match &event.kind {
-            // The other choices find the prompt that the first one computed, so their counts say nothing about the
-            // cache before.
+            // The other choices find the prompt that the first one computed, so their counts do not show what was
+            // cached before.
             EventKind::Started { n_cached } if self.is_first(event.choice) => {
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
@@ -57,7 +57,7 @@ impl ReplyTotals {
                 self.n_prompt = self.n_prompt.saturating_sub(*n_estimated).saturating_add(*n_prompt);
                 self.n_cached = self.n_cached.saturating_add(*n_cached);
             }
-            // Choices share the prompt, so only one of them has it fetched.
+            // Choices share the prompt, so only one of them fetches it.
             EventKind::Handoff { timings } => self.handoff = Some(*timings),
             EventKind::Context { tokens } => self.context.clone_from(tokens),
             EventKind::Finished { n_completion, n_reasoning, timings, .. } => {
@@ -77,8 +77,8 @@ impl ReplyTotals {
         choice.is_multiple_of(self.choices_per_prompt)
     }
 
-    /// A prompt is its first choice's. Choices and prompts go side by side: their tokens add up, their time is the
-    /// longest one's.
+    /// Counts the prompt once, for its first choice. Choices and prompts run in parallel: tokens add up, and the time
+    /// is that of the slowest.
     fn add(&mut self, choice: u32, timings: &Timings) {
         let total = &mut self.timings;
         if choice.is_multiple_of(self.choices_per_prompt) {

@@ -1,4 +1,4 @@
-//! One id for a request, in its reply and in every log line about it.
+//! Gives each request an id, which is in its reply and in every log line about it.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -8,27 +8,27 @@ use tracing::Instrument;
 
 use super::dialect::Dialect;
 
-/// Where clients and proxies look for it.
+/// The header that clients and proxies read.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Where Anthropic's SDKs look for it.
+/// The header that Anthropic's SDKs read.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// A client's id ends in our logs, so its length is bounded.
+/// A client's id goes into our logs, so its length is bounded.
 const MAX_LEN: usize = 128;
 
-/// The id, as an extension of the request.
+/// The id as an extension of the request.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub HeaderValue);
 
 impl RequestId {
-    /// As text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         self.0.to_str().unwrap_or_default()
     }
 }
 
-/// Takes the client's id if it is sane, makes one if not, and sends it back on whatever the reply is.
+/// Uses the client's id if it is valid, else creates one, and adds it to every reply.
 pub async fn attach(mut request: Request, next: Next) -> Response {
     let id = RequestId(request.headers().get(&X_REQUEST_ID).filter(|id| is_sane(id)).cloned().unwrap_or_else(drawn));
     let span =
@@ -43,12 +43,12 @@ pub async fn attach(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Visible ASCII only: what is echoed into logs must not be able to forge lines in them.
+/// Accepts visible ASCII only, so that an id cannot forge log lines.
 fn is_sane(id: &HeaderValue) -> bool {
     !id.is_empty() && id.len() <= MAX_LEN && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// An id for a request that brought none.
+/// Creates an id.
 pub(super) fn drawn() -> HeaderValue {
     let id = format!("req_{}", uuid::Uuid::new_v4().simple());
     HeaderValue::from_str(&id).expect("hexadecimal digits are a header value")

@@ -1,7 +1,7 @@
-//! A request as one stream of steps, from admission to its end, for dialects to turn into their events.
+//! A request as one stream of steps, from admission to its end. Dialects translate the steps to their events.
 //!
-//! The stream is lazy and owns everything: nothing runs before the first poll, and dropping it at any point cancels the
-//! request, whether it waits for admission or generates.
+//! The stream is lazy and owns the request: nothing runs before the first poll, and dropping it cancels the request at
+//! any point.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -25,29 +25,29 @@ use crate::request::generate::Generation;
 #[derive(Debug, Clone, Default)]
 pub struct DrainDeadline(pub CancellationToken);
 
-/// Cancelled when the server begins to stop: streams that would never end by themselves end then. An extension of each
+/// Cancelled when the server begins to stop, which ends streams that never end by themselves. An extension of each
 /// request.
 #[derive(Debug, Clone, Default)]
 pub struct Stopping(pub CancellationToken);
 
-/// What happens to a request, in order.
+/// A step in the life of a request, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestStep {
     /// The request was accepted. Always first.
     Accepted {
         /// Tokens in the rendered prompt.
         n_prompt: u32,
-        /// For `x-baton-route`.
+        /// The value of `x-baton-route`.
         route: String,
-        /// How tokens are drawn.
+        /// The sampling parameters.
         sampling: Sampling,
     },
-    /// Something happened in the reply.
+    /// An event of the reply.
     Event(ReplyEvent),
 }
 
 impl RequestStep {
-    /// The route that this step announces, if any. The last announced route counts.
+    /// Returns the route that this step announces, if any. The last announced route counts.
     pub fn route(&self) -> Option<&str> {
         match self {
             RequestStep::Accepted { route, .. }
@@ -57,10 +57,11 @@ impl RequestStep {
     }
 }
 
-/// Ends after every choice has finished, or with one error. A stream that just stopped would look like a success.
+/// A stream of steps. It ends after every choice has finished, or with one error: a stream that merely stopped would
+/// look like a success.
 pub type RequestSteps = Pin<Box<dyn Stream<Item = Result<RequestStep, RequestError>> + Send>>;
 
-/// Starts a request, once polled.
+/// Starts a request on the first poll.
 pub fn steps(
     backend: Arc<dyn HttpBackend>,
     request: GenerateRequest,
@@ -80,13 +81,13 @@ pub fn steps(
             yield RequestStep::Event(event);
         }
     };
-    // The layer that catches panics of handlers does not cover bodies. An uncaught panic would close the connection, and
-    // the client could not tell why its reply is incomplete.
+    // The layer that catches panics in handlers does not cover bodies. An uncaught panic would close the connection
+    // without an error event.
     Box::pin(AssertUnwindSafe(steps).catch_unwind().map(|step| step.unwrap_or_else(|panic| Err(panicked(&*panic)))))
 }
 
-/// Several requests as one reply: choice `i` of the k-th is choice `k · n_each + i`. The first error ends it, and drops
-/// the others with it.
+/// Merges several requests into one reply: choice `i` of request `k` becomes choice `k · n_each + i`. The first error
+/// ends the stream and cancels the other requests.
 pub fn side_by_side(requests: Vec<RequestSteps>, n_each: u32) -> RequestSteps {
     let renumbered = (0..).zip(requests).map(|(k, steps)| {
         let first = n_each.saturating_mul(k);
@@ -111,21 +112,21 @@ fn panicked(panic: &(dyn Any + Send)) -> RequestError {
     EngineError::internal(format_args!("panic: {}", panic_message(panic))).into()
 }
 
-/// The words of a panic, for the log.
+/// Returns the message of a panic, for the log.
 pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let formatted = panic.downcast_ref::<String>().map(String::as_str);
     formatted.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
 }
 
-/// Runs a stage of a request, but not past the drain deadline. The stage is dropped then, which cancels it.
+/// Runs a stage of a request until the drain deadline at most. Then the stage is dropped, which cancels it.
 pub(super) async fn or_drained<T>(drain: &DrainDeadline, stage: impl Future<Output = T>) -> Result<T, RequestError> {
     drain.0.run_until_cancelled(stage).await.ok_or_else(is_stopping)
 }
 
-/// Shown to clients of a server that is stopping.
+/// The error text while the server is stopping.
 pub(super) const STOPPING: &str = "the server is stopping";
 
-/// The error of requests that come while the server stops.
+/// The error of requests that arrive while the server stops.
 pub(super) fn is_stopping() -> RequestError {
     RequestError::Unavailable { reason: STOPPING.to_owned(), retry_after: Duration::from_secs(1) }
 }

@@ -5,7 +5,8 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// The header's name.
 pub const X_BATON_ROUTE: HeaderName = HeaderName::from_static("x-baton-route");
 
-/// Says where a request ran. A route that cannot stand in a header is left out: the reply matters more.
+/// Adds the route of a request to the headers. A route that is not a valid header value is left out: the reply matters
+/// more.
 pub(super) fn insert_route(headers: &mut HeaderMap, route: &str) {
     if let Ok(value) = HeaderValue::from_str(route) {
         headers.insert(X_BATON_ROUTE, value);

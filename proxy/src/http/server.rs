@@ -32,65 +32,66 @@ use super::request_steps::{DrainDeadline, Stopping};
 /// in Node), so that it is they who close it and never a request that crosses our close.
 const HEAD_DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long a client may take none of what is sent to it. Until then its request keeps a slot. A client that is merely
-/// slow takes something now and then, and is not concerned.
+/// How long a client may read nothing of what is sent to it. Its request keeps a slot until then. Slow clients are
+/// unaffected as long as they read something.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Bytes that the system holds for a client that does not take them; Linux takes twice as many. Left alone it holds
-/// megabytes, and a client that stopped reading is noticed only when they are full. Seconds of the fastest stream.
+/// The size of the send buffer; Linux doubles it. By default it is megabytes, and a client that stopped reading is
+/// noticed only when the buffer is full. This size holds seconds of the fastest stream.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// Bytes of a request's head at most; a browser's cookies for localhost, shared by all its ports, can be many.
+/// The maximum size of a request's head. Browsers share the cookies of localhost between all ports, so they can be
+/// large.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Requests at once on one HTTP/2 connection.
+/// Concurrent requests on one HTTP/2 connection.
 const MAX_H2_STREAMS: u32 = 128;
 
-/// How often a silent HTTP/2 client is asked whether it is still there.
+/// The interval of HTTP/2 keep-alive pings on silent connections.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// After an accept fails for want of file descriptors. Trying at once would only burn the processor.
+/// The pause after an accept fails because no file descriptor is free. An immediate retry would only use up CPU.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// After the drain deadline: time for streams to send their error event.
+/// Time after the drain deadline for streams to send their error event.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How long a client may take.
+/// Time limits of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Deadlines {
-    /// To send a request's head.
+pub(super) struct ConnectionDeadlines {
+    /// Time for the client to send a request's head.
     pub head: Duration,
-    /// To take anything of what is sent to it.
+    /// Time for the client to read anything of what is sent to it.
     pub write: Duration,
 }
 
-impl Default for Deadlines {
+impl Default for ConnectionDeadlines {
     fn default() -> Self {
-        Deadlines { head: HEAD_DEADLINE, write: WRITE_DEADLINE }
+        ConnectionDeadlines { head: HEAD_DEADLINE, write: WRITE_DEADLINE }
     }
 }
 
-/// Stops a server.
+/// Signals that stop a server.
 #[derive(Debug, Clone, Default)]
 pub struct Shutdown {
-    /// No new requests; running ones may finish.
+    /// New requests are refused; running ones may finish.
     pub begin: CancellationToken,
     /// Running requests end at once.
     pub now: CancellationToken,
-    /// Requests that came before the shutdown began, up to the end of their replies. All listeners wait for all of them,
-    /// so that each answers until the last one has ended.
+    /// Tracks requests that arrived before the shutdown began, until their replies end. Every listener waits for all of
+    /// them, so that each keeps answering until the last one has ended.
     running: TaskTracker,
 }
 
 impl Shutdown {
-    /// Returns once the shutdown has begun and no earlier request runs.
+    /// Waits until the shutdown has begun and no earlier request runs.
     async fn is_idle(&self) {
         self.begin.cancelled().await;
         self.running.close();
         self.running.wait().await;
     }
 
-    /// Returns once the shutdown has begun and running requests are to end.
+    /// Waits until the shutdown has begun and running requests must end.
     async fn is_over(&self, drain_deadline: Duration) {
         self.begin.cancelled().await;
         let deadline = tokio::time::sleep(drain_deadline);
@@ -112,12 +113,12 @@ pub async fn serve(
     shutdown: Shutdown,
     drain_deadline: Duration,
 ) -> io::Result<()> {
-    serve_with(Deadlines::default(), listener, router, shutdown, drain_deadline).await
+    serve_with(ConnectionDeadlines::default(), listener, router, shutdown, drain_deadline).await
 }
 
 /// [`serve`] with deadlines that a test can wait for.
 pub(super) async fn serve_with(
-    Deadlines { head: head_deadline, write: write_deadline }: Deadlines,
+    ConnectionDeadlines { head: head_deadline, write: write_deadline }: ConnectionDeadlines,
     listener: TcpListener,
     router: Router,
     shutdown: Shutdown,
@@ -146,7 +147,8 @@ pub(super) async fn serve_with(
             () = &mut idle => break false,
             () = &mut over => break true,
         };
-        let (server, watcher) = (server.clone(), graceful.watcher());
+        let server = server.clone();
+        let watcher = graceful.watcher();
         connections.spawn(async move {
             let _permit = permit;
             server.serve(stream, watcher).await;
@@ -155,7 +157,7 @@ pub(super) async fn serve_with(
     };
     drop(listener);
 
-    // Idle connections are closed, and what was said last is still sent.
+    // Close idle connections; others close after their current reply is sent.
     let mut all_closed = std::pin::pin!(graceful.shutdown());
     let is_over = is_over
         || tokio::select! {
@@ -164,7 +166,7 @@ pub(super) async fn serve_with(
         };
     if is_over {
         drained.0.cancel();
-        // Elapsed: clients that do not even read. Dropping `connections` closes theirs.
+        // On timeout, the remaining clients do not read. Dropping `connections` closes their connections.
         let _ = tokio::time::timeout(LAST_WORDS, all_closed).await;
     }
     Ok(())
@@ -182,22 +184,22 @@ fn builder(head_deadline: Duration) -> Builder<TokioExecutor> {
     builder
 }
 
-/// Accepts the next connection. Errors: the socket no longer listens; retrying forever would look alive and answer
-/// nothing. Other errors concern one connection, and are retried.
+/// Accepts the next connection. Errors: the socket no longer listens; with endless retries the server would look alive
+/// but answer nothing. Other errors concern one connection and are retried.
 async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     loop {
         match listener.accept().await {
             Ok((stream, _peer)) => return Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
+                tracing::warn!(%error, "accepting a connection failed; retrying");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// The next connection, once there is room for it.
+/// Accepts the next connection once a permit is free.
 async fn accept_bounded(
     listener: &TcpListener,
     permits: &Arc<Semaphore>,
@@ -207,7 +209,7 @@ async fn accept_bounded(
     Ok((stream, permit))
 }
 
-/// What connections share.
+/// State shared by all connections.
 struct Server {
     builder: Builder<TokioExecutor>,
     router: Router,
@@ -220,12 +222,12 @@ struct Server {
 
 impl Server {
     async fn serve(&self, stream: TcpStream, watcher: hyper_util::server::graceful::Watcher) {
-        // A token is a small packet; Nagle would hold it for the client's next acknowledgement.
+        // A token is a small packet; Nagle's algorithm would delay it until the client's next acknowledgement.
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY could not be set");
+            tracing::debug!(%error, "setting TCP_NODELAY failed; tokens may be delayed");
         }
         if let Err(error) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER) {
-            tracing::debug!(%error, "the send buffer's size could not be set");
+            tracing::debug!(%error, "setting the send buffer's size failed; the system's default stays");
         }
         let spoken = AtomicBool::new(false);
         let service = hyper::service::service_fn(|request: Request<Incoming>| {
@@ -233,7 +235,7 @@ impl Server {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(self.drain.clone());
             request.extensions_mut().insert(self.stopping.clone());
-            // A request that comes during the shutdown is refused, and does not delay it.
+            // A request that arrives during the shutdown is refused, so it must not delay it.
             let running = (!self.stopping.0.is_cancelled()).then(|| self.running.token());
             let reply = self.router.clone().oneshot(request);
             async move {
@@ -249,7 +251,7 @@ impl Server {
         let stream = Enveloped::new(Box::pin(stream));
         let connection = self.builder.serve_connection(TokioIo::new(stream), service);
         tokio::select! {
-            // Most errors are clients that left.
+            // Most errors are clients that disconnected.
             result = watcher.watch(connection) => if let Err(error) = result {
                 tracing::debug!(error, "connection ended early");
             },
@@ -259,7 +261,7 @@ impl Server {
     }
 }
 
-/// Ends if no request has come in time. hyper's own timer does not run while it waits to see which HTTP is spoken.
+/// Returns if no request has arrived in time. hyper's own timer does not run while it detects the HTTP version.
 async fn silence(spoken: &AtomicBool, head_deadline: Duration) {
     tokio::time::sleep(head_deadline).await;
     if spoken.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
 //! `GET /baton/state`: the endpoint's [`EndpointState`] as JSON, or as an event stream with one state a second.
 //!
-//! Where keys are required, an operator's key is: timings and cache hits of other callers' requests reveal something of
-//! their prompts. Addresses of nodes are shown only with such a key. A loopback connection is not enough, since behind a
-//! reverse proxy on this machine every request is one.
+//! If keys are required, this route requires an operator's key: timings and cache hits of other callers' requests
+//! reveal something about their prompts. Addresses of nodes are shown only with such a key. A loopback connection is
+//! not enough: behind a reverse proxy on this machine, every request comes over loopback.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use baton_schemas::openai::{ErrorBody, ErrorKind};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 
-use super::errors::{Failure, Retry};
+use super::errors::{HttpFailure, Retry};
 use super::event_stream::sse_headers;
 use super::http_state::MAX_WATCHERS;
 use super::openapi::Operation;
@@ -25,26 +25,25 @@ use super::{HttpBackend, HttpState};
 use crate::observe::state::EndpointState;
 use crate::request::caller::{Caller, CallerRole};
 
-/// Between two states of a stream.
+/// The interval between two states of a stream.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
-    Operation::new("The endpoint at this moment")
-        .asks("stream", "1 for an event a second")
+    Operation::new("The current state of the endpoint")
+        .asks("stream", "1: stream one event per second")
         .replies::<EndpointState>()
         .streams(|generator| generator.subschema_for::<EndpointState>())
         .fails(&[503])
 }
 
-/// Answers with a state, or with a stream of them if the query has `stream=1` or `Accept` names event streams.
+/// Answers with one state, or with a stream of states if the query has `stream=1` or `Accept` names event streams.
 pub async fn show(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     stopping: Option<Extension<Stopping>>,
     headers: HeaderMap,
     uri: Uri,
-) -> Result<Response, Failure> {
+) -> Result<Response, HttpFailure> {
     let with_addresses = may_observe(&caller)?;
     let stopping = stopping.map(|Extension(stopping)| stopping).unwrap_or_default();
     if !wants_stream(&uri, &headers) {
@@ -54,13 +53,13 @@ pub async fn show(
         let message = format!("{MAX_WATCHERS} streams of states are open already.");
         let error = ErrorBody::new(ErrorKind::Unavailable, message).code("too_many_watchers");
         let retry = Retry::After(INTERVAL);
-        return Err(Failure { retry, ..Failure::new(StatusCode::SERVICE_UNAVAILABLE, error) });
+        return Err(HttpFailure { retry, ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, error) });
     };
     let events = async_stream::stream! {
         let _place = place;
         loop {
             yield Ok::<Bytes, Infallible>(event(&*state.backend, &stopping, with_addresses));
-            // It would otherwise keep the server from stopping until the drain deadline.
+            // Otherwise the stream would delay the shutdown until the drain deadline.
             if stopping.0.run_until_cancelled(tokio::time::sleep(INTERVAL)).await.is_none() {
                 break;
             }
@@ -71,15 +70,15 @@ pub async fn show(
     Ok(response)
 }
 
-/// Returns true if this caller may see addresses. Errors: it may not see the state at all.
-pub(super) fn may_observe(caller: &Caller) -> Result<bool, Failure> {
+/// Returns true if this caller may see addresses. Errors: the caller may not see the state at all.
+pub(super) fn may_observe(caller: &Caller) -> Result<bool, HttpFailure> {
     match caller.role {
         CallerRole::Anyone => Ok(false),
         CallerRole::Operator => Ok(true),
         CallerRole::Guest => {
             let message = "This API key may not see the server at work. Its operator can set 'operator = true' for it.";
             let error = ErrorBody::new(ErrorKind::Permission, message).code("operator_key_required");
-            Err(Failure::new(StatusCode::FORBIDDEN, error))
+            Err(HttpFailure::new(StatusCode::FORBIDDEN, error))
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A request's steps as a streamed reply, in whatever form a dialect writes them.
+//! Streams a request's steps as a reply, in the form of a dialect.
 //!
-//! The head waits for the first result, so that an early failure keeps its status, but not so long that the client gives
-//! up. From then on heartbeats break silence, and a failure is a last event.
+//! The head waits for the first result, so that an early failure keeps its status, but not so long that the client
+//! gives up. After the head, heartbeats are sent during silence, and a failure becomes the last event.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use http::{HeaderName, HeaderValue, header};
 use tokio::time::{Instant, timeout_at};
 
 use super::HttpConfig;
-use super::errors::Failure;
+use super::errors::HttpFailure;
 use super::request_steps::{RequestStep, RequestSteps};
 use super::route_header::insert_route;
 use crate::error::RequestError;
@@ -25,17 +25,17 @@ pub(super) trait StreamWriter: Send + 'static {
     /// The reply's `Content-Type`.
     const CONTENT_TYPE: &'static str;
 
-    /// The text of a step; often one event, sometimes nothing.
+    /// Writes a step: often one event, sometimes nothing.
     fn write(&mut self, step: &RequestStep) -> String;
 
-    /// The text after the last step of a success.
+    /// Writes the end of a successful stream.
     fn finish(&mut self) -> String;
 
-    /// The end of a stream that failed. It must not look like a success.
-    fn fail(&mut self, failure: Failure) -> String;
+    /// Writes the end of a failed stream. It must not look like a success.
+    fn fail(&mut self, failure: HttpFailure) -> String;
 
-    /// Text that every reader skips and every proxy counts as traffic. `place` is the request's position in the queue
-    /// while it waits for admission.
+    /// Writes text that clients skip and proxies count as traffic. `place` is the request's position in the queue while
+    /// it waits for admission.
     fn heartbeat(&self, place: Option<usize>) -> String;
 }
 
@@ -59,11 +59,11 @@ pub(super) async fn respond<W: StreamWriter>(
     Ok(response)
 }
 
-/// The steps up to the first result, or those that came in time. A failure among them is the whole answer.
+/// Collects the steps up to the first result, or those that arrive in time. Errors: the request failed in this time.
 async fn hold(steps: &mut RequestSteps, patience: Duration) -> Result<Vec<RequestStep>, RequestError> {
     let deadline = Instant::now() + patience;
     let mut held = Vec::new();
-    // Elapsing loses nothing: the step that did not come in time stays in the stream.
+    // A timeout loses nothing: the next step stays in the stream.
     while let Ok(Some(step)) = timeout_at(deadline, steps.next()).await {
         held.push(step?);
         if matches!(held.last(), Some(RequestStep::Event(event)) if event.kind.is_result()) {
@@ -73,7 +73,7 @@ async fn hold(steps: &mut RequestSteps, patience: Duration) -> Result<Vec<Reques
     Ok(held)
 }
 
-/// The body. Dropping it drops the steps, which cancels the request.
+/// Writes the body. Dropping it drops the steps, which cancels the request.
 fn events(
     held: Vec<RequestStep>,
     mut steps: RequestSteps,
@@ -83,7 +83,7 @@ fn events(
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     async_stream::stream! {
         let opening: String = held.iter().map(|step| writer.write(step)).collect();
-        // A head without a first event is held back by some proxies; a heartbeat gets it through.
+        // Some proxies hold back a head until the first event; a heartbeat gets it through.
         yield Ok(if opening.is_empty() { writer.heartbeat(caller.place.get()) } else { opening }.into());
         let mut last_sent = Instant::now();
         loop {
@@ -91,7 +91,7 @@ fn events(
                 Err(_silent) => writer.heartbeat(caller.place.get()),
                 Ok(Some(Ok(step))) => writer.write(&step),
                 Ok(Some(Err(error))) => {
-                    yield Ok(writer.fail(Failure::of_request(&error, &caller.request_id)).into());
+                    yield Ok(writer.fail(HttpFailure::of_request(&error, &caller.request_id)).into());
                     break;
                 }
                 Ok(None) => {

@@ -18,27 +18,28 @@ use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 
-/// Bytes of an unread body that are worth a connection: a long conversation, not an upload.
+/// How many bytes of an unread body are read to save the connection: enough for a long conversation, not for an upload.
 const DISCARD_BYTES: u64 = 1 << 20;
 
-/// Time for them to arrive. The reply waits for them, since most clients read it only after they have sent everything.
+/// Time for these bytes to arrive. The reply waits for them, because most clients read it only after they have sent
+/// everything.
 const DISCARD_FOR: Duration = Duration::from_secs(1);
 
-/// Reads what the handlers left of the body, or announces that the connection closes.
+/// Reads what the handler left of the body, or announces that the connection closes.
 pub(super) async fn settle(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
-    // HTTP/2 closes a stream and not its connection.
+    // HTTP/2 closes the stream, not its connection.
     let closes = request.version() < Version::HTTP_2;
-    // A client that waits for '100 Continue' may not have begun to send; reading would tell it to.
+    // Do not read: a client that waits for '100 Continue' would be told to send the body.
     let waits = request.headers().contains_key(header::EXPECT);
     let (back, mut unread) = oneshot::channel();
-    let request = request.map(|body| Body::new(Lent { body: Some(body), back: Some(back) }));
+    let request = request.map(|body| Body::new(LentBody { body: Some(body), back: Some(back) }));
     let mut response = next.run(request).await;
     let is_read = match unread.try_recv() {
         Ok(mut body) => !waits && discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await,
-        // It was read to its end, or a handler still reads it.
+        // The body was read to its end, or a handler still reads it.
         Err(_) => true,
     };
     if !is_read && closes {
@@ -64,13 +65,13 @@ pub(super) async fn discard(body: &mut Body, max_bytes: u64, max_time: Duration)
     tokio::time::timeout(max_time, rest).await.unwrap_or(false)
 }
 
-/// A body that returns to its owner unless a handler reads it to the end.
-struct Lent {
+/// A body that is sent back to [`settle`] unless a handler reads it to the end.
+struct LentBody {
     body: Option<Body>,
     back: Option<oneshot::Sender<Body>>,
 }
 
-impl HttpBody for Lent {
+impl HttpBody for LentBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -92,10 +93,10 @@ impl HttpBody for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentBody {
     fn drop(&mut self) {
         if let (Some(body), Some(back)) = (self.body.take().filter(|body| !body.is_end_stream()), self.back.take()) {
-            // The receiver is gone if the reply has begun; then the rest stays unread.
+            // If the reply has begun, the receiver is gone and the rest stays unread.
             let _ = back.send(body);
         }
     }

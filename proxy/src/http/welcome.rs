@@ -1,11 +1,11 @@
-//! `GET /`: for a person who opens the address in a browser, and for tools that check whether a server runs.
+//! `GET /`: for people who open the address in a browser, and for tools that check whether a server runs.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, header};
 
 use super::ROUTES;
 
-/// Ollama's own text, which its clients compare. A browser gets a list of routes.
+/// Answers with Ollama's own text, which its clients compare. A browser gets a list of routes.
 pub(super) async fn welcome(headers: HeaderMap) -> Response {
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/html") {

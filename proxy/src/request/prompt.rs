@@ -92,7 +92,7 @@ fn check_image_support(images: &[Image], info: &NodeInfo) -> Result<(), RequestE
     match images.first() {
         Some(image) if info.projector.is_none() => {
             let why = "this model has no projector (--mmproj), with which it would see them";
-            Err(RequestError::Blind { field: image.field().to_owned(), why })
+            Err(RequestError::ImagesUnsupported { field: image.field().to_owned(), why })
         }
         _ => Ok(()),
     }

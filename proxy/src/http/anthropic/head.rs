@@ -1,10 +1,10 @@
-//! What a message and its stream have in common.
+//! Data shared by a whole message and a streamed message.
 
 use baton_schemas::anthropic::reply::{Reply, Usage};
 
 use crate::http::reply_totals::ReplyTotals;
 
-/// What is known of a message before its first token.
+/// The fields of a message that are known before its first token.
 #[derive(Debug, Clone)]
 pub(super) struct MessageHead {
     pub(super) id: String,

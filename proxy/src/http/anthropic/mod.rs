@@ -1,4 +1,5 @@
-//! Anthropic's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::anthropic`.
+//! Anthropic's dialect: its routes, and the translation of request steps to its events. The JSON types are in
+//! `baton_schemas::anthropic`.
 
 mod head;
 mod stream;
@@ -23,12 +24,12 @@ use super::openapi::{Operation, Routes};
 use super::reply_totals::ReplyTotals;
 use super::request_steps::{DrainDeadline, RequestStep, RequestSteps, steps};
 use super::route_header::insert_route;
-use super::{Failure, HttpState, streamed};
+use super::{HttpFailure, HttpState, streamed};
 use crate::error::RequestError;
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
 
-/// Its routes.
+/// The routes of this dialect.
 pub(super) fn routes() -> Routes {
     let created = Operation::new("The assistant's next message")
         .takes::<MessagesBody>()
@@ -42,14 +43,14 @@ pub(super) fn routes() -> Routes {
         .panics_as(Dialect::Anthropic)
 }
 
-type Body = Result<JsonBody, Failure>;
+type Body = Result<JsonBody, HttpFailure>;
 
-/// A failure in Anthropic's envelope.
+/// An error in Anthropic's envelope.
 #[derive(Debug)]
-struct AnthropicFailure(Failure);
+struct AnthropicFailure(HttpFailure);
 
-impl From<Failure> for AnthropicFailure {
-    fn from(failure: Failure) -> Self {
+impl From<HttpFailure> for AnthropicFailure {
+    fn from(failure: HttpFailure) -> Self {
         AnthropicFailure(failure)
     }
 }
@@ -66,7 +67,7 @@ impl IntoResponse for AnthropicFailure {
     }
 }
 
-/// The assistant's next message.
+/// `POST /v1/messages`.
 async fn create(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -82,10 +83,10 @@ async fn create(
     } else {
         whole(steps, head).await
     };
-    response.map_err(|error| Failure::of_request(&error, &caller.request_id).into())
+    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id).into())
 }
 
-/// Tokens of a prompt that is not generated from.
+/// `POST /v1/messages/count_tokens`: counts the tokens of a prompt without generating.
 async fn count(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -93,11 +94,11 @@ async fn count(
 ) -> Result<Json<TokenCount>, AnthropicFailure> {
     let CountRequest { model, chat } = CountRequest::parse(&body?.0)?;
     let counted = state.backend.count(Some(&model), chat, &caller).await;
-    let input_tokens = counted.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
+    let input_tokens = counted.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
     Ok(Json(TokenCount { input_tokens }))
 }
 
-/// Waits for all of a request. Dropping the future cancels it.
+/// Collects a whole reply. Dropping the future cancels the request.
 async fn whole(mut steps: RequestSteps, head: MessageHead) -> Result<Response, RequestError> {
     let (mut content, mut totals) = (Content::default(), ReplyTotals::new(1));
     let mut end = Stop { reason: FinishReason::Stop, sequence: None };
@@ -109,7 +110,7 @@ async fn whole(mut steps: RequestSteps, head: MessageHead) -> Result<Response, R
             EventKind::Text { text, .. } => content.text(&text),
             EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),
             EventKind::ToolCall { call } => content.call(&call),
-            // RequestSteps end only after this.
+            // Every choice finishes before the steps end.
             EventKind::Finished { reason, stop, .. } => end = Stop { reason, sequence: stop },
             _ => {}
         }

@@ -1,17 +1,17 @@
-//! RequestSteps → the events of a message.
+//! Writes request steps as the events of a message.
 
 use baton_schemas::anthropic::reply::Stop;
 use baton_schemas::anthropic::{ErrorReply, EventWriter};
 
 use super::head::{MessageHead, usage};
-use crate::http::Failure;
+use crate::http::HttpFailure;
 use crate::http::event_stream::comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
 use crate::reply_event::EventKind;
 
-/// Writes one stream.
+/// Writes the stream of one reply.
 pub(super) struct MessageWriter {
     head: MessageHead,
     events: EventWriter,
@@ -31,7 +31,7 @@ impl MessageWriter {
         }
     }
 
-    /// The first event, once it is known how much of the prompt was cached.
+    /// Writes the first event. It needs the number of cached prompt tokens.
     fn begin(&mut self) -> String {
         if std::mem::replace(&mut self.has_begun, true) {
             return String::new();
@@ -59,17 +59,17 @@ impl StreamWriter for MessageWriter {
         }
     }
 
-    /// Without a reason there was no end, and so there are no last events.
+    /// Writes the last events. Without a finish reason the reply has not ended, so nothing is written.
     fn finish(&mut self) -> String {
         let Some(stop) = self.stop.take() else { return String::new() };
         self.begin() + &self.events.ended(&stop, usage(&self.totals))
     }
 
-    fn fail(&mut self, failure: Failure) -> String {
+    fn fail(&mut self, failure: HttpFailure) -> String {
         ErrorReply::new(failure.status.as_u16(), failure.error).to_sse()
     }
 
-    /// A ping, but a comment before the first event: accumulators insist that it is the first.
+    /// Writes a ping, or a comment before the first event: client accumulators require `message_start` to be first.
     fn heartbeat(&self, place: Option<usize>) -> String {
         if self.has_begun { EventWriter::ping() } else { comment(place) }
     }

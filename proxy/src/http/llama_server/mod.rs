@@ -1,4 +1,4 @@
-//! llama-server's own routes. The JSON itself is in `baton_schemas::llama_server`.
+//! llama-server's own routes. The JSON types are in `baton_schemas::llama_server`.
 
 mod state;
 mod text;
@@ -8,15 +8,16 @@ use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, Sl
 
 use super::openapi::{Operation, Routes};
 
-/// All of them but `/health`.
+/// The routes, except `/health`.
 pub(super) fn routes() -> Routes {
-    let tokenize = Operation::new("Tokens of a text").takes::<TokenizeBody>().replies::<TokenizeReply>();
-    let detokenize = Operation::new("Text of tokens").takes::<DetokenizeBody>().replies::<DetokenizeReply>();
-    let template = Operation::new("Prompt of a chat").takes::<ApplyTemplateBody>().replies::<ApplyTemplateReply>();
-    let of_model = |operation: Operation| operation.asks("model", "Of which model; by default of the first one");
+    let tokenize = Operation::new("Tokenize a text").takes::<TokenizeBody>().replies::<TokenizeReply>();
+    let detokenize = Operation::new("Convert tokens to text").takes::<DetokenizeBody>().replies::<DetokenizeReply>();
+    let template =
+        Operation::new("Render the prompt of a chat").takes::<ApplyTemplateBody>().replies::<ApplyTemplateReply>();
+    let of_model = |operation: Operation| operation.asks("model", "The model; by default the first one");
     let props = of_model(Operation::new("Describe a model and its defaults")).replies::<Props>();
-    let slots = of_model(Operation::new("Whether slots are taken"))
-        .asks("fail_on_no_slot", "503 if none is free, whatever stands here")
+    let slots = of_model(Operation::new("List the slots and their state"))
+        .asks("fail_on_no_slot", "Any value: answer 503 if no slot is free")
         .replies::<Vec<Slot>>();
     Routes::default()
         .post("/tokenize", text::tokenize, tokenize.of_model())

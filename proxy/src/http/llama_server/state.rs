@@ -1,4 +1,4 @@
-//! `GET /props` and `GET /slots`, both of the model in `?model=`, else of the first one.
+//! `GET /props` and `GET /slots`, for the model in `?model=` or the first one.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -8,39 +8,39 @@ use serde::Deserialize;
 
 use crate::error::RequestError;
 use crate::http::openai::SYSTEM_FINGERPRINT;
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// What stands behind the path. Anything else there is ignored, and so is what cannot be read.
+/// The query parameters. Unknown and invalid ones are ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Wanted {
     model: Option<String>,
-    /// 503 if no slot is free: a load balancer's question. Any value asks it.
+    /// Any value asks for 503 if no slot is free. Load balancers use it.
     fail_on_no_slot: Option<String>,
 }
 
-/// What a model is.
+/// `GET /props`: describes a model.
 pub(super) async fn props(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Json<Props>, Failure> {
+) -> Result<Json<Props>, HttpFailure> {
     let wanted = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
     let model = state.backend.describe(wanted.model.as_deref(), &caller).await;
-    let model = model.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
+    let model = model.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
     let props = Props::new(&model.name, &model.info, &model.sampling, SYSTEM_FINGERPRINT);
     Ok(Json(Props { is_sleeping: model.is_sleeping, ..props }))
 }
 
-/// What it is doing.
+/// `GET /slots`: lists a model's slots.
 pub(super) async fn list_slots(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Json<Vec<Slot>>, Failure> {
+) -> Result<Json<Vec<Slot>>, HttpFailure> {
     let Wanted { model, fail_on_no_slot } = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
-    let failed = |error: RequestError| Failure::of_request(&error, &caller.request_id);
+    let failed = |error: RequestError| HttpFailure::of_request(&error, &caller.request_id);
     let model = state.backend.describe(model.as_deref(), &caller).await.map_err(failed)?;
     let slots = slots(&model.info, &model.load);
     if fail_on_no_slot.is_some() && slots.iter().all(|slot| slot.is_processing) {

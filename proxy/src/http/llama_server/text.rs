@@ -7,41 +7,43 @@ use baton_schemas::llama_server::{
 };
 
 use crate::http::body::JsonBody;
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// A text's tokens.
+/// `POST /tokenize`.
 pub(super) async fn tokenize(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
-) -> Result<Json<TokenizeReply>, Failure> {
+) -> Result<Json<TokenizeReply>, HttpFailure> {
     let Tokenize { model, text } = Tokenize::parse(&body)?;
     let tokens = state.backend.tokenize(model.as_deref(), text, &caller).await;
-    tokens.map(|tokens| Json(TokenizeReply { tokens })).map_err(|error| Failure::of_request(&error, &caller.request_id))
+    tokens
+        .map(|tokens| Json(TokenizeReply { tokens }))
+        .map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }
 
-/// The text of tokens.
+/// `POST /detokenize`.
 pub(super) async fn detokenize(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
-) -> Result<Json<DetokenizeReply>, Failure> {
+) -> Result<Json<DetokenizeReply>, HttpFailure> {
     let Detokenize { model, tokens } = Detokenize::parse(&body)?;
     let text = state.backend.detokenize(model.as_deref(), tokens, &caller).await;
     text.map(|content| Json(DetokenizeReply { content }))
-        .map_err(|error| Failure::of_request(&error, &caller.request_id))
+        .map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }
 
-/// The prompt that a chat would get.
+/// `POST /apply-template`: renders the prompt of a chat.
 pub(super) async fn apply_template(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
-) -> Result<Json<ApplyTemplateReply>, Failure> {
+) -> Result<Json<ApplyTemplateReply>, HttpFailure> {
     let ApplyTemplate { model, chat } = ApplyTemplate::parse(&body)?;
     let prompt = state.backend.render(model.as_deref(), chat, &caller).await;
     prompt
         .map(|prompt| Json(ApplyTemplateReply { prompt }))
-        .map_err(|error| Failure::of_request(&error, &caller.request_id))
+        .map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }

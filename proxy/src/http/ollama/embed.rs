@@ -11,14 +11,14 @@ use super::failure::OllamaFailure;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::request_steps::{DrainDeadline, or_drained};
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 use crate::targets::Embedded;
 
-type Body = Result<JsonBody, Failure>;
+type Body = Result<JsonBody, HttpFailure>;
 type Drain = Option<Extension<DrainDeadline>>;
 
-/// Any number of texts.
+/// `POST /api/embed`: any number of texts.
 pub(super) async fn embed(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -38,7 +38,7 @@ pub(super) async fn embed(
     }))
 }
 
-/// One text.
+/// `POST /api/embeddings`: one text.
 pub(super) async fn embed_older(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -50,8 +50,8 @@ pub(super) async fn embed_older(
     Ok(Json(OlderEmbedReply { embedding: embedded.vectors.into_iter().next().unwrap_or_default() }))
 }
 
-/// When the client leaves, the server drops this future, and with it what is not computed yet. Without a text it
-/// answers once the model could.
+/// Computes the embeddings. When the client disconnects, the server drops this future and cancels the rest. Without a
+/// text, it waits until the model is ready.
 async fn answer(
     state: &HttpState,
     caller: &Caller,

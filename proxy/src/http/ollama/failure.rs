@@ -1,21 +1,21 @@
-//! Failures in Ollama's words and envelope.
+//! Errors in Ollama's wording and envelope.
 
 use axum::response::{IntoResponse, Response};
 use baton_schemas::ollama::ErrorReply;
 use baton_schemas::openai::InvalidRequest;
 
 use crate::error::RequestError;
-use crate::http::Failure;
+use crate::http::HttpFailure;
 use crate::http::dialect::Dialect;
 
-/// A failure that becomes `{"error": "…"}`.
+/// An error that is written as `{"error": "…"}`.
 #[derive(Debug)]
-pub(super) struct OllamaFailure(pub(super) Failure);
+pub(super) struct OllamaFailure(pub(super) HttpFailure);
 
 impl OllamaFailure {
-    /// A failed request, as its client may see it. The rest is logged here.
+    /// Maps a failed request to what its client may see, and logs the cause.
     pub(super) fn of_request(error: &RequestError, request_id: &str) -> Self {
-        let failure = Failure::of_request(error, request_id);
+        let failure = HttpFailure::of_request(error, request_id);
         match error {
             RequestError::ModelNotFound { model } => OllamaFailure(missing(failure, model)),
             _ => OllamaFailure(failure),
@@ -23,19 +23,19 @@ impl OllamaFailure {
     }
 }
 
-/// A failure as the last line of a stream.
-pub(super) fn line(failure: Failure) -> ErrorReply {
+/// Writes a failure as the last line of a stream.
+pub(super) fn line(failure: HttpFailure) -> ErrorReply {
     failure.error.into()
 }
 
-/// Clients look for these words to offer a download.
-fn missing(mut failure: Failure, model: &str) -> Failure {
+/// Clients match on this message to offer a download.
+fn missing(mut failure: HttpFailure, model: &str) -> HttpFailure {
     failure.error.message = format!("model '{}' not found", model.escape_debug());
     failure
 }
 
-impl From<Failure> for OllamaFailure {
-    fn from(failure: Failure) -> Self {
+impl From<HttpFailure> for OllamaFailure {
+    fn from(failure: HttpFailure) -> Self {
         OllamaFailure(failure)
     }
 }

@@ -24,14 +24,14 @@ use crate::http::body::JsonBody;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, or_drained, steps};
 use crate::http::route_header::insert_route;
-use crate::http::{Failure, HttpState, streamed};
+use crate::http::{HttpFailure, HttpState, streamed};
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
 
-type Body = Result<JsonBody, Failure>;
+type Body = Result<JsonBody, HttpFailure>;
 type Drain = Option<Extension<DrainDeadline>>;
 
-/// A conversation's next message.
+/// `POST /api/chat`.
 pub(super) async fn chat(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -44,7 +44,7 @@ pub(super) async fn chat(
     answer(state, caller, drain, OllamaJob { generate, load_only, stream }, shape).await
 }
 
-/// A prompt's continuation.
+/// `POST /api/generate`.
 pub(super) async fn generate(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
@@ -57,7 +57,7 @@ pub(super) async fn generate(
     answer(state, caller, drain, OllamaJob { generate, load_only, stream }, shape).await
 }
 
-/// What both routes do with a request.
+/// Serves a request of either route.
 struct OllamaJob {
     generate: Generate,
     load_only: Option<LoadOnly>,
@@ -90,7 +90,7 @@ async fn answer(
     response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
 }
 
-/// Returns once the model is loaded, or its unloading has begun. A model that is always loaded stays.
+/// Loads a model, or starts to unload it if `keep_alive` is 0. A model that is always loaded stays.
 async fn load_or_unload(
     state: &HttpState,
     caller: &Caller,
@@ -104,7 +104,7 @@ async fn load_or_unload(
     }
 }
 
-/// Waits for all of a request. Dropping the future cancels it.
+/// Collects a whole reply. Dropping the future cancels the request.
 async fn whole(mut steps: RequestSteps, shape: LineShape) -> Result<Response, RequestError> {
     let (mut all, mut all_tokens) = (LineContent::default(), Vec::new());
     let (mut totals, mut end, mut calls) = (ReplyTotals::new(1), FinishReason::Stop, CallCollector::default());
@@ -121,7 +121,7 @@ async fn whole(mut steps: RequestSteps, shape: LineShape) -> Result<Response, Re
             EventKind::ToolCall { call } => {
                 all.append(calls.take(&call).map(LineContent::call).unwrap_or_default());
             }
-            // RequestSteps end only after this.
+            // Every choice finishes before the steps end.
             EventKind::Finished { reason, .. } => {
                 end = reason;
                 all.append(calls.rest().as_ref().map(LineContent::unfinished).unwrap_or_default());

@@ -1,4 +1,5 @@
-//! Ollama's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::ollama`.
+//! Ollama's dialect: its routes, and the translation of request steps to its lines. The JSON types are in
+//! `baton_schemas::ollama`.
 
 mod embed;
 mod failure;
@@ -26,17 +27,18 @@ pub(super) fn routes() -> Routes {
     };
     let lists = |summary| Operation::new(summary).replies::<ModelList>();
     let show = Operation::new("Describe a model").takes::<ModelBody>().replies::<Show>().of_model();
-    let pull = Operation::new("Fetch a model that is there").takes::<ModelBody>().fails(&[404]);
+    let pull = Operation::new("Check that a model is already present").takes::<ModelBody>().fails(&[404]);
     let pull = pull.replies::<PullProgress>().streams_lines::<PullProgress>();
-    let embed = Operation::new("Vectors of texts").takes::<OllamaEmbedBody>().replies::<EmbedReply>();
-    let older = Operation::new("The vector of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
-    let version = Operation::new("The version of Ollama whose API this is").replies::<Version>();
+    let embed = Operation::new("Compute the embeddings of texts").takes::<OllamaEmbedBody>().replies::<EmbedReply>();
+    let older =
+        Operation::new("Compute the embedding of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
+    let version = Operation::new("The version of Ollama's API that is served").replies::<Version>();
     let refused = || Operation::new("Refused: the operator chooses the models");
     Routes::default()
         .post("/api/chat", generate::chat, generates("Continue a chat").takes::<OllamaChatBody>())
         .post("/api/generate", generate::generate, generates("Answer or continue a text").takes::<OllamaGenerateBody>())
         .get("/api/tags", models::tags, lists("List the models"))
-        .get("/api/ps", models::running, lists("List the models that could answer now"))
+        .get("/api/ps", models::running, lists("List the models that are ready"))
         .post("/api/show", models::show, show)
         .get("/api/version", models::version, version)
         .post("/api/pull", pull::pull, pull)

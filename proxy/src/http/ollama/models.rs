@@ -10,10 +10,10 @@ use baton_schemas::ollama::{ModelRequest, Version};
 use super::failure::OllamaFailure;
 use crate::error::RequestError;
 use crate::http::body::JsonBody;
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// All models that the caller's key may use, each under each of its names.
+/// `GET /api/tags`: lists all models that the caller's key may use, under each of their names.
 pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
     let models = state.models_for(&caller);
     let listed = models.iter().flat_map(|model| {
@@ -22,7 +22,7 @@ pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Exte
     Json(ModelList { models: listed.collect() })
 }
 
-/// Those that could answer now, under their public names.
+/// `GET /api/ps`: lists the models that are ready, under their public names.
 pub(super) async fn running(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
     let models = state.models_for(&caller);
     let running = models.iter().filter(|model| model.is_loaded()).filter_map(|model| {
@@ -33,11 +33,11 @@ pub(super) async fn running(State(state): State<HttpState>, Extension(caller): E
     Json(ModelList { models: running.collect() })
 }
 
-/// All that is known of one.
+/// `POST /api/show`: describes a model.
 pub(super) async fn show(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    body: Result<JsonBody, Failure>,
+    body: Result<JsonBody, HttpFailure>,
 ) -> Result<Json<Show>, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
     let failed = |error: RequestError| OllamaFailure::of_request(&error, &caller.request_id);
@@ -50,12 +50,12 @@ pub(super) async fn show(
     Ok(Json(Show::new(rfc3339(model.since), &model.info)))
 }
 
-/// The version of the API, not of this program.
+/// `GET /api/version`: the version of the API, not of this program.
 pub(super) async fn version() -> Json<Version> {
     Json(Version::default())
 }
 
-/// In UTC; 1970 for a time that no calendar has.
+/// Formats a time in UTC. A time that cannot be represented becomes 1970.
 fn rfc3339(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time).unwrap_or_default().to_string()
 }

@@ -1,4 +1,4 @@
-//! RequestSteps → lines of JSON: text, and one last line that says how it ended.
+//! Writes request steps as lines of JSON: text, then one last line with the outcome.
 
 use baton_schemas::FinishReason;
 use baton_schemas::tools::CallCollector;
@@ -6,13 +6,13 @@ use serde::Serialize;
 
 use super::failure;
 use super::reply::{LineContent, LineShape};
-use crate::http::Failure;
+use crate::http::HttpFailure;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
 use crate::reply_event::EventKind;
 
-/// Writes one stream.
+/// Writes the stream of one reply.
 pub(super) struct LineWriter {
     shape: LineShape,
     totals: ReplyTotals,
@@ -37,7 +37,7 @@ impl StreamWriter for LineWriter {
             EventKind::Reasoning { text } => {
                 line(&self.shape.line(LineContent { thinking: text.clone(), ..LineContent::default() }, &[]))
             }
-            // A call is one line, once it is complete.
+            // A tool call is written as one line when it is complete.
             EventKind::ToolCall { call } => self
                 .calls
                 .take(call)
@@ -52,23 +52,23 @@ impl StreamWriter for LineWriter {
         }
     }
 
-    /// The line with `done: true`. Without a reason there was no end, and so there is no such line.
+    /// Writes the line with `done: true`. Without a finish reason the reply has not ended, so nothing is written.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason else { return String::new() };
         line(&self.shape.last(LineContent::default(), &[], self.shape.end(reason, &self.totals)))
     }
 
-    fn fail(&mut self, failure: Failure) -> String {
+    fn fail(&mut self, failure: HttpFailure) -> String {
         line(&failure::line(failure))
     }
 
-    /// An empty delta: clients parse every line, and some fail on an empty one.
+    /// The heartbeat is an empty delta: clients parse every line, and some fail on an empty line.
     fn heartbeat(&self, _place: Option<usize>) -> String {
         line(&self.shape.line(LineContent::default(), &[]))
     }
 }
 
-/// One line with this JSON. It has no line break of its own, since JSON escapes them.
+/// Writes JSON as one line. JSON escapes line breaks, so it contains none.
 pub(super) fn line(data: &impl Serialize) -> String {
     let json = serde_json::to_string(data).expect("plain structs with string keys always serialize");
     format!("{json}\n")

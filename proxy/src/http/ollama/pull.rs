@@ -1,4 +1,4 @@
-//! `POST /api/pull`: a model that is there needs no pulling, and no other can be pulled.
+//! `POST /api/pull`: succeeds for a model that is served, and never downloads one.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -9,15 +9,15 @@ use http::{HeaderValue, header};
 use super::failure::OllamaFailure;
 use super::ndjson::line;
 use crate::http::body::JsonBody;
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 use crate::request::models;
 
-/// Ollama's words for a download that had nothing to do. 404 for another model: the operator chooses what is served.
+/// Answers like Ollama for a model that is already present. Other models get 404: the operator chooses what is served.
 pub(super) async fn pull(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
-    body: Result<JsonBody, Failure>,
+    body: Result<JsonBody, HttpFailure>,
 ) -> Result<Response, OllamaFailure> {
     let request = ModelRequest::parse(&body?.0)?;
     models::find(state.models_for(&caller), &request.model)

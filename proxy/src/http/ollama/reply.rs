@@ -1,4 +1,4 @@
-//! What the lines of one reply have in common.
+//! Data and helpers shared by the lines of one reply.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use baton_schemas::tools;
 
 use crate::http::reply_totals::ReplyTotals;
 
-/// Which route's words a reply uses.
+/// The route whose format a reply uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OllamaRoute {
     /// `/api/chat`.
@@ -19,12 +19,12 @@ pub(super) enum OllamaRoute {
     Generate,
 }
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LineContent {
     pub(super) text: String,
     pub(super) thinking: String,
-    /// In a chat alone: there are no tools elsewhere.
+    /// Only in a chat: `/api/generate` has no tools.
     pub(super) calls: Vec<ToolCall>,
 }
 
@@ -33,7 +33,8 @@ impl LineContent {
         LineContent { text, ..LineContent::default() }
     }
 
-    /// A call. Ollama's form holds objects alone: what the model wrote instead of one is text, as it is in Ollama.
+    /// Writes a tool call. Ollama's format allows only objects as arguments, so anything else that the model wrote
+    /// becomes text, as in Ollama.
     pub(super) fn call(call: tools::ToolCall) -> Self {
         match serde_json::from_str(&call.arguments) {
             Ok(arguments) => {
@@ -44,12 +45,12 @@ impl LineContent {
         }
     }
 
-    /// A call that was cut off.
+    /// Writes a tool call that was cut off, as text.
     pub(super) fn unfinished(call: &tools::ToolCall) -> Self {
         LineContent::text(format!("{{\"name\": \"{}\", \"arguments\": {}", call.name, call.arguments))
     }
 
-    /// Adds what came later.
+    /// Appends later content.
     pub(super) fn append(&mut self, more: LineContent) {
         self.text += &more.text;
         self.thinking += &more.thinking;
@@ -57,18 +58,18 @@ impl LineContent {
     }
 }
 
-/// What of a request its reply depends on.
+/// The parts of a request that its reply depends on.
 #[derive(Debug, Clone)]
 pub(super) struct LineShape {
     pub(super) route: OllamaRoute,
-    /// As the client wrote it.
+    /// The model's name as the client wrote it.
     pub(super) model: String,
-    /// When the request came.
+    /// The time when the request arrived.
     pub(super) since: Instant,
 }
 
 impl LineShape {
-    /// A line that others follow.
+    /// Writes a line that is not the last.
     pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> Line<'_> {
         let LineContent { text, thinking, calls } = said;
         let text = match self.route {
@@ -79,12 +80,12 @@ impl LineShape {
         Line { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
     }
 
-    /// The last line, or the only one.
+    /// Writes the last or only line.
     pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: End) -> Line<'_> {
         Line { done: true, end: Some(end), ..self.line(said, tokens) }
     }
 
-    /// How a generation ended.
+    /// Ollama's word for the finish reason.
     pub(super) fn end(&self, reason: FinishReason, totals: &ReplyTotals) -> End {
         let total_ms = self.since.elapsed().as_secs_f64() * 1e3;
         let metrics = Metrics::new(total_ms, totals.n_prompt, totals.n_completion, &totals.timings);
@@ -92,7 +93,7 @@ impl LineShape {
     }
 }
 
-/// RFC 3339, in UTC.
+/// The current time as RFC 3339, in UTC.
 fn now() -> String {
     jiff::Timestamp::now().to_string()
 }

@@ -12,10 +12,9 @@ use super::{ReplyShape, head, reply};
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, steps};
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Continue a chat")
         .takes::<ChatBody>()
@@ -24,17 +23,18 @@ pub(super) fn operation() -> Operation {
         .planned()
 }
 
-/// Reads, generates, answers.
+/// `POST /v1/chat/completions`.
 ///
-/// When the client leaves, the server drops this future or the reply's body, and with it everything the request holds.
+/// When the client disconnects, the server drops this future or the reply's body, which frees everything that the
+/// request holds.
 pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
     JsonBody(body): JsonBody,
-) -> Result<Response, Failure> {
+) -> Result<Response, HttpFailure> {
     let ChatRequest { generate, stream, include_usage, has_functions } = ChatRequest::parse(&body, rand::random())?;
-    // Not held while the answer is made: 32 slow streams would keep 32 bodies.
+    // Drop the body before generating: 32 slow streams would hold 32 bodies.
     drop(body);
     let shape = ReplyShape {
         head: head("chatcmpl", if stream { ReplyHead::CHUNK } else { ReplyHead::COMPLETION }, generate.model.clone()),
@@ -46,5 +46,5 @@ pub async fn complete(
     let choices = ChatChoices { logprobs: generate.top_logprobs.is_some(), has_functions };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = reply(steps, shape, choices, &state.config, &caller).await;
-    response.map_err(|error| Failure::of_request(&error, &caller.request_id))
+    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }

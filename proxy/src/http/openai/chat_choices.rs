@@ -1,4 +1,4 @@
-//! The choices of a chat: messages of the assistant.
+//! The choices of a chat, which are messages of the assistant.
 
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
@@ -10,11 +10,11 @@ use baton_schemas::tools::ToolCallDelta;
 
 use super::choices::Choices;
 
-/// See the module.
+/// Writes the choices of a chat.
 pub(super) struct ChatChoices {
     /// The client wants log-probabilities.
     pub(super) logprobs: bool,
-    /// Calls are answered in the form of `functions`.
+    /// The request uses the older `functions`, so calls are written in that form.
     pub(super) has_functions: bool,
 }
 
@@ -23,7 +23,7 @@ impl ChatChoices {
         if self.has_functions { function_finish_reason(reason) } else { finish_reason(reason) }
     }
 
-    /// The arguments of the call that a message is making.
+    /// The arguments of the tool call that a message is writing.
     fn arguments<'a>(&self, message: &'a mut ReplyMessage) -> Option<&'a mut String> {
         let function = if self.has_functions {
             message.function_call.as_mut()
@@ -33,7 +33,7 @@ impl ChatChoices {
         function.map(|function| &mut function.arguments)
     }
 
-    /// The `logprobs` of these tokens, null unless asked for.
+    /// Writes the `logprobs` of these tokens; null unless requested.
     fn logprobs_of(&self, tokens: &[TokenLogprobs]) -> Option<ChoiceLogprobs> {
         let content = || tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
         self.logprobs.then(|| ChoiceLogprobs { content: content(), refusal: None })

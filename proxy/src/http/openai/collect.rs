@@ -1,4 +1,4 @@
-//! A whole reply out of a request's steps.
+//! Collects a whole reply from a request's steps.
 
 use baton_schemas::EngineError;
 use baton_schemas::openai::chat_response::Completion;
@@ -11,7 +11,7 @@ use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{RequestStep, RequestSteps};
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// Waits for all of a request; returns its route beside the reply. Dropping the future cancels the request.
+/// Collects a whole reply and its route. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(
     mut steps: RequestSteps,
     shape: ReplyShape,
@@ -29,7 +29,7 @@ pub(super) async fn collect<C: Choices>(
             }
             EventKind::Reasoning { text } => shapes.append_reasoning(at(&mut choices, choice)?, &text),
             EventKind::ToolCall { call } => shapes.append_call(at(&mut choices, choice)?, &call),
-            // RequestSteps end only after every choice has been here.
+            // Every choice finishes before the steps end.
             EventKind::Finished { reason, .. } => shapes.end(at(&mut choices, choice)?, reason),
             _ => {}
         }

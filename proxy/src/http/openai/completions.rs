@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: bare texts continued, several at once if the client likes.
+//! `POST /v1/completions`: continues one or several plain texts.
 
 use std::sync::Arc;
 
@@ -18,10 +18,9 @@ use crate::error::RequestError;
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, side_by_side, steps};
-use crate::http::{Failure, HttpBackend, HttpState};
+use crate::http::{HttpBackend, HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Continue texts")
         .takes::<CompletionBody>()
@@ -30,18 +29,18 @@ pub(super) fn operation() -> Operation {
         .planned()
 }
 
-/// Reads, generates, answers. Each prompt is admitted as a request of its own.
+/// `POST /v1/completions`. Each prompt is admitted as a separate request.
 pub async fn complete(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
     JsonBody(body): JsonBody,
-) -> Result<Response, Failure> {
+) -> Result<Response, HttpFailure> {
     let request = CompletionRequest::parse(&body, rand::random())?;
     drop(body);
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     let response = answer(state, request, &caller, drain).await;
-    response.map_err(|error| Failure::of_request(&error, &caller.request_id))
+    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }
 
 async fn answer(
@@ -57,7 +56,7 @@ async fn answer(
             echoes.push(echoed(&*state.backend, prompt, caller).await?);
         }
     }
-    // Parsing gives at least one prompt, and all the same number of choices.
+    // Parsing ensures at least one prompt and the same number of choices for each.
     let (n, model) = prompts.first().map_or((1, String::new()), |first| (first.n, first.model.clone()));
     let logprobs = prompts.iter().any(|prompt| prompt.top_logprobs.is_some());
     let n_prompts = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
@@ -74,12 +73,12 @@ async fn answer(
     reply(steps, shape, choices, &state.config, caller).await
 }
 
-/// The prompt as text.
+/// Returns the prompt as text.
 async fn echoed(backend: &dyn HttpBackend, request: &GenerateRequest, caller: &Caller) -> Result<String, RequestError> {
     match &request.input {
         Input::Text(text) | Input::Infill { prefix: text, .. } => Ok(text.clone()),
         Input::Tokens(tokens) => backend.detokenize(Some(&request.model), tokens.clone(), caller).await,
-        // This route has no conversations.
+        // This route has no chat prompts.
         Input::Chat(_) => Ok(String::new()),
     }
 }

@@ -8,26 +8,25 @@ use baton_schemas::openai::embeddings::{EmbeddingList, EmbeddingsRequest};
 use crate::http::body::JsonBody;
 use crate::http::openapi::Operation;
 use crate::http::request_steps::{DrainDeadline, or_drained};
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
-    Operation::new("Vectors of texts").takes::<EmbeddingsBody>().replies::<EmbeddingList>().of_model()
+    Operation::new("Compute the embeddings of texts").takes::<EmbeddingsBody>().replies::<EmbeddingList>().of_model()
 }
 
-/// Reads, embeds, answers. When the client leaves, the server drops this future, and with it what is not computed yet.
+/// `POST /v1/embeddings`. When the client disconnects, the server drops this future and cancels the rest.
 pub async fn embed(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
     JsonBody(body): JsonBody,
-) -> Result<Json<EmbeddingList>, Failure> {
+) -> Result<Json<EmbeddingList>, HttpFailure> {
     let EmbeddingsRequest { embed, encoding } = EmbeddingsRequest::parse(&body)?;
     drop(body);
     let model = embed.model.clone();
     let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
     let embedded = or_drained(&drain, state.backend.embed(embed, &caller)).await.and_then(|outcome| outcome);
-    let embedded = embedded.map_err(|error| Failure::of_request(&error, &caller.request_id))?;
+    let embedded = embedded.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))?;
     Ok(Json(EmbeddingList::new(model, embedded.vectors, encoding, embedded.n_tokens)))
 }

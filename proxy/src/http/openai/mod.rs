@@ -1,4 +1,5 @@
-//! OpenAI's dialect: its routes, and its events out of ours. The JSON itself is in `baton_schemas::openai`.
+//! OpenAI's dialect: its routes, and the translation of request steps to its events. The JSON types are in
+//! `baton_schemas::openai`.
 
 pub mod chat;
 pub mod completions;
@@ -30,7 +31,7 @@ use super::streamed;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 
-/// Its routes.
+/// The routes of this dialect.
 pub(super) fn routes() -> Routes {
     Routes::default()
         .post("/v1/chat/completions", chat::complete, chat::operation())
@@ -41,20 +42,20 @@ pub(super) fn routes() -> Routes {
         .get("/v1/models/{*id}", models::show, models::operation())
 }
 
-/// Which build answered: a change of it tells a client that equal seeds may no longer give equal text.
+/// Identifies the build. When it changes, equal seeds may no longer give equal text.
 pub(super) const SYSTEM_FINGERPRINT: &str = concat!("baton-", env!("CARGO_PKG_VERSION"));
 
-/// What of a request its reply depends on, whatever its choices look like.
+/// The parts of a request that its reply depends on, for chats and plain completions.
 struct ReplyShape {
     head: ReplyHead,
     n_choices: u32,
     choices_per_prompt: u32,
     include_usage: bool,
-    /// As a stream, or as one object.
+    /// The client wants a stream, not one object.
     stream: bool,
 }
 
-/// Generates and answers: as one object or as a stream.
+/// Generates, and answers with one object or a stream.
 async fn reply<C: Choices>(
     steps: RequestSteps,
     shape: ReplyShape,
@@ -71,7 +72,7 @@ async fn reply<C: Choices>(
     Ok(response)
 }
 
-/// The common part of a new reply.
+/// Creates the fields that all chunks of a reply share.
 fn head(id_prefix: &str, object: &'static str, model: String) -> ReplyHead {
     ReplyHead {
         id: format!("{id_prefix}-{}", uuid::Uuid::new_v4().simple()),

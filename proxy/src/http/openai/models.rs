@@ -9,39 +9,40 @@ use baton_schemas::openai::models::{ModelCard, ModelList, ModelStatus};
 
 use crate::error::RequestError;
 use crate::http::openapi::Operation;
-use crate::http::{Failure, HttpState};
+use crate::http::{HttpFailure, HttpState};
 use crate::model_name;
 use crate::request::caller::Caller;
 use crate::request::models::ListedModel;
 
-/// All models that the caller's key may use.
+/// `GET /v1/models`: lists the models that the caller's key may use.
 pub async fn list(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
     Json(ModelList::new(state.models_for(&caller).iter().flat_map(cards).collect()))
 }
 
-/// What is said of one model.
+/// The entry of [`describe`] in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Describe a model, whose name may hold slashes").replies::<ModelCard>().fails(&[404])
 }
 
-/// One model. Its id is the rest of the path: ids contain `/`, percent-encoded or not.
+/// `GET /v1/models/{id}`. The id is the rest of the path: ids contain `/`, percent-encoded or not.
 pub async fn show(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
-) -> Result<Json<ModelCard>, Failure> {
+) -> Result<Json<ModelCard>, HttpFailure> {
     // A path whose percent-encoding is not UTF-8 names no model.
     let id = id.map(|Path(id)| id).unwrap_or_default();
-    // Whatever its case, as in a request.
+    // Names are compared without case, as in a request.
     let models = state.models_for(&caller);
     let card = models.iter().flat_map(cards).find(|card| model_name::are_same(&card.id, &id));
-    card.map(Json).ok_or_else(|| Failure::of_request(&RequestError::ModelNotFound { model: id }, &caller.request_id))
+    card.map(Json)
+        .ok_or_else(|| HttpFailure::of_request(&RequestError::ModelNotFound { model: id }, &caller.request_id))
 }
 
-/// A card for each of a model's names.
+/// Writes a card for each of a model's names.
 fn cards(model: &ListedModel) -> Vec<ModelCard> {
     let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    // One that is about to go is not there for who asks.
+    // A model that is being unloaded counts as unloaded.
     let status = model.presence.as_ref().map(|presence| match presence.life {
         "unloading" => ModelStatus { value: "unloaded" },
         value => ModelStatus { value },

@@ -1,5 +1,5 @@
-//! RequestSteps → the text of chunk events, in the order that clients rely on: every choice's opening first, by index (an SDK
-//! helper indexes its list by it), then text, one end a choice, the usage if asked for, `[DONE]`.
+//! Writes request steps as chunk events, in the order that clients rely on: first the opening of every choice, by index
+//! (an SDK helper indexes its list by it), then text, one end per choice, the usage if requested, `[DONE]`.
 
 use baton_schemas::openai::ErrorEnvelope;
 use baton_schemas::openai::chat_response::Chunk;
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use super::choices::Choices;
 use super::{ReplyShape, timings, usage};
-use crate::http::Failure;
+use crate::http::HttpFailure;
 use crate::http::event_stream::comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// Writes one stream.
+/// Writes the stream of one reply.
 pub(super) struct ChunkWriter<C> {
     shape: ReplyShape,
     choices: C,
@@ -102,18 +102,18 @@ impl<C: Choices> StreamWriter for ChunkWriter<C> {
         out + "data: [DONE]\n\n"
     }
 
-    /// No `[DONE]`: whoever only looks for that must not take this for a success.
-    fn fail(&mut self, failure: Failure) -> String {
+    /// Writes no `[DONE]`: a client that only looks for it must not take a failure for a success.
+    fn fail(&mut self, failure: HttpFailure) -> String {
         event(&ErrorEnvelope { error: failure.error })
     }
 
-    /// A comment, which every SSE parser skips.
+    /// The heartbeat is a comment, which every SSE parser skips.
     fn heartbeat(&self, place: Option<usize>) -> String {
         comment(place)
     }
 }
 
-/// One event with this JSON. It has no line break of its own, since JSON escapes them.
+/// Writes JSON as one event. JSON escapes line breaks, so it contains none.
 fn event(data: &impl Serialize) -> String {
     let json = serde_json::to_string(data).expect("plain structs with string keys always serialize");
     format!("data: {json}\n\n")
@@ -136,8 +136,10 @@ mod tests {
 
     fn finished(choice: u32) -> RequestStep {
         let timings = Timings { prompt_n: 4, prompt_ms: 2.0, predicted_n: 3, predicted_ms: 6.0, ..Timings::default() };
-        let (reason, n_completion) = (FinishReason::Stop, 3);
-        RequestStep::Event(EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings }.of(choice))
+        RequestStep::Event(
+            EventKind::Finished { reason: FinishReason::Stop, stop: None, n_completion: 3, n_reasoning: 0, timings }
+                .of(choice),
+        )
     }
 
     /// Each event as `index:role`, `index+text`, `index=reason`, `usage` or `[DONE]`.
@@ -166,7 +168,8 @@ mod tests {
                 usage["prompt_tokens"], usage["completion_tokens"], chunk["timings"]["predicted_n"]
             );
         };
-        let (index, delta) = (&choice["index"], &choice["delta"]);
+        let index = &choice["index"];
+        let delta = &choice["delta"];
         if let Some(reason) = choice["finish_reason"].as_str() {
             let timings = if chunk["timings"].is_object() { "+timings" } else { "" };
             return format!("{index}={reason}{timings}");

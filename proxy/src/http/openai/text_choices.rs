@@ -1,4 +1,4 @@
-//! The choices of a plain completion: texts, each behind its prompt if that is to be echoed.
+//! The choices of a plain completion: texts, each after its prompt if `echo` is set.
 
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
@@ -7,13 +7,13 @@ use baton_schemas::openai::completion_response::{TextChoice, TextLogprobs};
 
 use super::choices::Choices;
 
-/// See the module.
+/// Writes the choices of a plain completion.
 pub(super) struct TextChoices {
     logprobs: bool,
-    /// By prompt; empty without `echo`.
+    /// The text to echo for each prompt; empty without `echo`.
     echoes: Vec<String>,
     choices_per_prompt: u32,
-    /// Where the next token of each choice begins, in characters.
+    /// The offset of each choice's next token, in characters.
     offsets: Vec<u32>,
 }
 
@@ -28,7 +28,7 @@ impl TextChoices {
         self.echoes.get((index / self.choices_per_prompt) as usize)
     }
 
-    /// The `logprobs` of a choice's next tokens, null unless asked for.
+    /// Writes the `logprobs` of a choice's next tokens; null unless requested.
     fn logprobs_of(&mut self, index: u32, tokens: &[TokenLogprobs]) -> Option<TextLogprobs> {
         let offset = self.offsets.get_mut(index as usize).filter(|_| self.logprobs)?;
         let mut logprobs = TextLogprobs::default();

@@ -79,7 +79,7 @@ async fn a_stream_that_waits_is_told_its_place() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let router = crate::http::router(app.clone(), config);
-    let server = tokio::spawn(serve_with(Deadlines::default(), listener, router, Shutdown::default(), SOON));
+    let server = tokio::spawn(serve_with(ConnectionDeadlines::default(), listener, router, Shutdown::default(), SOON));
     let holder = app.admission.admit(&Arc::new(Account::new("holder", guest())), &QueuePlace::default()).await.unwrap();
     let mut client = TcpStream::connect(address).await.unwrap();
     client.write_all(chat_bytes(json!({"stream": true, "max_tokens": 2}), "close").as_bytes()).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_dry_run_is_for_who_may_have_the_reply() {
     let router = crate::http::router(app.clone(), HttpConfig { access, ..HttpConfig::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(serve_with(Deadlines::default(), listener, router, Shutdown::default(), SOON));
+    let server = tokio::spawn(serve_with(ConnectionDeadlines::default(), listener, router, Shutdown::default(), SOON));
     let ask = async |path: &str, key: &str, policy: Option<&str>| {
         let body = chat_body(json!({"max_tokens": 2}));
         let mut call = reqwest::Client::new().post(format!("{base}{path}")).bearer_auth(key).json(&body);

@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::server::{Deadlines, Shutdown, serve_with};
+use super::server::{ConnectionDeadlines, Shutdown, serve_with};
 use super::{AccessConfig, HttpBackend, HttpConfig};
 use crate::error::RequestError;
 use crate::observe::readiness::Readiness;
@@ -335,7 +335,7 @@ async fn start_draining(fake: Fake, config: HttpConfig, head_deadline: Duration,
     let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
     let task = tokio::spawn(serve_with(
-        Deadlines { head: head_deadline, write: Duration::from_secs(1) },
+        ConnectionDeadlines { head: head_deadline, write: Duration::from_secs(1) },
         listener,
         router,
         shutdown.clone(),

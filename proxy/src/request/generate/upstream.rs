@@ -45,7 +45,7 @@ pub(super) async fn fall_back(
     tracing::info!(request_id, %error, "no engine takes the request: an upstream is asked");
     match start_on_upstreams(starting, serving, Some(RouteReason::NoEngine)).await {
         // An engine will take what the upstream does not, once it is back.
-        Err(RequestError::InvalidField { .. } | RequestError::Blind { .. }) => Err(error),
+        Err(RequestError::InvalidField { .. } | RequestError::ImagesUnsupported { .. }) => Err(error),
         outcome => outcome,
     }
 }

@@ -7,5 +7,5 @@ use crate::error::RequestError;
 /// Refuses images. Instead of each an upstream would be sent the mark in its place, and take it for text.
 pub(super) fn check_sight(images: &[Image]) -> Result<(), RequestError> {
     let why = "the upstream that serves this model is sent none";
-    images.first().map_or(Ok(()), |image| Err(RequestError::Blind { field: image.field().to_owned(), why }))
+    images.first().map_or(Ok(()), |image| Err(RequestError::ImagesUnsupported { field: image.field().to_owned(), why }))
 }

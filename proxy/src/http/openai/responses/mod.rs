@@ -22,11 +22,10 @@ use crate::http::openapi::Operation;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{DrainDeadline, RequestStep, RequestSteps, steps};
 use crate::http::route_header::insert_route;
-use crate::http::{Failure, HttpState, streamed};
+use crate::http::{HttpFailure, HttpState, streamed};
 use crate::reply_event::EventKind;
 use crate::request::caller::Caller;
 
-/// Its entry in `/openapi.json`.
 pub(super) fn operation() -> Operation {
     Operation::new("Continue a conversation")
         .takes::<ResponsesBody>()
@@ -35,15 +34,15 @@ pub(super) fn operation() -> Operation {
         .planned()
 }
 
-/// Reads, generates, answers.
+/// `POST /v1/responses`.
 pub async fn create(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     drain: Option<Extension<DrainDeadline>>,
     JsonBody(body): JsonBody,
-) -> Result<Response, Failure> {
+) -> Result<Response, HttpFailure> {
     let ResponsesRequest { generate, stream, echo } = ResponsesRequest::parse(&body, rand::random())?;
-    // Not held while the answer is made: 32 slow streams would keep 32 bodies.
+    // Drop the body before generating: 32 slow streams would hold 32 bodies.
     drop(body);
     let head =
         Head { stem: Uuid::new_v4().simple().to_string(), created_at: now(), model: generate.model.clone(), echo };
@@ -53,10 +52,10 @@ pub async fn create(
     } else {
         whole(steps, head).await
     };
-    response.map_err(|error| Failure::of_request(&error, &caller.request_id))
+    response.map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }
 
-/// Waits for all of a request. Dropping the future cancels it.
+/// Collects a whole reply. Dropping the future cancels the request.
 async fn whole(mut steps: RequestSteps, mut head: Head) -> Result<Response, RequestError> {
     let (mut output, mut totals) = (head.no_output(), ReplyTotals::new(1));
     let mut end = FinishReason::Stop;
@@ -74,7 +73,7 @@ async fn whole(mut steps: RequestSteps, mut head: Head) -> Result<Response, Requ
             EventKind::Text { text, tokens } => output.text(&text, &logprobs(&tokens)),
             EventKind::Reasoning { text } => output.reasoning(&text),
             EventKind::ToolCall { call } => output.call(&call),
-            // RequestSteps end only after this.
+            // Every choice finishes before the steps end.
             EventKind::Finished { reason, .. } => end = reason,
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! What a response and its stream have in common.
+//! Helpers shared by a whole response and a streamed response.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use baton_schemas::openai::responses::response::ResponseUsage;
 
 use crate::http::reply_totals::ReplyTotals;
 
-/// Seconds since the Unix epoch.
+/// The current time in seconds since the Unix epoch.
 pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -17,7 +17,7 @@ pub(super) fn usage(totals: &ReplyTotals) -> ResponseUsage {
     ResponseUsage::new(totals.n_prompt, totals.n_cached, totals.n_completion, totals.n_reasoning)
 }
 
-/// Empty unless they were asked for.
+/// Writes log-probabilities; empty unless requested.
 pub(super) fn logprobs(tokens: &[TokenLogprobs]) -> Vec<TokenLogprob> {
     tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect()
 }

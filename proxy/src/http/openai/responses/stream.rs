@@ -1,18 +1,18 @@
-//! RequestSteps → the events of a response.
+//! Writes request steps as the events of a response.
 
 use baton_schemas::FinishReason;
 use baton_schemas::openai::responses::response::{End, Failure as ResponseFailure};
 use baton_schemas::openai::responses::{EventWriter, Head};
 
 use super::parts::{logprobs, now, usage};
-use crate::http::Failure;
+use crate::http::HttpFailure;
 use crate::http::event_stream::comment;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;
 use crate::http::streamed::StreamWriter;
 use crate::reply_event::EventKind;
 
-/// Writes one stream.
+/// Writes the stream of one reply.
 pub(super) struct ResponseWriter {
     events: EventWriter,
     totals: ReplyTotals,
@@ -25,7 +25,7 @@ impl ResponseWriter {
         ResponseWriter { events: EventWriter::new(head), totals: ReplyTotals::new(1), is_created: false, reason: None }
     }
 
-    /// The first events; nothing the second time.
+    /// Writes the first events, once.
     fn create(&mut self) -> String {
         if std::mem::replace(&mut self.is_created, true) { String::new() } else { self.events.created() }
     }
@@ -54,14 +54,14 @@ impl StreamWriter for ResponseWriter {
         created + &written
     }
 
-    /// Without a reason there was no end, and so there is no last event.
+    /// Writes the last event. Without a finish reason the reply has not ended, so nothing is written.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason.take() else { return String::new() };
         self.create() + &self.events.finished(End { reason, at: now() }, usage(&self.totals))
     }
 
-    fn fail(&mut self, failure: Failure) -> String {
-        // OpenAI's words for a response's failures.
+    fn fail(&mut self, failure: HttpFailure) -> String {
+        // OpenAI's error codes of a failed response.
         let code = if failure.status.as_u16() == 429 { "rate_limit_exceeded" } else { "server_error" };
         let message = failure.error.message;
         self.create() + &self.events.failed(ResponseFailure { code, message })

@@ -284,7 +284,7 @@ async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blin
     let counted = app.count(Some("m"), seen(), &caller()).await;
     assert!(matches!(counted, Err(RequestError::Unavailable { .. })), "{counted:?}");
     let (app, _) = over(vec![blind]);
-    assert!(matches!(ask(&app).await, Some(RequestError::Blind { .. })));
+    assert!(matches!(ask(&app).await, Some(RequestError::ImagesUnsupported { .. })));
     let counted = app.count(Some("m"), seen(), &caller()).await;
-    assert!(matches!(counted, Err(RequestError::Blind { .. })), "{counted:?}");
+    assert!(matches!(counted, Err(RequestError::ImagesUnsupported { .. })), "{counted:?}");
 }
