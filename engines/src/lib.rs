@@ -15,6 +15,7 @@ mod lines;
 #[cfg(feature = "llama")]
 pub mod llama;
 pub mod node;
+pub mod registry;
 pub mod remote;
 pub mod sim;
 pub mod template;

@@ -27,6 +27,7 @@ pub mod thinking;
 mod token;
 pub mod tools;
 
+pub use cache_scope::CacheScope;
 pub use error::EngineError;
 pub use generate::GenerateRequest;
 pub use sequence::{FinishReason, SequenceEvent, SequenceRequest, Token};

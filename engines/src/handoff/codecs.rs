@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use baton_schemas::handoff::LinkMeasurement;
-use baton_schemas::kv::Codec;
+use baton_schemas::kv::{Codec, CodecEffect};
 
 /// Links remembered; more than any cluster this is for.
 const MAX_LINKS: usize = 256;
@@ -20,26 +20,6 @@ const MIN_GAIN: f64 = 1.03;
 
 /// Less plain KV than this times the start of an encoder and not its rate, bytes.
 const ENOUGH_BYTES: u64 = 1 << 20;
-
-/// What a codec does to KV.
-#[derive(Debug, Clone, Copy)]
-struct Effect {
-    /// Plain bytes encoded per second by the prefill node, digests included.
-    encode_bps: f64,
-    /// Plain bytes over bytes on the wire.
-    ratio: f64,
-}
-
-impl Effect {
-    /// Until a peer has shown its own: measured on one core of a server processor (`baton bench handoff --only codecs`).
-    fn assumed(codec: Codec) -> Effect {
-        match codec {
-            Codec::None => Effect { encode_bps: 1.8e9, ratio: 1.0 },
-            Codec::PlanesZstd => Effect { encode_bps: 0.43e9, ratio: 1.08 },
-            Codec::Q8_0 => Effect { encode_bps: 1.1e9, ratio: 1.88 },
-        }
-    }
-}
 
 /// One transfer, as it was measured.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +36,7 @@ pub(super) struct Sample {
 struct LinkRates {
     /// Bytes per second, if measured.
     bps: Option<f64>,
-    effects: HashMap<Codec, Effect>,
+    effects: HashMap<Codec, CodecEffect>,
 }
 
 /// Rates of the links to prefill nodes, by their addresses.
@@ -71,7 +51,7 @@ impl LinkCodecs {
         let link = links.get(url);
         let rate = |codec: Codec| {
             let bps = link.and_then(|l| l.bps).unwrap_or(f64::INFINITY);
-            let effect = link.and_then(|l| l.effects.get(&codec)).copied().unwrap_or_else(|| Effect::assumed(codec));
+            let effect = link.and_then(|l| l.effects.get(&codec)).copied().unwrap_or_else(|| codec.typical_effect());
             let rate = effect.encode_bps.min(bps * effect.ratio);
             if codec == Codec::None { rate * MIN_GAIN } else { rate }
         };
@@ -96,7 +76,7 @@ impl LinkCodecs {
             return;
         }
         self.update(url, |link| {
-            let effect = link.effects.entry(codec).or_insert(Effect { encode_bps, ratio });
+            let effect = link.effects.entry(codec).or_insert(CodecEffect { encode_bps, ratio });
             effect.encode_bps += WEIGHT * (encode_bps - effect.encode_bps);
             effect.ratio += WEIGHT * (ratio - effect.ratio);
         });

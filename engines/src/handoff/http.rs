@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use baton_schemas::CacheScope;
 use baton_schemas::EngineError;
 use baton_schemas::handoff::{HandoffFailure, KvSource, LinkMeasurement};
 use baton_schemas::kv::{Codec, Contiguous, Fingerprint, Placement, VerifiedKv};
-use baton_schemas::sequence::CacheScope;
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;

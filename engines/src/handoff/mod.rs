@@ -16,10 +16,10 @@ mod receive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_schemas::CacheScope;
 use baton_schemas::handoff::{HandoffFailure, HandoffReport, KvSource, LinkMeasurement, PrefillRequest};
 use baton_schemas::kv::{Chunk, KvLayout, Places, Span, VerifiedKv};
 use baton_schemas::node::KvIdentity;
-use baton_schemas::sequence::CacheScope;
 use baton_schemas::{EngineError, Token};
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;

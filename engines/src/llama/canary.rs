@@ -7,8 +7,8 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
 use super::probe::NoHandoff;
-use super::sampler::token;
 use super::transfer::{self, KvTransfer};
+use super::vocabulary::token;
 
 /// Plain prose with numbers and punctuation: tokens of all kinds.
 const TEXT: &str = "In 1851 the cable between Dover and Calais carried its first message; by 1866 another one, 3,000 km long, \

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use llama_cpp_2::model::params::LlamaModelParams;
 
 use super::devices;
-use super::load::LoadError;
+use super::load_error::LoadError;
 use crate::limits::{self, DEFAULT_SLOTS};
 
 /// How a model is run.

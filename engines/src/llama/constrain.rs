@@ -12,11 +12,11 @@ use baton_schemas::constraint::{Asker, Constraint, Rule};
 use baton_schemas::{EngineError, Token};
 use llguidance::api::{StopReason, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::json;
 use toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 
 use super::derivable::is_derivable;
-use super::lark;
+use super::lark::{self, with_settings};
 use super::vocabulary::Vocabulary;
 
 /// Compiled constraints kept; an application has a handful of schemas.
@@ -140,16 +140,6 @@ impl Compiler {
         kept.push_back(entry);
         Some(matcher)
     }
-}
-
-/// The schema with our settings: one space after commas and colons and none elsewhere, since a small model that may
-/// write white space writes nothing else.
-pub(super) fn with_settings(mut schema: Value) -> Value {
-    if let Some(fields) = schema.as_object_mut() {
-        let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
-        fields.insert("x-guidance".into(), settings);
-    }
-    schema
 }
 
 fn factory(vocabulary: &Vocabulary) -> Result<ParserFactory, String> {

@@ -2,7 +2,8 @@
 
 use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType, list_llama_ggml_backend_devices};
 
-use super::load::{LoadError, backend};
+use super::backend::backend;
+use super::load_error::LoadError;
 
 /// The name that stands for no GPU at all.
 pub const CPU: &str = "cpu";

@@ -7,9 +7,8 @@ use std::fmt::Write;
 
 use baton_schemas::Token;
 use baton_schemas::constraint::Rule;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::constrain::with_settings;
 use super::vocabulary::Vocabulary;
 
 /// The grammar of a rule.
@@ -111,10 +110,18 @@ fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
+/// The schema with our settings: one space after commas and colons and none elsewhere, since a small model that may
+/// write white space writes nothing else.
+pub(super) fn with_settings(mut schema: Value) -> Value {
+    if let Some(fields) = schema.as_object_mut() {
+        let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+        fields.insert("x-guidance".into(), settings);
+    }
+    schema
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn check(rule: Rule, expected: &str) {

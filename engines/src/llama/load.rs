@@ -1,100 +1,18 @@
 //! From a GGUF path to a loaded model and a context, with every foreseeable failure in one clear line.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use baton_schemas::embed::Pooling;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
-use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::model::LlamaModel;
 
-use super::LlamaConfig;
-use super::embed::{self, EmbedPlan};
-use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, GgufError, ModelSizes, SizeError, SizeWishes};
-
-/// Why a model cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file is missing, not a GGUF, cut short or malformed.
-    #[error(transparent)]
-    File(#[from] GgufError),
-    /// Weights and KV cache do not fit into memory.
-    #[error(
-        "too little memory: {path} with {n_cells} tokens of KV cache needs about {needed_mib} MiB, and {available_mib} MiB \
-         are available. Use a smaller model, or a smaller --ctx-size or --kv-cells."
-    )]
-    TooLittleMemory {
-        /// The model file.
-        path: PathBuf,
-        /// KV cells asked for.
-        n_cells: u32,
-        /// Weights plus KV, MiB.
-        needed_mib: u64,
-        /// What the machine has free, MiB.
-        available_mib: u64,
-    },
-    /// llama.cpp refused a file that looks sound, e.g. an architecture it does not know.
-    #[error(
-        "llama.cpp cannot load {path} (architecture {architecture:?}). Run with RUST_LOG=info to see its own words."
-    )]
-    Refused {
-        /// The model file.
-        path: PathBuf,
-        /// From the file's metadata.
-        architecture: String,
-    },
-    /// llama.cpp could not create a context: memory, as a rule.
-    #[error(
-        "llama.cpp cannot set up a context of {n_cells} tokens for {path}; this is memory as a rule. Try a smaller --ctx-size."
-    )]
-    Context {
-        /// The model file.
-        path: PathBuf,
-        /// KV cells asked for.
-        n_cells: u32,
-    },
-    /// The embedded template does not parse. Serving without it would answer in a format the model does not know.
-    #[error("the chat template of {path} cannot be used: {message}. Override it with --chat-template-file.")]
-    Template {
-        /// The model file.
-        path: PathBuf,
-        /// The template engine's words.
-        message: String,
-    },
-    /// The projector cannot be used with this model.
-    #[error("{} cannot be used as the model's projector: {why}. --mmproj names it.", path.display())]
-    Projector {
-        /// The projector's file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// llama.cpp's backend did not initialise.
-    #[error("llama.cpp did not start: {0}")]
-    Backend(String),
-    /// An option is out of range.
-    #[error("{0}")]
-    Config(String),
-}
-
-impl LoadError {
-    /// The same without paths, for clients.
-    pub fn summary(&self) -> &'static str {
-        match self {
-            LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
-            LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
-            LoadError::File(GgufError::NotProjector { .. }) => "the model's projector cannot be used",
-            LoadError::File(_) => "the model file cannot be read",
-            LoadError::TooLittleMemory { .. } | LoadError::Context { .. } => "there is too little memory for the model",
-            LoadError::Refused { .. } => "the model is of a kind that cannot be loaded",
-            LoadError::Template { .. } => "the model's chat template cannot be used",
-            LoadError::Projector { .. } => "the model's projector cannot be used",
-            LoadError::Backend(_) | LoadError::Config(_) => "the engine is not set up correctly",
-        }
-    }
-}
+use super::backend::backend;
+use super::config::LlamaConfig;
+use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
+use super::load_error::LoadError;
+use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeWishes};
 
 /// Chooses context and cache sizes, and refuses what memory cannot hold. A default shrinks to fit; a size the operator
 /// asked for does not.
@@ -121,16 +39,6 @@ pub(super) fn available_memory() -> u64 {
     // Not the group's `free_memory`: that counts the page cache, a model file just read included, as taken.
     let in_cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
     if available == 0 { u64::MAX } else { available.min(in_cgroup) }
-}
-
-/// llama.cpp's process-wide state. Initialised once and kept: the crate refuses a second time.
-pub(super) fn backend() -> Result<&'static LlamaBackend, LoadError> {
-    static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
-    let backend = BACKEND.get_or_init(|| {
-        llama_cpp_2::send_logs_to_tracing(llama_cpp_2::LogOptions::default());
-        LlamaBackend::init().map_err(|e| e.to_string())
-    });
-    backend.as_ref().map_err(|e| LoadError::Backend(e.clone()))
 }
 
 /// Loads the weights.
@@ -188,7 +96,7 @@ pub(super) fn embedding_context<'m>(
     let params = params(config, n_cells)
         .with_n_batch(plan.n_ubatch)
         .with_n_ubatch(plan.n_ubatch)
-        .with_n_seq_max(embed::MAX_SEQUENCES)
+        .with_n_seq_max(MAX_SEQUENCES)
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO)
         .with_embeddings(true)
         .with_pooling_type(pooling);

@@ -4,6 +4,7 @@
 //! a handle that checks requests and sends them there. Dropping the last handle ends the thread. Called by `baton
 //! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
 
+mod backend;
 pub mod blob;
 mod budget;
 mod canary;
@@ -14,9 +15,11 @@ mod derivable;
 pub mod devices;
 mod embed;
 mod facts;
+mod jobs;
 mod kv_flow;
 mod lark;
 mod load;
+mod load_error;
 mod pixels;
 pub mod placement;
 pub mod probe;
@@ -55,12 +58,11 @@ use tokio_stream::wrappers::ReceiverStream;
 
 pub use self::config::LlamaConfig;
 use self::constrain::Compiler;
-use self::embed::EmbedJob;
+use self::jobs::{EmbedJob, EngineLoad, Job, SchedulerMessage};
 use self::kv_flow::{Export, Exported};
-pub use self::load::LoadError;
+pub use self::load_error::LoadError;
 use self::projector::{ImageRun, Projector};
-use self::scheduler::{DELTA_WINDOW, EngineLoad, SchedulerLimits};
-use self::sequence::{Job, SchedulerMessage};
+use self::scheduler::{DELTA_WINDOW, SchedulerLimits};
 use self::start::{Start, Wake, wake};
 pub use self::state::StateError;
 use self::vocabulary::Vocabulary;
@@ -126,7 +128,7 @@ impl LlamaEngine {
         let name = config.name.clone().unwrap_or_else(of_file);
         let architecture = gguf.architecture().unwrap_or("unknown").to_owned();
         let facts = facts::gather(&config, &gguf, &model, &vocabulary);
-        let embedding = embed::plan(&gguf, &model, &config, sizes.n_ctx);
+        let embedding = embed::plan::plan(&gguf, &model, &config, sizes.n_ctx);
         let generates = gguf.generates();
         let devices = devices::in_use(config.device.as_deref(), config.n_gpu_layers)?;
         let (load, load_rx) = watch::channel(NodeLoad::default());

@@ -19,8 +19,10 @@ use llama_cpp_2::mtmd::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::config::LlamaConfig;
+use super::devices;
+use super::load_error::LoadError;
 use super::pixels::Pixels;
-use super::{LlamaConfig, LoadError, devices};
 use crate::gguf::Gguf;
 
 /// llama.cpp's answer if no cells are free; also if the projector itself failed.

@@ -13,7 +13,9 @@ use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 
-use super::sampler::{argmax, token};
+use super::backend::backend;
+use super::sampler::argmax;
+use super::vocabulary::token;
 use super::{LlamaConfig, LoadError, load};
 use crate::gguf::Gguf;
 
@@ -85,7 +87,7 @@ impl Reference {
             .with_embeddings(true)
             .with_pooling_type(LlamaPoolingType::None);
         let failed = || LoadError::Config("the plain loop failed".into());
-        let mut context = self.model.new_context(load::backend()?, params).map_err(|_| failed())?;
+        let mut context = self.model.new_context(backend()?, params).map_err(|_| failed())?;
         let mut batch = LlamaBatch::new(text.len(), 1);
         for (position, &t) in text.iter().enumerate() {
             batch.add(token(t), position as i32, &[0], true).map_err(|_| failed())?;

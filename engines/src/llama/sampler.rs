@@ -13,6 +13,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 
 use super::constrain::{Constrained, NoToken};
+use super::vocabulary::token;
 
 /// One sequence's sampler.
 pub(super) struct Sampler {
@@ -178,11 +179,6 @@ pub(super) fn logprobs(logits: &[f32], chosen: Token, k: usize, bytes: impl Fn(T
         chosen: logprob(chosen),
         top: order.into_iter().map(|id| Alternative { id, bytes: bytes(id), logprob: logprob(id) }).collect(),
     }
-}
-
-/// A checked token as llama.cpp's type. Tokens were checked against the vocabulary when the request came in.
-pub(super) fn token(t: Token) -> LlamaToken {
-    LlamaToken::new(i32::try_from(t).unwrap_or(i32::MAX))
 }
 
 #[cfg(test)]

@@ -5,40 +5,14 @@ use std::time::{Duration, Instant};
 use baton_schemas::image::is_placeholder;
 use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, SequenceRequest, Token};
-use llguidance::Matcher;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::constrain::Constrained;
-use super::embed::EmbedJob;
+use super::jobs::Job;
 use super::kv_flow::{Export, Import};
 use super::projector::ImageRun;
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
-
-/// A sequence on its way to a slot.
-pub(super) struct Job {
-    pub(super) request: SequenceRequest,
-    pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
-    pub(super) accepted: Instant,
-    /// Where the KV goes, if another node asked for it.
-    pub(super) export: Option<Export>,
-    /// The request's constraint, compiled.
-    pub(super) matcher: Option<Matcher>,
-    /// The images in the prompt, in their order.
-    pub(super) images: Vec<ImageRun>,
-    /// Room for their files, which it has until its end.
-    pub(super) room: Option<OwnedSemaphorePermit>,
-}
-
-/// What the engine's handles tell its scheduler.
-pub(super) enum SchedulerMessage {
-    /// A new sequence.
-    Job(Box<Job>),
-    /// Texts to turn into vectors.
-    Embed(Box<EmbedJob>),
-    /// A transfer can go on.
-    Wake,
-}
 
 /// A sequence with its progress. Survives preemption: it goes back to the queue with the tokens it has.
 pub(super) struct Sequence {

@@ -5,9 +5,9 @@
 
 use std::cmp::Reverse;
 
+use baton_schemas::CacheScope;
 use baton_schemas::Token;
 use baton_schemas::image::continues;
-use baton_schemas::sequence::CacheScope;
 
 /// What one sequence id of the KV cache holds.
 #[derive(Debug, Clone, Default)]

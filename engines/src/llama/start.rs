@@ -9,14 +9,18 @@ use baton_schemas::node::KvIdentity;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 
-use super::embed::{EmbedPlan, Embedder};
+use super::canary;
+use super::config::LlamaConfig;
+use super::embed::Embedder;
+use super::embed::plan::EmbedPlan;
+use super::jobs::{EngineLoad, SchedulerMessage};
+use super::load;
+use super::load_error::LoadError;
 use super::probe::{self, NoHandoff};
 use super::projector::Projector;
-use super::scheduler::{self, EngineLoad, Handoffs, Scheduler, SchedulerLimits};
-use super::sequence::SchedulerMessage;
+use super::scheduler::{self, Handoffs, Scheduler, SchedulerLimits};
 use super::transfer::KvTransfer;
 use super::vocabulary::Vocabulary;
-use super::{LlamaConfig, LoadError, canary, load};
 use crate::gguf::Gguf;
 use crate::handoff::{KvPuller, LocalKv};
 

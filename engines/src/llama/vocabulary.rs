@@ -5,8 +5,6 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token_type::LlamaTokenAttr;
 
-use super::sampler::token;
-
 /// Owned facts about every token, so that the scheduler's hot path makes no call into C++ for them.
 pub(super) struct Vocabulary {
     pieces: Vec<Box<[u8]>>,
@@ -69,4 +67,9 @@ pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
     let is_control = |t: LlamaToken| vocab.is_control(t) || vocab.attr(t).contains(LlamaTokenAttr::Unknown);
     let tokens = (0..vocab.n_tokens()).map(LlamaToken).filter(|&t| is_control(t));
     tokens.filter_map(|t| String::from_utf8(vocab.token_to_piece(t, true, None)).ok()).collect()
+}
+
+/// A checked token as llama.cpp's type. Tokens were checked against the vocabulary when the request came in.
+pub(super) fn token(t: Token) -> LlamaToken {
+    LlamaToken::new(i32::try_from(t).unwrap_or(i32::MAX))
 }

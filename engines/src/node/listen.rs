@@ -5,12 +5,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use axum::Router;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio_util::sync::CancellationToken;
 
 use super::connection::AcceptedConnection;
-use super::server;
 use super::tls::ServerTls;
 
 /// `unix:/path/to.sock` or `HOST:PORT`.
@@ -110,11 +107,6 @@ impl Listener {
             Listener::Tcp(listener, _) => listener.local_addr().ok(),
             Listener::Unix(..) => None,
         }
-    }
-
-    /// Serves until `stop`, then lets running calls end, within a deadline.
-    pub async fn serve(self, router: Router, stop: CancellationToken) -> std::io::Result<()> {
-        server::serve(self, router, stop).await
     }
 
     /// The next connection. Dropping the future loses none.

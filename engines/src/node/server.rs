@@ -50,9 +50,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long running calls may go on after a stop was asked for.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 
+impl Listener {
+    /// Serves until `stop`, then lets running calls end, within a deadline.
+    pub async fn serve(self, router: Router, stop: CancellationToken) -> std::io::Result<()> {
+        serve(self, router, stop).await
+    }
+}
+
 /// Serves until `stop` and for a moment ([`NOTICE`]) beyond it, then lets running calls end, for as long as
 /// [`DRAIN_DEADLINE`]. Fails only if the socket no longer listens.
-pub(super) async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> io::Result<()> {
+async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> io::Result<()> {
     let shared = Arc::new(NodeServer { builder: builder(), router });
     let graceful = GracefulShutdown::new();
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use baton_schemas::CacheScope;
 use baton_schemas::Token;
-use baton_schemas::sequence::CacheScope;
 
 /// The last few sequences, as many as there are slots.
 pub(super) struct PrefixCache {

@@ -14,7 +14,7 @@ use aho_corasick::AhoCorasick;
 use baton_schemas::generate::{Conversation, Message};
 use serde_json::Value;
 
-use super::TemplateError;
+use super::error::TemplateError;
 
 /// A stretch of a rendered prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! Templates come from a model file or the operator, never from a client. They are programs all the same, so their
 //! work, depth and output are bounded. What a client writes is never more than text in a prompt: see `guard`.
 
+mod error;
 mod guard;
 mod python;
 
@@ -14,6 +15,7 @@ use baton_schemas::generate::Conversation;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
 
+pub use self::error::TemplateError;
 pub use self::guard::TemplatePiece;
 use self::guard::{ControlTokens, Marking};
 
@@ -38,23 +40,6 @@ pub struct SpecialTokens {
     pub eos: String,
     /// All control tokens: what a client's text must not be able to write.
     pub control: Vec<String>,
-}
-
-/// Why a template did not render.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum TemplateError {
-    /// The template called `raise_exception`: these messages do not suit this model.
-    #[error("{0}")]
-    Rejected(String),
-    /// The rendered prompt is longer than the caller can use.
-    #[error("the rendered prompt has {n_bytes} bytes")]
-    TooLong {
-        /// Its length in UTF-8.
-        n_bytes: usize,
-    },
-    /// The template does not parse, or failed.
-    #[error("{0}")]
-    Failed(String),
 }
 
 /// A compiled chat template.

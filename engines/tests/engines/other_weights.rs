@@ -100,7 +100,7 @@ async fn the_distance_tells_kernels_from_mistakes() {
                 start: 0,
                 codecs: vec![0],
                 fingerprint,
-                cache_scope: baton_schemas::sequence::CacheScope::SHARED,
+                cache_scope: baton_schemas::CacheScope::SHARED,
                 ephemeral: false,
             };
             let mut events = engine.prefill(request).await.unwrap();

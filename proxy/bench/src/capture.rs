@@ -6,11 +6,11 @@ use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
 use baton_engines::transport::Transport;
 use baton_proxy::serve::CommandFailure;
+use baton_schemas::CacheScope;
 use baton_schemas::Token;
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, PrefillTimings};
 use baton_schemas::node::BASE_PATH;
-use baton_schemas::sequence::CacheScope;
 use futures::StreamExt;
 
 /// For a prompt that the prefill node has cached, as a rule.

@@ -2,14 +2,14 @@
 
 use std::io::Read;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use baton_engines::Engine;
 use baton_engines::handoff::{HttpPuller, KvPuller, PullPolicy};
 use baton_engines::node::{ClusterKey, LateEngine, ListenAddress, Listener, ServerTls, stoppable_router};
+use baton_engines::registry::{self, EngineOptions};
 use baton_engines::transport::Transport;
-use baton_proxy::config::engine_args::{self, EngineArgs, EngineKind};
+use baton_proxy::config::engine_args::{self, EngineArgs};
 use baton_proxy::config::transport_args::TransportArgs;
 use baton_proxy::http::open_files;
 use baton_proxy::serve::model_names::ModelNames;
@@ -164,19 +164,13 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     let late = LateEngine::default();
     let router = stoppable_router(Arc::new(late.clone()), role, ClusterKey::new(&key), stop.clone());
     let server = tokio::spawn(listener.serve(router, stop.clone()));
-    late.becomes(match options.engine.unwrap_or_default() {
-        EngineKind::Sim => sim(name, &options, puller),
-        // A parent has found the file already; if it is gone by now, the engine says so in words for clients.
-        EngineKind::Llama if args.child => llama(model, name, options, puller).await?,
-        EngineKind::Llama => {
-            let source = model.as_ref().map(|model| model.to_string_lossy().into_owned());
-            let path = located(model).await?;
-            // As an endpoint with this model would call it.
-            let named = || Some(ModelNames::of_file(&source?, path.as_deref()?).name);
-            let name = name.or_else(named);
-            llama(path, name, options, puller).await?
-        }
-    });
+    let model = match model {
+        // The parent has located the file; if it is gone by now, the engine says so in words for clients.
+        model if args.child || !options.engine.unwrap_or_default().needs_file() => NodeModel { path: model, name },
+        model => located(model, name).await?,
+    };
+    let started = registry::start(engine_options(options, model)?, puller).await;
+    late.becomes(started.map_err(|e| NodeFailure { message: e.to_string(), summary: e.summary().into() })?);
     Ok(StartedNode { server, address, tls })
 }
 
@@ -199,16 +193,26 @@ fn renew(tls: &ServerTls) {
     }
 }
 
-/// The file of a model that may be named as `baton serve` has it, fetched if need be.
-async fn located(model: Option<PathBuf>) -> Result<Option<PathBuf>, NodeFailure> {
-    match model.as_deref().and_then(Path::to_str) {
+/// The model of a node: its file, and its name if one is chosen.
+struct NodeModel {
+    path: Option<PathBuf>,
+    name: Option<String>,
+}
+
+/// Finds the file of a model that may be named as `baton serve` names it, and fetches it if need be. Without `name`, the
+/// model is called as an endpoint would call it.
+async fn located(model: Option<PathBuf>, name: Option<String>) -> Result<NodeModel, NodeFailure> {
+    let Some(model) = model else { return Ok(NodeModel { path: None, name }) };
+    let path = match model.to_str() {
         Some(source) => {
-            let found = model_files::locate_or_pull(source).await;
-            found.map(Some).map_err(|CommandFailure(message)| NodeFailure::setup(message))
+            let path = model_files::locate_or_pull(source).await;
+            path.map_err(|CommandFailure(message)| NodeFailure::setup(message))?
         }
-        // A name is text; what is not can only be a path.
-        None => Ok(model),
-    }
+        // A name is text; anything else can only be a path.
+        None => model.clone(),
+    };
+    let name = name.unwrap_or_else(|| ModelNames::of_file(&model.to_string_lossy(), &path).name);
+    Ok(NodeModel { path: Some(path), name: Some(name) })
 }
 
 /// The client that fetches KV from prefill nodes. A node that only prefills has none, and the child of an endpoint without
@@ -219,74 +223,37 @@ fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc
     if !Role::from(args.role).decodes() || (args.child && pull_key.is_none()) {
         return Ok(None);
     }
-    let codecs = options.kv_codecs.iter().flatten().map(|&codec| codec.into()).collect();
+    let codecs = options.kv_codecs.clone().unwrap_or_default();
     let policy =
         PullPolicy { max_canary_distance: options.max_canary_distance, codecs, transport, ..PullPolicy::default() };
     let puller = HttpPuller::new(pull_key.as_deref().unwrap_or(key), policy).map_err(NodeFailure::setup)?;
     Ok(Some(Arc::new(puller)))
 }
 
-fn sim(name: Option<String>, options: &EngineArgs, puller: Option<Arc<dyn KvPuller>>) -> Arc<dyn Engine> {
-    use baton_engines::sim::{SimConfig, SimEngine};
-    let defaults = SimConfig::default();
-    let config = SimConfig {
-        model: name.unwrap_or(defaults.model),
-        n_slots: options.slots.unwrap_or(defaults.n_slots),
-        n_ctx: options.ctx_size.unwrap_or(defaults.n_ctx),
-        prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
-        decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
-        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
-        ..defaults
-    };
-    Arc::new(SimEngine::with_puller(config, puller))
-}
-
-#[cfg(feature = "llama")]
-async fn llama(
-    model: Option<PathBuf>,
-    name: Option<String>,
-    options: EngineArgs,
-    puller: Option<Arc<dyn KvPuller>>,
-) -> Result<Arc<dyn Engine>, NodeFailure> {
-    use baton_engines::llama::{LlamaConfig, LlamaEngine};
-    let model = model.ok_or_else(|| NodeFailure::setup("--model PATH or --model NAME is needed"))?;
+fn engine_options(options: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
     let template = options.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
     });
-    let defaults = LlamaConfig::new(model);
-    let config = LlamaConfig {
-        name,
-        n_slots: options.slots.unwrap_or(defaults.n_slots),
+    Ok(EngineOptions {
+        kind: options.engine.unwrap_or_default(),
+        model: model.path,
+        name: model.name,
+        n_slots: options.slots,
         n_ctx: options.ctx_size,
         n_cells: options.kv_cells,
-        n_ubatch: options.ubatch.unwrap_or(defaults.n_ubatch),
+        n_ubatch: options.ubatch,
         n_threads: options.threads,
         n_gpu_layers: options.gpu_layers,
         device: options.device,
-        mmap: options.mmap.unwrap_or(defaults.mmap),
+        mmap: options.mmap,
         prefill_budget: options.prefill_budget,
-        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        max_queued: options.max_queued,
         chat_template: template.transpose()?,
         projector: options.mmproj,
-        ..defaults
-    };
-    let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config, puller)).await;
-    match started {
-        Ok(Ok(engine)) => Ok(Arc::new(engine)),
-        Ok(Err(error)) => Err(NodeFailure { summary: error.summary().into(), message: error.to_string() }),
-        Err(panic) => Err(NodeFailure::setup(panic)),
-    }
-}
-
-#[cfg(not(feature = "llama"))]
-async fn llama(
-    _: Option<PathBuf>,
-    _: Option<String>,
-    _: EngineArgs,
-    _: Option<Arc<dyn KvPuller>>,
-) -> Result<Arc<dyn Engine>, NodeFailure> {
-    Err(NodeFailure::setup("this build of baton has no llama.cpp engine. Use the full build, or --engine sim"))
+        sim_prefill_tps: options.sim_prefill_tps,
+        sim_decode_tps: options.sim_decode_tps,
+    })
 }
 
 /// Ends this process when the parent is gone, however it went. The pipe is the portable way; on Linux the kernel's

@@ -5,65 +5,12 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use baton_engines::limits;
+use baton_engines::registry::EngineKind;
 use baton_schemas::kv::Codec;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use schemars::JsonSchema;
 use serde::Deserialize;
-
-/// Which engine runs the model.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum EngineKind {
-    /// llama.cpp, for GGUF models.
-    #[default]
-    Llama,
-    /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
-    Sim,
-}
-
-impl EngineKind {
-    fn as_str(self) -> &'static str {
-        match self {
-            EngineKind::Llama => "llama",
-            EngineKind::Sim => "sim",
-        }
-    }
-}
-
-/// A codec of KV between nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub enum KvCodec {
-    /// As it is.
-    None,
-    /// Lossless: byte planes and zstd.
-    PlanesZstd,
-    /// Lossy: 8 bits a value.
-    #[serde(rename = "q8_0")]
-    #[value(name = "q8_0")]
-    Q8_0,
-}
-
-impl KvCodec {
-    fn as_str(self) -> &'static str {
-        match self {
-            KvCodec::None => "none",
-            KvCodec::PlanesZstd => "planes_zstd",
-            KvCodec::Q8_0 => "q8_0",
-        }
-    }
-}
-
-impl From<KvCodec> for Codec {
-    fn from(codec: KvCodec) -> Codec {
-        match codec {
-            KvCodec::None => Codec::None,
-            KvCodec::PlanesZstd => Codec::PlanesZstd,
-            KvCodec::Q8_0 => Codec::Q8_0,
-        }
-    }
-}
 
 /// Tokens per second that a simulator can be set to; a reply of one token an hour is a mistyped rate.
 const SIM_RATES: RangeInclusive<f64> = 0.001..=1e9;
@@ -76,7 +23,7 @@ const CANARY_DISTANCES: RangeInclusive<f64> = 0.0..=1.0;
 #[serde(default, deny_unknown_fields)]
 pub struct EngineArgs {
     /// Which engine runs the model [default: llama]
-    #[arg(long, value_enum, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", value_parser = engine_kinds())]
     pub engine: Option<EngineKind>,
     /// Sequences decoded together [default: 4]
     #[arg(long, value_name = "N")]
@@ -112,8 +59,8 @@ pub struct EngineArgs {
     #[arg(long, value_name = "DISTANCE")]
     pub max_canary_distance: Option<f64>,
     /// How KV may travel; each link gets the fastest of these by its measured rates. q8_0 is lossy [default: none,planes_zstd]
-    #[arg(long, value_name = "CODECS", value_enum, value_delimiter = ',')]
-    pub kv_codecs: Option<Vec<KvCodec>>,
+    #[arg(long, value_name = "CODECS", value_parser = codecs(), value_delimiter = ',')]
+    pub kv_codecs: Option<Vec<Codec>>,
     /// A Jinja chat template instead of the model's own
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
@@ -126,6 +73,18 @@ pub struct EngineArgs {
     /// Simulator: tokens per second of one stream
     #[arg(long, value_name = "RATE", hide_short_help = true)]
     pub sim_decode_tps: Option<f64>,
+}
+
+fn engine_kinds() -> impl TypedValueParser<Value = EngineKind> {
+    let values = EngineKind::ALL.map(|kind| PossibleValue::new(kind.as_str()).help(kind.about()));
+    let of_name = |name: String| EngineKind::ALL.into_iter().find(|kind| kind.as_str() == name);
+    PossibleValuesParser::new(values).try_map(move |name| of_name(name).ok_or("unknown engine"))
+}
+
+fn codecs() -> impl TypedValueParser<Value = Codec> {
+    let values = Codec::ALL.map(|codec| PossibleValue::new(codec.as_str()).help(codec.about()));
+    let of_name = |name: String| Codec::ALL.into_iter().find(|codec| codec.as_str() == name);
+    PossibleValuesParser::new(values).try_map(move |name| of_name(name).ok_or("unknown codec"))
 }
 
 impl EngineArgs {
@@ -251,7 +210,7 @@ mod tests {
             prefill_budget: Some(7),
             max_queued: Some(8),
             max_canary_distance: Some(0.25),
-            kv_codecs: Some(vec![KvCodec::Q8_0, KvCodec::PlanesZstd, KvCodec::None]),
+            kv_codecs: Some(vec![Codec::Q8_0, Codec::PlanesZstd, Codec::None]),
             chat_template_file: Some("a b.jinja".into()),
             mmproj: Some("c d.gguf".into()),
             sim_prefill_tps: Some(9.5),

@@ -162,9 +162,7 @@ pub(super) fn problems(models: &[RawOwnModel], loading: &RawLoading, taken: &[&S
             problem(key("source"), format!("is one model too many: there may be {MAX_MODELS}"));
             break;
         }
-        if model.source.trim().is_empty()
-            && model.engine.engine.unwrap_or_default() != crate::config::engine_args::EngineKind::Sim
-        {
+        if model.source.trim().is_empty() && model.engine.engine.unwrap_or_default().needs_file() {
             problem(key("source"), "must be a .gguf file, a catalogue name, or OWNER/REPO[:FILE]".into());
         }
         for (field, list) in [("name", model.name.as_slice()), ("aliases", &model.aliases[..])] {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_schemas::sequence::CacheScope;
+use baton_schemas::CacheScope;
 use http::{HeaderMap, header};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 

@@ -4,11 +4,11 @@ use std::sync::{Arc, OnceLock};
 
 use baton_engines::Engine;
 use baton_engines::sim::{SimConfig, SimEngine};
+use baton_schemas::CacheScope;
 use baton_schemas::GenerateRequest;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::generate::{Input, Sampling};
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::sequence::CacheScope;
 use baton_schemas::tools::ToolUse;
 use futures::StreamExt;
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_planner::policy::Policy;
-use baton_schemas::sequence::CacheScope;
+use baton_schemas::CacheScope;
 
 use super::admission::QueuePlace;
 use crate::account::Account;

@@ -4,13 +4,14 @@
 use std::path::{Path, PathBuf};
 
 use baton_engines::gguf::Gguf;
+use baton_engines::registry::EngineKind;
 use baton_engines::template::{ChatTemplate, SpecialTokens};
 use baton_fetch::{self as models, Located, cache};
 
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;
 use super::own_models::{LocalModelRef, limits, size_model};
-use crate::config::engine_args::{self, EngineArgs, EngineKind};
+use crate::config::engine_args::{self, EngineArgs};
 use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, read_text};
 use crate::model_name;
 use crate::targets::model_loading::Limits;
@@ -56,9 +57,9 @@ impl LocalModel<'_> {
         let is_known = self.path.is_some() || models::catalogue::find(self.source).is_some();
         match self.kind() {
             _ if self.name.is_some() => return Vec::new(),
-            EngineKind::Sim => return vec!["sim".to_owned()],
-            EngineKind::Llama if !is_known => return Vec::new(),
-            EngineKind::Llama => {}
+            kind if !kind.needs_file() => return vec![kind.as_str().to_owned()],
+            _ if !is_known => return Vec::new(),
+            _ => {}
         }
         let ModelNames { name, aliases } =
             ModelNames::of_file(self.source, self.path.as_deref().unwrap_or(Path::new("")));
@@ -75,7 +76,7 @@ impl LocalModel<'_> {
 
     /// Finds and opens its files.
     fn open_files(&mut self) {
-        if self.kind() == EngineKind::Sim {
+        if !self.kind().needs_file() {
             return;
         }
         let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
@@ -137,7 +138,7 @@ pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
         problems: Vec::new(),
     });
     // An empty source is reported elsewhere.
-    let names_one = |named: &LocalModel| named.kind() == EngineKind::Sim || !named.source.trim().is_empty();
+    let names_one = |named: &LocalModel| !named.kind().needs_file() || !named.source.trim().is_empty();
     let mut named: Vec<LocalModel> = model.into_iter().chain(models).filter(names_one).collect();
     named.iter_mut().for_each(LocalModel::open_files);
     let over_budget = check_memory_of_all(raw, &mut named);

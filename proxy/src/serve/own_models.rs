@@ -14,7 +14,7 @@ use super::failure::CommandFailure;
 use super::model_files;
 use super::model_names::ModelNames;
 use super::supervisor::{self, Supervised};
-use crate::config::engine_args::{EngineArgs, EngineKind};
+use crate::config::engine_args::EngineArgs;
 use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
 use crate::model_name;
 use crate::observe::telemetry;
@@ -40,7 +40,7 @@ impl OwnModel {
 
 /// Sources of models whose files are not on this machine.
 pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, CommandFailure> {
-    let is_file = |model: &&OwnModelConfig| model.engine.engine.unwrap_or_default() == EngineKind::Llama;
+    let is_file = |model: &&OwnModelConfig| model.engine.engine.unwrap_or_default().needs_file();
     let mut missing = Vec::new();
     for model in config.models.iter().filter(is_file) {
         if model_files::find(&model.source)?.is_none() {
@@ -58,7 +58,7 @@ pub(super) fn limits(
     let memory_budget = loading.budget();
     let mut limits =
         Limits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
-    if let Some(model) = always_loaded.filter(|model| model.engine.engine.unwrap_or_default() == EngineKind::Llama)
+    if let Some(model) = always_loaded.filter(|model| model.engine.engine.unwrap_or_default().needs_file())
         && let Some(path) = model_files::find(model.source)?
     {
         limits.reserved = size_model(model, &path, &limits)?.sizes.memory_bytes;
@@ -148,8 +148,9 @@ async fn plan_process(
     limits: &Limits,
 ) -> Result<ProcessPlan, CommandFailure> {
     let transport = config.transport.to_args();
-    if model.engine.engine.unwrap_or_default() == EngineKind::Sim {
-        let name = model.name.clone().unwrap_or_else(|| "sim".to_owned());
+    let kind = model.engine.engine.unwrap_or_default();
+    if !kind.needs_file() {
+        let name = model.name.clone().unwrap_or_else(|| kind.as_str().to_owned());
         let args = [model.engine.to_args(), transport].concat();
         return Ok(ProcessPlan { name, aliases: model.aliases.clone(), args, estimated_bytes: 0, outline: None });
     }

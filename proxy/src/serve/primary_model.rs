@@ -15,7 +15,6 @@ use super::model_names::ModelNames;
 use super::remote_nodes::cluster_key;
 use super::supervisor::{self, StartError, Supervised};
 use crate::config::ServeConfig;
-use crate::config::engine_args::EngineKind;
 use crate::observe::telemetry;
 use crate::targets::nodes::Node;
 
@@ -35,8 +34,8 @@ impl PrimaryNames {
     pub(super) fn of(config: &ServeConfig) -> Result<PrimaryNames, CommandFailure> {
         let of_file = match config.engine.engine.unwrap_or_default() {
             _ if !config.has_own_engine => None,
-            EngineKind::Sim => Some(ModelNames { name: "sim".to_owned(), aliases: Vec::new() }),
-            EngineKind::Llama => match models::locate(&config.source, &cache::default_folder()?)? {
+            kind if !kind.needs_file() => Some(ModelNames { name: kind.as_str().to_owned(), aliases: Vec::new() }),
+            _ => match models::locate(&config.source, &cache::default_folder()?)? {
                 Located::File(path) => Some(ModelNames::of_file(&config.source, &path)),
                 Located::NeedsPull(_) => None,
             },
@@ -57,7 +56,7 @@ pub(super) struct OwnEngine {
 /// Starts a child process with the configured model, which is fetched first if need be.
 pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, CommandFailure> {
     let mut args = [config.engine.to_args(), config.transport.to_args()].concat();
-    if config.engine.engine.unwrap_or_default() == EngineKind::Llama {
+    if config.engine.engine.unwrap_or_default().needs_file() {
         let path = model_files::locate_or_pull(&config.source).await?;
         args.extend([OsString::from("--model"), path.into()]);
     }

@@ -1,10 +1,10 @@
 //! Work on a node that comes from elsewhere and is in the endpoint's way.
 
+use baton_schemas::CacheScope;
 use baton_schemas::SequenceRequest;
 use baton_schemas::handoff::PrefillRequest;
 use baton_schemas::kv::{Codec, HandoffId};
 use baton_schemas::node::{NodeInfo, NodeLoad};
-use baton_schemas::sequence::CacheScope;
 use tokio::task::JoinSet;
 
 use crate::{CLUSTER_KEY, eventually_async};

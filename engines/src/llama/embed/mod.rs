@@ -4,7 +4,7 @@
 //! `llama_decode`: as many whole texts as fit, of whatever requests there are, or a piece of one long text. Beside
 //! running streams a step is as small as a prefill's would be.
 
-mod plan;
+pub(super) mod plan;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,51 +12,19 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Instant;
 
-use baton_schemas::embed::{EmbedEvent, EmbedTimings};
+use baton_schemas::embed::EmbedEvent;
 use baton_schemas::{EngineError, Token};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
-use tokio::sync::mpsc;
 
-pub(super) use self::plan::{EmbedPlan, plan};
-use super::sampler::token;
-use super::scheduler::EngineLoad;
-use super::sequence::SchedulerMessage;
-use super::{LlamaConfig, LoadError, load};
+use self::plan::{EmbedPlan, MAX_SEQUENCES};
+use super::config::LlamaConfig;
+use super::jobs::{EmbedJob, EngineLoad, SchedulerMessage};
+use super::load;
+use super::load_error::LoadError;
+use super::vocabulary::token;
 use crate::embed::normalised;
-
-/// Texts of one step. More would only make the attention mask sparser.
-pub(super) const MAX_SEQUENCES: u32 = 16;
-
-/// Texts on their way to becoming vectors.
-pub(super) struct EmbedJob {
-    /// Those without a vector yet.
-    pub(super) inputs: VecDeque<Vec<Token>>,
-    /// Has room for every vector and the last delta, so that sending never waits.
-    pub(super) deltas: mpsc::Sender<Result<EmbedEvent, EngineError>>,
-    pub(super) accepted: Instant,
-    /// When the first of them was begun with.
-    pub(super) started: Option<Instant>,
-}
-
-impl EmbedJob {
-    /// A reader that left is noticed before the next step.
-    fn send(&self, delta: Result<EmbedEvent, EngineError>) {
-        if self.deltas.try_send(delta).is_err() {
-            tracing::debug!("the reader of some vectors has gone");
-        }
-    }
-
-    fn finish(&self) {
-        let started = self.started.unwrap_or(self.accepted);
-        let timings = EmbedTimings {
-            queue_ms: started.saturating_duration_since(self.accepted).as_secs_f64() * 1e3,
-            compute_ms: started.elapsed().as_secs_f64() * 1e3,
-        };
-        self.send(Ok(EmbedEvent::Finished { timings }));
-    }
-}
 
 /// Owns the context for embeddings. See the module's documentation.
 pub(super) struct Embedder<'m> {

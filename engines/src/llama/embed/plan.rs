@@ -3,8 +3,11 @@
 use baton_schemas::embed::{EmbeddingFacts, Pooling};
 use llama_cpp_2::model::LlamaModel;
 
+use super::super::config::LlamaConfig;
 use crate::gguf::Gguf;
-use crate::llama::LlamaConfig;
+
+/// Texts of one step. More would only make the attention mask sparser.
+pub(crate) const MAX_SEQUENCES: u32 = 16;
 
 /// llama.cpp's numbers of `pooling_type`.
 const MEAN: u64 = 1;
@@ -21,13 +24,13 @@ const MAX_DIVISIBLE: u32 = 8_192;
 
 /// How a model's vectors are computed.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::llama) struct EmbedPlan {
+pub(crate) struct EmbedPlan {
     /// What is told to others.
-    pub(in crate::llama) facts: EmbeddingFacts,
+    pub(crate) facts: EmbeddingFacts,
     /// Tokens of one physical batch.
-    pub(in crate::llama) n_ubatch: u32,
+    pub(crate) n_ubatch: u32,
     /// A text may be computed piece by piece: no token sees those after it, and the last one's state is all that counts.
-    pub(in crate::llama) is_divisible: bool,
+    pub(crate) is_divisible: bool,
 }
 
 /// The plan for a model with `n_ctx` tokens of context; `None` for one that gives no vectors: rerankers judge pairs of
@@ -35,7 +38,7 @@ pub(in crate::llama) struct EmbedPlan {
 ///
 /// A file that names no pooling is of a model that was not trained for this. A causal one is then pooled at its last
 /// token, the only one that has seen the whole text, as Ollama does; an encoder by its mean.
-pub(in crate::llama) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx: u32) -> Option<EmbedPlan> {
+pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx: u32) -> Option<EmbedPlan> {
     let is_causal = gguf.generates();
     let pooling = match gguf.pooling_type() {
         Some(MEAN) => Pooling::Mean,

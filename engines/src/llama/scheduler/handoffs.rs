@@ -26,18 +26,18 @@ const CACHED_CHUNK: usize = 6 << 20;
 const MIN_CHUNK: usize = 32;
 
 /// What handing KV over takes. The engine of a model whose KV cannot be handed over has none.
-pub(in super::super) struct Handoffs {
-    pub(in super::super) transfer: KvTransfer,
+pub(crate) struct Handoffs {
+    pub(crate) transfer: KvTransfer,
     /// How a chunk lies in memory that llama.cpp reads.
-    pub(in super::super) placement: Arc<PlaceRows>,
+    pub(crate) placement: Arc<PlaceRows>,
     /// Fetches KV; `None` where nobody asks for it.
-    pub(in super::super) puller: Option<Arc<dyn KvPuller>>,
+    pub(crate) puller: Option<Arc<dyn KvPuller>>,
     /// Makes the scheduler look again.
-    pub(in super::super) wake: Arc<dyn Fn() + Send + Sync>,
+    pub(crate) wake: Arc<dyn Fn() + Send + Sync>,
 }
 
 /// Has a chunk's rows put where llama.cpp's state format has them, so that nothing is copied to import it.
-pub(in super::super) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
+pub(crate) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
     let layout = Arc::clone(transfer.layout());
     Arc::new(move |span, _| {
         let placed = BlobPlacement::new(&layout, span.p0..span.p1, &span.starts);

@@ -1,6 +1,6 @@
 //! The loop that owns a llama.cpp context: continuous batching over slots.
 //!
-//! One OS thread runs [`Scheduler::run`]; everything else sends it [`Job`]s. Each turn takes in new jobs, drops those
+//! One OS thread runs [`Scheduler::run`]; everything else sends it [`Job`](super::jobs::Job)s. Each turn takes in new jobs, drops those
 //! whose reader has gone, gives free slots to waiting sequences, and makes one step: a batch of one token from every
 //! decoding sequence and a budgeted share of the prompts. Prefill covers a sequence's tokens but the last, and the
 //! last is decoded like any other, so a prompt that was cached, handed over or computed here continues identically.
@@ -14,7 +14,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -23,16 +23,16 @@ use baton_schemas::sequence::{FinishReason, GeneratedToken, Group, SequenceEvent
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
-use tokio::sync::watch;
 
 pub(super) use self::handoffs::{Handoffs, blob_placement};
 use super::budget::{MIN_TOKENS, PrefillBudget, share};
 use super::embed::Embedder;
+use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
-use super::sampler::{logprobs, token};
-use super::sequence::{SchedulerMessage, Sequence};
+use super::sampler::logprobs;
+use super::sequence::Sequence;
 use super::slots::Slot;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::{Vocabulary, token};
 
 /// Deltas an engine runs ahead of its reader. A reader this far behind pauses its sequence, not the others.
 pub(super) const DELTA_WINDOW: usize = 64;
@@ -48,13 +48,6 @@ const GROUP_WAIT: Duration = Duration::from_secs(1);
 
 /// Weight of the newest measurement in a rate.
 const RATE_WEIGHT: f64 = 0.2;
-
-/// What the scheduler shares with the engine's handles.
-pub(super) struct EngineLoad {
-    /// Jobs accepted and not yet in a slot. The submitting side counts up, against its bound.
-    pub(super) n_queued: AtomicUsize,
-    pub(super) load: watch::Sender<NodeLoad>,
-}
 
 /// Sizes and rules the scheduler works by.
 #[derive(Debug, Clone)]

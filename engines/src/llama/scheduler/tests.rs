@@ -11,10 +11,10 @@ use tokio::sync::{mpsc, watch};
 
 use super::super::budget::PrefillBudget;
 use super::super::embed::Embedder;
-use super::super::sequence::Job;
+use super::super::jobs::{EngineLoad, Job, SchedulerMessage};
 use super::super::vocabulary::Vocabulary;
 use super::super::{LlamaConfig, load};
-use super::{EngineLoad, Scheduler, SchedulerLimits, SchedulerMessage, seq_id};
+use super::{Scheduler, SchedulerLimits, seq_id};
 use crate::gguf::Gguf;
 
 type Deltas = mpsc::Receiver<Result<SequenceEvent, EngineError>>;

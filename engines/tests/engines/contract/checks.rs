@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engines::Engine;
+use baton_schemas::CacheScope;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::sequence::{CacheScope, GeneratedToken, Group};
+use baton_schemas::sequence::{GeneratedToken, Group};
 use baton_schemas::{EngineError, FinishReason, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 

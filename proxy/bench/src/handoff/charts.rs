@@ -6,7 +6,7 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::kv::Codec;
 use plotters::prelude::*;
 
-use super::overlap::{Link, Overlap, OverlapRow, name};
+use super::overlap::{Link, Overlap, OverlapRow};
 
 /// Pixels.
 const SIZE: (u32, u32) = (720, 420);
@@ -43,7 +43,7 @@ fn unhidden(rows: &[OverlapRow], n_tokens: usize) -> Vec<ChartLine> {
     let line = |codec| {
         let at = |link| rows.iter().find(|r| (r.n_tokens, r.codec, r.link) == (n_tokens, codec, link));
         let points = links().enumerate().filter_map(|(x, link)| Some((x as f64, 100.0 * at(link)?.unhidden_share)));
-        ChartLine { name: name(codec).to_owned(), points: points.collect() }
+        ChartLine { name: codec.as_str().to_owned(), points: points.collect() }
     };
     Codec::ALL.into_iter().map(line).collect()
 }

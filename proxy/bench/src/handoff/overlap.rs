@@ -106,7 +106,7 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Overlap, Command
     let mut nodes = Vec::new();
     for codec in Codec::ALL {
         // One slot, so that another prompt makes the node forget.
-        nodes.push((codec, bench.decode(&["--role", "decode", "--slots", "1", "--kv-codecs", name(codec)]).await?));
+        nodes.push((codec, bench.decode(&["--role", "decode", "--slots", "1", "--kv-codecs", codec.as_str()]).await?));
     }
     let mut overlap = Overlap::default();
     for n_tokens in bench.sizes.lengths.clone() {
@@ -142,7 +142,7 @@ async fn one_length(
             break;
         }
         for cell in &mut cells {
-            eprintln!("overlap: {n_tokens} tokens, {}, {}, round {}", name(cell.codec), cell.link.name(), round + 1);
+            eprintln!("overlap: {n_tokens} tokens, {}, {}, round {}", cell.codec.as_str(), cell.link.name(), round + 1);
             cell.measure(bench, &links, n_tokens).await?;
         }
         let prompt = bench.prompts.next(n_tokens);
@@ -211,15 +211,6 @@ impl OverlapCell<'_> {
             ttft_ms: median(&self.pulls.iter().map(|pull| pull.ttft_ms).collect::<Vec<_>>()),
             after_ms: (!self.after_ms.is_empty()).then(|| median(&self.after_ms)),
         }
-    }
-}
-
-/// A codec's name in options and tables.
-pub(super) fn name(codec: Codec) -> &'static str {
-    match codec {
-        Codec::None => "none",
-        Codec::PlanesZstd => "planes_zstd",
-        Codec::Q8_0 => "q8_0",
     }
 }
 

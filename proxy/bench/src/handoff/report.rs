@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::codecs::CodecRow;
 use super::fairness::Fairness;
 use super::footprint::{Footprint, Growth};
-use super::overlap::{Overlap, name};
+use super::overlap::Overlap;
 use super::streams::Streams;
 use super::wire::WireSpeed;
 
@@ -59,7 +59,7 @@ fn overlap(overlap: &Overlap) -> String {
     let rows = overlap.rows.iter().map(|row| {
         vec![
             format!("{} tokens", row.n_tokens),
-            name(row.codec).to_owned(),
+            row.codec.as_str().to_owned(),
             row.link.name().to_owned(),
             row.n_rounds.to_string(),
             row.rate.map_or_else(dash, |rate| one(rate / 1e6)),
@@ -96,7 +96,7 @@ fn wire(wire: &WireSpeed) -> String {
 
 fn codecs(rows: &[CodecRow]) -> String {
     let rows = rows.iter().map(|row| {
-        let name = name(row.codec).to_owned();
+        let name = row.codec.as_str().to_owned();
         vec![name, format!("{:.2}", row.ratio), format!("{:.0}", row.write_mb_s), format!("{:.0}", row.read_mb_s)]
     });
     table(&["codec, one core, with digests", "ratio", "write MB/s", "read MB/s"], rows)

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use baton_engines::Engine;
 use baton_engines::remote::RemoteEngine;
 use baton_proxy::serve::CommandFailure;
+use baton_schemas::CacheScope;
 use baton_schemas::generate::Sampling;
 use baton_schemas::handoff::{HandoffReport, KvSource};
-use baton_schemas::sequence::{Alternative, CacheScope};
+use baton_schemas::sequence::Alternative;
 use baton_schemas::{SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 

@@ -1,4 +1,4 @@
-use baton_schemas::sequence::CacheScope;
+use baton_schemas::CacheScope;
 use reqwest::Method;
 
 use super::*;

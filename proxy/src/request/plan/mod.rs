@@ -14,10 +14,10 @@ use baton_planner::cost::{Candidate, Prediction, Route, candidates};
 use baton_planner::policy::{Policy, PolicyName};
 use baton_planner::reason::{BarReason, RouteKind, RouteReason};
 use baton_planner::snapshot::{NodeView, RequestSize, Snapshot};
+use baton_schemas::CacheScope;
 use baton_schemas::Token;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::NodeInfo;
-use baton_schemas::sequence::CacheScope;
 
 use crate::error::RequestError;
 use crate::observe::PlannedRoute;

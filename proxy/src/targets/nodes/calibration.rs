@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_planner::cost::Route;
-use baton_schemas::sequence::{CacheScope, SequenceEvent};
+use baton_schemas::CacheScope;
+use baton_schemas::sequence::SequenceEvent;
 use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::time::Instant;

@@ -8,9 +8,9 @@ use baton_engines::Engine;
 use baton_planner::rates::{Curve, NodeRates};
 use baton_planner::reason::{BarReason, FailureReason};
 use baton_planner::snapshot::NodeView;
+use baton_schemas::CacheScope;
 use baton_schemas::handoff::KvSource;
 use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
-use baton_schemas::sequence::CacheScope;
 use baton_schemas::{EngineError, Token};
 use tokio::time::Instant;
 

@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use baton_schemas::CacheScope;
 use baton_schemas::Token;
-use baton_schemas::sequence::CacheScope;
 
 /// Tokens of one step of a prefix. Short, because a step too few costs a slow machine milliseconds per token, which
 /// decides a short request's route; a step costs a hash.

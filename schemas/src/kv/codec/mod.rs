@@ -3,12 +3,13 @@
 mod planes;
 mod q8_0;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::layout::{KvLayout, Rows};
 
 /// A way to encode rows, chosen once for a handoff. The numbers are on the wire and never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Codec {
@@ -19,6 +20,15 @@ pub enum Codec {
     /// Lossy: ggml's `q8_0`, 8 bits a value and a scale for every 32. F16 KV shrinks to 0.53.
     #[serde(rename = "q8_0")]
     Q8_0 = 2,
+}
+
+/// What a codec does to KV.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CodecEffect {
+    /// Plain bytes encoded per second, MACs included.
+    pub encode_bps: f64,
+    /// Plain bytes over bytes on the wire.
+    pub ratio: f64,
 }
 
 /// Why rows cannot be encoded or decoded.
@@ -62,6 +72,33 @@ pub enum CodecError {
 impl Codec {
     /// All of them.
     pub const ALL: [Codec; 3] = [Codec::None, Codec::PlanesZstd, Codec::Q8_0];
+
+    /// The codec's name in options, configuration files and tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Codec::None => "none",
+            Codec::PlanesZstd => "planes_zstd",
+            Codec::Q8_0 => "q8_0",
+        }
+    }
+
+    /// What it does, for the help of an option.
+    pub fn about(self) -> &'static str {
+        match self {
+            Codec::None => "As it is",
+            Codec::PlanesZstd => "Lossless: byte planes and zstd",
+            Codec::Q8_0 => "Lossy: 8 bits a value",
+        }
+    }
+
+    /// What it does to KV, as measured on one core of a server processor (`baton bench handoff --only codecs`).
+    pub fn typical_effect(self) -> CodecEffect {
+        match self {
+            Codec::None => CodecEffect { encode_bps: 1.8e9, ratio: 1.0 },
+            Codec::PlanesZstd => CodecEffect { encode_bps: 0.43e9, ratio: 1.08 },
+            Codec::Q8_0 => CodecEffect { encode_bps: 1.1e9, ratio: 1.88 },
+        }
+    }
 
     /// From its wire number.
     pub fn from_number(number: u8) -> Option<Codec> {

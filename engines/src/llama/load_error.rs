@@ -1,0 +1,87 @@
+//! Why a model cannot be loaded, in one clear line each.
+
+use std::path::PathBuf;
+
+use crate::gguf::GgufError;
+
+/// Why a model cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file is missing, not a GGUF, cut short or malformed.
+    #[error(transparent)]
+    File(#[from] GgufError),
+    /// Weights and KV cache do not fit into memory.
+    #[error(
+        "too little memory: {path} with {n_cells} tokens of KV cache needs about {needed_mib} MiB, and {available_mib} MiB \
+         are available. Use a smaller model, or a smaller --ctx-size or --kv-cells."
+    )]
+    TooLittleMemory {
+        /// The model file.
+        path: PathBuf,
+        /// KV cells asked for.
+        n_cells: u32,
+        /// Weights plus KV, MiB.
+        needed_mib: u64,
+        /// What the machine has free, MiB.
+        available_mib: u64,
+    },
+    /// llama.cpp refused a file that looks sound, e.g. an architecture it does not know.
+    #[error(
+        "llama.cpp cannot load {path} (architecture {architecture:?}). Run with RUST_LOG=info to see its own words."
+    )]
+    Refused {
+        /// The model file.
+        path: PathBuf,
+        /// From the file's metadata.
+        architecture: String,
+    },
+    /// llama.cpp could not create a context: memory, as a rule.
+    #[error(
+        "llama.cpp cannot set up a context of {n_cells} tokens for {path}; this is memory as a rule. Try a smaller --ctx-size."
+    )]
+    Context {
+        /// The model file.
+        path: PathBuf,
+        /// KV cells asked for.
+        n_cells: u32,
+    },
+    /// The embedded template does not parse. Serving without it would answer in a format the model does not know.
+    #[error("the chat template of {path} cannot be used: {message}. Override it with --chat-template-file.")]
+    Template {
+        /// The model file.
+        path: PathBuf,
+        /// The template engine's words.
+        message: String,
+    },
+    /// The projector cannot be used with this model.
+    #[error("{} cannot be used as the model's projector: {why}. --mmproj names it.", path.display())]
+    Projector {
+        /// The projector's file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// llama.cpp's backend did not initialise.
+    #[error("llama.cpp did not start: {0}")]
+    Backend(String),
+    /// An option is out of range.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl LoadError {
+    /// The same without paths, for clients.
+    pub fn summary(&self) -> &'static str {
+        match self {
+            LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",
+            LoadError::File(GgufError::Truncated { .. }) => "the model file is cut short",
+            LoadError::File(GgufError::NotProjector { .. }) => "the model's projector cannot be used",
+            LoadError::File(_) => "the model file cannot be read",
+            LoadError::TooLittleMemory { .. } | LoadError::Context { .. } => "there is too little memory for the model",
+            LoadError::Refused { .. } => "the model is of a kind that cannot be loaded",
+            LoadError::Template { .. } => "the model's chat template cannot be used",
+            LoadError::Projector { .. } => "the model's projector cannot be used",
+            LoadError::Backend(_) | LoadError::Config(_) => "the engine is not set up correctly",
+        }
+    }
+}

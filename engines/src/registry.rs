@@ -1,0 +1,176 @@
+//! Which engines there are, and the one place that starts an engine from its options.
+//!
+//! A new engine is a variant of [`EngineKind`] and an arm in [`start`]. An option that only it has is a field of
+//! [`EngineOptions`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::engine::Engine;
+use crate::handoff::KvPuller;
+use crate::sim::{SimConfig, SimEngine};
+
+/// Which engine runs a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// llama.cpp, for GGUF models.
+    #[default]
+    Llama,
+    /// A simulator: deterministic text at configured speeds, for load tests and trials without a model.
+    Sim,
+}
+
+impl EngineKind {
+    /// Every engine.
+    pub const ALL: [EngineKind; 2] = [EngineKind::Llama, EngineKind::Sim];
+
+    /// The engine's name in options and configuration files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EngineKind::Llama => "llama",
+            EngineKind::Sim => "sim",
+        }
+    }
+
+    /// What it is, for the help of an option.
+    pub fn about(self) -> &'static str {
+        match self {
+            EngineKind::Llama => "llama.cpp, for GGUF models",
+            EngineKind::Sim => {
+                "A simulator: deterministic text at configured speeds, for load tests and trials without a model"
+            }
+        }
+    }
+
+    /// Returns true if the engine runs a model from a file. One without a file is its own model.
+    pub fn needs_file(self) -> bool {
+        self != EngineKind::Sim
+    }
+}
+
+/// Options of an engine. `None` is the engine's own default; an engine ignores what it has no use for.
+#[derive(Debug, Clone, Default)]
+pub struct EngineOptions {
+    /// Which engine.
+    pub kind: EngineKind,
+    /// The model's file, for an engine that needs one.
+    pub model: Option<PathBuf>,
+    /// The model's name.
+    pub name: Option<String>,
+    /// Sequences decoded together.
+    pub n_slots: Option<u32>,
+    /// Tokens one sequence may hold.
+    pub n_ctx: Option<u32>,
+    /// Tokens the KV cache holds for all slots together.
+    pub n_cells: Option<u32>,
+    /// Tokens of one physical compute batch.
+    pub n_ubatch: Option<u32>,
+    /// Compute threads.
+    pub n_threads: Option<u32>,
+    /// Layers on the GPU.
+    pub n_gpu_layers: Option<u32>,
+    /// The one device that computes.
+    pub device: Option<String>,
+    /// Map the model's file into memory.
+    pub mmap: Option<bool>,
+    /// Prompt tokens in a step beside running streams.
+    pub prefill_budget: Option<u32>,
+    /// Sequences that may wait for a slot.
+    pub max_queued: Option<u32>,
+    /// Source of a chat template that replaces the model's own.
+    pub chat_template: Option<String>,
+    /// The file of the model's projector.
+    pub projector: Option<PathBuf>,
+    /// Simulator: prompt tokens per second.
+    pub sim_prefill_tps: Option<f64>,
+    /// Simulator: tokens per second of one stream.
+    pub sim_decode_tps: Option<f64>,
+}
+
+/// Why an engine did not start. For the operator: may name files.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineStartError {
+    /// The engine needs a model's file.
+    #[error("--model PATH or --model NAME is needed")]
+    NoModel,
+    /// This build lacks the engine.
+    #[error("this build of baton has no llama.cpp engine. Use the full build, or --engine sim")]
+    NotBuilt,
+    /// The thread that starts the engine panicked.
+    #[error("{0}")]
+    Panicked(tokio::task::JoinError),
+    /// The model cannot be loaded.
+    #[cfg(feature = "llama")]
+    #[error(transparent)]
+    Load(#[from] crate::llama::LoadError),
+}
+
+impl EngineStartError {
+    /// The same for clients: no paths.
+    pub fn summary(&self) -> &'static str {
+        match self {
+            EngineStartError::NoModel | EngineStartError::NotBuilt | EngineStartError::Panicked(_) => {
+                "the engine is not set up correctly"
+            }
+            #[cfg(feature = "llama")]
+            EngineStartError::Load(error) => error.summary(),
+        }
+    }
+}
+
+/// Starts an engine. `puller` fetches KV for requests that name a source.
+pub async fn start(
+    options: EngineOptions,
+    puller: Option<Arc<dyn KvPuller>>,
+) -> Result<Arc<dyn Engine>, EngineStartError> {
+    match options.kind {
+        EngineKind::Llama => llama(options, puller).await,
+        EngineKind::Sim => Ok(Arc::new(SimEngine::with_puller(sim(options), puller))),
+    }
+}
+
+fn sim(options: EngineOptions) -> SimConfig {
+    let defaults = SimConfig::default();
+    SimConfig {
+        model: options.name.unwrap_or(defaults.model),
+        n_slots: options.n_slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.n_ctx.unwrap_or(defaults.n_ctx),
+        prefill_tps: options.sim_prefill_tps.unwrap_or(defaults.prefill_tps),
+        decode_tps: options.sim_decode_tps.unwrap_or(defaults.decode_tps),
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        ..SimConfig::default()
+    }
+}
+
+#[cfg(feature = "llama")]
+async fn llama(options: EngineOptions, puller: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
+    use crate::llama::{LlamaConfig, LlamaEngine};
+    let defaults = LlamaConfig::new(options.model.ok_or(EngineStartError::NoModel)?);
+    let config = LlamaConfig {
+        name: options.name,
+        n_slots: options.n_slots.unwrap_or(defaults.n_slots),
+        n_ctx: options.n_ctx,
+        n_cells: options.n_cells,
+        n_ubatch: options.n_ubatch.unwrap_or(defaults.n_ubatch),
+        n_threads: options.n_threads,
+        n_gpu_layers: options.n_gpu_layers,
+        device: options.device,
+        mmap: options.mmap.unwrap_or(defaults.mmap),
+        prefill_budget: options.prefill_budget,
+        max_queued: options.max_queued.unwrap_or(defaults.max_queued),
+        chat_template: options.chat_template,
+        projector: options.projector,
+        ..defaults
+    };
+    let started = tokio::task::spawn_blocking(move || LlamaEngine::start(config, puller)).await;
+    Ok(Arc::new(started.map_err(EngineStartError::Panicked)??))
+}
+
+#[cfg(not(feature = "llama"))]
+async fn llama(_: EngineOptions, _: Option<Arc<dyn KvPuller>>) -> Result<Arc<dyn Engine>, EngineStartError> {
+    Err(EngineStartError::NotBuilt)
+}
