@@ -1,4 +1,4 @@
-//! The start of a request that generates nothing.
+//! Starts requests that generate nothing.
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -8,14 +8,14 @@ use crate::error::RequestError;
 use crate::targets::model_loading::Stay;
 use crate::targets::{Target, Targets};
 
-/// A request that generates nothing, admitted, with its model in memory for as long as this lives.
+/// An admitted request that generates nothing. The model stays in memory while this lives.
 pub(super) struct BriefRequest {
     pub(super) target: Target,
     _lease: Option<Stay>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// Finds what serves a model, loads it, and admits the request.
+/// Finds the nodes of a model, loads the model, and admits the request.
 ///
 /// Loading comes before admission: permits bound running work, and loading has a bound of its own.
 pub(super) async fn begin(

@@ -1,4 +1,4 @@
-//! Who sends a request, as far as the layers below HTTP need to know.
+//! The caller of a request, as far as the layers below HTTP need it.
 
 use std::sync::Arc;
 
@@ -8,32 +8,32 @@ use baton_schemas::CacheScope;
 use super::admission::QueuePlace;
 use crate::account::Account;
 
-/// Who sends a request, and how it is to be handled.
+/// The caller of a request, with the settings of this request.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// Separates callers in the prefix cache; derived from the API key that was presented.
     pub cache_scope: CacheScope,
     /// The id in `x-request-id`, for the log.
     pub request_id: String,
-    /// What the presented key allows its holder to see.
+    /// What the caller may see.
     pub role: CallerRole,
-    /// Holds the limits that apply.
+    /// The account with the limits that apply.
     pub account: Arc<Account>,
     /// The request's position in the queue while it waits for admission.
     pub place: QueuePlace,
     /// Overrides the configured policy.
     pub policy: Option<&'static dyn Policy>,
-    /// The client's span, if the request names one.
+    /// The client's trace span, if the request names one.
     pub trace: Option<opentelemetry::Context>,
 }
 
-/// What the presented key allows its holder to see of the endpoint itself.
+/// What a caller may see of the endpoint itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallerRole {
     /// This endpoint requires no key.
     Anyone,
-    /// The key may see the endpoint at work.
+    /// The key may see the endpoint's state.
     Operator,
-    /// The key may not; or the endpoint requires keys, and this path does not.
+    /// The key may not see the state, or the endpoint requires keys but this path does not.
     Guest,
 }

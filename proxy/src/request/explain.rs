@@ -15,7 +15,7 @@ use crate::error::RequestError;
 use crate::targets::nodes::Node;
 use crate::targets::{Target, Targets};
 
-/// The route that a request would take now, and why. Its prompt is rendered, so it must be admitted.
+/// Explains the route that a request would take now. The request must be admitted, because its prompt is rendered.
 pub async fn explain(
     admission: &Admission,
     targets: &Targets,
@@ -34,7 +34,7 @@ pub async fn explain(
         prompt::prepare(&node, &info, model.longest_context(&info), request).await
     };
     let prompt = ask_about(model, Some(&request.model), request.images(), prepare).await?;
-    // The client's own limit, and not what the context leaves of it.
+    // Use the client's own limit, before it is cut to the context.
     let prompt = PreparedPrompt { max_tokens: request.max_tokens, ..prompt };
     let explained = plan::explain(model, &PlanRequest::of_prompt(&prompt, caller, &[]));
     Ok(Explanation::new(request.model.clone(), &explained))

@@ -1,4 +1,4 @@
-//! The models that requests may name: what is known of them, and loading and unloading them.
+//! The models that requests may name: lists, describes, loads and unloads them.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -21,23 +21,25 @@ use crate::targets::{Target, Targets, upstreams};
 pub struct ListedModel {
     /// All names, the public one first. Empty until a remote node has reported what it runs.
     pub names: Vec<String>,
-    /// When it was put into service.
+    /// When the model was put into service.
     pub since: SystemTime,
-    /// `None` while no engine is ready. For a model that is not loaded: what is known of it.
+    /// The engine's description; `None` while no engine is ready. For a model that is not loaded, the last known
+    /// description.
     pub info: Option<Arc<NodeInfo>>,
-    /// Its state in memory, if it is loaded on demand.
+    /// The loading state, for a model that is loaded on demand.
     pub presence: Option<Presence>,
-    /// Only upstreams serve it; nothing more is known of it.
+    /// Only upstreams serve the model, so `info` and `presence` are `None`.
     pub is_upstream: bool,
 }
 
 impl ListedModel {
-    /// Returns true if it could answer at once.
+    /// Returns true if the model could answer at once.
     pub fn is_loaded(&self) -> bool {
         self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.life == "loaded")
     }
 
-    /// Its bytes in memory: for a model that is loaded on demand, as `/baton/state` shows them; else weights and KV cache.
+    /// Returns the model's bytes in memory: for a model that is loaded on demand, as in `/baton/state`; else weights
+    /// and KV cache.
     pub fn memory_bytes(&self) -> u64 {
         match (&self.presence, &self.info) {
             (Some(presence), _) => presence.bytes,
@@ -46,28 +48,28 @@ impl ListedModel {
         }
     }
 
-    /// Returns true if this is one of its names.
+    /// Returns true if `name` is one of the model's names.
     pub fn is_called(&self, name: &str) -> bool {
         self.names.iter().any(|known| model_name::are_same(known, name))
     }
 }
 
-/// The listed model of that name.
+/// Finds the listed model of that name.
 pub fn find(models: Vec<ListedModel>, name: &str) -> Result<ListedModel, RequestError> {
     let found = models.into_iter().find(|model| model.is_called(name));
     found.ok_or_else(|| RequestError::ModelNotFound { model: name.to_owned() })
 }
 
-/// What is known of a model and of the engine that runs it.
+/// A description of a model and of the engine that runs it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelDescription {
-    /// Its public name.
+    /// The model's public name.
     pub name: String,
-    /// When it was put into service.
+    /// When the model was put into service.
     pub since: SystemTime,
     /// The engine's own description.
     pub info: Arc<NodeInfo>,
-    /// What the engine is doing.
+    /// The engine's load.
     pub load: NodeLoad,
     /// Sampling defaults of this endpoint.
     pub sampling: SamplingFields,
@@ -75,7 +77,7 @@ pub struct ModelDescription {
     pub is_sleeping: bool,
 }
 
-/// All models: those of nodes, then those that only upstreams serve.
+/// Lists all models: those of nodes, then those that only upstreams serve.
 pub fn list(targets: &Targets) -> Vec<ListedModel> {
     let on_nodes = |model: &Arc<ServedModel>| ListedModel {
         names: model.names().cloned().collect(),
@@ -106,8 +108,14 @@ pub async fn describe(
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
             let (info, load) = upstreams::info(&serving, &caller.request_id).await;
-            let (since, info, sampling) = (serving.since(), Arc::new(info), SamplingFields::default());
-            return Ok(ModelDescription { name: serving.name, since, info, load, sampling, is_sleeping: false });
+            return Ok(ModelDescription {
+                since: serving.since(),
+                name: serving.name,
+                info: Arc::new(info),
+                load,
+                sampling: SamplingFields::default(),
+                is_sleeping: false,
+            });
         }
     };
     let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
@@ -122,7 +130,7 @@ pub async fn describe(
     Ok(ModelDescription { name, since: model.since, info, load, sampling: model.sampling, is_sleeping })
 }
 
-/// What upstreams report of a model that only they serve; nothing of a model of nodes.
+/// Returns what upstreams report about a model that only they serve; `None` for a model of nodes.
 pub async fn describe_upstream(
     admission: &Admission,
     targets: &Targets,
@@ -136,7 +144,7 @@ pub async fn describe_upstream(
     }
 }
 
-/// Loads a model, and keeps it in memory for `keep_alive` at least, if that is given.
+/// Loads a model, and keeps it in memory for at least `keep_alive`, if given.
 pub async fn load(
     admission: &Admission,
     targets: &Targets,
@@ -167,7 +175,7 @@ pub async fn unload(
     };
     match &served.resident {
         Some(resident) => targets.residency.unload(resident),
-        // It stays, but the name must be right.
+        // The model stays loaded, but the name must be valid.
         None => drop(served.ready_as(model, &[], Sight::Unneeded).await?),
     }
     Ok(())

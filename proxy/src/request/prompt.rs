@@ -1,4 +1,4 @@
-//! A request's input becomes exact tokens, on a node that holds the model, and they are checked to fit.
+//! Renders and tokenizes a request's input on a node that holds the model, and checks that it fits.
 
 use baton_reply::tools::{self, NoThinking, ReplyForm};
 use baton_schemas::generate::{ChatPrompt, Input};
@@ -9,22 +9,22 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 use crate::error::RequestError;
 use crate::targets::nodes::Node;
 
-/// A request's prompt, as engines get it.
+/// A request's prompt, as sent to engines.
 pub struct PreparedPrompt {
     /// The whole prompt.
     pub tokens: Vec<Token>,
-    /// How the model writes the reply: reasoning, tool calls, text.
+    /// The format in which the model writes reasoning, tool calls and text.
     pub form: ReplyForm,
     /// The projector that encodes its images, if it has any.
     pub projector: Option<String>,
-    /// New tokens at most, within the client's own context size.
+    /// The maximum number of new tokens, within the client's own context size.
     pub max_tokens: Option<u32>,
 }
 
 /// Renders and tokenizes a prompt on a node that holds the model. `n_ctx` is the longest context of the model's nodes.
 ///
-/// Errors: the request does not suit the model; or the prompt exceeds `n_ctx`, or the context size that the client chose.
-/// So a context overflow is answered before any stream starts.
+/// Errors: the model does not support the request; or the prompt exceeds `n_ctx` or the context size that the client
+/// chose. Thus a context overflow is reported before any stream starts.
 pub async fn prepare(
     node: &Node,
     info: &NodeInfo,
@@ -43,7 +43,7 @@ pub async fn prepare(
     Ok(PreparedPrompt { tokens, form, projector, max_tokens })
 }
 
-/// Refuses biases of tokens that the model does not have.
+/// Refuses biases for tokens that are not in the model's vocabulary.
 fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), RequestError> {
     let unknown = request.sampling.logit_bias.iter().find(|(token, _)| *token >= info.n_vocab);
     unknown.map_or(Ok(()), |(token, _)| {
@@ -52,7 +52,7 @@ fn check_biases(request: &GenerateRequest, info: &NodeInfo) -> Result<(), Reques
     })
 }
 
-/// The prompt's tokens, `n_ctx` at most.
+/// Returns the prompt's tokens, at most `n_ctx`.
 async fn tokens(
     node: &Node,
     info: &NodeInfo,
@@ -67,12 +67,12 @@ async fn tokens(
             let rendered = node.engine.render(&form.present(conversation)).await?;
             continued(node, info, request.earlier_tokens(), rendered).await?
         }
-        // A whole prompt may spell control tokens. A message may not: see the engine's `guard`.
+        // A whole prompt may contain control tokens as text. A message may not: see the engine's `guard`.
         Input::Text(text) => tokenize(node, text, !begins(text, info), true).await?,
         Input::Infill { prefix, suffix } => infill(node, info, prefix, suffix).await?,
         Input::Tokens(tokens) => tokens.clone(),
     };
-    // Room for one new token, unless the client wants none.
+    // Reserve room for one new token, unless the client wants none.
     let room_needed = usize::from(request.max_tokens != Some(0));
     if tokens.len() + room_needed > n_ctx as usize {
         return Err(EngineError::ContextOverflow { n_prompt: tokens.len() as u32, n_ctx }.into());
@@ -80,7 +80,7 @@ async fn tokens(
     Ok(tokens)
 }
 
-/// The prompt of a chat, for counting or display. It may be longer than the context.
+/// Renders the prompt of a chat, for counting or display. It may be longer than the context.
 pub async fn of_chat(node: &Node, info: &NodeInfo, chat: &ChatPrompt) -> Result<Vec<Token>, RequestError> {
     check_image_support(&chat.conversation.images, info)?;
     let presented = tools::present(&chat.conversation, &chat.tools, &info.facts.chat_template);
@@ -107,7 +107,7 @@ fn check_earlier(tokens: &[Token], info: &NodeInfo) -> Result<(), RequestError> 
     })
 }
 
-/// A rendered conversation, appended to the tokens of an earlier one.
+/// Appends a rendered conversation to the tokens of an earlier one.
 async fn continued(
     node: &Node,
     info: &NodeInfo,
@@ -122,7 +122,7 @@ async fn continued(
     Ok([earlier, without_beginning(&rendered, &bos)].concat())
 }
 
-/// A prompt without the token that begins one, for a place behind other tokens. Where every turn begins with that
+/// Removes the token that begins a prompt, so that the prompt can follow other tokens. If every turn begins with that
 /// token, as with ChatML in some models, it is part of the turn and stays.
 fn without_beginning<'a>(rendered: &'a [Token], bos: &[Token]) -> &'a [Token] {
     match (rendered, bos) {
@@ -131,15 +131,15 @@ fn without_beginning<'a>(rendered: &'a [Token], bos: &[Token]) -> &'a [Token] {
     }
 }
 
-/// Returns true if a text spells the token that begins a prompt, as chat templates do. A second one makes the reply
-/// worse.
+/// Returns true if a text contains the token that begins a prompt, as chat templates write it. A second one would make
+/// the reply worse.
 fn begins(text: &str, info: &NodeInfo) -> bool {
     let bos = &info.facts.bos_token;
     !bos.is_empty() && text.starts_with(bos.as_str())
 }
 
-/// The prompt for infilling between two texts, in the order of llama.cpp's server and of these models' authors: prefix,
-/// suffix, middle.
+/// Builds the prompt for infilling between two texts, in the order of llama.cpp's server and of these models' authors:
+/// prefix, suffix, middle.
 async fn infill(node: &Node, info: &NodeInfo, prefix: &str, suffix: &str) -> Result<Vec<Token>, RequestError> {
     let Some(control) = info.facts.infill else {
         return Err(RequestError::InvalidField {

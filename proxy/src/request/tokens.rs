@@ -1,4 +1,4 @@
-//! Questions about tokens: tokenize, detokenize, and the rendered prompt of a chat as text or as tokens.
+//! Answers questions about tokens: tokenize, detokenize, and the rendered prompt of a chat as text or as tokens.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn ask_nodes(
                 TokenAnswer::Text(node.engine.detokenize(tokens).await?)
             }
             TokenQuestion::TokenizeChat(chat) => TokenAnswer::Tokens(prompt::of_chat(&node, &info, chat).await?),
-            // Through tokens: this is exactly the prompt that a chat gets.
+            // Render through tokens: this gives exactly the prompt that a chat would get.
             TokenQuestion::Render(chat) => {
                 let tokens = prompt::of_chat(&node, &info, chat).await?;
                 TokenAnswer::Text(node.engine.detokenize(&tokens).await?)

@@ -1,4 +1,4 @@
-//! The life of an embedding request: target, admission, tokens, a node, its vectors; and another node if that one is lost.
+//! The life of an embedding request: target, admission, tokens, node, vectors; and another node if that one is lost.
 //!
 //! Unlike [`generate`](crate::request::generate), there is nothing to plan: no KV cache is kept or handed over, so the
 //! least busy node is the best.
@@ -21,10 +21,10 @@ use crate::request::failover::{StartRetry, ask};
 use crate::targets::nodes::{Node, ServedModel, Sight, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
 
-/// Texts that are tokenized at once. Each is a small call to the node.
+/// The number of texts that are tokenized in parallel. Each is a small call to the node.
 const TOKENIZED_TOGETHER: usize = 8;
 
-/// Turns a request's texts into vectors. Dropping the future cancels the rest within one step of the engine.
+/// Computes the vectors of a request's texts. Dropping the future cancels the rest within one step of the engine.
 pub async fn embed(
     admission: &Admission,
     targets: &Targets,
@@ -51,12 +51,12 @@ async fn admit_and_compute(
 ) -> Result<Embedded, RequestError> {
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
-    // Before admission, as for generation.
+    // Load before admission, as for generation.
     let _lease = targets.lease(&target, request.keep_alive).await?;
     admission.set_slots(targets.n_slots());
     let permit = admission.admit(&caller.account, &caller.place).await?;
     let model = match &target {
-        // No fallback: vectors of another model would be no substitute.
+        // No fallback: vectors of another model are not comparable.
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
             let embedded = upstreams::embed(serving, request, &caller.request_id).await?;
@@ -73,13 +73,14 @@ async fn admit_and_compute(
     };
     let (inputs, facts) = ask(model, Some(&request.model), tokenize).await?;
     let n_tokens = inputs.iter().map(Vec::len).sum::<usize>() as u32;
-    tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "texts to embed");
+    tracing::debug!(request_id = caller.request_id, n_inputs = inputs.len(), n_tokens, "embedding texts");
     permit.charge_prompt(n_tokens);
     let (vectors, timings) = compute(model, inputs, facts).await?;
     Ok(Embedded { vectors, n_tokens, timings })
 }
 
-/// Vectors can be shortened only if the model was trained for it (Matryoshka embeddings), which its file does not say.
+/// Refuses dimensions other than the model's. Vectors can be shortened only if the model was trained for it (Matryoshka embeddings),
+/// which the model's file does not say.
 fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(), RequestError> {
     match request.dimensions {
         Some(n) if n != facts.n_embd => {
@@ -90,7 +91,7 @@ fn check_dimensions(request: &EmbedRequest, facts: EmbeddingFacts) -> Result<(),
     }
 }
 
-/// Every input's tokens, none too long.
+/// Tokenizes every input and checks its length.
 async fn tokens(
     node: &Arc<Node>,
     request: &EmbedRequest,
@@ -125,7 +126,7 @@ async fn one_input(
     let tokens = match input {
         EmbedInput::Tokens(tokens) => tokens.clone(),
         EmbedInput::Text(text) => match tokenize(node, text).await {
-            // Too many bytes to fit, whatever their tokens are. Even with `truncate` this is not worth tokenizing.
+            // The text cannot fit, whatever its tokens are. Even with `truncate` it is not worth tokenizing.
             Err(EngineError::ContextOverflow { n_prompt, .. }) => {
                 return Err(RequestError::InputTooLong { idx, n_tokens: n_prompt, n_ctx });
             }
@@ -142,8 +143,7 @@ async fn one_input(
     }
 }
 
-/// The beginning of a text, ended by the token that ends every text of this model, if it has one: models that pool at
-/// that token need it.
+/// Truncates a text. If the model ends every text with a token, that token is kept: models that pool at it need it.
 async fn cut(node: &Node, mut tokens: Vec<Token>, n_ctx: usize) -> Result<Vec<Token>, RequestError> {
     let empty = tokenize(node, "").await?;
     let last = tokens.last().copied().filter(|last| empty.last() == Some(last));
@@ -159,7 +159,7 @@ async fn tokenize(node: &Node, text: &str) -> Result<Vec<Token>, EngineError> {
     node.engine.tokenize(&request).await
 }
 
-/// Computes all vectors. Those that a lost node had sent are kept, and another node continues from there.
+/// Computes all vectors. If a node is lost, its vectors are kept and another node continues from there.
 async fn compute(
     model: &ServedModel,
     mut inputs: Vec<Vec<Token>>,
@@ -190,7 +190,7 @@ async fn compute(
     }
 }
 
-/// What one node sent before it finished or failed.
+/// Collects the vectors that one node sends before it finishes or fails.
 #[derive(Default)]
 struct Attempt {
     vectors: Vec<Vec<f32>>,
@@ -228,7 +228,7 @@ async fn fill(
     Err(EngineError::lost("the stream of vectors ended early"))
 }
 
-/// The least busy node that has not failed this request; if all have failed it, any that is ready.
+/// Returns the least busy node that has not failed this request; if all have failed, any ready node.
 async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<Node>, RequestError> {
     let untried = model
         .decode

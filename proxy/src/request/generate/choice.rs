@@ -1,4 +1,4 @@
-//! One choice from an engine, as events: tokens become text, up to a stop string or the engine's own end.
+//! Turns one choice from an engine into events: tokens become text, up to a stop string or the end of the sequence.
 
 use baton_engines::SequenceStream;
 use baton_reply::tools::Part;
@@ -11,7 +11,7 @@ use crate::choice_clock::ChoiceClock;
 use crate::error::RequestError;
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// The events of one choice. At a stop string the stream ends early, and `stopped` gets the number of its tokens.
+/// Writes the events of one choice. At a stop string the stream ends early, and `stopped` gets the number of tokens.
 pub(super) fn token_events(
     choice: u32,
     mut deltas: SequenceStream,
@@ -37,7 +37,7 @@ pub(super) fn token_events(
                         yield part_event(part).of(choice);
                     }
                     if step.stopped {
-                        // Dropping the stream stops the engine, so its own timings never come.
+                        // Dropping the stream stops the engine before it sends its own timings.
                         stopped(clock.n_tokens);
                         if let Some(tokens) = reply.take_context() {
                             yield EventKind::Context { tokens }.of(choice);
@@ -71,7 +71,7 @@ fn part_event(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
     }
 }
 
-/// The last event of a choice whose sequence ended for this reason.
+/// Writes the last event of a choice.
 fn finished(reply: &ChoiceReply, reason: FinishReason, clock: &ChoiceClock, timings: Timings) -> EventKind {
     EventKind::Finished {
         reason: reply.reason(reason),

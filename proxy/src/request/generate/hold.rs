@@ -74,7 +74,7 @@ fn merged(
         StartedChoices::Tokens { form, model, max_tokens, context, deltas } => {
             let streams = (0..).zip(deltas).map(|(choice, deltas)| {
                 let model = Arc::clone(&model);
-                // The engine does not report the length of a sequence that is dropped at a stop string.
+                // The engine does not report the length of a sequence that was dropped at a stop string.
                 let stopped = move |n_tokens| model.routes.learn_output(max_tokens, n_tokens);
                 let reply = ChoiceReply::new(&form, &request.stop).after(context.clone());
                 token_events(choice, deltas, reply, clock(), stopped).boxed()
@@ -88,13 +88,13 @@ fn merged(
     }
 }
 
-/// The new route, if the request left the one that was announced.
+/// Returns the new route, if it differs from the announced one.
 fn rerouted(
     plan: &mut watch::Receiver<Plan>,
     event: &Result<ReplyEvent, RequestError>,
     watch: &mut RequestWatch,
 ) -> Option<String> {
-    // Without a sender the stream is over, and its last plan stands.
+    // Without a sender the stream has ended, and its last plan is final.
     let has_changed = plan.has_changed().unwrap_or(false);
     let now = plan.borrow_and_update();
     if has_changed {

@@ -1,6 +1,7 @@
 //! The life of a request: target, admission, prompt, plan, start, hold.
 //!
-//! This file is the order of the stages. [`start`] holds prompt, plan and start; [`hold`] the reply until its last token.
+//! This file shows the order of the stages. [`start`] contains prompt, plan and start; [`hold`] keeps the reply until
+//! its last token.
 
 mod choice;
 mod hold;
@@ -25,7 +26,7 @@ use crate::error::RequestError;
 use crate::observe::{Observer, RequestWatch};
 use crate::targets::{Target, Targets};
 
-/// An accepted request: what is known before its first token, and the events that follow.
+/// An accepted request: the data known before its first token, and the events that follow.
 ///
 /// Dropping it cancels all its sequences and returns its permit.
 pub struct Generation {
@@ -33,13 +34,13 @@ pub struct Generation {
     pub n_prompt: u32,
     /// Where this request runs and why, for `x-baton-route`.
     pub route: String,
-    /// How tokens are drawn, with the model's defaults where the client chose nothing.
+    /// The sampling parameters, with the model's defaults where the client set none.
     pub sampling: Sampling,
     /// Events of all choices, interleaved. Ends after every choice has finished, or with an error.
     pub events: EventStream,
 }
 
-/// Serves a request, apart from HTTP.
+/// Serves a request, independent of HTTP.
 ///
 /// Returns once an engine has accepted every choice, or an upstream has begun to answer. Dropping this future, or what
 /// it returns, cancels the request within one step of its engine.
@@ -53,7 +54,8 @@ pub async fn generate(
     let mut watch = RequestWatch::begin(observer, &caller.request_id, caller.trace.clone(), request.n);
     match admit_and_start(admission, targets, &mut request, caller, &mut watch).await {
         Ok((permit, started)) => {
-            let (n_prompt, route) = (started.n_prompt, started.route.clone());
+            let n_prompt = started.n_prompt;
+            let route = started.route.clone();
             tracing::debug!(request_id = caller.request_id, n_prompt, route, "accepted");
             let sampling = request.sampling.clone();
             Ok(Generation { n_prompt, route, sampling, events: hold(permit, watch, started, &request) })
@@ -76,7 +78,7 @@ async fn admit_and_start(
     let target = targets.resolve(Some(&request.model), &caller.account)?;
     watch.is_for(target.name());
     apply_sampling_defaults(&target, request);
-    // Before admission: a request that waits for memory, which has a bound of its own, keeps no other request out.
+    // Load before admission, so that a request that waits for memory does not block others. Loading has its own limit.
     let loaded = load(targets, &target, request, watch).await;
     if let (Err(error), false) = (&loaded, target.has_fallback()) {
         return Err(error.clone());
@@ -100,7 +102,7 @@ async fn admit_and_start(
     Ok((permit, started))
 }
 
-/// Applies the model's sampling defaults, and the client's own choices over them.
+/// Applies the model's sampling defaults, then the client's own values over them.
 fn apply_sampling_defaults(target: &Target, request: &mut GenerateRequest) {
     if let Some(model) = target.served_model() {
         model.sampling.apply(&mut request.sampling);

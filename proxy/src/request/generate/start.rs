@@ -29,26 +29,26 @@ pub(super) struct Starting<'a> {
     pub(super) watch: &'a mut RequestWatch,
 }
 
-/// A request whose every choice was accepted.
+/// A request whose choices were all accepted.
 pub(super) struct StartedRequest {
     /// Tokens of the prompt; an estimate on upstreams.
     pub(super) n_prompt: u32,
-    /// For `x-baton-route`.
+    /// The value of `x-baton-route`.
     pub(super) route: String,
     pub(super) choices: StartedChoices,
-    /// The plan of the first choice as it changes, until a result has come.
+    /// The plan of the first choice, which may change until the first result.
     pub(super) plan: Option<watch::Receiver<Plan>>,
     /// Keeps the model in memory.
     pub(super) loaded: Loaded,
 }
 
-/// The choices of one request, before any event.
+/// The choices of one request, before their first event.
 pub(super) enum StartedChoices {
     /// Tokens, from engines.
     Tokens {
         form: Box<ReplyForm>,
         model: Arc<ServedModel>,
-        /// New tokens of each choice at most.
+        /// The maximum number of new tokens per choice.
         max_tokens: Option<u32>,
         /// The prompt, if the client wants the tokens of prompt and reply.
         context: Option<Vec<Token>>,
@@ -65,7 +65,7 @@ pub(super) struct Loaded {
     pub(super) waited: Duration,
 }
 
-/// Starts every choice on nodes. With a fallback, no node is waited for.
+/// Starts every choice on nodes. If there is a fallback, it does not wait for a node.
 pub(super) async fn start_on_nodes(
     starting: &mut Starting<'_>,
     model: &Arc<ServedModel>,
@@ -74,7 +74,7 @@ pub(super) async fn start_on_nodes(
 ) -> Result<StartedRequest, RequestError> {
     let loaded = loaded?;
     let mut retry = StartRetry::about(starting.request.images());
-    // Tokens mean nothing to an upstream, so a request that continues with tokens waits for an engine.
+    // An upstream has its own tokens, so a request that continues earlier tokens waits for an engine.
     if has_fallback && starting.request.earlier_tokens().is_empty() {
         retry = retry.with_upstream();
         if !model.decode.iter().any(|node| model.ready_decode(node).is_some()) {
@@ -112,7 +112,7 @@ async fn try_start(
     let (mut deltas, mut followed) = (Vec::with_capacity(request.n as usize), None);
     for choice in 0..request.n {
         let mut sequence = sequence.clone();
-        // Each choice draws with its own seed.
+        // Each choice has its own seed.
         sequence.sampling.seed = sequence.sampling.seed.wrapping_add(u64::from(choice));
         let node = plan.decode();
         let span = tracing::info_span!(target: TARGET, parent: watch.span(), "decode", choice, node = node.name);
@@ -129,7 +129,7 @@ async fn try_start(
     Ok(StartedRequest { n_prompt, route: plan.to_string(), choices, plan: followed, loaded: Loaded::default() })
 }
 
-/// The request as an engine gets it.
+/// Builds the request for an engine.
 fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller) -> SequenceRequest {
     let images = |projector: &String| PromptImages { projector: projector.clone(), images: request.images().to_vec() };
     SequenceRequest {
@@ -148,8 +148,8 @@ fn sequence(request: &GenerateRequest, prompt: &PreparedPrompt, caller: &Caller)
     }
 }
 
-/// A full queue is worth a retry, unless this request alone has more choices than the queue holds: a request's choices
-/// are queued together.
+/// A full queue is worth a retry, unless this request has more choices than the queue can hold: all choices of a
+/// request are queued together.
 fn refused(error: EngineError, request: &GenerateRequest) -> RequestError {
     match error {
         EngineError::QueueFull { limit } if request.n > limit => RequestError::InvalidField {

@@ -1,4 +1,4 @@
-//! How a request begins on upstreams: where they alone serve its model, and where no node can begin it.
+//! Starts requests on upstreams: if only upstreams serve the model, or if no node can start the request.
 
 use baton_planner::reason::RouteReason;
 use baton_schemas::EngineError;
@@ -9,8 +9,8 @@ use crate::error::RequestError;
 use crate::targets::nodes::{FallbackReason, ServedModel};
 use crate::targets::upstreams::{self, ServedByUpstreams};
 
-/// Starts every choice on the first upstream that begins to answer. `reason` replaces the one for which that upstream was
-/// chosen.
+/// Starts every choice on the first upstream that begins to answer. `reason` replaces the reason for which that
+/// upstream was chosen.
 pub(super) async fn start_on_upstreams(
     starting: &mut Starting<'_>,
     serving: &ServedByUpstreams,
@@ -30,7 +30,7 @@ pub(super) async fn start_on_upstreams(
     Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
 }
 
-/// Starts a request on upstreams after nodes refused it with this error, if that is worth it.
+/// Starts a request on upstreams after nodes refused it with this error, if upstreams can help.
 pub(super) async fn fall_back(
     starting: &mut Starting<'_>,
     model: &ServedModel,
@@ -42,15 +42,15 @@ pub(super) async fn fall_back(
     }
     model.fallbacks.count(FallbackReason::Upstream);
     let request_id = &starting.caller.request_id;
-    tracing::info!(request_id, %error, "no engine takes the request: an upstream is asked");
+    tracing::info!(request_id, %error, "no engine accepted the request; trying upstreams");
     match start_on_upstreams(starting, serving, Some(RouteReason::NoEngine)).await {
-        // An engine will take what the upstream does not, once it is back.
+        // The upstream rejects this request, but an engine will accept it once it is back.
         Err(RequestError::InvalidField { .. } | RequestError::ImagesUnsupported { .. }) => Err(error),
         outcome => outcome,
     }
 }
 
-/// Returns true for errors of engines; false where the request itself is wrong.
+/// Returns true for errors of engines, and false if the request itself is wrong.
 fn is_worth_falling_back(error: &RequestError) -> bool {
     use EngineError::{Lost, QueueFull, Unavailable};
     let of_engine = matches!(error, RequestError::Engine(Lost { .. } | QueueFull { .. } | Unavailable { .. }));

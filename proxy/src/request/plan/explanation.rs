@@ -1,4 +1,4 @@
-//! A plan as it is shown to people and programs: the reply of `POST /baton/plan`.
+//! The explanation of a plan: the reply of `POST /baton/plan`.
 
 use baton_planner::cost::{Candidate, Prediction};
 use baton_planner::snapshot::Snapshot;
@@ -7,44 +7,44 @@ use serde::{Deserialize, Serialize};
 
 use super::Explained;
 
-/// What would be done with a request now, and why.
+/// The plan that a request would get now, with its reasons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// The model's public name.
     pub model: String,
-    /// Which policy decided.
+    /// The policy that decided.
     pub policy: String,
-    /// Why this route, in one word; `None` if there is none.
+    /// The reason for this route, in one word; `None` if there is no route.
     pub reason: Option<String>,
     /// Tokens of the rendered prompt.
     pub n_prompt: u32,
-    /// Tokens that the reply will probably have.
+    /// The expected number of tokens in the reply.
     pub expected_output: f64,
-    /// Every route, direct ones first.
+    /// All routes, direct ones first.
     pub routes: Vec<RouteExplanation>,
 }
 
-/// A route with what it would take.
+/// A route with its predicted times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteExplanation {
     /// The node that generates.
     pub decode: String,
-    /// The node that computes the prompt, if that is another.
+    /// The node that computes the prompt, if it is another one.
     pub prefill: Option<String>,
     /// This route is the planned one.
     pub chosen: bool,
-    /// Tokens of the prompt whose KV the decode node probably has.
+    /// Prompt tokens that are probably cached on the decode node.
     pub cached_on_decode: u32,
-    /// The same of the prefill node.
+    /// Prompt tokens that are probably cached on the prefill node.
     pub cached_on_prefill: Option<u32>,
     /// Milliseconds; `None` if the route is barred or its rates are not known.
     pub prediction: Option<Prediction>,
-    /// Why it cannot be taken.
+    /// The reason why the route is barred, if it is.
     pub barred: Option<String>,
 }
 
 impl Explanation {
-    /// The explanation of what [`explain`](super::explain) found for the model of this name.
+    /// Explains what [`explain`](super::explain) found for the model of this name.
     pub fn new(model: String, explained: &Explained) -> Explanation {
         let Explained { snapshot, candidates, policy, choice } = explained;
         let chosen = choice.map(|choice| choice.candidate);

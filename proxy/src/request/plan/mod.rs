@@ -1,7 +1,7 @@
-//! Which nodes serve a request, and why.
+//! Chooses the nodes that serve a request.
 //!
-//! [`snapshot`] is what is known at one moment, [`cost`] predicts every route from it, a [`policy`] chooses. All of
-//! that is pure; here it meets the pool.
+//! [`snapshot`] describes the nodes at one moment, [`cost`] predicts the time of every route from it, and a [`policy`]
+//! chooses. Those are pure; this module connects them to the nodes.
 
 pub mod explanation;
 
@@ -32,44 +32,44 @@ pub struct Plan {
     pub model: Arc<ServedModel>,
     /// Indices of the chosen nodes.
     pub route: Route,
-    /// What it should take; `None` if nothing was known.
+    /// The predicted times; `None` if no rates were known.
     pub prediction: Option<Prediction>,
-    /// Why this route.
+    /// The reason for this route.
     pub reason: RouteReason,
-    /// Which policy decided.
+    /// The policy that decided.
     pub policy: PolicyName,
-    /// The one that the request asked for, if it did.
+    /// The policy that the request asked for, if any.
     pub asked_policy: Option<&'static dyn Policy>,
-    /// What direct generation on the best decode node should have taken until the first token, ms.
+    /// The predicted time to first token of direct generation on the best decode node, in ms.
     pub direct_ttft_ms: Option<f64>,
-    /// What the decode node should take by itself.
+    /// The predicted times of direct generation on this plan's decode node.
     alone: Option<Prediction>,
-    /// Prompt tokens that the computing node does not have.
+    /// Prompt tokens that are not cached on the node that computes the prompt.
     n_missing: u32,
 }
 
-/// What a plan is asked for.
+/// The input of a plan.
 pub struct PlanRequest<'a> {
-    /// The whole prompt, and what was generated already if the request is taken up again.
+    /// The whole prompt, followed by the tokens already generated if the request is resumed.
     pub tokens: &'a [Token],
-    /// Tokens at their end that are decoded again, one a step.
+    /// The number of tokens at the end that are decoded again, one per step.
     pub n_replayed: u32,
-    /// Whose it is.
+    /// The caller's scope in the prefix cache.
     pub scope: CacheScope,
-    /// Tokens the client wants at most.
+    /// The maximum number of new tokens that the client wants.
     pub max_tokens: Option<u32>,
-    /// Instead of the model's own policy.
+    /// A policy that replaces the model's own.
     pub policy: Option<&'static dyn Policy>,
-    /// With which projector the images in the prompt are seen, if there are any. Such a prompt is not handed over.
+    /// The projector that encodes the prompt's images, if it has any. Such a prompt is not handed over.
     pub projector: Option<&'a str>,
     /// Decode nodes that have just failed or refused this request.
     pub exclude: &'a [usize],
-    /// Prefill nodes that it is not to wait for once more.
+    /// Prefill nodes that this request must not wait for again.
     pub exclude_prefill: &'a [usize],
 }
 
 impl<'a> PlanRequest<'a> {
-    /// The plan of a request that no engine has begun. `exclude` lists decode nodes that refused it.
+    /// The input for a request that no engine has started. `exclude` lists decode nodes that refused it.
     pub fn of_prompt(prompt: &'a PreparedPrompt, caller: &Caller, exclude: &'a [usize]) -> PlanRequest<'a> {
         PlanRequest {
             tokens: &prompt.tokens,
@@ -84,19 +84,19 @@ impl<'a> PlanRequest<'a> {
     }
 }
 
-/// Everything a plan was made from, for explanations.
+/// Everything that a plan is based on, for explanations.
 pub struct Explained {
-    /// What was known.
+    /// The snapshot of the nodes.
     pub snapshot: Snapshot,
     /// Every route with its prediction.
     pub candidates: Vec<Candidate>,
     /// The policy's name.
     pub policy: PolicyName,
-    /// What it chose: the candidate's place, and why.
+    /// The policy's choice: the index of the candidate, and the reason.
     pub choice: Option<baton_planner::policy::RouteChoice>,
 }
 
-/// Looks at the pool and chooses, without taking anything: what [`plan`] would do now.
+/// Shows what [`plan`] would do now, without reserving anything.
 pub fn explain(model: &ServedModel, request: &PlanRequest<'_>) -> Explained {
     choose(model, request, model.routes.turn())
 }
@@ -109,7 +109,7 @@ fn choose(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Explaine
     Explained { snapshot, candidates, policy: policy.name(), choice }
 }
 
-/// Plans a request. Errors: no decode node can be sent requests.
+/// Plans a request. Errors: no decode node can accept requests.
 pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan, RequestError> {
     let turn = model.routes.next_turn();
     let (Explained { snapshot, candidates, policy, .. }, choice) = loop {
@@ -118,15 +118,15 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
             let reason = "no engine that serves this model can be reached".to_owned();
             return Err(RequestError::Unavailable { reason, retry_after: Duration::from_secs(1) });
         };
-        // What failed lets one request through to see whether it is back. If another one was quicker, that route is
-        // barred now, and this one goes elsewhere; each breaker can send it back but once in some seconds.
+        // A half-open breaker lets one request through as a probe. If another request took that place, the route is
+        // barred now and this request is planned again. Each breaker can cause this only once in some seconds.
         if may_hand_over(model, explained.candidates[choice.candidate].route) {
             break (explained, choice);
         }
     };
     let Candidate { route, prediction, .. } = candidates[choice.candidate];
     model.decode[route.decode].breakers.of(Task::Decode).try_pass();
-    // What its images take is not known beforehand.
+    // The time to encode images is not known beforehand.
     let is_known = request.projector.is_none();
     let direct = candidates.iter().filter(|c| is_known && c.route.prefill.is_none());
     let direct = direct.filter_map(|c| Some(c.prediction?.ttft_ms));
@@ -146,8 +146,7 @@ pub fn plan(model: &Arc<ServedModel>, request: &PlanRequest<'_>) -> Result<Plan,
     })
 }
 
-/// Returns true if the breakers between a route's nodes let a handoff pass. Takes their one place where they are
-/// half-open.
+/// Returns true if the breakers between a route's nodes permit a handoff. Takes the only place of a half-open breaker.
 fn may_hand_over(model: &ServedModel, route: Route) -> bool {
     route.prefill.is_none_or(|p| {
         let may_prefill = model.prefill[p].breakers.of(Task::Prefill).try_pass();
@@ -182,7 +181,7 @@ fn snapshot(model: &ServedModel, request: &PlanRequest<'_>, turn: u64) -> Snapsh
     }
 }
 
-/// The decode nodes, barred where they cannot generate for this request or another one should.
+/// Returns the decode nodes. A node is barred if it cannot generate for this request, or if another one should.
 fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSize) -> Vec<NodeView> {
     let infos: Vec<_> = model.decode.iter().map(|node| node.info()).collect();
     let unfit: Vec<_> = infos.iter().map(|info| unfit(model, info.as_deref()?, request)).collect();
@@ -192,7 +191,8 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
         NodeView { barred, ..view }
     });
     let mut views: Vec<_> = looked_at.collect();
-    // A node that fails is better than none, but one that has just failed this request only if there is no other.
+    // A failing node is better than none, but a node that has just failed this request is used only if there is no
+    // other.
     for has_just_failed in [false, true] {
         if views.iter().any(|view| view.barred.is_none()) {
             break;
@@ -202,7 +202,7 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
             views[i].barred = unfit[i];
         }
     }
-    // Where one node has room for the whole reply, none is sent to another that would cut it short.
+    // If one node has room for the whole reply, bar the nodes that would cut it short.
     let n_ctx = |i: usize| infos[i].as_ref().map_or(0, |info| u64::from(info.n_ctx));
     let open = (0..views.len()).filter(|&i| views[i].barred.is_none());
     let longest = open.map(n_ctx).max().unwrap_or(0);
@@ -214,9 +214,9 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
     views
 }
 
-/// Why a decode node cannot generate for this request, however well it is.
+/// Returns the reason why even a healthy decode node cannot generate for this request.
 fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<BarReason> {
-    // Room for one new token, unless none is wanted.
+    // Reserve room for one new token, unless none is wanted.
     let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
     let is_blind = !Sight::by(request.projector).is_met_by(info);
     let barred = model.bars_decode(info).or(is_blind.then_some(BarReason::NoProjector));
@@ -234,12 +234,12 @@ impl Plan {
         self.route.prefill.map(|p| &self.model.prefill[p])
     }
 
-    /// The kind of its route.
+    /// The kind of the route.
     pub fn kind(&self) -> RouteKind {
         if self.route.prefill.is_some() { RouteKind::Handoff } else { RouteKind::Direct }
     }
 
-    /// What is recorded of it, for a prompt of so many tokens.
+    /// The record of this plan, for a prompt of `n_prompt` tokens.
     pub fn summary(&self, n_prompt: u32) -> PlannedRoute {
         PlannedRoute {
             kind: self.kind(),
@@ -254,13 +254,14 @@ impl Plan {
         }
     }
 
-    /// Where the decode node gets the prompt's KV cache, for a reply under this span.
+    /// The source of the prompt's KV cache for the decode node. `trace` is the span of the reply.
     pub fn kv_source(&self, span: &tracing::Span) -> Option<KvSource> {
         let patience_ms = self.model.deadlines.pull_ms(self.prediction.as_ref());
         Some(KvSource { patience_ms, traceparent: trace::traceparent(span), ..self.prefill()?.kv_source()? })
     }
 
-    /// The plan of one of several choices that share a prompt: the first computes it, and is what is learned from.
+    /// The plan of one of several choices that share a prompt. Only the first choice computes the prompt and is used
+    /// for learning.
     pub fn for_choice(&self, choice: u32) -> Plan {
         let is_first = choice == 0;
         Plan {
@@ -272,8 +273,8 @@ impl Plan {
         }
     }
 
-    /// What becomes of it if the decode node turns out to have the whole prompt: nothing is left to hand over. A plan can
-    /// only guess what is cached where.
+    /// Changes the plan to direct generation if the decode node turns out to have the whole prompt, so that nothing is
+    /// left to hand over. A plan can only estimate what is cached where.
     pub fn cached(&self) -> Plan {
         Plan {
             model: Arc::clone(&self.model),
@@ -285,7 +286,7 @@ impl Plan {
         }
     }
 
-    /// Notes with the chosen nodes what they will have to do, for as long as the claims live.
+    /// Registers the expected work with the chosen nodes, for as long as the claims live.
     pub fn claim(&self) -> Vec<Claim> {
         match self.prefill() {
             None => vec![self.decode().claim(1, self.n_missing)],
