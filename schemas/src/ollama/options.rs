@@ -1,6 +1,6 @@
 //! `options`: what Ollama's model files call parameters.
 
-use crate::generate::Sampling;
+use crate::sampling::Sampling;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
 use crate::request::sampling::SamplingBody;
@@ -138,6 +138,9 @@ mod tests {
         refused(json!({"temperature": -1}), "options.temperature");
         refused(json!({"top_p": 2}), "options.top_p");
         refused(json!({"stop": [""]}), "options.stop");
+        refused(json!({"logit_bias": []}), "options.logit_bias");
+        refused(json!({"logit_bias": {"five": 1}}), "logit_bias");
+        refused(json!({"logit_bias": {"5": 101}}), "logit_bias");
         refused(json!({"mirostat": 2}), "options.mirostat");
         refused(json!({"typical_p": 0.5}), "options.typical_p");
     }

@@ -86,14 +86,17 @@ impl SamplingBody {
         // OpenAI's signed seeds, taken bit for bit.
         let seed = self.seed.get(at)?.map(|seed| seed.0).filter(|&seed| seed != -1);
         sampling.seed = seed.map_or(sampling.seed, |seed| seed as u64);
-        sampling.logit_bias = self.logit_bias.get(at)?.map(|biases| biases.0).unwrap_or_default();
+        if let Some(biases) = self.logit_bias.get(at)? {
+            sampling.logit_bias = biases.0.map_err(|problem| InvalidRequest::at("logit_bias", problem))?;
+        }
         Ok((sampling, chosen))
     }
 }
 
-/// `{"token id": bias}`.
+/// `{"token id": bias}`, or the problem with one of its entries. Such a problem names `logit_bias` alone, also inside
+/// Ollama's `options`.
 #[derive(Debug)]
-pub(crate) struct LogitBias(Vec<(Token, f32)>);
+pub(crate) struct LogitBias(Result<Vec<(Token, f32)>, ValueProblem>);
 
 impl Read for LogitBias {
     const EXPECTED: &'static str = "an object";
@@ -113,9 +116,9 @@ impl Read for LogitBias {
         })?;
         if n > MAX_LOGIT_BIASES {
             let problem = format!("must have at most {MAX_LOGIT_BIASES} entries, but has {n}");
-            return Ok(Err(ValueProblem::Value(problem)));
+            biases = Err(ValueProblem::Value(problem));
         }
-        Ok(biases.map(LogitBias))
+        Ok(Ok(LogitBias(biases)))
     }
 }
 
