@@ -1,4 +1,4 @@
-//! Handing a prompt's KV cache from one node to another: who asks for what, and what came of it.
+//! Handing a prompt's KV cache from one node to another: the requests and their reports.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -89,7 +89,7 @@ pub enum HandoffFailure {
 }
 
 impl HandoffFailure {
-    /// What had better be left alone for a while.
+    /// The nodes that should be avoided for a while.
     pub fn blame(self) -> Blame {
         match self {
             HandoffFailure::PrefillLate => Blame::Nobody,
@@ -124,7 +124,7 @@ impl HandoffFailure {
     }
 }
 
-/// What a failed handoff speaks against.
+/// The nodes to avoid for a while after a failed handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// A node that is slower than predicted serves others well, as far as is known; predictions learn of it.

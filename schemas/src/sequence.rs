@@ -1,4 +1,4 @@
-//! What an engine is asked and what it answers: one sequence of tokens, continued.
+//! Requests to an engine and its events: the continuation of one sequence of tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,13 +37,13 @@ pub struct SequenceRequest {
     /// fast a reply starts, would tell one caller about another's prompts.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
-    /// What the text has to be. `generated` was drawn under the same constraint.
+    /// The form that the text must have. `generated` was drawn under the same constraint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constraint: Option<Constraint>,
     /// Keep nothing of it: for made-up prompts that nobody will continue.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
-    /// What the placeholders in the prompt stand for, if there are any.
+    /// The images behind the placeholders in the prompt, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<PromptImages>,
     /// A prefill node that computes the prompt's KV. Without one, or where it fails, the engine computes it itself.
@@ -114,7 +114,7 @@ pub struct GeneratedToken {
 /// temperature and truncation).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Logprobs {
-    /// Of the chosen token.
+    /// Log-probability of the chosen token.
     pub chosen: f32,
     /// The most likely tokens, best first.
     pub top: Vec<Alternative>,

@@ -9,7 +9,7 @@ use crate::tools::ToolCallDelta;
 /// Writes one message's events; each method gives server-sent events.
 #[derive(Debug, Default)]
 pub struct EventWriter {
-    /// What the open block is.
+    /// The kind of the open block.
     open: Option<Kind>,
     /// Blocks that were closed.
     n_closed: u32,

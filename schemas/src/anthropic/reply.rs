@@ -181,7 +181,7 @@ struct OutputDetails {
 }
 
 impl Usage {
-    /// Of a prompt of which so much was cached, and the reply so far, of which so much was thinking.
+    /// The usage of a prompt with `n_cached` cached tokens and of the reply so far, with `n_reasoning` tokens of thinking.
     pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
         let counts = Counts {
             input_tokens: n_prompt.saturating_sub(n_cached),

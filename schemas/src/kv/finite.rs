@@ -8,7 +8,7 @@ use super::layout::Dtype;
 /// Values looked at between two branches.
 const BLOCK: usize = 1024;
 
-/// Whether every value in `bytes`, a whole number of them, is finite.
+/// Returns true if every value in `bytes` is finite. `bytes` holds a whole number of values.
 pub fn all_finite(dtype: Dtype, bytes: &[u8]) -> bool {
     match dtype {
         Dtype::F16 => all16::<0x7C00>(bytes),

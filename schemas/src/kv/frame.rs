@@ -1,4 +1,4 @@
-//! What a frame says about itself before its rows.
+//! The header of a frame, which precedes its rows.
 //!
 //! | offset | size | field |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! What both ends of a handoff know before its first byte.
+//! The parameters of a handoff, which both ends know before its first byte.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,10 +22,10 @@ pub struct HandoffId(#[serde(with = "hex")] pub [u8; 16]);
 /// Which model computed the KV, as 32-byte hashes; in JSON hexadecimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// Of the tokenizer: what a token id means.
+    /// Hash of the tokenizer, which gives token ids their meaning.
     #[serde(with = "hex")]
     pub vocabulary: [u8; 32],
-    /// Of the weights.
+    /// Hash of the weights.
     #[serde(with = "hex")]
     pub weights: [u8; 32],
 }

@@ -11,7 +11,7 @@ pub const MAX_SECTIONS: usize = 4;
 /// Values in one row (all KV heads of one layer at one position).
 pub const MAX_ROW_VALUES: u32 = 1 << 20;
 
-/// What a row's values are stored as. The numbers are on the wire and never reused; they are those of ggml.
+/// The type of a row's values. The numbers are on the wire and never reused; they are those of ggml.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]

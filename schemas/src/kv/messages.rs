@@ -18,7 +18,7 @@ pub const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 /// Times beyond this are refused as nonsense (about 12 days).
 const MAX_MS: f64 = 1e9;
 
-/// What the stream is about. The reader knows all of it before and refuses any other.
+/// Describes the stream. The reader knows every value beforehand and refuses a stream that differs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandoffHead {
     /// [`FORMAT_VERSION`].
@@ -84,7 +84,7 @@ pub struct PrefillTimings {
     pub queue_ms: f64,
     /// From the slot to the last token computed.
     pub prefill_ms: f64,
-    /// Of that, waiting for the reader to take frames.
+    /// The part of `prefill_ms` spent waiting for the reader to take frames.
     pub stalled_ms: f64,
     /// Of that, this prompt's share of the engine's work: what it would have taken alone, as far as can be told. 0 from a
     /// node that does not tell.
@@ -105,7 +105,7 @@ fn is_unknown(ms: &f64) -> bool {
 }
 
 impl PrefillTimings {
-    /// Whether the numbers are possible for a prompt of `n_tokens`.
+    /// Returns true if the numbers are possible for a prompt of `n_tokens`.
     pub fn are_possible(&self, n_tokens: u32) -> bool {
         let PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, encode_ms, .. } = *self;
         let times = [queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, encode_ms];

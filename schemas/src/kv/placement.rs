@@ -48,7 +48,7 @@ impl<F: FnMut(&Span, &KvLayout) -> Places> Placement for F {
 }
 
 impl Places {
-    /// Whether the rows of `span` fit: every tensor has its length, and no two share a byte.
+    /// Returns true if the rows of `span` fit: every tensor has its length, and no two share a byte.
     pub(super) fn fit(&self, span: &Span, layout: &KvLayout) -> bool {
         let lengths = span.tensors(layout).map(|(_, len)| Some(len));
         let inside = |range: &Range<usize>| range.end <= self.n_bytes;

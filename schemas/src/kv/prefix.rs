@@ -12,7 +12,7 @@ pub struct PrefixHasher {
 }
 
 impl PrefixHasher {
-    /// Of no tokens yet.
+    /// A hasher that has read no tokens.
     pub fn new() -> Self {
         Self::default()
     }

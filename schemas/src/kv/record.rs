@@ -36,7 +36,7 @@ const KEY_CONTEXT: &str = "baton kv handoff v1";
 /// A record's fixed header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// What the payload is.
+    /// The kind of the payload.
     pub kind: RecordKind,
     /// Place in the stream, from 0.
     pub index: u32,

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RecordKind {
-    /// What the stream is about; the first record, and no other.
+    /// Describes the stream. It is the first record, and only that.
     Head = 1,
     /// The KV of a range of positions.
     Frame = 2,

@@ -21,7 +21,7 @@ pub struct HandoffWriter {
     handoff: Handoff,
     codec: Codec,
     encoder: Option<Encoder>,
-    /// Of the tokens before `next`.
+    /// Hashes the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
     n_frames: u32,

@@ -8,7 +8,7 @@ use crate::constraint::{Constraint, check_schema};
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::described;
 
-/// What a reply has to be; `None` for text.
+/// The constraint on the reply; `None` for plain text.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Format(pub(super) Option<Constraint>);
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::sequence::{Alternative, Logprobs};
 
-/// What OpenAI writes for "practically impossible". JSON has no minus infinity.
+/// OpenAI's value for "practically impossible". JSON has no minus infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// The `logprobs` of a choice, or of one chunk of it.

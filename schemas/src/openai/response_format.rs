@@ -35,7 +35,7 @@ object! {
 }
 
 impl ResponseFormat {
-    /// What the reply has to be; `None` for text.
+    /// The constraint on the reply; `None` for plain text.
     pub(crate) fn check(self) -> Result<Option<Constraint>, InvalidRequest> {
         let schema = self.schema.sound().map(|schema| schema.0);
         match self.r#type.get(FIELD)?.as_deref() {

@@ -26,7 +26,7 @@ use super::invalid::InvalidRequest;
 use super::read::{JsonReader, Read, Reading, Skipped, ValueProblem, each_field, each_item};
 use super::schema::described;
 
-/// What an object is made of: a field, or the fields of a part.
+/// A member of an object: one field, or a group of fields.
 pub(crate) trait ObjectMember {
     /// It is a field that must be there.
     const IS_REQUIRED: bool;

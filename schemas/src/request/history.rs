@@ -1,4 +1,4 @@
-//! What every dialect's history goes through.
+//! Checks that apply to the conversation history of every dialect.
 
 use crate::generate::Message;
 

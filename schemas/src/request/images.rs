@@ -18,7 +18,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Of base64 in lines of 76 characters, as RFC 2045 has it.
+/// Line breaks inside base64, which RFC 2045 puts after every 76 characters.
 const LINE_BREAKS: [char; 2] = ['\r', '\n'];
 
 /// First bytes of the formats that engines decode; WebP has its name behind a length.

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidRequest {
-    /// What is wrong, in a full sentence.
+    /// The problem, in a full sentence.
     pub message: String,
     /// The field at fault, e.g. `messages[0].content`.
     pub param: Option<String>,

@@ -1,4 +1,4 @@
-//! What the dialects' bodies have in common: bytes → typed fields → checked values.
+//! Reading and checking of bodies, shared by all dialects: bytes → typed fields → checked values.
 //!
 //! Nothing here knows a dialect. A body is declared once with [`field::object!`]: [`read`] reads it, its dialect checks
 //! it, and schemars derives its description in `/openapi.json` from the same fields, limits and words. Names that

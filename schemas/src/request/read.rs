@@ -21,7 +21,7 @@ use super::schema::described;
 /// A value, or what is wrong with it.
 pub(crate) type Reading<T> = Result<T, ValueProblem>;
 
-/// What is wrong with a value. The field's name is added by whoever knows it.
+/// A problem with a value. The caller adds the name of the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ValueProblem {
     /// It has the wrong type.
@@ -47,7 +47,7 @@ impl ValueProblem {
 
 /// A type that is read from JSON. Each method takes one of JSON's types; a type overrides those that it can be.
 pub(crate) trait Read: Sized {
-    /// What the value has to be, with its article, for messages.
+    /// The expected type with its article, for messages.
     const EXPECTED: &'static str;
 
     /// The problem with a missing value where one is required.

@@ -21,7 +21,7 @@ pub(crate) struct Variant {
     pub(crate) needs_key: &'static [&'static str],
     /// Other fields.
     pub(crate) may_have: &'static [&'static str],
-    /// Of a needed field that has several forms: those that it has here, by their places.
+    /// For needed fields with several forms: the indices of the forms that this variant allows.
     pub(crate) forms: &'static [(&'static str, &'static [usize])],
 }
 

@@ -150,7 +150,7 @@ described!([W: JsonSchema] Word<W>: as W);
 /// A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword that cannot be kept while
 /// sampling is a 400.
 ///
-/// Whether it is an object is checked together with its size.
+/// Its type is checked together with its size.
 #[derive(Debug, Clone)]
 pub(crate) struct SchemaObject(pub(crate) Value);
 

@@ -89,7 +89,7 @@ impl<P: Placement> HandoffReader<P> {
         self.progress.position()
     }
 
-    /// Whether the last record has come. A stream that stops before was cut.
+    /// Returns true once the last record was read. A stream that stops earlier was cut.
     pub fn is_ended(&self) -> bool {
         self.refused.is_none() && matches!(self.step, ReaderStep::Ended)
     }

@@ -3,10 +3,10 @@
 use super::rows::IncomingRows;
 use crate::kv::frame::FrameHeader;
 
-/// What is received of a payload. Only a plain frame is looked into before its MAC, since the size of its buffer
-/// depends on its header.
+/// The received part of a payload. Only a plain frame is parsed before its MAC is checked, since the size of its
+/// buffer depends on its header.
 pub(super) enum Payload {
-    /// Of any kind but a frame.
+    /// The JSON of a record that is no frame.
     Message(Vec<u8>),
     /// A frame with a codec.
     Encoded(Vec<u8>),

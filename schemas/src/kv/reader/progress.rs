@@ -1,4 +1,4 @@
-//! What a stream may say next.
+//! Checks each record against the handoff and the records before it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::kv::prefix::PrefixHasher;
 use crate::kv::record::{HEADER_BYTES, RecordHeader, RecordKind};
 use crate::kv::verified::VerifiedKv;
 
-/// What was asked for, and how much of it has come.
+/// The requested handoff, and how much of it was read.
 pub(super) struct ReaderProgress<P> {
     handoff: Handoff,
     layout: Arc<KvLayout>,
@@ -31,7 +31,7 @@ pub(super) struct ReaderProgress<P> {
     /// Set by the head.
     codec: Codec,
     decoder: Option<Decoder>,
-    /// Of the tokens before `next`.
+    /// Hashes the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
     n_frames: u32,
@@ -112,7 +112,7 @@ impl<P: Placement> ReaderProgress<P> {
         Ok((header, rows))
     }
 
-    /// What a record says, now that its MAC was right.
+    /// Parses a record whose MAC is correct.
     pub(super) fn accept(&mut self, (header, payload): (RecordHeader, Payload)) -> Result<HandoffRecord, FrameError> {
         let RecordHeader { kind, index: record, .. } = header;
         match (payload, kind) {

@@ -69,7 +69,6 @@ impl IncomingRecord {
         Ok(())
     }
 
-    /// Whether the whole payload has come.
     pub(super) fn is_complete(&self) -> bool {
         self.n_missing == 0
     }

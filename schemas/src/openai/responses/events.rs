@@ -82,7 +82,7 @@ impl EventWriter {
         generator.subschema_for::<Numbered<'_>>()
     }
 
-    /// Of a response with this head.
+    /// A writer for the response with this head.
     pub fn new(head: Head) -> Self {
         let output = head.no_output();
         EventWriter { head, output, n_written: 0 }

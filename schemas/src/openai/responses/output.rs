@@ -85,7 +85,7 @@ pub enum Part {
     },
 }
 
-/// What kinds of items there are.
+/// The kinds of items that hold text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Reasoning,
@@ -104,7 +104,7 @@ impl Kind {
 /// The items so far, of which the last may be open.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Output {
-    /// What tells the ids of this response's items from all others.
+    /// A part of each item's id that no other response has.
     stem: String,
     items: Vec<Item>,
     is_open: bool,
@@ -174,7 +174,7 @@ impl Output {
         self.items
     }
 
-    /// What there is.
+    /// The items so far.
     pub fn items(&self) -> &[Item] {
         &self.items
     }
@@ -242,7 +242,7 @@ pub(super) fn last_status(reason: FinishReason) -> Status {
 }
 
 impl Item {
-    /// What other events call it by.
+    /// The id that other events refer to.
     pub(super) fn id(&self) -> &str {
         let (Item::Reasoning { id, .. } | Item::Message { id, .. } | Item::FunctionCall { id, .. }) = self;
         id

@@ -8,7 +8,7 @@ use super::output::{Item, Output};
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
 
-/// What a reply repeats of its request.
+/// The fields of a request that its reply repeats.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Echo {
     /// `instructions`.
@@ -57,16 +57,16 @@ impl Echo {
     }
 }
 
-/// What is known of a response before its first token.
+/// The part of a response that is known before its first token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Head {
-    /// What the ids of the response and its items end in.
+    /// The common ending of the ids of the response and its items.
     pub stem: String,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
     /// As the client wrote it.
     pub model: String,
-    /// What it repeats.
+    /// The fields of the request that it repeats.
     pub echo: Echo,
 }
 
@@ -169,7 +169,7 @@ impl Head {
         Output::new(self.stem.clone())
     }
 
-    /// Before there is anything.
+    /// The response before its first item.
     pub fn in_progress(&self) -> Response {
         self.response("in_progress", Vec::new())
     }
@@ -183,7 +183,7 @@ impl Head {
         Response { usage: Some(usage), completed_at, incomplete_details, ..self.response(status, output) }
     }
 
-    /// The end that is none.
+    /// The response of a request that failed.
     pub fn failed(&self, failure: Failure) -> Response {
         Response { error: Some(failure), ..self.response("failed", Vec::new()) }
     }
