@@ -1,14 +1,15 @@
-//! A configuration file with everything that is wrong with it: what is no configuration at all, values that are out of
-//! range, and what cannot be used on this machine. All of it is reported at once, each with its line.
+//! A configuration file and its mistakes: syntax errors, values out of range, and values that this machine cannot use.
+//! All are reported at once, each with its line.
 
 use std::collections::BTreeSet;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::diagnose::{self, Mistake};
-use super::problems::ConfigProblem;
+use super::error::{ConfigError, ConfigProblem, Mistakes};
 use super::raw::RawConfig;
-use super::{ConfigError, Mistakes, ServeConfig};
+use super::serve_config::ServeConfig;
+use super::text_file::read_text;
 
 /// The largest configuration: some hundred thousand lines.
 const MAX_BYTES: u64 = 16 << 20;
@@ -28,15 +29,15 @@ impl ConfigFile {
     /// Reads a file. [`check`](Self::check) reports its mistakes. Errors: it cannot be read.
     pub fn read(path: &Path) -> Result<ConfigFile, ConfigError> {
         let unreadable = |error| ConfigError::Unreadable { path: path.to_owned(), error };
-        // It is read more than once: a pipe would be empty then, and an empty file is an endpoint without keys.
+        // The file is read again at a reload. A pipe would be empty then, and an empty file means an endpoint without keys.
         let text = read_text(path, MAX_BYTES).map_err(unreadable)?;
         let (mut raw, mistakes) = diagnose::parse(&text);
         raw.resolve(&folder_of(path).map_err(unreadable)?);
         Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes })
     }
 
-    /// The checked configuration. `by_flags` are the keys whose values came from the command line; `more` is what else is
-    /// wrong with the values. Errors: every mistake.
+    /// Checks the configuration. `by_flags` are the keys whose values came from the command line; `more` are problems that
+    /// the caller has found. Errors: every mistake.
     pub fn check(mut self, by_flags: &BTreeSet<String>, more: Vec<ConfigProblem>) -> Result<ServeConfig, ConfigError> {
         let mut problems = self.raw.problems();
         problems.extend(more);
@@ -46,7 +47,7 @@ impl ConfigFile {
         for ConfigProblem { key, message, .. } in in_file {
             let at = diagnose::position(&self.text, &key);
             let message = format!("{key} {message}");
-            // Of a value that could not be understood, that it is missing says nothing new.
+            // A value of a wrong type was left out: do not report it as missing, too.
             let is_known = |known: &Mistake| known.at == at && (known.is_of_type || known.message == message);
             if !self.mistakes.iter().any(is_known) {
                 self.mistakes.push(Mistake { at, message, is_of_type: false });
@@ -60,21 +61,6 @@ impl ConfigFile {
         self.mistakes.sort_by_key(|mistake| mistake.at);
         let in_file = self.mistakes.iter().map(|mistake| with_its_line(&self.text, mistake)).collect();
         Err(ConfigError::Mistakes(Mistakes { path: self.path, in_file, flags }))
-    }
-}
-
-/// Reads a text of at most so many bytes. Errors: the system's, and that it is longer.
-pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
-    // Another one may never end, or never begin.
-    let metadata = std::fs::metadata(path)?;
-    if !metadata.is_file() && !metadata.is_dir() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(most + 1).read_to_string(&mut text)?;
-    match text.len() as u64 > most {
-        true => Err(io::Error::other(format!("it is larger than {most} bytes"))),
-        false => Ok(text),
     }
 }
 

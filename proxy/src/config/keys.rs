@@ -6,7 +6,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::problems::ConfigProblem;
+use super::error::ConfigProblem;
 use crate::account::{Account, DEFAULT_PRIORITY, KeyLimits};
 use crate::http::ConfiguredKey;
 

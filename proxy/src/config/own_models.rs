@@ -7,8 +7,8 @@ use baton_schemas::sampling_fields::SamplingFields;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::problems::ConfigProblem;
-use crate::config::engine_args::EngineArgs;
+use super::engine_args::EngineArgs;
+use super::error::ConfigProblem;
 use crate::model_name;
 
 /// How long a model stays without a request. Ollama's default.

@@ -3,20 +3,13 @@
 use baton_engines::transport::Transport;
 use baton_planner::policy::PolicyName;
 
+use super::defaults::{DEFAULT_LISTEN, OLLAMA_LISTEN};
+use super::engine_args::flag;
+use super::error::ConfigProblem;
+use super::node_address::{is_node_address, node_url};
 use super::raw::RawConfig;
-use super::{DEFAULT_LISTEN, OLLAMA_LISTEN, keys, own_models, upstream};
-use crate::config::engine_args::flag;
+use super::{keys, own_models, upstream};
 use crate::http::{allowed_hosts, allowed_origins};
-
-/// A value that cannot be used.
-pub struct ConfigProblem {
-    /// Its path in the file, with dots.
-    pub key: String,
-    /// The flag that sets it, or the key if there is none.
-    pub flag: String,
-    /// Completes `KEY …` to a sentence.
-    pub message: String,
-}
 
 impl RawConfig {
     /// Every value that cannot be used.
@@ -41,7 +34,7 @@ impl RawConfig {
             let message = format!("must be HOST:PORT, e.g. {OLLAMA_LISTEN}, not {listen:?}");
             problem("ollama_listen", "--ollama-listen", message);
         }
-        // Of port 0 the system makes two.
+        // For port 0 the system picks two different ports.
         let is_fixed = |listen: &&String| !listen.ends_with(":0");
         if self.listen.as_ref().filter(is_fixed).is_some_and(|listen| self.ollama_listen.as_ref() == Some(listen)) {
             problem("ollama_listen", "--ollama-listen", "must not be the same as listen".into());
@@ -131,20 +124,4 @@ fn is_collector(endpoint: &str) -> bool {
         let is_plain = url.username().is_empty() && url.password().is_none();
         matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
     })
-}
-
-fn is_node_address(address: &str) -> bool {
-    // Without a scheme it has a port: 80 is no node's.
-    let has_port = || address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let url = reqwest::Url::parse(&node_url(address));
-    url.is_ok_and(|url| {
-        let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
-        matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain && url.path() == "/"
-    }) && (address.contains("://") || has_port())
-}
-
-/// A node's address as a URL: without a scheme it is plain HTTP.
-pub fn node_url(address: &str) -> String {
-    let url = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    url.trim_end_matches('/').to_owned()
 }

@@ -1,7 +1,7 @@
 //! The file as it is written, and turned into what is checked.
 //!
-//! A new key is a field here with its range, and a value of [`ServeConfig`]. What depends on other keys, or must have a form,
-//! is checked in [`problems`](super::problems).
+//! A new key is a field here with its range, and a value of [`ServeConfig`]. Rules between keys and forms of texts are checked
+//! in `problems.rs`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,13 +12,15 @@ use baton_schemas::sampling_fields::SamplingFields;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::defaults::{DEFAULT_LISTEN, DEFAULT_MODEL};
+use super::engine_args::EngineArgs;
+use super::error::ConfigError;
 use super::keys::{self, RawKey};
+use super::node_address::node_url;
 use super::own_models::{self, RawLoading, RawOwnModel};
-use super::problems::node_url;
+use super::serve_config::ServeConfig;
+use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
-use super::{ConfigError, DEFAULT_LISTEN, DEFAULT_MODEL, ServeConfig};
-use crate::config::engine_args::EngineArgs;
-use crate::config::transport_args::TransportArgs;
 use crate::request::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
 /// Each admitted request costs some kilobytes: more than these are a mistyped number.

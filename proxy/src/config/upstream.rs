@@ -9,9 +9,9 @@ use baton_engines::upstream::{Deadlines, KINDS, Kind, UpstreamSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::ConfigError;
-use super::file::read_text;
-use super::problems::{ConfigProblem, node_url};
+use super::error::{ConfigError, ConfigProblem};
+use super::node_address::node_url;
+use super::text_file::read_text;
 use crate::model_name;
 
 /// Replies that an upstream generates at once, unless it says otherwise.

@@ -4,7 +4,6 @@
 //! for the first engine, and [`Endpoint::finished`] for the end.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,16 +12,18 @@ use baton_schemas::node::NodeInfo;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
+use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
+use super::first_start::{FirstStart, wait_for_nodes, wait_for_upstreams};
 use super::own_models::{self, OwnModel};
 use super::planning::PlanningSettings;
-use super::primary_model::{FirstStart, OwnEngine, PrimaryNames, start_own_engine};
+use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
 use super::remote_nodes::RemoteNodes;
 use super::request_service::RequestService;
 use super::supervisor::Supervised;
 use super::{service_manager, signals};
-use crate::config::{ConfigError, ServeConfig};
+use crate::config::ServeConfig;
 use crate::http;
 use crate::http::SharedAccess;
 use crate::http::server::Shutdown;
@@ -31,22 +32,10 @@ use crate::request::admission::Admission;
 use crate::targets::Targets;
 use crate::targets::model_loading::Residency;
 use crate::targets::nodes::{self, Node, Pool, ServedModel};
-use crate::targets::upstreams::{Life, UpstreamPool};
+use crate::targets::upstreams::UpstreamPool;
 
 /// How long running streams may go on after a stop was asked for.
 pub const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
-
-/// How long the start waits for nodes and upstreams.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Where the configuration comes from.
-#[derive(Clone)]
-pub struct ConfigSource {
-    /// The file, which is watched for changes. `None`: there is nothing to reload.
-    pub path: Option<PathBuf>,
-    /// Reads and checks the file, with the command line's flags over it. Blocks: it opens models' files.
-    pub read: Arc<dyn Fn() -> Result<ServeConfig, ConfigError> + Send + Sync>,
-}
 
 /// An endpoint that serves. Dropping it leaves its tasks running: end it with a signal and [`Endpoint::finished`].
 pub struct Endpoint {
@@ -133,7 +122,7 @@ impl Endpoint {
             None => return Ok(None),
         };
         wait_for_nodes(self.nodes.all()).await;
-        wait_for_upstreams(&self.service).await;
+        wait_for_upstreams(&self.service.targets.upstreams.load()).await;
         Ok(Some(ReadyEndpoint {
             addresses: self.addresses.clone(),
             models: served_names(&self.service, info.as_deref()),
@@ -248,30 +237,6 @@ async fn first_engine(first: FirstStart, nodes: &mut RemoteNodes) -> Result<Opti
         }
         started => started,
     }
-}
-
-/// Gives nodes a moment to answer, so that the first request can use them. One that is late is used later.
-pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
-    let answers = nodes.map(|node| async {
-        let _ = node.ready().await;
-    });
-    if tokio::time::timeout(ANSWER_DEADLINE, futures::future::join_all(answers)).await.is_err() {
-        tracing::warn!("a node has not answered yet; requests are served without it until it does");
-    }
-    // The models that nodes have reported are served after one more round of discovery.
-    tokio::time::sleep(2 * nodes::DISCOVERY_INTERVAL).await;
-}
-
-/// Gives upstreams a moment to list their models.
-async fn wait_for_upstreams(service: &RequestService) {
-    let upstreams = service.targets.upstreams.load_full();
-    let answers = async {
-        while upstreams.members.iter().any(|member| member.life() == Life::Unknown) {
-            tokio::time::sleep(nodes::DISCOVERY_INTERVAL).await;
-        }
-    };
-    // An upstream that is late is used later; the log names it.
-    let _ = tokio::time::timeout(ANSWER_DEADLINE, answers).await;
 }
 
 /// Every model's name. `first`, the first engine that answered, names the models that have no name yet.

@@ -1,8 +1,10 @@
 //! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams, the
 //! HTTP servers and what reloads all of it. Reads no command line and prints nothing; `baton serve` does both.
 
+mod config_source;
 mod endpoint;
 mod failure;
+mod first_start;
 mod local_files;
 pub mod model_files;
 pub mod model_names;
@@ -17,7 +19,8 @@ pub mod signals;
 mod socket_folder;
 mod supervisor;
 
-pub use self::endpoint::{ConfigSource, DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
+pub use self::config_source::ConfigSource;
+pub use self::endpoint::{DRAIN_DEADLINE, Endpoint, ReadyEndpoint};
 pub use self::failure::CommandFailure;
 pub use self::local_files::problems as local_problems;
 pub use self::supervisor::THREAD_WAIT;

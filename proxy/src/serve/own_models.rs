@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::failure::CommandFailure;
 use super::model_files;
 use super::model_names::ModelNames;
-use super::supervisor::{self, Supervised};
+use super::supervisor::{self, ChildSpec, Supervised};
 use crate::config::engine_args::EngineArgs;
 use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
 use crate::model_name;
@@ -203,15 +203,14 @@ fn supervise(
     config: &ServeConfig,
     plan: &ProcessPlan,
 ) -> Result<(Arc<Node>, Arc<Resident>), CommandFailure> {
-    let traces_to = telemetry::endpoint(config.otlp_endpoint.as_deref());
     let (wanted, is_wanted) = watch::channel(false);
-    let (supervised, _) = supervisor::supervise(
-        format!("the engine of {:?}", plan.name),
-        plan.args.clone(),
-        None,
-        traces_to.as_deref(),
-        is_wanted,
-    )?;
+    let spec = ChildSpec {
+        log_name: format!("the engine of {:?}", plan.name),
+        args: plan.args.clone(),
+        pull_key: None,
+        traces_to: telemetry::endpoint(config.otlp_endpoint.as_deref()),
+    };
+    let (supervised, _) = supervisor::supervise(spec, is_wanted)?;
     let Supervised { engine, health, pid, stop, tracker } = supervised;
     let node = Node::new("local".to_owned(), None, engine as Arc<dyn Engine>, Arc::clone(&health));
     let settings = ResidentSettings {

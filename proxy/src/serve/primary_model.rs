@@ -5,21 +5,17 @@ use std::sync::Arc;
 
 use baton_engines::Engine;
 use baton_fetch::{self as models, Located, cache};
-use baton_schemas::node::NodeInfo;
 use futures::FutureExt;
-use futures::future::BoxFuture;
 
 use super::failure::CommandFailure;
+use super::first_start::FirstStart;
 use super::model_files;
 use super::model_names::ModelNames;
 use super::remote_nodes::cluster_key;
-use super::supervisor::{self, StartError, Supervised};
+use super::supervisor::{self, ChildSpec, StartError, Supervised};
 use crate::config::ServeConfig;
 use crate::observe::telemetry;
 use crate::targets::nodes::Node;
-
-/// The first engine that is ready, or why none will be. `None`: only upstreams answer, and nothing is waited for.
-pub(super) type FirstStart = BoxFuture<'static, Result<Option<Arc<NodeInfo>>, CommandFailure>>;
 
 /// The names of `[model]` before any node has answered.
 #[derive(Default)]
@@ -60,15 +56,13 @@ pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, 
         let path = model_files::locate_or_pull(&config.source).await?;
         args.extend([OsString::from("--model"), path.into()]);
     }
-    let pull_key = cluster_key(&config.prefill)?;
-    let traces_to = telemetry::endpoint(config.otlp_endpoint.as_deref());
-    let (supervised, first_start) = supervisor::supervise(
-        "this endpoint's own engine",
+    let spec = ChildSpec {
+        log_name: "this endpoint's own engine".to_owned(),
         args,
-        pull_key.as_deref(),
-        traces_to.as_deref(),
-        supervisor::always(),
-    )?;
+        pull_key: cluster_key(&config.prefill)?,
+        traces_to: telemetry::endpoint(config.otlp_endpoint.as_deref()),
+    };
+    let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;
     let node = Node::new("local".to_owned(), None, engine, Arc::clone(&supervised.health));
     let first_start = first_start.map(|first| Ok(Some(first.unwrap_or(Err(StartError::TimedOut))?))).boxed();

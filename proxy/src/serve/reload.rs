@@ -15,8 +15,9 @@ use arc_swap::ArcSwap;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::endpoint::{ConfigSource, wait_for_nodes};
+use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
+use super::first_start::wait_for_nodes;
 use super::model_files;
 use super::own_models::{self, OwnModel};
 use super::planning::PlanningSettings;

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use super::failure::CommandFailure;
-use super::primary_model::FirstStart;
+use super::first_start::FirstStart;
 use crate::config::ServeConfig;
 use crate::targets::nodes::Node;
 use crate::targets::nodes::remote_watch::{self, RefusedKey, Watched};

@@ -46,16 +46,16 @@ pub const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BL
 /// A large model on a slow disk takes minutes; longer than this is a hang.
 const START_DEADLINE: Duration = Duration::from_secs(600);
 
-/// A child that ran this long was healthy: its end is an accident and not a pattern.
+/// The end of a child that ran this long does not count as a quick exit.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// Quick ends in a row before clients are answered that the engine cannot run.
+/// Quick exits in a row before the engine counts as failed.
 const FORGIVEN_EXITS: u32 = 3;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// How long a child may take to go when its lifeline is cut.
+/// How long a child may take to end after its lifeline is cut.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Bytes that a child may write before it is ready; the event has a few hundred.
@@ -72,7 +72,7 @@ pub(super) enum StartError {
         /// For clients.
         summary: String,
     },
-    /// The child ended without a word.
+    /// The child ended without a report.
     #[error("the engine's process ended while starting ({status})")]
     Ended {
         /// How it ended.
@@ -100,7 +100,7 @@ impl StartError {
     }
 }
 
-/// For a child that is wanted as long as this process lives.
+/// For a child that runs as long as this process.
 pub(super) fn always() -> watch::Receiver<bool> {
     watch::channel(true).1
 }
@@ -119,19 +119,27 @@ pub(super) struct Supervised {
     pub(super) tracker: TaskTracker,
 }
 
-/// How the first start went: what was started, or why it could not be.
-pub(super) type FirstStart = Result<Arc<NodeInfo>, StartError>;
+/// The result of the first start.
+pub(super) type FirstStartResult = Result<Arc<NodeInfo>, StartError>;
 
-/// Starts supervising a child with these arguments after `node --child --listen unix:…`. The second value resolves
-/// once the first start has succeeded or failed. `who` is what the log calls it; `pull_key` the cluster's, for a child that
-/// pulls KV from other nodes; `traces_to` the collector of its traces; `wanted` whether there is to be a child at all.
+/// What to run in a child process.
+pub(super) struct ChildSpec {
+    /// The name in the log.
+    pub(super) log_name: String,
+    /// Arguments after `node --child --listen unix:…`.
+    pub(super) args: Vec<OsString>,
+    /// The cluster's key, for a child that pulls KV from other nodes.
+    pub(super) pull_key: Option<String>,
+    /// The collector of its traces.
+    pub(super) traces_to: Option<String>,
+}
+
+/// Starts supervising a child, which runs while `wanted` is true. The receiver resolves once the first start has succeeded
+/// or failed.
 pub(super) fn supervise(
-    who: impl Into<String>,
-    args: Vec<OsString>,
-    pull_key: Option<&str>,
-    traces_to: Option<&str>,
+    spec: ChildSpec,
     wanted: watch::Receiver<bool>,
-) -> Result<(Supervised, oneshot::Receiver<FirstStart>), StartError> {
+) -> Result<(Supervised, oneshot::Receiver<FirstStartResult>), StartError> {
     let spawn = |e: &dyn std::fmt::Display| StartError::Spawn(e.to_string());
     let folder = SocketFolder::create()?;
     let socket = folder.socket();
@@ -142,28 +150,34 @@ pub(super) fn supervise(
     let mut listen = OsString::from("unix:");
     listen.push(&socket);
     let mut command = Command::new(std::env::current_exe().map_err(|e| spawn(&e))?);
-    command.args(["node", "--child", "--listen"]).arg(listen).args(args);
+    command.args(["node", "--child", "--listen"]).arg(listen).args(spec.args);
     command.env(KEY_VARIABLE, &key).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-    command.env_remove(PULL_KEY_VARIABLE).envs(pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
-    command.envs(traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)));
-    // A service manager hears of this process alone.
+    command.env_remove(PULL_KEY_VARIABLE).envs(spec.pull_key.map(|key| (PULL_KEY_VARIABLE, key)));
+    command.envs(spec.traces_to.map(|endpoint| (ENDPOINT_VARIABLES[0], endpoint)));
+    // Only this process reports to the service manager.
     command.env_remove("NOTIFY_SOCKET");
     // A group of its own: Ctrl-C in the terminal is for this process, whose streams still need the child to drain.
     command.process_group(0);
 
     command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
-    let health = Health::of_a_kept_one(who);
+    let health = Health::of_a_kept_one(spec.log_name);
     if !*wanted.borrow() {
         health.unloads();
     }
     let (first, first_rx) = oneshot::channel();
-    let (stop, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let stop = CancellationToken::new();
+    let tracker = TaskTracker::new();
     let pid = Arc::new(AtomicU32::new(0));
-    let (kept, id) = (Arc::clone(&health), Arc::clone(&pid));
-    let engine_of_child = Arc::clone(&engine);
-    let keeper =
-        Keeper { command, engine: engine_of_child, health: kept, pid: id, wanted, starting: None, failures: 0 };
+    let keeper = Keeper {
+        command,
+        engine: Arc::clone(&engine),
+        health: Arc::clone(&health),
+        pid: Arc::clone(&pid),
+        wanted,
+        starting: None,
+        failures: 0,
+    };
     let stopped = stop.clone();
     tracker.spawn(async move {
         let _folder = folder;
@@ -186,7 +200,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, first: oneshot::Sender<FirstStart>, stop: CancellationToken) {
+    async fn run(mut self, first: oneshot::Sender<FirstStartResult>, stop: CancellationToken) {
         let mut first = Some(first);
         let mut wanted = self.wanted.clone();
         while !stop.is_cancelled() {
@@ -231,7 +245,7 @@ impl Keeper {
         }
     }
 
-    /// Spawns a child and waits for its word.
+    /// Spawns a child and waits until it reports that it is ready, or why it cannot start.
     async fn start(&mut self) -> Result<(RunningChild, Arc<NodeInfo>), StartError> {
         let child = self.command.spawn().map_err(|e| StartError::Spawn(e.to_string()))?;
         self.pid.store(child.id().unwrap_or(0), Ordering::Relaxed);
@@ -244,7 +258,7 @@ impl Keeper {
             Ok(Some(ChildEvent::Ready { .. })) => {}
             Ok(Some(ChildEvent::Failed { message, summary })) => return Err(StartError::Refused { message, summary }),
             Ok(None) => {
-                // Its output has ended, so it has or is about to; a child that only closed its output is of no use.
+                // The child closed its output, so it has ended or is about to.
                 let ended = tokio::time::timeout(STOP_DEADLINE, child.wait()).await;
                 let status = ended.map_err(|_| StartError::Spawn("it closed its output".into()))?;
                 let status = status.map_err(|e| StartError::Spawn(e.to_string()))?;
@@ -258,17 +272,17 @@ impl Keeper {
         Ok((RunningChild { child, lifeline }, info))
     }
 
-    /// Ends a child that did not become ready, or was not waited for.
+    /// Kills a child that is not ready.
     async fn discard(&mut self) {
         let Some(mut child) = self.starting.take() else { return };
         match tokio::time::timeout(STOP_DEADLINE, child.kill()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "the engine's process cannot be killed"),
-            Err(_) => tracing::error!("the engine's process was killed and is not gone"),
+            Err(_) => tracing::error!("the engine's process was killed but has not ended"),
         }
     }
 
-    /// Waits for the child's end, or brings it about if the child is frozen. True if supervision is over.
+    /// Waits for the end of the child, and kills a child that is frozen. Returns true if supervision is over.
     async fn watch_over(&mut self, mut running: RunningChild, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
         let since = Instant::now();
         let tell = |answer: Result<(), EngineError>| match answer {
@@ -289,7 +303,7 @@ impl Keeper {
                 return true;
             }
         };
-        // Before the kill: a request that fails by it must find that there is no engine now.
+        // Set this before the kill: a request that the kill fails must not retry on this engine.
         self.health.loads(StateReason::Ended);
         let exited = match exited {
             Some(exited) => exited,
@@ -312,7 +326,7 @@ impl Keeper {
         self.back_off("the engine keeps ending soon after its start".into(), stop).await
     }
 
-    /// Waits before the next attempt. True if supervision is over.
+    /// Waits before the next attempt. Returns true if supervision is over.
     async fn back_off(&mut self, reason: String, stop: &CancellationToken) -> bool {
         let doublings = self.failures.saturating_sub(1).min(16);
         let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
@@ -353,7 +367,7 @@ struct RunningChild {
 }
 
 impl RunningChild {
-    /// Cuts the lifeline, and kills a child that does not go by itself.
+    /// Cuts the lifeline, and kills a child that does not end by itself.
     async fn end(self) {
         let RunningChild { mut child, lifeline } = self;
         drop(lifeline);

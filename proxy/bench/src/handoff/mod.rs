@@ -10,11 +10,11 @@ mod footprint;
 mod overlap;
 mod pair;
 mod report;
+mod sizes;
 mod streams;
 mod wire;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use baton_fetch as models;
 use baton_proxy::serve::CommandFailure;
@@ -23,6 +23,7 @@ use clap::{Args, ValueEnum};
 
 use self::pair::HandoffBench;
 use self::report::HandoffBenchReport;
+use self::sizes::Sizes;
 
 /// Options of `baton bench handoff`.
 #[derive(Args)]
@@ -39,7 +40,7 @@ pub(super) struct HandoffBenchArgs {
     /// Prompt lengths in tokens, by commas [default: 128,512,2000]
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(16..=8_000))]
     lengths: Vec<u32>,
-    /// Small sizes and one round: shows that it works, and no more
+    /// Run small sizes and one round, only to show that the benchmark works
     #[arg(long)]
     quick: bool,
     /// Only these measurements, by commas [default: all]
@@ -51,6 +52,21 @@ pub(super) struct HandoffBenchArgs {
     /// Also draw charts of the overlap, as SVG files in this folder
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
+}
+
+impl HandoffBenchArgs {
+    fn sizes(&self) -> Sizes {
+        let default = if self.quick { vec![64, 256] } else { vec![128, 512, 2_000] };
+        let lengths: Vec<usize> = self.lengths.iter().map(|&n| n as usize).collect();
+        Sizes {
+            lengths: if lengths.is_empty() { default } else { lengths },
+            rounds: if self.quick { 1 } else { self.rounds },
+            time_per_length: overlap::TIME_PER_LENGTH,
+            joining: if self.quick { 256 } else { 2_000 },
+            long: if self.quick { 600 } else { 4_000 },
+            stream: if self.quick { 40 } else { 200 },
+        }
+    }
 }
 
 /// A group of measurements.
@@ -84,42 +100,13 @@ impl BenchSection {
     }
 }
 
-/// How large the measurements are, in tokens.
-#[derive(Debug, Clone)]
-struct Sizes {
-    lengths: Vec<usize>,
-    rounds: u32,
-    time_per_length: Duration,
-    /// The prompt that is handed over beside running streams.
-    joining: usize,
-    /// The prompt that others have to share the prefill node with, and whose KV is moved to measure the wire.
-    long: usize,
-    /// What running streams generate.
-    stream: u32,
-}
-
-impl Sizes {
-    fn of(args: &HandoffBenchArgs) -> Sizes {
-        let default = if args.quick { vec![64, 256] } else { vec![128, 512, 2_000] };
-        let lengths: Vec<usize> = args.lengths.iter().map(|&n| n as usize).collect();
-        Sizes {
-            lengths: if lengths.is_empty() { default } else { lengths },
-            rounds: if args.quick { 1 } else { args.rounds },
-            time_per_length: overlap::TIME_PER_LENGTH,
-            joining: if args.quick { 256 } else { 2_000 },
-            long: if args.quick { 600 } else { 4_000 },
-            stream: if args.quick { 40 } else { 200 },
-        }
-    }
-}
-
 /// Runs the benchmark and prints tables.
 #[allow(clippy::print_stdout, reason = "the figures are the command's result")]
 pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
     let model = models::pull(&args.model, &model_files::pull_options()?).await?;
-    let sizes = Sizes::of(&args);
+    let sizes = args.sizes();
     if let Some(folder) = &args.svg {
-        // Before minutes of work, and not after them.
+        // Fail on a wrong path before minutes of work.
         std::fs::create_dir_all(folder)?;
     }
     let mut bench = HandoffBench::start(model, args.threads, sizes).await?;
@@ -129,7 +116,7 @@ pub(super) async fn run(args: HandoffBenchArgs) -> Result<(), CommandFailure> {
     for section in sections {
         section.measure(&mut bench, &mut report).await?;
         if let Some(path) = &args.json {
-            // Each time: minutes of work are not lost if a later measurement fails or is interrupted.
+            // Write after each section, so that a failure or an interruption loses no earlier figures.
             std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
         }
     }

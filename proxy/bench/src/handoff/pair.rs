@@ -9,7 +9,7 @@ use baton_proxy::serve::CommandFailure;
 use baton_schemas::Token;
 use baton_schemas::handoff::{HandoffReport, KvSource};
 
-use super::Sizes;
+use super::sizes::Sizes;
 use crate::capture::CaptureSource;
 use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;

@@ -16,9 +16,9 @@ use baton_schemas::Token;
 use baton_schemas::kv::KvLayout;
 use baton_schemas::node::KEY_VARIABLE;
 
+use super::args::DoctorArgs;
 use super::compare::{ComparedReply, Difference, reply};
-use super::report::{DeviceSpeed, DoctorReport, HandoffCheck};
-use super::{DoctorArgs, Verdict};
+use super::report::{DeviceSpeed, DoctorReport, HandoffCheck, Verdict};
 
 /// Mean KL in nats up to which kernels of different devices are as close as they can be; across software Vulkan and CPU
 /// 2e-3 to 8e-3 was measured, and where the cells of a sliding window lie alone moves it by 5e-3.

@@ -5,8 +5,6 @@ use std::fmt;
 use baton_engines::llama::devices::Device;
 use serde::Serialize;
 
-use super::Verdict;
-
 /// GPU backends that this binary was built with.
 const BUILT_WITH: [(&str, bool); 3] = [
     ("cuda", cfg!(feature = "cuda")),
@@ -51,6 +49,18 @@ impl DeviceSpeed {
     pub(super) fn failed(device: &str, why: String) -> DeviceSpeed {
         DeviceSpeed { device: device.to_owned(), failure: Some(why), ..DeviceSpeed::default() }
     }
+}
+
+/// The result of one check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "verdict", content = "why")]
+pub(super) enum Verdict {
+    /// Equal to the bit.
+    Exact,
+    /// As close as different kernels are.
+    Close,
+    /// Wrong, or it did not work.
+    Failed(String),
 }
 
 /// A prompt computed in one place and continued in another.

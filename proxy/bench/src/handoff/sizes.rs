@@ -1,0 +1,17 @@
+//! How large the measurements of a handoff are.
+
+use std::time::Duration;
+
+/// How large the measurements are, in tokens.
+#[derive(Debug, Clone)]
+pub(super) struct Sizes {
+    pub(super) lengths: Vec<usize>,
+    pub(super) rounds: u32,
+    pub(super) time_per_length: Duration,
+    /// The prompt that is handed over while streams run.
+    pub(super) joining: usize,
+    /// The long prompt: short prompts wait behind it, and its KV is moved to measure the wire.
+    pub(super) long: usize,
+    /// New tokens of each running stream.
+    pub(super) stream: u32,
+}
