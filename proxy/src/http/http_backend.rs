@@ -12,12 +12,13 @@ use baton_schemas::{GenerateRequest, Token};
 
 use crate::error::RequestError;
 use crate::observe::readiness::Readiness;
-use crate::observe::state::{EndpointState, Life};
+use crate::observe::snapshot::EndpointState;
 use crate::request::caller::Caller;
 use crate::request::generate::Generation;
 use crate::request::models::{ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
 use crate::targets::Embedded;
+use crate::targets::nodes::Life;
 
 /// Answers requests for the HTTP surface. Where a model's name is optional, `None` means the first model that the
 /// caller may use.

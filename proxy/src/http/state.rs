@@ -22,7 +22,7 @@ use super::http_state::MAX_WATCHERS;
 use super::openapi::Operation;
 use super::request_steps::Stopping;
 use super::{HttpBackend, HttpState};
-use crate::observe::state::EndpointState;
+use crate::observe::snapshot::EndpointState;
 use crate::request::caller::{Caller, CallerRole};
 
 /// The interval between two states of a stream.

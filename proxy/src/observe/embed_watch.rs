@@ -8,9 +8,9 @@ use opentelemetry::Context;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{Observer, Outcome};
+use super::{Observer, RequestOutcome};
 use crate::error::{RequestError, RequestErrorKind};
-use crate::observe::metrics::EmbedSummary;
+use crate::observe::metrics::requests::EmbedSummary;
 
 /// Travels with a request for vectors. Dropping it without [`done`](Self::done) or [`failed`](Self::failed) means that
 /// the client has left.
@@ -19,7 +19,7 @@ pub struct EmbedWatch {
     span: Span,
     arrived: Instant,
     model: String,
-    outcome: Outcome,
+    outcome: RequestOutcome,
     error: Option<RequestErrorKind>,
     n_vectors: u64,
     n_tokens: u64,
@@ -44,7 +44,7 @@ impl EmbedWatch {
             span,
             arrived: Instant::now(),
             model: super::UNKNOWN_MODEL.to_owned(),
-            outcome: Outcome::Cancelled,
+            outcome: RequestOutcome::Cancelled,
             error: None,
             n_vectors: 0,
             n_tokens: 0,
@@ -64,7 +64,7 @@ impl EmbedWatch {
 
     /// All vectors are computed.
     pub fn done(&mut self, n_vectors: u64, n_tokens: u32) {
-        self.outcome = Outcome::Done;
+        self.outcome = RequestOutcome::Done;
         self.span.record("n_prompt", n_tokens);
         self.n_vectors = n_vectors;
         self.n_tokens = n_tokens.into();
@@ -72,7 +72,7 @@ impl EmbedWatch {
 
     /// The request ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
-        self.outcome = Outcome::Failed;
+        self.outcome = RequestOutcome::Failed;
         self.error = Some(error.kind());
         self.span.record("error", error.kind().as_str());
     }

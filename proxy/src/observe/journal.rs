@@ -1,4 +1,4 @@
-//! The last routes: what was predicted and what happened.
+//! The last routes: what was predicted, and what happened.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -7,31 +7,32 @@ use baton_schemas::handoff::HandoffReport;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Routes that are remembered: some screens of a terminal, some kilobytes of memory.
+/// Routes that are kept: some screens of a terminal, some kilobytes of memory.
 pub const MAX_RECORDS: usize = 64;
 
 /// How a request that had a route ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+#[schemars(rename = "Outcome")]
+pub enum RequestOutcome {
     /// Every choice finished.
     Done,
     /// The client left.
     Cancelled,
     /// It ended with an error.
     Failed,
-    /// It was refused before it had a route, or by the engine, which began nothing of it.
+    /// It was refused before it had a route, or by the engine before it began.
     Refused,
 }
 
-impl Outcome {
-    /// As it is counted and shown.
+impl RequestOutcome {
+    /// The word for metrics, logs and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
-            Outcome::Done => "done",
-            Outcome::Cancelled => "cancelled",
-            Outcome::Failed => "failed",
-            Outcome::Refused => "refused",
+            RequestOutcome::Done => "done",
+            RequestOutcome::Cancelled => "cancelled",
+            RequestOutcome::Failed => "failed",
+            RequestOutcome::Refused => "refused",
         }
     }
 }
@@ -39,7 +40,7 @@ impl Outcome {
 /// One request's route. Times in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteRecord {
-    /// When the request came, milliseconds since the Unix epoch.
+    /// When the request arrived, milliseconds since the Unix epoch.
     pub at_ms: u64,
     /// As in `x-request-id`.
     pub request_id: String,
@@ -61,18 +62,18 @@ pub struct RouteRecord {
     pub n_completion: u32,
     /// From arrival to the plan: admission, rendering, tokenizing.
     pub before_plan_ms: f64,
-    /// From the plan to the first token, as it was predicted.
+    /// From the plan to the first token, predicted.
     pub predicted_ttft_ms: Option<f64>,
     /// What direct generation should have taken.
     pub predicted_direct_ttft_ms: Option<f64>,
-    /// From the plan to the first token, as it was.
+    /// From the plan to the first token, measured.
     pub ttft_ms: Option<f64>,
     /// From arrival to the end.
     pub e2e_ms: f64,
-    /// What came of the handoff.
+    /// The handoff, if there was one.
     pub handoff: Option<HandoffReport>,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
 }
 
 /// See the module.
@@ -80,7 +81,7 @@ pub struct RouteRecord {
 pub struct Journal(Mutex<VecDeque<RouteRecord>>);
 
 impl Journal {
-    /// Remembers a route, and forgets the oldest one if there are too many.
+    /// Adds a route, and drops the oldest one if there are too many.
     pub fn push(&self, record: RouteRecord) {
         let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if records.len() >= MAX_RECORDS {
@@ -89,7 +90,7 @@ impl Journal {
         records.push_back(record);
     }
 
-    /// The remembered routes, the newest first.
+    /// The kept routes, the newest first.
     pub fn latest(&self) -> Vec<RouteRecord> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
@@ -119,7 +120,7 @@ mod tests {
             ttft_ms: None,
             e2e_ms: 1.0,
             handoff: None,
-            outcome: Outcome::Done,
+            outcome: RequestOutcome::Done,
         };
         for at_ms in 0..100 {
             journal.push(record(at_ms));

@@ -16,11 +16,11 @@ use serde_json::json;
 use super::*;
 use crate::account::{Account, KeyLimits};
 use crate::http::HttpBackend;
-use crate::observe::state::{EndpointState, Life};
+use crate::observe::snapshot::EndpointState;
 use crate::request::admission::QueuePlace;
 use crate::request::caller::{Caller, CallerRole};
 use crate::serve::request_service::RequestService;
-use crate::targets::nodes::{Health, Node, Pool, ServedModel};
+use crate::targets::nodes::{Health, Life, Node, Pool, ServedModel};
 
 /// An endpoint over these models of nodes.
 pub(crate) fn over_models(models: Vec<Arc<ServedModel>>) -> RequestService {
@@ -85,7 +85,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     let state = app.state(false);
     assert_eq!(state.requests.admitted, 0);
     let [cancelled, done] = &state.routes[..] else { panic!("{:?}", state.routes) };
-    assert_eq!((cancelled.outcome, done.outcome), (Outcome::Cancelled, Outcome::Done));
+    assert_eq!((cancelled.outcome, done.outcome), (RequestOutcome::Cancelled, RequestOutcome::Done));
     assert_eq!((done.model.as_str(), done.decode.as_str(), done.reason.as_str()), ("m", "local", "only_route"));
     assert_eq!((done.n_completion, done.request_id.as_str()), (8, "req_1"));
     assert!(done.n_prompt > 0 && done.ttft_ms.unwrap() > 0.0 && done.e2e_ms >= done.ttft_ms.unwrap());
@@ -93,7 +93,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     // What the engine takes nothing of has not failed.
     let refused = GenerateRequest { constraint: Some(Constraint::JsonObject), ..request("m") };
     assert!(app.generate(refused, caller()).await.is_err());
-    assert_eq!(app.state(false).routes[0].outcome, Outcome::Refused);
+    assert_eq!(app.state(false).routes[0].outcome, RequestOutcome::Refused);
 
     let node = &state.models[0].nodes[0];
     assert_eq!((node.life, node.slots, node.engine.as_str()), (Life::Ready, 4, "sim"));

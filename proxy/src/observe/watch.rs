@@ -1,4 +1,4 @@
-//! One request, watched from its arrival to its end.
+//! One request for text, watched from its arrival to its end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,72 +8,70 @@ use baton_engines::trace::{self, TARGET};
 use baton_planner::policy::PolicyName;
 use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::HandoffReport;
+use opentelemetry::Context;
 use prometheus_client::metrics::histogram::Histogram;
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::{Observer, Outcome, RouteRecord, UNKNOWN_MODEL};
+use super::{Observer, RequestOutcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::{RequestError, RequestErrorKind};
-use crate::observe::metrics::{RequestSummary, RouteSummary};
+use crate::observe::metrics::requests::{RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// Travels with a request. Dropping it is its end: without [`RequestWatch::failed`] and with choices still open, the
+/// Travels with a request. Dropping it ends the request: without [`RequestWatch::failed`] and with choices still open, the
 /// client has left.
 pub struct RequestWatch {
     observer: Arc<Observer>,
-    at: SystemTime,
-    arrived: Instant,
+    span: Span,
     request_id: String,
+    /// The public name, or [`UNKNOWN_MODEL`].
     model: String,
-    planned: Option<Planned>,
-    n_open: u32,
+    arrived_at: SystemTime,
+    arrived: Instant,
+    taken: Option<TakenRoute>,
     n_choices: u32,
+    n_open_choices: u32,
     error: Option<RequestErrorKind>,
-    /// The error is the client's: the engine took none of it.
+    /// The client is to blame for the error: the engine began nothing.
     is_refused: bool,
     n_cached: u32,
-    meter: Arc<AtomicU32>,
+    n_generated: Arc<AtomicU32>,
     slot: Option<Instant>,
     first_token: Option<Instant>,
     handoff: Option<HandoffReport>,
-    span: Span,
 }
 
-/// A route as it was chosen, for the journal and the metrics.
+/// A route as it was planned.
 pub struct PlannedRoute {
-    /// Which kind of route.
-    pub kind: RouteKind,
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// The node that generates, or the upstream.
+    /// Which kind of route.
+    pub kind: RouteKind,
+    /// Why this one.
+    pub reason: RouteReason,
+    /// Which policy decided; `None` for an upstream.
+    pub policy: Option<PolicyName>,
+    /// The node or the upstream that generates.
     pub decode: String,
     /// The node that computes the prompt, if that is another.
     pub prefill: Option<String>,
-    /// The policy that chose it; `None` for an upstream.
-    pub policy: Option<PolicyName>,
-    /// Why it was chosen.
-    pub reason: RouteReason,
-    /// Predicted time to the first token.
+    /// From the plan to the first token, ms.
     pub predicted_ttft_ms: Option<f64>,
-    /// Predicted time between two tokens.
+    /// From one token to the next, ms.
     pub predicted_step_ms: Option<f64>,
-    /// Predicted time to the first token of the best direct route.
+    /// What direct generation should have taken until the first token, ms.
     pub direct_ttft_ms: Option<f64>,
 }
 
-struct Planned {
-    at: Instant,
+/// A route that the request took, and when.
+struct TakenRoute {
     route: PlannedRoute,
+    at: Instant,
 }
 
 impl RequestWatch {
-    /// A request with so many choices has arrived.
-    pub fn begin(
-        observer: &Arc<Observer>,
-        request_id: &str,
-        trace: Option<opentelemetry::Context>,
-        n_choices: u32,
-    ) -> RequestWatch {
+    /// A request with `n_choices` choices has arrived, perhaps as a part of its client's trace.
+    pub fn begin(observer: &Arc<Observer>, request_id: &str, trace: Option<Context>, n_choices: u32) -> RequestWatch {
         let span = tracing::info_span!(
             target: TARGET,
             parent: None,
@@ -93,78 +91,79 @@ impl RequestWatch {
         trace::continue_from(&span, trace);
         RequestWatch {
             observer: Arc::clone(observer),
-            at: SystemTime::now(),
-            arrived: Instant::now(),
+            span,
             request_id: request_id.to_owned(),
             model: UNKNOWN_MODEL.to_owned(),
-            planned: None,
-            n_open: n_choices,
+            arrived_at: SystemTime::now(),
+            arrived: Instant::now(),
+            taken: None,
             n_choices,
+            n_open_choices: n_choices,
             error: None,
             is_refused: false,
             n_cached: 0,
-            meter: Arc::default(),
+            n_generated: Arc::default(),
             slot: None,
             first_token: None,
             handoff: None,
-            span,
         }
     }
 
-    /// Of the whole request, in the client's trace if it names one.
+    /// The span of the whole request, in the client's trace if the request names one.
     pub fn span(&self) -> &Span {
         &self.span
     }
 
-    /// It is for this model, by its public name.
+    /// The model's public name is known.
     pub fn is_for(&mut self, model: &str) {
         model.clone_into(&mut self.model);
     }
 
-    /// Where its tokens are counted.
-    pub fn meter(&mut self, meter: Arc<AtomicU32>) {
-        self.meter = meter;
+    /// The request is admitted. `n_generated` will count its tokens.
+    pub fn admitted(&mut self, n_generated: Arc<AtomicU32>) {
+        self.n_generated = n_generated;
     }
 
     fn n_completion(&self) -> u32 {
-        self.meter.load(Ordering::Relaxed)
+        self.n_generated.load(Ordering::Relaxed)
     }
 
-    /// Where the gaps between its tokens are noted.
+    /// The histogram of the gaps between its tokens.
     pub fn inter_token_latency(&self) -> Histogram {
         self.observer.metrics.inter_token_latency(&self.model)
     }
 
-    /// A route was chosen. A later one replaces it, if no node took the request on this one.
+    /// A route was chosen. It replaces an earlier one that could not be taken.
     pub fn planned(&mut self, route: PlannedRoute) {
-        self.planned = Some(Planned { at: Instant::now(), route });
+        self.taken = Some(TakenRoute { route, at: Instant::now() });
     }
 
-    /// The first choice left its planned route. The predictions were not for the new one.
+    /// The first choice is on another route than planned. The prediction was for the planned one, so it is dropped.
     pub fn rerouted(&mut self, now: PlannedRoute) {
-        let Some(Planned { route, .. }) = &mut self.planned else { return };
-        (route.kind, route.reason, route.decode, route.prefill) = (now.kind, now.reason, now.decode, now.prefill);
-        route.predicted_ttft_ms = None;
+        if let Some(TakenRoute { route, .. }) = &mut self.taken {
+            let PlannedRoute { n_prompt, direct_ttft_ms, .. } = *route;
+            *route = PlannedRoute { n_prompt, direct_ttft_ms, predicted_ttft_ms: None, ..now };
+        }
     }
 
-    /// An upstream answers that was asked at this time. The prompt's length is an estimate until it reports usage.
+    /// An upstream answers, which was asked at `asked`. The prompt's length is an estimate until the upstream reports it.
     pub fn upstream(&mut self, name: &str, reason: RouteReason, n_prompt: u32, asked: Instant) {
         self.slot = Some(asked);
         let route = PlannedRoute {
-            kind: RouteKind::Upstream,
             n_prompt,
+            kind: RouteKind::Upstream,
+            reason,
+            policy: None,
             decode: name.to_owned(),
             prefill: None,
-            policy: None,
-            reason,
             predicted_ttft_ms: None,
             predicted_step_ms: None,
             direct_ttft_ms: None,
         };
-        self.planned = Some(Planned { at: asked, route });
+        self.taken = Some(TakenRoute { route, at: asked });
     }
 
-    /// A step of its reply is about to be sent.
+    /// An event of its reply is about to be sent.
     pub fn event(&mut self, event: &ReplyEvent) {
         match &event.kind {
             EventKind::Started { n_cached } => {
@@ -178,8 +177,8 @@ impl RequestWatch {
             EventKind::Rerouted { .. } | EventKind::Context { .. } => {}
             EventKind::Usage { n_prompt, n_cached, .. } => {
                 self.n_cached = *n_cached;
-                if let Some(planned) = &mut self.planned {
-                    planned.route.n_prompt = *n_prompt;
+                if let Some(taken) = &mut self.taken {
+                    taken.route.n_prompt = *n_prompt;
                 }
             }
             EventKind::Text { .. } | EventKind::Reasoning { .. } | EventKind::ToolCall { .. } => {
@@ -189,67 +188,66 @@ impl RequestWatch {
                 if self.n_completion() > 0 {
                     self.first_token.get_or_insert_with(Instant::now);
                 }
-                self.n_open = self.n_open.saturating_sub(1);
+                self.n_open_choices = self.n_open_choices.saturating_sub(1);
             }
         }
     }
 
-    /// It ends with an error.
+    /// The request ends with an error.
     pub fn failed(&mut self, error: &RequestError) {
         self.error = Some(error.kind());
         self.is_refused = self.first_token.is_none() && error.is_the_clients();
     }
 
-    fn outcome(&self) -> Outcome {
-        match (&self.error, &self.planned) {
-            (Some(_), None) => Outcome::Refused,
-            (Some(_), Some(_)) if self.is_refused => Outcome::Refused,
-            (Some(_), Some(_)) => Outcome::Failed,
-            (None, _) if self.n_open == 0 => Outcome::Done,
-            (None, _) => Outcome::Cancelled,
+    fn outcome(&self) -> RequestOutcome {
+        match (&self.error, &self.taken) {
+            (Some(_), None) => RequestOutcome::Refused,
+            (Some(_), Some(_)) if self.is_refused => RequestOutcome::Refused,
+            (Some(_), Some(_)) => RequestOutcome::Failed,
+            (None, _) if self.n_open_choices == 0 => RequestOutcome::Done,
+            (None, _) => RequestOutcome::Cancelled,
         }
     }
 
     fn route_summary(&self) -> Option<RouteSummary> {
-        let planned = self.planned.as_ref()?;
+        let taken = self.taken.as_ref()?;
         let since = |from: Instant, to: Option<Instant>| to.map(|to| to.saturating_duration_since(from).as_secs_f64());
-        let route = &planned.route;
-        let predicted = route.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
+        let predicted = taken.route.predicted_ttft_ms.map(|ms| ms / 1e3).filter(|seconds| *seconds > 0.0);
         Some(RouteSummary {
-            kind: route.kind,
-            reason: route.reason,
-            n_prompt: route.n_prompt,
+            kind: taken.route.kind,
+            reason: taken.route.reason,
+            n_prompt: taken.route.n_prompt,
             n_cached: self.n_cached,
             n_completion: self.n_completion(),
             queued: since(self.arrived, self.slot),
             ttft: since(self.arrived, self.first_token),
-            prediction_ratio: since(planned.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
-            completion_ratio: self.completion_ratio(planned),
+            prediction_ratio: since(taken.at, self.first_token).zip(predicted).map(|(was, said)| was / said),
+            completion_ratio: self.completion_ratio(taken),
             handoff: self.handoff,
         })
     }
 
-    /// Of a complete reply: how long it took by how long its tokens were predicted to.
-    fn completion_ratio(&self, planned: &Planned) -> Option<f64> {
-        // Several choices share steps, and what they say comes in one stream.
-        if self.outcome() != Outcome::Done || self.n_choices != 1 || self.n_completion() == 0 {
+    /// Of a complete reply: actual ÷ predicted time to its last token.
+    fn completion_ratio(&self, taken: &TakenRoute) -> Option<f64> {
+        // Several choices share an engine's steps, and their tokens come in one stream.
+        if self.outcome() != RequestOutcome::Done || self.n_choices != 1 || self.n_completion() == 0 {
             return None;
         }
-        let (ttft_ms, step_ms) = planned.route.predicted_ttft_ms.zip(planned.route.predicted_step_ms)?;
+        let (ttft_ms, step_ms) = taken.route.predicted_ttft_ms.zip(taken.route.predicted_step_ms)?;
         let predicted_ms = ttft_ms + f64::from(self.n_completion() - 1) * step_ms;
-        (predicted_ms > 0.0).then(|| planned.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
+        (predicted_ms > 0.0).then(|| taken.at.elapsed().as_secs_f64() * 1e3 / predicted_ms)
     }
 
-    fn record(&mut self, outcome: Outcome) -> Option<RouteRecord> {
-        let Planned { at, route } = self.planned.take()?;
+    fn record(&mut self, outcome: RequestOutcome) -> Option<RouteRecord> {
+        let TakenRoute { route, at } = self.taken.take()?;
         Some(RouteRecord {
-            at_ms: self.at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
+            at_ms: self.arrived_at.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64),
             request_id: std::mem::take(&mut self.request_id),
             model: self.model.clone(),
             decode: route.decode,
             prefill: route.prefill,
             policy: route.policy.map_or(route.kind.as_str(), PolicyName::as_str).to_owned(),
-            reason: route.reason.to_string(),
+            reason: route.reason.as_str().to_owned(),
             n_prompt: route.n_prompt,
             n_cached: self.n_cached,
             n_completion: self.n_completion(),
@@ -274,11 +272,8 @@ impl Drop for RequestWatch {
             route: self.route_summary(),
             e2e: self.arrived.elapsed().as_secs_f64(),
         });
-        let error = self.error.map_or("", RequestErrorKind::as_str);
-        self.span.record("outcome", outcome.as_str());
-        if self.error.is_some() {
-            self.span.record("error", error);
-        }
+        let error = self.error.map(RequestErrorKind::as_str);
+        self.span.record("outcome", outcome.as_str()).record("error", error);
         if let Some(record) = self.record(outcome) {
             let span = &self.span;
             span.record("model", record.model.as_str()).record("decode", record.decode.as_str());
@@ -297,7 +292,7 @@ impl Drop for RequestWatch {
                 ttft_ms = record.ttft_ms.unwrap_or_default(),
                 e2e_ms = record.e2e_ms,
                 outcome = outcome.as_str(),
-                error,
+                error = error.unwrap_or_default(),
                 "request ended"
             );
             self.observer.journal.push(record);

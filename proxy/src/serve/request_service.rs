@@ -17,7 +17,7 @@ use baton_schemas::{EngineError, GenerateRequest, Token};
 use crate::error::RequestError;
 use crate::http::HttpBackend;
 use crate::observe::readiness::{self, Readiness};
-use crate::observe::state::{self, EndpointState, Observed, RequestsState};
+use crate::observe::snapshot::{EndpointState, Observed, RequestsState, snapshot};
 use crate::observe::{Observer, metrics};
 use crate::request::admission::Admission;
 use crate::request::caller::Caller;
@@ -136,7 +136,7 @@ impl HttpBackend for RequestService {
             journal: &self.observer.journal,
             memory_budget: Some(self.targets.residency.limits().memory_budget).filter(|bytes| *bytes < u64::MAX),
         };
-        state::snapshot(&observed, with_addresses)
+        snapshot(&observed, with_addresses)
     }
 
     fn metrics(&self) -> String {

@@ -5,7 +5,7 @@ mod table;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use baton_proxy::observe::state::EndpointState;
+use baton_proxy::observe::snapshot::EndpointState;
 use baton_proxy::serve::CommandFailure;
 use clap::Args;
 

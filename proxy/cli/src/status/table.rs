@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use baton_proxy::observe::state::{
-    BreakerState, EndpointState, Life, LinkState, ModelState, NodeState, RatePoint, ResidencyState, UpstreamState,
+use baton_proxy::observe::snapshot::{
+    BreakerReport, EndpointState, LinkState, ModelState, NodeReport, RatePoint, ResidencyState, UpstreamState,
 };
+use baton_proxy::targets::nodes::Life;
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
@@ -71,7 +72,7 @@ fn residency(resident: &ResidencyState, now_ms: u64) -> String {
 
 fn nodes(model: &ModelState) -> String {
     let head = ["NODE", "TASK", "STATE", "SLOTS", "QUEUED", "PREFILL/S", "DECODE/S", "BREAKER"];
-    let row = |node: &NodeState| {
+    let row = |node: &NodeReport| {
         let life = match &node.barred {
             Some(barred) if node.reason.is_none() => format!("{}, barred: {barred}", node.life.as_str()),
             _ => life(node.life, node.reason.as_deref()),
@@ -92,11 +93,11 @@ fn nodes(model: &ModelState) -> String {
 }
 
 /// Nothing of a node that does not run, or has not answered yet.
-fn known(node: &NodeState, text: String) -> String {
+fn known(node: &NodeReport, text: String) -> String {
     if node.slots > 0 { text } else { "-".to_owned() }
 }
 
-fn breaker(breaker: &BreakerState) -> String {
+fn breaker(breaker: &BreakerReport) -> String {
     match (&breaker.last_reason, breaker.is_open) {
         (Some(reason), true) => format!("open: {reason}"),
         (_, true) => "open".to_owned(),
@@ -152,7 +153,7 @@ fn links(model: &ModelState) -> String {
 }
 
 fn fallbacks(model: &ModelState, now_ms: u64) -> String {
-    let row = |(reason, fallback): (&String, &baton_proxy::observe::state::FallbackState)| {
+    let row = |(reason, fallback): (&String, &baton_proxy::observe::snapshot::FallbackState)| {
         vec![reason.clone(), fallback.count.to_string(), ago(now_ms, fallback.last_ms)]
     };
     table(&["FALLBACK", "COUNT", "LAST"], model.fallbacks.iter().map(row))
@@ -224,14 +225,15 @@ fn clean(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_proxy::observe::state::{BreakerState, FallbackState, Life, RequestsState, Task};
-    use baton_proxy::observe::{Outcome, RouteRecord};
+    use baton_proxy::observe::snapshot::{FallbackState, RequestsState};
+    use baton_proxy::observe::{RequestOutcome, RouteRecord};
+    use baton_proxy::targets::nodes::Task;
 
     use super::*;
 
     #[test]
     fn nodes_links_routes_and_fallbacks_are_shown() {
-        let node = |name: &str, task| NodeState {
+        let node = |name: &str, task| NodeReport {
             name: name.into(),
             task,
             life: Life::Ready,
@@ -239,17 +241,17 @@ mod tests {
             active_slots: 1,
             slots: 4,
             decode_rates: vec![RatePoint { size: 1, tokens_per_second: 78.4 }],
-            ..NodeState::default()
+            ..NodeReport::default()
         };
-        let spark = NodeState {
-            breaker: BreakerState {
+        let spark = NodeReport {
+            breaker: BreakerReport {
                 is_open: true,
                 last_reason: Some("prefill_down".into()),
-                ..BreakerState::default()
+                ..BreakerReport::default()
             },
             ..node("prefill-1", Task::Prefill)
         };
-        let gone = NodeState { name: "gone-1".into(), life: Life::Down, ..NodeState::default() };
+        let gone = NodeReport { name: "gone-1".into(), life: Life::Down, ..NodeReport::default() };
         let model = ModelState {
             name: "m\x1b[2J".into(),
             policy: "fastest".into(),
@@ -283,7 +285,7 @@ mod tests {
             ttft_ms: Some(1_600.0),
             e2e_ms: 2_000.0,
             handoff: None,
-            outcome: Outcome::Done,
+            outcome: RequestOutcome::Done,
         };
         let state = EndpointState {
             is_stopping: false,

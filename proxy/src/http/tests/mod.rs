@@ -39,7 +39,7 @@ use super::server::{ConnectionDeadlines, Shutdown, serve_with};
 use super::{AccessConfig, HttpBackend, HttpConfig};
 use crate::error::RequestError;
 use crate::observe::readiness::Readiness;
-use crate::observe::state::EndpointState;
+use crate::observe::snapshot::EndpointState;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::caller::Caller;
 use crate::request::generate::Generation;

@@ -1,34 +1,34 @@
 //! What `/metrics` shows, in the text format of Prometheus (OpenMetrics 1.0).
 //!
 //! Counts and histograms of requests are kept here and filled by the [`RequestWatch`](crate::observe::RequestWatch);
-//! everything that is a state (slots, queues, breakers, rates) is made from the one snapshot when it is asked for. Names
-//! are those of the field: `time_to_first_token_seconds`, `inter_token_latency_seconds`, `e2e_request_latency_seconds`.
+//! states (slots, queues, breakers, rates) come from the [`snapshot`](crate::observe::snapshot) at each scrape. Names are
+//! those of the field: `time_to_first_token_seconds`, `inter_token_latency_seconds`, `e2e_request_latency_seconds`.
 //!
 //! Labels come from the configuration and from words of this program alone, so their number is bounded whatever
 //! clients send: a model that is not served is `unknown`, a path that is not a route is `other`.
 
-mod requests;
+pub mod requests;
 mod states;
 
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 
-pub use self::requests::{EmbedSummary, RequestMetrics, RequestSummary, RouteSummary};
-use crate::observe::state::EndpointState;
+use self::requests::RequestMetrics;
+use crate::observe::snapshot::EndpointState;
 
-/// Of what [`text`] gives.
+/// The content type of [`text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Labels of one series. Their names are constants.
 type Labels = Vec<(&'static str, String)>;
 
-/// Everything there is to scrape.
+/// All metrics, as text.
 pub fn text(requests: &RequestMetrics, state: &EndpointState) -> String {
     let mut text = String::new();
     let written = encode_registry(&mut text, requests.registry())
         .and_then(|()| encode_registry(&mut text, &states::registry(state)))
         .and_then(|()| encode_eof(&mut text));
     if let Err(error) = written {
-        tracing::error!(%error, "metrics could not be written");
+        tracing::error!(%error, "metrics could not be written; the scrape is incomplete");
     }
     text
 }

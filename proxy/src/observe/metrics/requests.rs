@@ -14,7 +14,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::Labels;
 use crate::error::RequestErrorKind;
-use crate::observe::Outcome;
+use crate::observe::RequestOutcome;
 
 /// Seconds until a first token: from a cached prompt to a very long one on a slow machine.
 const TTFT_BUCKETS: [f64; 14] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0];
@@ -76,7 +76,7 @@ pub struct RequestSummary<'a> {
     /// The model's public name, or `unknown`.
     pub model: &'a str,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// Why it failed, if it did.
     pub error: Option<RequestErrorKind>,
     /// Its route, if it got as far as that.
@@ -90,7 +90,7 @@ pub struct EmbedSummary<'a> {
     /// The model's public name, or `unknown`.
     pub model: &'a str,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: RequestOutcome,
     /// Why it failed, if it did.
     pub error: Option<RequestErrorKind>,
     /// Vectors sent.
@@ -183,7 +183,7 @@ impl RequestMetrics {
         if let Some(error) = request.error {
             self.embed_errors.get_or_create(&with("reason", error.as_str())).inc();
         }
-        if request.outcome == Outcome::Done {
+        if request.outcome == RequestOutcome::Done {
             self.embed_tokens.get_or_create(&model).inc_by(request.n_tokens);
             self.embed_vectors.get_or_create(&model).inc_by(request.n_vectors);
             self.embed_latency.get_or_create(&model).observe(request.e2e);

@@ -1,4 +1,6 @@
-//! Gauges, out of a snapshot. They are made anew for each scrape, so that a node that is gone leaves nothing behind.
+//! Gauges and counters from a snapshot. They are made anew for each scrape, so a node that is gone leaves no series.
+//!
+//! To add one: its value in the [`snapshot`](crate::observe::snapshot), if it is not there yet, and its line here.
 
 use std::sync::atomic::AtomicU64;
 
@@ -8,17 +10,18 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::Labels;
-use crate::observe::state::{EndpointState, Life, ModelState, NodeState, ResidencyState, UpstreamState};
+use crate::observe::snapshot::{EndpointState, LinkState, ModelState, NodeReport, ResidencyState, UpstreamState};
+use crate::targets::nodes::Life;
 
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
-/// The snapshot's figures.
+/// The gauges and counters of a snapshot.
 pub(super) fn registry(state: &EndpointState) -> Registry {
     let mut series = Series { registry: Registry::with_prefix("baton") };
     let requests = &state.requests;
     series.one("requests_running", "Requests being served", requests.admitted as f64);
     series.one("requests_running_limit", "Requests served at once at most", requests.limit as f64);
-    series.one("requests_waiting", "Requests that wait to be served", requests.waiting as f64);
+    series.one("requests_waiting", "Requests that wait to be admitted", requests.waiting as f64);
 
     let models = || state.models.iter();
     series.gauges(
@@ -52,12 +55,12 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         }),
     );
     let links = || models().flat_map(|model| model.links.iter().map(move |link| (model, link)));
-    let of_link = |(model, link): (&ModelState, &crate::observe::state::LinkState)| {
+    let of_link = |(model, link): (&ModelState, &LinkState)| {
         [of_model(model), vec![("prefill", link.prefill.clone()), ("decode", link.decode.clone())]].concat()
     };
     series.gauges(
         "link_bytes_per_second",
-        "Measured rate of the way from a prefill node to a decode node",
+        "Measured rate of the link from a prefill node to a decode node",
         links().map(|(model, link)| (of_link((model, link)), link.bytes_per_second)),
     );
     series.gauges(
@@ -67,7 +70,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     );
     series.gauges(
         "link_breaker_open",
-        "1 if no handoff is tried between two nodes, well as each of them may be",
+        "1 if no handoff is tried between two nodes, though each of them may be fine",
         links().map(|(model, link)| (of_link((model, link)), f64::from(u8::from(link.breaker.is_open)))),
     );
     series.counters(
@@ -81,7 +84,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     );
     series.counters(
         "fallbacks",
-        "Requests that had to go another way than planned, by reason",
+        "Requests that took another way than planned, by reason",
         models().flat_map(|model| {
             let labels = |reason: &String| [of_model(model), vec![("reason", reason.clone())]].concat();
             model.fallbacks.iter().map(move |(reason, fallback)| (labels(reason), fallback.count))
@@ -95,11 +98,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
             failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
     );
-    series.one(
-        "memory_budget_bytes",
-        "Bytes that own models may take; 0: without end",
-        state.memory_budget_bytes as f64,
-    );
+    series.one("memory_budget_bytes", "Bytes that own models may take; 0: no limit", state.memory_budget_bytes as f64);
     let residents = || models().filter_map(|model| Some((of_model(model), model.residency.as_ref()?)));
     for (name, help, value) in RESIDENT_GAUGES {
         series.gauges(name, help, residents().map(|(labels, resident)| (labels, value(resident))));
@@ -111,7 +110,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     );
     series.seconds(
         "model_load",
-        "Time that a model's loads took",
+        "Time that loading the model took in all",
         residents().map(|(labels, resident)| (labels, resident.load_seconds)),
     );
     series.counters(
@@ -145,24 +144,26 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
     series.registry
 }
 
-/// A gauge of every model that comes and goes.
+/// A gauge of every model that is loaded on demand: its name, its help and its value.
 type ResidentGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
 
 const RESIDENT_GAUGES: [ResidentGauge; 4] = [
     ("model_loaded", "1 if the model is in memory", |resident| f64::from(u8::from(resident.life == "loaded"))),
-    ("model_memory_bytes", "What the model's process holds", |resident| resident.measured_bytes as f64),
+    ("model_memory_bytes", "Bytes that the model's process holds", |resident| resident.measured_bytes as f64),
     ("model_requests_active", "Requests that use the model", |resident| f64::from(resident.active)),
     ("model_requests_waiting", "Requests that wait for the model to be loaded", |resident| f64::from(resident.waiting)),
 ];
 
-/// A gauge of every upstream.
+/// A gauge of every upstream, in the same form.
 type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
 
 const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
     ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == Life::Ready))),
-    ("upstream_busy_seconds", "Longest time for which a model of the upstream is still left alone", |upstream| {
-        upstream.busy_ms as f64 / 1e3
-    }),
+    (
+        "upstream_busy_seconds",
+        "Longest time for which a model of the upstream still gets no requests because it was busy",
+        |upstream| upstream.busy_ms as f64 / 1e3,
+    ),
     ("upstream_running", "Replies that an upstream generates", |upstream| f64::from(upstream.running)),
     ("upstream_running_limit", "Replies that an upstream may generate at once", |upstream| f64::from(upstream.limit)),
     ("upstream_waiting", "Replies that wait for a place at an upstream", |upstream| f64::from(upstream.waiting)),
@@ -171,8 +172,8 @@ const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
     }),
 ];
 
-/// A gauge of every node: its name, its help, and its value.
-type NodeGauge = (&'static str, &'static str, fn(&NodeState) -> f64);
+/// A gauge of every node, in the same form.
+type NodeGauge = (&'static str, &'static str, fn(&NodeReport) -> f64);
 
 const NODE_GAUGES: [NodeGauge; 10] = [
     ("node_up", "1 if the node can be sent requests", |node| {
@@ -181,11 +182,11 @@ const NODE_GAUGES: [NodeGauge; 10] = [
     ("node_slots", "Sequences a node decodes together", |node| f64::from(node.slots)),
     ("node_slots_active", "Slots with a running sequence", |node| f64::from(node.active_slots)),
     ("node_queued", "Sequences that wait for a slot", |node| f64::from(node.queued)),
-    ("node_prefill_backlog_tokens", "Prompt tokens accepted and not computed", |node| {
+    ("node_prefill_backlog_tokens", "Prompt tokens accepted and not computed yet", |node| {
         f64::from(node.prefill_backlog_tokens)
     }),
     ("node_kv_cells_free", "KV cells that no running sequence holds", |node| f64::from(node.free_kv_cells)),
-    ("node_memory_bytes", "Weights and KV cache", |node| node.memory_bytes as f64),
+    ("node_memory_bytes", "Bytes of weights and KV cache", |node| node.memory_bytes as f64),
     ("node_breaker_open", "1 if requests for this task are kept away from the node", |node| {
         f64::from(u8::from(node.breaker.is_open))
     }),
@@ -238,6 +239,6 @@ fn of_model(model: &ModelState) -> Labels {
     vec![("model", model.name.clone())]
 }
 
-fn of_node(model: &ModelState, node: &NodeState) -> Labels {
+fn of_node(model: &ModelState, node: &NodeReport) -> Labels {
     [of_model(model), vec![("node", node.name.clone()), ("task", node.task.as_str().to_owned())]].concat()
 }

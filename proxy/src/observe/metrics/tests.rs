@@ -4,11 +4,12 @@ use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use futures::StreamExt;
 
+use super::requests::{RequestSummary, RouteSummary};
 use super::*;
 use crate::error::RequestErrorKind;
 use crate::http::HttpBackend;
-use crate::observe::Outcome;
-use crate::observe::state::{BreakerState, FallbackState, LinkState, ResidencyState, UpstreamState};
+use crate::observe::RequestOutcome;
+use crate::observe::snapshot::{BreakerReport, FallbackState, LinkState, ResidencyState, UpstreamState};
 use crate::observe::tests::{app, caller, request};
 use crate::targets::nodes::FallbackReason;
 
@@ -82,7 +83,7 @@ async fn every_series_of_the_dashboard_is_there() {
     app.targets.pool.models()[0].fallbacks.count(FallbackReason::Handoff(HandoffFailure::PrefillDown));
     app.observer.metrics.ended(&RequestSummary {
         model: "m",
-        outcome: Outcome::Failed,
+        outcome: RequestOutcome::Failed,
         error: Some(RequestErrorKind::Internal),
         route: Some(RouteSummary {
             kind: RouteKind::Handoff,
@@ -102,7 +103,7 @@ async fn every_series_of_the_dashboard_is_there() {
     state.models[0].links.push(LinkState::default());
     let unloads = [("idle".to_owned(), 1)].into();
     state.models[0].residency = Some(ResidencyState { unloads, ..ResidencyState::default() });
-    let breaker = BreakerState { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerState::default() };
+    let breaker = BreakerReport { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerReport::default() };
     let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
     state.upstreams.push(UpstreamState { name: "up".into(), breaker, fallbacks, ..UpstreamState::default() });
     let scraped = text(&app.observer.metrics, &state);

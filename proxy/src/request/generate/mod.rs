@@ -86,7 +86,7 @@ async fn admit_and_start(
     admission.set_slots(targets.n_slots());
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "admission_wait");
     let permit = admission.admit(&caller.account, &caller.place).instrument(span).await?;
-    watch.meter(permit.meter());
+    watch.admitted(permit.meter());
 
     let mut starting = Starting { request, caller, watch };
     let started = match &target {

@@ -1,0 +1,93 @@
+//! The endpoint at one moment. One typed snapshot is the source of all that shows it: the JSON and the event stream of
+//! `/baton/state`, the gauges of `/metrics` and the tables of `baton status`.
+//!
+//! It holds no text of any prompt or reply, and addresses only for operators.
+
+mod counts;
+mod models;
+mod nodes;
+mod upstreams;
+
+use std::time::SystemTime;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use self::counts::{BreakerReport, FallbackState};
+pub use self::models::{LinkState, ModelState, ResidencyState};
+pub use self::nodes::{NodeReport, RatePoint, TransitionState};
+pub use self::upstreams::UpstreamState;
+use crate::observe::readiness::failed_loads;
+use crate::observe::{Journal, RouteRecord};
+use crate::targets::nodes::Pool;
+use crate::targets::upstreams::UpstreamPool;
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EndpointState {
+    /// The program's version.
+    pub version: String,
+    /// When the snapshot was taken, milliseconds since the Unix epoch.
+    pub at_ms: u64,
+    /// True once the endpoint was asked to stop: running requests may end, and no more are admitted.
+    #[serde(default)]
+    pub is_stopping: bool,
+    /// Admission.
+    pub requests: RequestsState,
+    /// In the order of the configuration.
+    pub models: Vec<ModelState>,
+    /// Servers that are asked in text, in the order of the configuration.
+    #[serde(default)]
+    pub upstreams: Vec<UpstreamState>,
+    /// Bytes that own models may take; 0: no limit.
+    #[serde(default)]
+    pub memory_budget_bytes: u64,
+    /// The last routes, the newest first.
+    pub routes: Vec<RouteRecord>,
+    /// What differs from the configuration, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Requests in the endpoint.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RequestsState {
+    /// Being served.
+    pub admitted: u64,
+    /// Served at once at most.
+    pub limit: u64,
+    /// Waiting to be served.
+    pub waiting: u64,
+}
+
+/// What a snapshot is taken of.
+pub struct Observed<'a> {
+    /// The models and their nodes.
+    pub pool: &'a Pool,
+    /// Servers that are asked in text.
+    pub upstreams: &'a UpstreamPool,
+    /// Admitted and waiting requests.
+    pub requests: RequestsState,
+    /// The last routes.
+    pub journal: &'a Journal,
+    /// Bytes that own models may take; `None`: no limit.
+    pub memory_budget: Option<u64>,
+}
+
+/// Takes a snapshot. The nodes' addresses are for operators only.
+pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState {
+    let &Observed { pool, upstreams, .. } = observed;
+    let models = pool.models();
+    EndpointState {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        at_ms: counts::unix_ms(SystemTime::now()),
+        // Only the server knows.
+        is_stopping: false,
+        requests: observed.requests.clone(),
+        models: models.iter().map(|model| models::report(model, &models, with_addresses)).collect(),
+        upstreams: upstreams.members.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
+        memory_budget_bytes: observed.memory_budget.unwrap_or(0),
+        routes: observed.journal.latest(),
+        warnings: pool.unused().iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
+    }
+}

@@ -1,0 +1,154 @@
+//! Models, the links between their nodes, and their place in memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_planner::reason::BarReason;
+use baton_schemas::handoff::HandoffFailure;
+use baton_schemas::node::NodeInfo;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::counts::{BreakerReport, FallbackState, breaker, fallbacks, unix_ms};
+use super::nodes::{self, NodeReport};
+use crate::targets::model_loading::Presence;
+use crate::targets::nodes::{FallbackReason, Node, ServedModel, Task, expected_output};
+
+/// A served model.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelState {
+    /// Its public name; empty until a node reports what it runs.
+    pub name: String,
+    /// Other names that find it.
+    pub aliases: Vec<String>,
+    /// How its requests are planned.
+    pub policy: String,
+    /// Decode nodes first.
+    pub nodes: Vec<NodeReport>,
+    /// From every prefill node to every decode node.
+    pub links: Vec<LinkState>,
+    /// How often requests had to go another way than planned, by reason.
+    pub fallbacks: BTreeMap<String, FallbackState>,
+    /// Mean of |ln(actual ÷ predicted)| of the time to first token; 0.1 is about 10 %. 0 until there was one.
+    pub prediction_error: f64,
+    /// Tokens that a reply has on average.
+    pub mean_output_tokens: f64,
+    /// Its place in memory, if it is loaded on demand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<ResidencyState>,
+}
+
+/// A model that is loaded on demand.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ResidencyState {
+    /// `unloaded`, `loading`, `loaded`, `unloading` or `failed`.
+    pub life: String,
+    /// What it takes of the budget when it is loaded: an estimate, or what was measured if that is more.
+    pub bytes: u64,
+    /// What its process holds.
+    pub measured_bytes: u64,
+    /// Requests that use it.
+    pub active: u32,
+    /// Requests that wait for it to be loaded.
+    pub waiting: u32,
+    /// When it is unloaded if no request uses it, milliseconds since the Unix epoch; absent if it stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expires_at_ms: Option<u64>,
+    /// How often it was loaded.
+    pub loads: u64,
+    /// How long all loads took together, seconds.
+    pub load_seconds: f64,
+    /// How long the last load took, seconds.
+    pub last_load_seconds: f64,
+    /// How often it was unloaded, by reason.
+    pub unloads: BTreeMap<String, u64>,
+    /// Why the last load failed, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
+}
+
+/// The link from a prefill node to a decode node. Figures are 0 until measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkState {
+    /// Where KV comes from.
+    pub prefill: String,
+    /// Where it goes.
+    pub decode: String,
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+    /// Round trip, milliseconds.
+    pub rtt_ms: f64,
+    /// What a handoff's end takes beyond its last chunk's wire time, milliseconds.
+    pub tail_ms: f64,
+    /// What prevents handoffs between the two though each of them may be fine.
+    #[serde(default)]
+    pub breaker: BreakerReport,
+}
+
+/// Why a node cannot do a task for a model.
+type Bars = fn(&ServedModel, &NodeInfo) -> Option<BarReason>;
+
+/// A model and its nodes. `all` are all models: a node that serves another one is left out here.
+pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_addresses: bool) -> ModelState {
+    let decodes = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_decode);
+    let prefills = |n: &Arc<Node>| !serves_another(model, all, n, ServedModel::bars_prefill);
+    let decode = model.decode.iter().filter(|n| decodes(n)).map(|n| NodeReport {
+        barred: bar(model, n, ServedModel::bars_decode),
+        ..nodes::report(n, Task::Decode, with_addresses)
+    });
+    let prefill = model.prefill.iter().filter(|n| prefills(n)).map(|n| NodeReport {
+        barred: bar(model, n, ServedModel::bars_prefill),
+        ..nodes::report(n, Task::Prefill, with_addresses)
+    });
+    let known = model.routes.view();
+    let from = (0..).zip(model.prefill.iter().zip(&known.links)).filter(|(_, (from, _))| prefills(from));
+    let links = from.flat_map(|(p, (from, row))| {
+        let to = (0..).zip(model.decode.iter().zip(row)).filter(|(_, (to, _))| decodes(to));
+        to.map(move |(d, (to, link))| LinkState {
+            prefill: from.name.clone(),
+            decode: to.name.clone(),
+            bytes_per_second: link.bytes_per_second,
+            rtt_ms: link.rtt_ms,
+            tail_ms: link.tail_ms,
+            breaker: model.pairs.view(p, d).map(|view| breaker(view, HandoffFailure::as_str)).unwrap_or_default(),
+        })
+    });
+    ModelState {
+        name: model.name.get().cloned().unwrap_or_default(),
+        aliases: model.aliases.clone(),
+        policy: model.policy.name().to_string(),
+        nodes: decode.chain(prefill).collect(),
+        links: links.collect(),
+        fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
+        prediction_error: known.error,
+        mean_output_tokens: expected_output(&known.n_output, None),
+        residency: model.resident.as_ref().map(|resident| residency(resident.presence())),
+    }
+}
+
+fn bar(model: &ServedModel, node: &Node, bars: Bars) -> Option<String> {
+    bars(model, &*node.info()?).map(|reason| reason.as_str().to_owned())
+}
+
+/// Returns true if a node is known to serve another model and not this one. Nodes are in the lists of all models that they
+/// may turn out to serve.
+fn serves_another(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, bars: Bars) -> bool {
+    let Some(info) = node.last_info() else { return false };
+    bars(model, &info).is_some() && all.iter().any(|model| bars(model, &info).is_none())
+}
+
+fn residency(presence: Presence) -> ResidencyState {
+    ResidencyState {
+        life: presence.life.to_owned(),
+        bytes: presence.bytes,
+        measured_bytes: presence.measured_bytes,
+        active: presence.n_active,
+        waiting: u32::try_from(presence.n_waiting).unwrap_or(u32::MAX),
+        expires_at_ms: presence.expires_at.map(unix_ms),
+        loads: presence.n_loads,
+        load_seconds: presence.load_time.as_secs_f64(),
+        last_load_seconds: presence.last_load.as_secs_f64(),
+        unloads: presence.unloads.iter().map(|(why, n)| (why.as_str().to_owned(), *n)).collect(),
+        last_failure: presence.last_failure,
+    }
+}

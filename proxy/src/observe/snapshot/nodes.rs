@@ -1,0 +1,128 @@
+//! Nodes.
+
+use baton_planner::rates::Curve;
+use baton_planner::reason::FailureReason;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::counts::{BreakerReport, breaker, unix_ms};
+use crate::targets::nodes::{Life, Node, Task, Transition};
+
+/// A node and one of its tasks. Its own figures are zero until it has answered.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "NodeState")]
+pub struct NodeReport {
+    /// As in `x-baton-route`.
+    pub name: String,
+    /// What it does for this model.
+    pub task: Task,
+    /// Its state.
+    pub life: Life,
+    /// Why it is not ready, in words that are safe to show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When it came into this state, milliseconds since the Unix epoch.
+    #[serde(default)]
+    pub life_since_ms: u64,
+    /// Its changes of state since the endpoint's start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transitions: Vec<TransitionState>,
+    /// Why it does not serve this model though it is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub barred: Option<String>,
+    /// Where other nodes reach it; only for operators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// `llama` or `sim`.
+    pub engine: String,
+    /// The model by the node's own name for it.
+    pub model: String,
+    /// Tokens that one sequence may hold.
+    pub n_ctx: u32,
+    /// Sequences decoded together.
+    pub slots: u32,
+    /// Slots with a running sequence.
+    pub active_slots: u32,
+    /// Sequences that wait for a slot.
+    pub queued: u32,
+    /// Prompt tokens accepted and not computed yet.
+    pub prefill_backlog_tokens: u32,
+    /// KV cells that no running sequence holds.
+    pub free_kv_cells: u32,
+    /// Weights and KV cache, bytes.
+    pub memory_bytes: u64,
+    /// What keeps requests for this task away from it.
+    pub breaker: BreakerReport,
+    /// Prompt tokens per second, measured at about these prompt lengths.
+    pub prefill_rates: Vec<RatePoint>,
+    /// Tokens per second of one stream, measured with about so many streams.
+    pub decode_rates: Vec<RatePoint>,
+}
+
+/// A change from one state to another.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TransitionState {
+    /// The state before.
+    pub from: Life,
+    /// The state after.
+    pub to: Life,
+    /// Why, in one word.
+    pub reason: String,
+    /// How often.
+    pub count: u64,
+}
+
+/// A point of a measured curve.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RatePoint {
+    /// Tokens of the prompt, or streams that share a step: a power of two.
+    pub size: u32,
+    /// Tokens per second.
+    pub tokens_per_second: f64,
+}
+
+pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport {
+    let status = node.health.status();
+    let breaker = breaker(node.breakers.of(task).view(), FailureReason::as_str);
+    let life = match status.life() {
+        // It fails at its other task.
+        Life::Suspect if !status.is_silent() && !breaker.is_open => Life::Ready,
+        life => life,
+    };
+    let of_info = status.running().map(|info| NodeReport {
+        engine: info.engine.clone(),
+        model: info.model.clone(),
+        n_ctx: info.n_ctx,
+        slots: info.n_slots,
+        memory_bytes: info.memory.bytes(),
+        ..NodeReport::default()
+    });
+    let (load, rates) = (node.load(), node.rates());
+    NodeReport {
+        name: node.name.clone(),
+        task,
+        life,
+        reason: (life != Life::Ready).then_some(status.words),
+        life_since_ms: unix_ms(status.since),
+        transitions: node.health.transitions().into_iter().map(transition).collect(),
+        address: node.url.clone().filter(|_| with_address),
+        active_slots: load.active_slots,
+        queued: load.queued,
+        prefill_backlog_tokens: load.prefill_backlog,
+        free_kv_cells: load.free_cells,
+        breaker,
+        prefill_rates: points(&rates.prefill),
+        decode_rates: points(&rates.decode),
+        ..of_info.unwrap_or_default()
+    }
+}
+
+fn transition((transition, count): (Transition, u64)) -> TransitionState {
+    let reason = transition.reason.as_str().to_owned();
+    TransitionState { from: transition.from, to: transition.to, reason, count }
+}
+
+fn points(curve: &Curve) -> Vec<RatePoint> {
+    let point = |(size, tokens_per_second)| RatePoint { size, tokens_per_second };
+    curve.points().into_iter().map(point).collect()
+}
