@@ -15,7 +15,7 @@ use tracing::field::Empty;
 
 use super::{Observer, RequestOutcome, RouteRecord, UNKNOWN_MODEL};
 use crate::error::{RequestError, RequestErrorKind};
-use crate::observe::metrics::requests::{RequestSummary, RouteSummary};
+use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
 
 /// Travels with a request. Dropping it ends the request: without [`RequestWatch::failed`] and with choices still open, the
@@ -28,6 +28,7 @@ pub struct RequestWatch {
     model: String,
     arrived_at: SystemTime,
     arrived: Instant,
+    admitted: Option<Instant>,
     taken: Option<TakenRoute>,
     n_choices: u32,
     n_open_choices: u32,
@@ -96,6 +97,7 @@ impl RequestWatch {
             model: UNKNOWN_MODEL.to_owned(),
             arrived_at: SystemTime::now(),
             arrived: Instant::now(),
+            admitted: None,
             taken: None,
             n_choices,
             n_open_choices: n_choices,
@@ -122,6 +124,16 @@ impl RequestWatch {
     /// The request is admitted. `n_generated` will count its tokens.
     pub fn admitted(&mut self, n_generated: Arc<AtomicU32>) {
         self.n_generated = n_generated;
+        self.admitted = Some(Instant::now());
+    }
+
+    fn admission(&self) -> AdmissionWait {
+        let (outcome, ended) = match (self.admitted, self.error) {
+            (Some(admitted), _) => (AdmissionOutcome::Admitted, admitted),
+            (None, Some(_)) => (AdmissionOutcome::Refused, Instant::now()),
+            (None, None) => (AdmissionOutcome::Cancelled, Instant::now()),
+        };
+        AdmissionWait { outcome, seconds: ended.saturating_duration_since(self.arrived).as_secs_f64() }
     }
 
     fn n_completion(&self) -> u32 {
@@ -269,6 +281,7 @@ impl Drop for RequestWatch {
             model: &self.model,
             outcome,
             error: self.error,
+            admission: self.admission(),
             route: self.route_summary(),
             e2e: self.arrived.elapsed().as_secs_f64(),
         });

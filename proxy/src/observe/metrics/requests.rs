@@ -57,6 +57,7 @@ pub struct RequestMetrics {
     ttft: Histograms,
     itl: Histograms,
     e2e: Histograms,
+    admission: Histograms,
     queue: Histograms,
     prediction: Histograms,
     completion: Histograms,
@@ -79,10 +80,42 @@ pub struct RequestSummary<'a> {
     pub outcome: RequestOutcome,
     /// Why it failed, if it did.
     pub error: Option<RequestErrorKind>,
+    /// Its wait to be admitted.
+    pub admission: AdmissionWait,
     /// Its route, if it got as far as that.
     pub route: Option<RouteSummary>,
     /// From arrival to the end.
     pub e2e: f64,
+}
+
+/// A request's wait to be admitted.
+pub struct AdmissionWait {
+    /// How the wait ended.
+    pub outcome: AdmissionOutcome,
+    /// From arrival, seconds.
+    pub seconds: f64,
+}
+
+/// How a request's wait to be admitted ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdmissionOutcome {
+    /// It was admitted.
+    Admitted,
+    /// It was refused, for its own fault or for lack of room.
+    Refused,
+    /// Its client left.
+    Cancelled,
+}
+
+impl AdmissionOutcome {
+    /// The word for metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AdmissionOutcome::Admitted => "admitted",
+            AdmissionOutcome::Refused => "refused",
+            AdmissionOutcome::Cancelled => "cancelled",
+        }
+    }
 }
 
 /// A request for vectors at its end. Times in seconds.
@@ -149,6 +182,8 @@ impl RequestMetrics {
         if let Some(error) = request.error {
             self.errors.get_or_create(&with("reason", error.as_str())).inc();
         }
+        let admission = &request.admission;
+        self.admission.get_or_create(&with("outcome", admission.outcome.as_str())).observe(admission.seconds);
         let Some(route) = &request.route else { return };
         let by_route = with("route", route.kind.as_str());
         self.routes.get_or_create(&[&by_route[..], &[("reason", route.reason.to_string())]].concat()).inc();
@@ -239,6 +274,11 @@ impl Default for RequestMetrics {
             ttft: new.seconds("time_to_first_token", "From arrival to the first token", &TTFT_BUCKETS),
             itl: new.seconds("inter_token_latency", "Gaps between tokens of a choice", &ITL_BUCKETS),
             e2e: new.seconds("e2e_request_latency", "From arrival to the end", &E2E_BUCKETS),
+            admission: new.seconds(
+                "admission_wait",
+                "From arrival to admission or its refusal, with the time that loading a model on demand takes",
+                &WAIT_BUCKETS,
+            ),
             queue: new.seconds("request_queue_time", "From arrival to an engine's slot", &WAIT_BUCKETS),
             prediction: new.ratios("ttft_prediction_ratio", "Actual divided by predicted time to first token"),
             completion: new.ratios("completion_prediction_ratio", "Actual divided by predicted time to the last token"),

@@ -4,7 +4,7 @@ use baton_planner::reason::{RouteKind, RouteReason};
 use baton_schemas::handoff::{HandoffFailure, HandoffReport};
 use futures::StreamExt;
 
-use super::requests::{RequestSummary, RouteSummary};
+use super::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
 use super::*;
 use crate::error::RequestErrorKind;
 use crate::http::HttpBackend;
@@ -55,6 +55,8 @@ async fn what_happened_can_be_scraped() {
     check(r#"baton_time_to_first_token_seconds_count{model="m",route="direct"}"#, 3.0);
     check(r#"baton_e2e_request_latency_seconds_count{model="m",route="direct"}"#, 3.0);
     check(r#"baton_request_queue_time_seconds_count{model="m"}"#, 3.0);
+    check(r#"baton_admission_wait_seconds_count{model="m",outcome="admitted"}"#, 3.0);
+    check(r#"baton_admission_wait_seconds_count{model="unknown",outcome="refused"}"#, 1.0);
     check(r#"baton_inter_token_latency_seconds_count{model="m"}"#, 21.0);
     check(r#"baton_fallbacks_total{model="m",reason="decode_lost"}"#, 1.0);
     check(r#"baton_http_requests_total{path="/v1/models/{*id}",status="404"}"#, 1.0);
@@ -85,6 +87,7 @@ async fn every_series_of_the_dashboard_is_there() {
         model: "m",
         outcome: RequestOutcome::Failed,
         error: Some(RequestErrorKind::Internal),
+        admission: AdmissionWait { outcome: AdmissionOutcome::Admitted, seconds: 0.5 },
         route: Some(RouteSummary {
             kind: RouteKind::Handoff,
             reason: RouteReason::Faster,
