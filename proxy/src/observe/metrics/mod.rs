@@ -7,6 +7,7 @@
 //! Labels come from the configuration and from words of this program alone, so their number is bounded whatever
 //! clients send: a model that is not served is `unknown`, a path that is not a route is `other`.
 
+mod labels;
 pub mod requests;
 mod states;
 
@@ -17,9 +18,6 @@ use crate::observe::snapshot::EndpointState;
 
 /// The content type of [`text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// Labels of one series. Their names are constants.
-type Labels = Vec<(&'static str, String)>;
 
 /// All metrics, as text.
 pub fn text(requests: &RequestMetrics, state: &EndpointState) -> String {

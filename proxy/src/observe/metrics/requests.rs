@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::Labels;
+use super::labels::Labels;
 use crate::error::RequestErrorKind;
 use crate::observe::RequestOutcome;
 

@@ -17,19 +17,19 @@ impl RouteRun {
         let actual_ms = self.elapsed_ms();
         let Some(prediction) = self.plan.prediction.filter(|_| self.is_first_route) else { return };
         let routes = &self.plan.model.routes;
-        match &self.measured.handoff {
+        match &self.times.handoff {
             // A failed handoff is not what was predicted, so its times correct nothing.
             Some(handoff) if handoff.failure.is_some() => {}
             Some(handoff) => {
                 routes.note_error(prediction.ttft_ms, actual_ms);
                 let beside_ms = handoff.prefill_ms - handoff.stalled_ms - handoff.compute_ms;
                 // The decode node pulls KV only once it has a slot.
-                let own_ms = actual_ms - self.measured.slot_ms - handoff.queue_ms - beside_ms.max(0.0);
+                let own_ms = actual_ms - self.times.slot_ms - handoff.queue_ms - beside_ms.max(0.0);
                 routes.correct(self.plan.route.prefill, self.plan.route.decode, prediction.own_ms(), own_ms);
             }
             None => {
                 routes.note_error(prediction.ttft_ms, actual_ms);
-                self.measured.first_token_ms = Some(actual_ms);
+                self.times.first_token_ms = Some(actual_ms);
             }
         }
     }
@@ -37,7 +37,7 @@ impl RouteRun {
     /// The prompt's handoff ended.
     pub(super) fn learn_handoff(&mut self, timings: &HandoffReport, request: &SequenceRequest) {
         self.deadline.restart();
-        self.measured.handoff = Some(*timings);
+        self.times.handoff = Some(*timings);
         self.plan.model.learn_handoff(self.plan.route, timings);
         if let Some(failure) = timings.failure {
             self.plan.model.fallbacks.count(FallbackReason::Handoff(failure));
@@ -54,7 +54,7 @@ impl RouteRun {
         if self.is_first_route && request.images.is_none() {
             model.learn_stream(self.plan.route, timings);
         }
-        if let Some((prediction, actual_ms)) = self.plan.prediction.zip(self.measured.first_token_ms) {
+        if let Some((prediction, actual_ms)) = self.plan.prediction.zip(self.times.first_token_ms) {
             let beside_ms = timings.prompt_ms - timings.compute_ms - prediction.step_ms;
             let own_ms = actual_ms - timings.queue_ms - beside_ms.max(0.0);
             model.routes.correct(None, self.plan.route.decode, prediction.own_ms(), own_ms);

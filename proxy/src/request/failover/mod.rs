@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tracing::Span;
 
 use self::hedge::{Race, RaceEvent};
-use self::progress::Progress;
+use self::progress::StreamProgress;
 use self::retryable::{has_other_engine, is_engine_failure, is_transient};
 use self::route_run::{RouteRun, RunEvent, accept, projector_of};
 pub use self::start_retry::{StartRetry, ask, ask_about};
@@ -46,7 +46,7 @@ pub struct Resilient {
     state: SequenceState,
     /// The prompt and the tokens so far: what any engine needs to continue.
     request: SequenceRequest,
-    progress: Progress,
+    progress: StreamProgress,
     losses: Losses,
     /// A request gets no third route.
     was_hedged: bool,
@@ -127,7 +127,7 @@ impl Resilient {
         Ok(Resilient {
             state: SequenceState::Streaming(Box::new(run)),
             request,
-            progress: Progress::default(),
+            progress: StreamProgress::default(),
             losses: Losses::default(),
             was_hedged: false,
             followers,
@@ -171,11 +171,11 @@ impl Resilient {
     /// `Done` with the last delta.
     async fn stream(&mut self, mut run: Box<RouteRun>) -> Result<NextState, EngineError> {
         match run.next().await {
-            RunEvent::SequenceEvent(Ok(delta)) => Ok(self.stream_on(run, delta)),
-            RunEvent::SequenceEvent(Err(error)) if error.is_lost_engine() || self.may_fail_over(&run, &error) => {
+            RunEvent::Sequence(Ok(delta)) => Ok(self.stream_on(run, delta)),
+            RunEvent::Sequence(Err(error)) if error.is_lost_engine() || self.may_fail_over(&run, &error) => {
                 self.lose(*run, LossKind::of(&error), error)
             }
-            RunEvent::SequenceEvent(Err(error)) => Err(self.first_failure_or(error)),
+            RunEvent::Sequence(Err(error)) => Err(self.first_failure_or(error)),
             RunEvent::Overdue(Overdue::Late) => Ok(self.hedge(run).into()),
             RunEvent::Overdue(Overdue::Stuck) => {
                 let waited = run.deadline.longest_wait().as_secs_f32();

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(super) struct StreamProgress {
     has_started: bool,
     is_handed_over: bool,
     /// Prompt tokens that the first decode node did not have to compute: cached or handed over.
@@ -17,7 +17,7 @@ pub(super) struct Progress {
     n_earlier: u32,
 }
 
-impl Progress {
+impl StreamProgress {
     /// An engine has a slot. Returns true the first time: the reader learns of one start only.
     pub(super) fn start(&mut self, n_cached: u32) -> bool {
         let is_first = !std::mem::replace(&mut self.has_started, true);

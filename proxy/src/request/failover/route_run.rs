@@ -29,12 +29,12 @@ pub(super) struct RouteRun {
     /// then say nothing about the plan's prediction.
     pub(super) is_first_route: bool,
     pub(super) has_token: bool,
-    pub(super) measured: Measured,
+    pub(super) times: RunTimes,
 }
 
 /// What is measured of a run, until a prediction can be corrected by it.
 #[derive(Default)]
-pub(super) struct Measured {
+pub(super) struct RunTimes {
     pub(super) handoff: Option<HandoffReport>,
     /// From the plan to the slot on the decode node.
     pub(super) slot_ms: f64,
@@ -44,7 +44,7 @@ pub(super) struct Measured {
 
 /// What a run gives next.
 pub(super) enum RunEvent {
-    SequenceEvent(Result<SequenceEvent, EngineError>),
+    Sequence(Result<SequenceEvent, EngineError>),
     Overdue(Overdue),
 }
 
@@ -59,7 +59,7 @@ impl RouteRun {
             deadline: TokenDeadline::first_token(&plan),
             is_first_route: true,
             has_token: false,
-            measured: Measured::default(),
+            times: RunTimes::default(),
             plan,
         }
     }
@@ -69,7 +69,7 @@ impl RouteRun {
         let due = self.deadline.due();
         tokio::select! {
             biased;
-            delta = next_of(&mut self.deltas) => RunEvent::SequenceEvent(delta),
+            delta = next_of(&mut self.deltas) => RunEvent::Sequence(delta),
             () = tokio::time::sleep_until(due.at) => RunEvent::Overdue(due.overdue),
         }
     }
@@ -78,7 +78,7 @@ impl RouteRun {
     /// to hand over.
     pub(super) fn has_slot(&mut self, n_cached: u32, request: &SequenceRequest) -> bool {
         self.deadline.restart();
-        self.measured.slot_ms = self.elapsed_ms();
+        self.times.slot_ms = self.elapsed_ms();
         let needs_no_prefill = self.plan.prefill().is_some() && n_cached as usize >= request.n_prefill();
         if needs_no_prefill {
             self.plan = self.plan.cached();

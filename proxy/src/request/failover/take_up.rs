@@ -28,7 +28,7 @@ pub(super) struct LostRoute {
 }
 
 /// The search for an engine that continues a sequence.
-struct Search<'a> {
+struct EngineSearch<'a> {
     lost: &'a LostRoute,
     /// An engine that failed at this sequence does not get it again. One that was lost may, once it is back.
     barred: Option<usize>,
@@ -49,7 +49,7 @@ pub(super) async fn take_up(
     let deadline = Instant::now() + TAKE_UP_DEADLINE;
     let decode = lost.plan.route.decode;
     let barred = is_engine_failure(&lost.error).then_some(decode);
-    let mut search = Search { lost: &lost, barred, failed: vec![decode], span };
+    let mut search = EngineSearch { lost: &lost, barred, failed: vec![decode], span };
     loop {
         match search.start_rest(request).await {
             Ok(run) => return Ok(run),
@@ -67,7 +67,7 @@ pub(super) async fn take_up(
     }
 }
 
-impl Search<'_> {
+impl EngineSearch<'_> {
     /// Starts the rest of the sequence on the best node that has not failed yet. Errors: why there is none; a node that
     /// refuses counts as failed.
     async fn start_rest(&mut self, request: &mut SequenceRequest) -> Result<RouteRun, RequestError> {
