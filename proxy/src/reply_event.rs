@@ -1,7 +1,8 @@
 //! The events of a reply, independent of any dialect. Every target's output is translated to these events, and every
 //! dialect writes them.
 
-use baton_reply::TokenLogprobs;
+use baton_reply::tools::Part;
+use baton_reply::{ReplyPart, TokenLogprobs};
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 use baton_schemas::tools::ToolCallDelta;
@@ -98,6 +99,16 @@ impl EventKind {
             | EventKind::Reasoning { .. }
             | EventKind::ToolCall { .. }
             | EventKind::Finished { .. } => true,
+        }
+    }
+}
+
+impl From<ReplyPart> for EventKind {
+    fn from(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
+        match part {
+            Part::Text(text) => EventKind::Text { text, tokens },
+            Part::Reasoning(text) => EventKind::Reasoning { text },
+            Part::Call(call) => EventKind::ToolCall { call },
         }
     }
 }

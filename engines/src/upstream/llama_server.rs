@@ -1,23 +1,86 @@
-//! llama.cpp's server: OpenAI's dialect with llama.cpp's samplers and template variables.
+//! llama.cpp's server: OpenAI's dialect with llama.cpp's samplers and template variables, and routes for tokens beside it.
 
-/// What it takes.
-pub(super) const FIELDS: [&str; 18] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_penalty",
-    "repeat_last_n",
-    "seed",
-    "logit_bias",
-    "logprobs",
-    "ignore_eos",
-    "tools",
-    "parallel_tool_calls",
-    "response_format",
-    "reasoning_content",
-    "chat_template_kwargs",
-    "stream_options",
-];
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
+use serde_json::Value;
+
+use super::openai::dialect::OpenAiQuirks;
+use super::protocol::Protocol;
+use super::tokens::chat_prompt;
+use super::{
+    ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings, model_info,
+};
+
+/// llama.cpp's server.
+#[derive(Debug)]
+pub(super) struct LlamaServer;
+
+impl Protocol for LlamaServer {
+    fn default_fields(&self) -> &'static [UpstreamField] {
+        &[
+            UpstreamField::Temperature,
+            UpstreamField::TopP,
+            UpstreamField::TopK,
+            UpstreamField::MinP,
+            UpstreamField::FrequencyPenalty,
+            UpstreamField::PresencePenalty,
+            UpstreamField::RepeatPenalty,
+            UpstreamField::RepeatLastN,
+            UpstreamField::Seed,
+            UpstreamField::LogitBias,
+            UpstreamField::Logprobs,
+            UpstreamField::IgnoreEos,
+            UpstreamField::Tools,
+            UpstreamField::ParallelToolCalls,
+            UpstreamField::ResponseFormat,
+            UpstreamField::ReasoningContent,
+            UpstreamField::ChatTemplateKwargs,
+            UpstreamField::StreamOptions,
+        ]
+    }
+
+    fn quirks(&self) -> OpenAiQuirks {
+        OpenAiQuirks {
+            // It would leave it to the model whether to call anything (server-common.cpp of llama.cpp).
+            takes_named_tool: false,
+            // It takes 0 alternatives for no log-probabilities at all.
+            min_top_logprobs: 1,
+            ..OpenAiQuirks::default()
+        }
+    }
+
+    fn model_info_call<'a>(&self, model: &'a str) -> Option<ModelInfoCall<'a>> {
+        Some(ModelInfoCall::GetModel(ApiPath::Root("props"), model))
+    }
+
+    fn read_model_info(&self, _model: &str, reply: &Value) -> UpstreamModelInfo {
+        model_info::of_context(reply.pointer("/default_generation_settings/n_ctx"))
+    }
+
+    fn token_call(
+        &self,
+        _settings: &UpstreamSettings,
+        model: &str,
+        question: TokenQuestion<'_>,
+    ) -> Result<ApiCall, UpstreamError> {
+        let model = ("model", model.into());
+        Ok(match question {
+            TokenQuestion::Tokenize(request) => {
+                let content = ("content", request.text.as_str().into());
+                let special = ("add_special", request.add_special.into());
+                let parse = ("parse_special", request.parse_special.into());
+                ApiCall::new(ApiPath::Root("tokenize"), [model, content, special, parse])
+            }
+            TokenQuestion::Detokenize(tokens) => {
+                ApiCall::new(ApiPath::Root("detokenize"), [model, ("tokens", tokens.into())])
+            }
+            TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat) => {
+                chat_prompt(ApiPath::Root("apply-template"), model, chat)
+            }
+        })
+    }
+
+    /// It has no route that tokenizes a chat.
+    fn renders_before_tokenizing(&self) -> bool {
+        true
+    }
+}

@@ -1,4 +1,4 @@
-//! What an upstream says instead of a reply: its status and its error envelope, in any of the forms there are.
+//! Reads an upstream's error: its status and its envelope, in every known form.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, SystemTime};
@@ -8,57 +8,60 @@ use http::HeaderMap;
 use http::header::RETRY_AFTER;
 use serde_json::Value;
 
-use super::UpstreamError;
+use super::{UpstreamError, UpstreamFailure};
 
-/// Characters of an upstream's words that are passed on.
+/// Characters of an upstream's message that are passed on.
 const MAX_MESSAGE_CHARS: usize = 1_000;
 
-/// Fields of which an upstream's complaint is passed on.
+/// Faulty fields whose errors are passed on.
 const MAX_FIELDS: usize = 3;
 
-/// Longer than this nobody is kept waiting because of a header.
+/// The longest wait that a header may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
 
-/// A reply whose status is no success. `body` may be anything.
+/// The error of a reply whose status is no success. `body` may hold anything.
 pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8]) -> UpstreamError {
     let envelope = Envelope::read(body);
     let detail = || format!("HTTP {status}: {}", envelope.message);
     match status {
-        300..400 => UpstreamError::failed("redirected", format_args!("HTTP {status}: redirects are not followed")),
-        // The key's own affair, its credit included: nothing that this client can mend.
-        401..=403 => UpstreamError::failed("unauthorized", detail()),
-        // A request names a model that is configured: it is the upstream that lacks it.
-        404 | 405 => UpstreamError::failed("model_missing", detail()),
-        408 => UpstreamError::failed("server_error", detail()),
+        300..400 => UpstreamError::failed(
+            UpstreamFailure::Redirected,
+            format_args!("HTTP {status}: redirects are not followed"),
+        ),
+        // The key is wrong or out of credit: the client cannot change that.
+        401..=403 => UpstreamError::failed(UpstreamFailure::Unauthorized, detail()),
+        // The model is configured here, so the upstream lacks it.
+        404 | 405 => UpstreamError::failed(UpstreamFailure::ModelMissing, detail()),
+        408 => UpstreamError::failed(UpstreamFailure::ServerError, detail()),
         429 | 503 => UpstreamError::Busy { retry_after: retry_after(headers) },
         400..=499 => UpstreamError::Refused(envelope.refusal()),
-        // It does not do this for any request, and is well.
+        // The upstream supports this for no request, and is healthy.
         501 => UpstreamError::Refused(EngineError::Unsupported { feature: envelope.message }),
-        // Some call it their own failure.
+        // Some servers report an overflow as a failure of their own.
         _ if envelope.is_overflow => UpstreamError::Refused(envelope.refusal()),
-        _ => UpstreamError::failed("server_error", detail()),
+        _ => UpstreamError::failed(UpstreamFailure::ServerError, detail()),
     }
 }
 
-/// An error that came in place of an event.
+/// The error that an event of a stream reports.
 pub(super) fn in_stream(event: &[u8]) -> UpstreamError {
     let envelope = Envelope::read(event);
     match envelope.code {
         Some(429 | 503) => UpstreamError::Busy { retry_after: None },
         Some(400..500) => UpstreamError::Refused(envelope.refusal()),
         _ if envelope.is_overflow => UpstreamError::Refused(envelope.refusal()),
-        _ => UpstreamError::failed("server_error", envelope.message),
+        _ => UpstreamError::failed(UpstreamFailure::ServerError, envelope.message),
     }
 }
 
-/// What is common to the forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`, `{"detail":"…"}`,
+/// The common content of these forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`, `{"detail":"…"}`,
 /// `{"detail":[{"loc":["body","n"],"msg":"…"}]}`.
 struct Envelope {
     message: String,
     code: Option<u64>,
     /// The request does not fit the context.
     is_overflow: bool,
-    /// Tokens of the prompt, and of the context that they do not fit, where the upstream tells both.
+    /// Tokens of the prompt and of the context, if the upstream reports both.
     counts: Option<(u32, u32)>,
 }
 
@@ -67,10 +70,10 @@ impl Envelope {
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
         let error = json.get("error").filter(|error| !error.is_null()).unwrap_or(&json);
         let words = error.as_str().or_else(|| error.get("message")?.as_str()).or_else(|| error.get("detail")?.as_str());
-        let of_fields = || error.get("detail").and_then(told_of_fields);
+        let of_fields = || error.get("detail").and_then(field_errors);
         let message = words.map(str::to_owned).or_else(of_fields);
         let message = without_places(message.as_deref().unwrap_or("the upstream gives no reason"));
-        // Beside `error` where that is nothing but words.
+        // Beside `error` where that is only a message.
         let field = |name: &str| error.get(name).or_else(|| json.get(name));
         let count = |name: &str| field(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
         let counts = count("n_prompt_tokens").zip(count("n_ctx"));
@@ -93,18 +96,18 @@ impl Envelope {
     }
 }
 
-/// What servers built with FastAPI say of fields, a few of them: where each is, and what is wrong with it. What it was is
-/// left out: it may be the prompt.
-fn told_of_fields(detail: &Value) -> Option<String> {
-    let told = detail.as_array()?.iter().take(MAX_FIELDS).filter_map(|field| {
+/// The first faulty fields in an error of a server built with FastAPI: each field's path and what is wrong with it. Its
+/// value is left out: it may be the prompt.
+fn field_errors(detail: &Value) -> Option<String> {
+    let errors = detail.as_array()?.iter().take(MAX_FIELDS).filter_map(|field| {
         let place = field.get("loc").and_then(Value::as_array).into_iter().flatten().filter(|part| *part != "body");
         let place = place.map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned));
         Some(format!("{}: {}", place.collect::<Vec<_>>().join("."), field.get("msg")?.as_str()?))
     });
-    Some(told.collect::<Vec<_>>().join("; ")).filter(|told| !told.is_empty())
+    Some(errors.collect::<Vec<_>>().join("; ")).filter(|errors| !errors.is_empty())
 }
 
-/// An upstream's words without what tells where it is and what it is paid with: addresses, paths, keys. They go to clients.
+/// An upstream's message without addresses, paths and keys: it goes to clients.
 fn without_places(message: &str) -> String {
     let ends = |c: char| c.is_whitespace() || "\"'`(){}<>,;=".contains(c);
     let pieces = message.split_inclusive(ends).map(|piece| {
@@ -128,11 +131,11 @@ fn is_place(word: &str) -> bool {
     (is_path && !is_route) || is_address || has_secret
 }
 
-/// What the keys of well-known providers begin with.
+/// Prefixes of well-known providers' keys.
 const KEY_PREFIXES: [&str; 5] = ["sk-", "gsk_", "hf_", "AIza", "xai-"];
 
-/// Whether these are the words for a prompt that does not fit. Ollama ("the input length exceeds the context length")
-/// and vLLM ("This model's maximum context length is …") have no other sign of it.
+/// Returns true if the message says that a prompt does not fit. Ollama ("the input length exceeds the context length")
+/// and vLLM ("This model's maximum context length is …") report it in no other way.
 fn says_overflow(message: &str) -> bool {
     let message = message.to_lowercase();
     let names_context =
@@ -140,7 +143,7 @@ fn says_overflow(message: &str) -> bool {
     names_context && ["exceed", "maximum", "too long", "too large"].iter().any(|words| message.contains(words))
 }
 
-/// When to come back: in seconds, or a date.
+/// The time to wait, which the header gives in seconds or as a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let milliseconds = headers.get("retry-after-ms").and_then(|value| value.to_str().ok()?.trim().parse().ok());
     if let Some(ms) = milliseconds {
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn words_come_without_places_keys_and_what_was_sent() {
+    fn messages_are_passed_on_without_places_keys_and_values() {
         let check = |message: &str, expected: &str| {
             let body = json!({ "error": { "message": message } }).to_string();
             assert_eq!(of(400, &body), UpstreamError::Refused(EngineError::invalid(expected)), "{message}");
@@ -222,17 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn whose_fault_it_is_follows_from_the_status() {
-        let reason = |status| match of(status, "{}") {
-            UpstreamError::Failed { reason, .. } => reason,
-            UpstreamError::Busy { .. } => "busy",
-            _ => "the client's",
-        };
+    fn the_status_tells_whose_fault_it_is() {
+        let reason = |status| of(status, "{}").as_str();
         for (status, expected) in [
             (301, "redirected"),
             (401, "unauthorized"),
             (404, "model_missing"),
-            (413, "the client's"),
+            (413, "refused"),
             (429, "busy"),
             (500, "server_error"),
             (503, "busy"),
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_when_to_come_back() {
+    fn retry_headers_are_read_and_bounded() {
         let after = |name: &'static str, value: &str| {
             retry_after(&HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())]))
         };

@@ -1,4 +1,4 @@
-//! A reply as it comes: bytes to lines, lines to events, events to deltas, each with its deadline and its bound.
+//! A reply while it arrives: bytes to lines, lines to events, events to deltas. Each step has a deadline and a limit.
 
 use std::time::Duration;
 
@@ -7,30 +7,40 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Deadlines, ReplyReader, TextDelta, TextStream, UpstreamError};
+use super::delta::DeltaReader;
+use super::{TextDelta, TextStream, UpstreamDeadlines, UpstreamError, UpstreamFailure};
 use crate::lines::ByteLines;
 
 /// Bytes of one reply. A million tokens with their framing are fewer.
 const MAX_REPLY_BYTES: usize = 256 << 20;
 
-/// How long the head of a stream that is complete is waited on for its end, so that the connection can be used again.
+/// How long to wait for the end of a complete reply's body, so that the connection can be used again.
 const TAIL_TIME: Duration = Duration::from_millis(200);
 
-/// What of an upstream a reply's stream depends on.
-pub(super) struct Reading {
-    pub(super) is_sse: bool,
-    pub(super) deadlines: Deadlines,
-    /// When the first delta has to be there.
+/// How the events of a reply are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// Server-sent events that end with `[DONE]`.
+    ServerSentEvents,
+    /// An event in each line.
+    JsonLines,
+}
+
+/// How one reply is read.
+pub(super) struct ReplyReading {
+    pub(super) framing: Framing,
+    pub(super) deadlines: UpstreamDeadlines,
+    /// The first delta's deadline.
     pub(super) first_due: Instant,
-    pub(super) reader: Box<dyn ReplyReader>,
+    pub(super) reader: Box<dyn DeltaReader>,
 }
 
 /// The deltas of a reply. Dropping the stream closes the connection, which tells the upstream to stop.
-pub(super) fn deltas<S>(chunks: S, reading: Reading) -> TextStream
+pub(super) fn deltas<S>(chunks: S, reading: ReplyReading) -> TextStream
 where
     S: Stream<Item = reqwest::Result<Bytes>> + Send + 'static,
 {
-    let Reading { is_sse, deadlines, first_due, mut reader } = reading;
+    let ReplyReading { framing, deadlines, first_due, mut reader } = reading;
     let deltas = async_stream::try_stream! {
         let (mut lines, mut n_bytes, mut has_begun) = (ByteLines::new(chunks), 0_usize, false);
         let mut out = Vec::new();
@@ -38,19 +48,19 @@ where
             let due = if has_begun { Instant::now() + deadlines.idle } else { first_due };
             let line = timeout_at(due, lines.next()).await.map_err(|_| {
                 let what = if has_begun { "the reply stalled" } else { "there was no reply in time" };
-                UpstreamError::failed("timed_out", what)
+                UpstreamError::failed(UpstreamFailure::TimedOut, what)
             })?;
             let event = match line {
                 Ok(Some(line)) => {
                     n_bytes = n_bytes.saturating_add(line.len() + 1);
                     if n_bytes > MAX_REPLY_BYTES {
-                        Err(UpstreamError::malformed("the reply is endless"))?;
+                        Err(UpstreamError::malformed("the reply is too long"))?;
                     }
-                    event_of(&line, is_sse)
+                    event_of(&line, framing)
                 }
-                // Some servers end without a last mark, or cut the last line's end off: what counts is whether the
+                // Some servers end without `[DONE]`, or without the last line's end. The reader knows whether the
                 // reply is complete.
-                Ok(None) => Event::End,
+                Ok(None) => ReplyLine::End,
                 Err(error) => match reader.end(&mut out) {
                     Some(end) => {
                         for delta in out.drain(..) {
@@ -63,21 +73,23 @@ where
                 },
             };
             match event {
-                Event::None => {}
-                Event::Json(json) => {
+                ReplyLine::None => {}
+                ReplyLine::Json(json) => {
                     reader.read(&json, &mut out)?;
                     for delta in out.drain(..) {
                         has_begun = true;
                         yield delta;
                     }
                 }
-                Event::End => {
+                ReplyLine::End => {
                     let end = reader.end(&mut out);
                     for delta in out.drain(..) {
                         yield delta;
                     }
-                    let end = end.ok_or_else(|| UpstreamError::failed("cut_short", "the reply ended without its end"))?;
-                    // What follows is nothing but the end of the body.
+                    let end = end.ok_or_else(|| {
+                        UpstreamError::failed(UpstreamFailure::CutShort, "the reply ended before it was complete")
+                    })?;
+                    // Only the end of the body follows.
                     let tail = async { while let Ok(Some(_)) = lines.next().await {} };
                     let _ = tokio::time::timeout(TAIL_TIME, tail).await;
                     yield TextDelta::Finished(end);
@@ -94,27 +106,27 @@ fn cut(error: EngineError) -> UpstreamError {
         EngineError::Lost { detail } => detail,
         other => other.to_string(),
     };
-    UpstreamError::failed("cut_short", detail)
+    UpstreamError::failed(UpstreamFailure::CutShort, detail)
 }
 
-/// What a line says.
-enum Event {
-    /// Nothing: a comment that keeps the connection alive, a name or an id of an event, an empty line.
+/// What a line of a reply holds.
+enum ReplyLine {
+    /// No data: a comment that keeps the connection alive, a name or an id of an event, an empty line.
     None,
     Json(Bytes),
     End,
 }
 
-fn event_of(line: &Bytes, is_sse: bool) -> Event {
+fn event_of(line: &Bytes, framing: Framing) -> ReplyLine {
     let line = line.strip_suffix(b"\r").map_or_else(|| line.clone(), |shorter| line.slice_ref(shorter));
-    if !is_sse {
-        return if line.trim_ascii().is_empty() { Event::None } else { Event::Json(line) };
+    if framing == Framing::JsonLines {
+        return if line.trim_ascii().is_empty() { ReplyLine::None } else { ReplyLine::Json(line) };
     }
     // Servers of this dialect write each event's data in one line.
-    let Some(data) = line.strip_prefix(b"data:") else { return Event::None };
+    let Some(data) = line.strip_prefix(b"data:") else { return ReplyLine::None };
     match data.trim_ascii() {
-        b"" => Event::None,
-        b"[DONE]" => Event::End,
-        json => Event::Json(line.slice_ref(json)),
+        b"" => ReplyLine::None,
+        b"[DONE]" => ReplyLine::End,
+        json => ReplyLine::Json(line.slice_ref(json)),
     }
 }

@@ -1,14 +1,15 @@
-//! A text's tokens and their text, and a chat's prompt, from upstreams that tell them: llama-server and vLLM, on routes of
-//! their own beside OpenAI's.
+//! Tokens of texts, texts of tokens, and prompts of chats, from upstreams that have routes for them: llama-server and vLLM,
+//! beside OpenAI's dialect.
 
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::{EngineError, Token};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{Kind, UpstreamError, openai};
+use super::openai::dialect;
+use super::{ApiCall, ApiPath, UpstreamError, UpstreamKind};
 
-/// What is asked.
+/// A question about tokens.
 #[derive(Debug, Clone, Copy)]
 pub enum TokenQuestion<'a> {
     /// A text's tokens.
@@ -21,7 +22,7 @@ pub enum TokenQuestion<'a> {
     TokenizeChat(&'a ChatPrompt),
 }
 
-/// What is answered.
+/// The answer to a [`TokenQuestion`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenAnswer {
     /// To [`TokenQuestion::Tokenize`] and [`TokenQuestion::TokenizeChat`].
@@ -30,63 +31,31 @@ pub enum TokenAnswer {
     Text(String),
 }
 
-/// The path behind the server's root, and the body; of a question that takes two, the first. Errors: this kind does not
-/// tell.
-pub(super) fn call(
-    kind: Kind,
-    model: &str,
-    question: TokenQuestion<'_>,
-) -> Result<(&'static str, Value), UpstreamError> {
-    Ok(match (kind, question) {
-        (Kind::LlamaServer, TokenQuestion::Tokenize(request)) => {
-            let (special, parse) = (request.add_special, request.parse_special);
-            let body = json!({"model": model, "content": request.text, "add_special": special, "parse_special": parse});
-            ("tokenize", body)
-        }
-        (Kind::LlamaServer, TokenQuestion::Detokenize(tokens)) => {
-            ("detokenize", json!({"model": model, "tokens": tokens}))
-        }
-        (Kind::Vllm, TokenQuestion::Tokenize(request)) => {
-            let body = json!({"model": model, "prompt": request.text, "add_special_tokens": request.add_special});
-            ("tokenize", body)
-        }
-        (Kind::Vllm, TokenQuestion::Detokenize(tokens)) => ("detokenize", json!({"model": model, "tokens": tokens})),
-        (Kind::LlamaServer, TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat)) => {
-            ("apply-template", chat_of(model, chat))
-        }
-        (Kind::Vllm, TokenQuestion::TokenizeChat(chat)) => ("tokenize", chat_of(model, chat)),
-        (Kind::Vllm, TokenQuestion::Render(_)) => {
-            let feature = "a chat's prompt as text, since an upstream of kind vllm serves this model, whose API has \
-                           no route for it (llama-server's has)";
-            let feature = feature.to_owned();
-            return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
-        }
-        (Kind::Ollama | Kind::OpenAi, _) => {
-            let feature = format!(
-                "tokens, since an upstream of kind {} serves this model, whose API has no route for them \
-                 (llama-server's and vLLM's have)",
-                kind.as_str()
-            );
-            return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
-        }
-    })
+/// The error of a kind that has no routes for tokens.
+pub(super) fn unsupported(kind: UpstreamKind) -> UpstreamError {
+    let feature = format!(
+        "tokens, since an upstream of kind {} serves this model, whose API has no route for them \
+         (llama-server's and vLLM's have)",
+        kind.as_str()
+    );
+    UpstreamError::Refused(EngineError::Unsupported { feature })
 }
 
-/// A chat for which nothing is generated.
-fn chat_of(model: &str, chat: &ChatPrompt) -> Value {
+/// The request for a chat's prompt. `model` is the body's first field.
+pub(super) fn chat_prompt(path: ApiPath, model: (&str, Value), chat: &ChatPrompt) -> ApiCall {
     let conversation = &chat.conversation;
-    let mut body = json!({ "model": model, "messages": openai::messages(conversation, true) });
+    let mut call = ApiCall::new(path, [model, ("messages", dialect::messages(conversation, true).into())]);
     let tools: Vec<Value> = chat.tools.offered().iter().map(|tool| tool.definition()).collect();
     if !tools.is_empty() {
-        body["tools"] = tools.into();
+        call.body.insert("tools".to_owned(), tools.into());
     }
     if !conversation.template_args.is_empty() {
-        body["chat_template_kwargs"] = conversation.template_args.clone().into();
+        call.body.insert("chat_template_kwargs".to_owned(), conversation.template_args.clone().into());
     }
-    body
+    call
 }
 
-/// Reads the reply.
+/// Reads the reply to a question.
 pub(super) fn read(question: TokenQuestion<'_>, reply: &Value) -> Result<TokenAnswer, UpstreamError> {
     let answer = match question {
         TokenQuestion::Tokenize(_) | TokenQuestion::TokenizeChat(_) => {
@@ -94,7 +63,7 @@ pub(super) fn read(question: TokenQuestion<'_>, reply: &Value) -> Result<TokenAn
             let token = |token: &Value| Token::try_from(token.as_u64()?).ok();
             tokens.and_then(|tokens| tokens.iter().map(token).collect()).map(TokenAnswer::Tokens)
         }
-        // llama-server's word, and vLLM's.
+        // llama-server's field, and vLLM's.
         TokenQuestion::Detokenize(_) | TokenQuestion::Render(_) => {
             let text = reply.get("content").or_else(|| reply.get("prompt")).and_then(Value::as_str);
             text.map(|text| TokenAnswer::Text(text.to_owned()))
@@ -105,15 +74,24 @@ pub(super) fn read(question: TokenQuestion<'_>, reply: &Value) -> Result<TokenAn
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::upstream::openai::tests::settings;
+
+    fn call(kind: UpstreamKind, model: &str, question: TokenQuestion<'_>) -> Result<(ApiPath, Value), UpstreamError> {
+        let call = kind.protocol().token_call(&settings(kind), model, question)?;
+        Ok((call.path, call.body.into()))
+    }
 
     #[test]
-    fn two_kinds_tell_tokens_and_the_others_say_that_they_do_not() {
+    fn two_kinds_have_routes_for_tokens_and_the_others_are_refused() {
         let text = TokenizeRequest { text: "hi".into(), add_special: true, parse_special: false };
         let (ask, back) = (TokenQuestion::Tokenize(&text), TokenQuestion::Detokenize(&[1]));
-        let (path, body) = call(Kind::LlamaServer, "m", ask).unwrap();
-        assert_eq!((path, &body["content"], &body["add_special"]), ("tokenize", &json!("hi"), &json!(true)));
-        assert_eq!(call(Kind::Vllm, "m", ask).unwrap().1["prompt"], "hi");
+        let (path, body) = call(UpstreamKind::LlamaServer, "m", ask).unwrap();
+        let route = ApiPath::Root("tokenize");
+        assert_eq!((path, &body["content"], &body["add_special"]), (route, &json!("hi"), &json!(true)));
+        assert_eq!(call(UpstreamKind::Vllm, "m", ask).unwrap().1["prompt"], "hi");
         assert_eq!(read(ask, &json!({"tokens": [1, 2]})), Ok(TokenAnswer::Tokens(vec![1, 2])));
         for text in [json!({"content": "x"}), json!({"prompt": "x"})] {
             assert_eq!(read(back, &text), Ok(TokenAnswer::Text("x".into())));
@@ -122,11 +100,14 @@ mod tests {
             assert!(read(ask, &wrong).is_err(), "{wrong}");
         }
         let chat = ChatPrompt::default();
-        assert_eq!(call(Kind::LlamaServer, "m", TokenQuestion::Render(&chat)).unwrap().0, "apply-template");
-        let (path, body) = call(Kind::Vllm, "m", TokenQuestion::TokenizeChat(&chat)).unwrap();
-        assert_eq!((path, &body["messages"], body.get("tools")), ("tokenize", &json!([]), None));
-        assert!(call(Kind::Vllm, "m", TokenQuestion::Render(&chat)).is_err());
-        for kind in [Kind::Ollama, Kind::OpenAi] {
+        assert_eq!(
+            call(UpstreamKind::LlamaServer, "m", TokenQuestion::Render(&chat)).unwrap().0,
+            ApiPath::Root("apply-template")
+        );
+        let (path, body) = call(UpstreamKind::Vllm, "m", TokenQuestion::TokenizeChat(&chat)).unwrap();
+        assert_eq!((path, &body["messages"], body.get("tools")), (route, &json!([]), None));
+        assert!(call(UpstreamKind::Vllm, "m", TokenQuestion::Render(&chat)).is_err());
+        for kind in [UpstreamKind::Ollama, UpstreamKind::OpenAi] {
             let refused = call(kind, "m", ask);
             assert!(matches!(refused, Err(UpstreamError::Refused(EngineError::Unsupported { .. }))));
         }

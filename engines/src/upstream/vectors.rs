@@ -1,85 +1,54 @@
-//! Vectors of texts from an upstream: OpenAI's `/embeddings`, Ollama's `/api/embed`.
+//! Vectors of texts from an upstream: what all kinds share.
 
-use baton_schemas::embed::{EmbedInput, EmbedRequest};
-use serde_json::{Map, Value};
+use baton_schemas::embed::EmbedInput;
+use serde_json::Value;
 
-use super::{Call, Kind, UpstreamError, UpstreamSettings, memory};
+use super::UpstreamError;
 
-/// Vectors, and the tokens of their texts where the upstream counts them.
+/// Vectors, and the number of their texts' tokens.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextVectors {
     /// One for each input, as the upstream gives them.
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all inputs.
+    /// Tokens of all inputs, if the upstream counts them.
     pub n_tokens: Option<u32>,
 }
 
-/// Texts of one call: servers bound their batches, some at this number.
+/// Texts of one request: servers limit their batches, some to this number.
 pub(super) const BATCH: usize = 32;
 
-/// Values of a vector. More is no embedding.
+/// Values of a vector. No embedding has more.
 const MAX_DIMENSIONS: usize = 65_536;
 
-/// What is asked of this kind of server. Errors: it does not take tokens instead of texts.
-pub(super) fn call(
-    settings: &UpstreamSettings,
-    model: &str,
-    request: &EmbedRequest,
-    inputs: &[EmbedInput],
-) -> Result<Call, UpstreamError> {
-    let is_ollama = settings.kind == Kind::Ollama;
-    let unsupported = || UpstreamError::Unsupported { field: "input", kind: settings.kind.as_str() };
-    let are_texts = inputs.iter().all(|input| matches!(input, EmbedInput::Text(_)));
-    let are_tokens = inputs.iter().all(|input| matches!(input, EmbedInput::Tokens(_)));
-    if !are_texts && (is_ollama || !are_tokens) {
-        return Err(unsupported());
-    }
-    let input = inputs.iter().map(|input| match input {
+/// The inputs as JSON: texts, or lists of tokens.
+pub(super) fn inputs(batch: &[EmbedInput]) -> Value {
+    let input = batch.iter().map(|input| match input {
         EmbedInput::Text(text) => Value::from(text.as_str()),
         EmbedInput::Tokens(tokens) => Value::from(tokens.clone()),
     });
-    let mut body = Map::new();
-    body.insert("model".to_owned(), model.into());
-    body.insert("input".to_owned(), input.collect());
-    if let Some(n) = request.dimensions {
-        body.insert("dimensions".to_owned(), n.into());
-    }
-    if !is_ollama {
-        body.insert("encoding_format".to_owned(), "float".into());
-        return Ok(Call { path: "embeddings", body });
-    }
-    body.insert("truncate".to_owned(), request.truncate.into());
-    if let Some(num_ctx) = settings.num_ctx {
-        body.insert("options".to_owned(), serde_json::json!({ "num_ctx": num_ctx }));
-    }
-    if let Some(keep_alive) = request.keep_alive {
-        body.insert(memory::FIELD.to_owned(), memory::value(keep_alive));
-    }
-    Ok(Call { path: "api/embed", body })
+    input.collect()
 }
 
-/// Reads the reply to `n` inputs.
-pub(super) fn read(kind: Kind, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
-    fn malformed(detail: impl ToString) -> UpstreamError {
-        UpstreamError::malformed(detail)
-    }
-    let (list, count) = match kind {
-        Kind::Ollama => (reply.get("embeddings"), reply.get("prompt_eval_count")),
-        _ => (reply.get("data"), reply.pointer("/usage/prompt_tokens")),
-    };
-    let list = list.and_then(Value::as_array).ok_or_else(|| malformed("a reply without vectors"))?;
+/// Reads a reply's list of vectors for `n` inputs, and its count of tokens.
+pub(super) fn read_vectors(
+    list: Option<&Value>,
+    n_tokens: Option<&Value>,
+    n: usize,
+) -> Result<TextVectors, UpstreamError> {
+    let malformed = |detail: String| UpstreamError::malformed(detail);
+    let list = list.and_then(Value::as_array).ok_or_else(|| malformed("a reply without vectors".to_owned()))?;
     if list.len() != n {
-        return Err(malformed(format_args!("{} vectors for {n} texts", list.len())));
+        return Err(malformed(format!("{} vectors for {n} texts", list.len())));
     }
     let mut vectors = vec![Vec::new(); n];
     for (place, item) in list.iter().enumerate() {
         // OpenAI's dialect numbers them.
         let place = item.get("index").and_then(Value::as_u64).map_or(place, |index| index as usize);
         let vector = vectors.get_mut(place).filter(|vector| vector.is_empty());
-        let vector = vector.ok_or_else(|| malformed("a vector that was not asked for"))?;
+        let vector = vector.ok_or_else(|| malformed("a vector that was not requested".to_owned()))?;
         *vector = values(item.get("embedding").unwrap_or(item))?;
     }
-    let n_tokens = count.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+    let n_tokens = n_tokens.and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
     Ok(TextVectors { vectors, n_tokens })
 }
 
@@ -93,43 +62,47 @@ fn values(list: &Value) -> Result<Vec<f32>, UpstreamError> {
 
 #[cfg(test)]
 mod tests {
+    use baton_schemas::embed::EmbedRequest;
     use serde_json::json;
 
-    use super::super::openai::tests::settings;
     use super::*;
+    use crate::upstream::openai::tests::settings;
+    use crate::upstream::{ApiPath, UpstreamKind};
 
     fn request(inputs: Vec<EmbedInput>) -> EmbedRequest {
         EmbedRequest { model: "m".into(), inputs, truncate: true, dimensions: Some(2), keep_alive: None }
     }
 
     #[test]
-    fn each_kind_is_asked_in_its_own_words() {
+    fn each_kind_gets_a_request_of_its_own_form() {
         let (text, tokens) = (EmbedInput::Text("a".into()), EmbedInput::Tokens(vec![1, 2]));
-        let body = |kind: Kind, inputs: &[EmbedInput]| {
-            let call = call(&settings(kind), "theirs", &request(inputs.to_vec()), inputs)?;
+        let body = |kind: UpstreamKind, inputs: &[EmbedInput]| {
+            let call = kind.protocol().embed_call(&settings(kind), "theirs", &request(inputs.to_vec()), inputs)?;
             Ok::<_, UpstreamError>((call.path, Value::Object(call.body)))
         };
-        let (path, asked) = body(Kind::OpenAi, &[text.clone(), text.clone()]).unwrap();
+        let (path, asked) = body(UpstreamKind::OpenAi, &[text.clone(), text.clone()]).unwrap();
         let expected = json!({"model": "theirs", "input": ["a", "a"], "dimensions": 2, "encoding_format": "float"});
-        assert_eq!((path, asked), ("embeddings", expected));
-        assert_eq!(body(Kind::Vllm, std::slice::from_ref(&tokens)).unwrap().1["input"], json!([[1, 2]]));
-        let (path, asked) = body(Kind::Ollama, std::slice::from_ref(&text)).unwrap();
+        assert_eq!((path, asked), (ApiPath::Api("embeddings"), expected));
+        assert_eq!(body(UpstreamKind::Vllm, std::slice::from_ref(&tokens)).unwrap().1["input"], json!([[1, 2]]));
+        let (path, asked) = body(UpstreamKind::Ollama, std::slice::from_ref(&text)).unwrap();
         let expected = json!({"model": "theirs", "input": ["a"], "dimensions": 2, "truncate": true});
-        assert_eq!((path, asked), ("api/embed", expected));
-        for (kind, inputs) in [(Kind::Ollama, vec![tokens.clone()]), (Kind::OpenAi, vec![text, tokens])] {
+        assert_eq!((path, asked), (ApiPath::Api("api/embed"), expected));
+        for (kind, inputs) in [(UpstreamKind::Ollama, vec![tokens.clone()]), (UpstreamKind::OpenAi, vec![text, tokens])]
+        {
             assert!(matches!(body(kind, &inputs), Err(UpstreamError::Unsupported { field: "input", .. })));
         }
     }
 
     #[test]
-    fn what_comes_is_taken_by_its_number_and_checked() {
+    fn vectors_are_taken_by_their_number_and_checked() {
         let both = json!({"data": [{"index": 1, "embedding": [3.0]}, {"index": 0, "embedding": [1, 2]}],
             "usage": {"prompt_tokens": 7}});
-        let read_both = read(Kind::OpenAi, &both, 2).unwrap();
+        let read_both = UpstreamKind::OpenAi.protocol().read_embed_reply(&both, 2).unwrap();
         assert_eq!(read_both, TextVectors { vectors: vec![vec![1.0, 2.0], vec![3.0]], n_tokens: Some(7) });
         let ollama = json!({"embeddings": [[0.5]], "prompt_eval_count": 3});
-        assert_eq!(read(Kind::Ollama, &ollama, 1).unwrap().n_tokens, Some(3));
-        let wrong = |reply: Value| assert!(read(Kind::OpenAi, &reply, 1).is_err(), "{reply}");
+        assert_eq!(UpstreamKind::Ollama.protocol().read_embed_reply(&ollama, 1).unwrap().n_tokens, Some(3));
+        let wrong =
+            |reply: Value| assert!(UpstreamKind::OpenAi.protocol().read_embed_reply(&reply, 1).is_err(), "{reply}");
         wrong(json!({}));
         wrong(json!({"data": []}));
         wrong(json!({"data": [{"embedding": []}]}));

@@ -1,41 +1,94 @@
-//! vLLM: OpenAI's dialect with more fields; and prompts computed by other vLLM servers.
+//! vLLM: OpenAI's dialect with more fields, and prompts computed by other vLLM servers.
 //!
-//! Where prefill servers are configured, a request goes to one of them first, for a single token that is thrown away and
-//! with `kv_transfer_params` that ask it to keep the prompt's KV. Its reply has `kv_transfer_params` that say where that
-//! KV lies; they go with the request to the decode server, which fetches it (vLLM's NixlConnector). Both requests carry
-//! the same `X-Request-Id`. Whatever goes wrong with the prefill server, the decode server computes the prompt itself.
+//! Where prefill servers are configured, a request goes to one of them first, for a single token that is dropped. Its
+//! `kv_transfer_params` ask the server to keep the prompt's KV cache, and those in its reply say where the cache lies. They
+//! go with the request to the decode server, which fetches it (vLLM's NixlConnector). Both requests carry the same
+//! `X-Request-Id`. Whatever goes wrong with the prefill server, the decode server computes the prompt itself.
 
+use baton_schemas::EngineError;
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::{Map, Value, json};
 
-use super::Call;
+use super::protocol::{PrefillSteps, Protocol};
+use super::tokens::chat_prompt;
+use super::{
+    ApiCall, ApiPath, ModelInfoCall, TokenQuestion, UpstreamError, UpstreamField, UpstreamSettings, model_info,
+};
 
-/// What it takes.
-pub(super) const FIELDS: [&str; 18] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "logit_bias",
-    "logprobs",
-    "ignore_eos",
-    "tools",
-    "parallel_tool_calls",
-    "response_format",
-    "reasoning_effort",
-    "reasoning_content",
-    "chat_template_kwargs",
-    "stream_options",
-];
+/// vLLM.
+#[derive(Debug)]
+pub(super) struct Vllm;
 
-/// The field that both servers read.
+impl Protocol for Vllm {
+    fn default_fields(&self) -> &'static [UpstreamField] {
+        &[
+            UpstreamField::Temperature,
+            UpstreamField::TopP,
+            UpstreamField::TopK,
+            UpstreamField::MinP,
+            UpstreamField::FrequencyPenalty,
+            UpstreamField::PresencePenalty,
+            UpstreamField::RepetitionPenalty,
+            UpstreamField::Seed,
+            UpstreamField::LogitBias,
+            UpstreamField::Logprobs,
+            UpstreamField::IgnoreEos,
+            UpstreamField::Tools,
+            UpstreamField::ParallelToolCalls,
+            UpstreamField::ResponseFormat,
+            UpstreamField::ReasoningEffort,
+            UpstreamField::ReasoningContent,
+            UpstreamField::ChatTemplateKwargs,
+            UpstreamField::StreamOptions,
+        ]
+    }
+
+    fn prefill_steps(&self) -> Option<PrefillSteps> {
+        Some(PrefillSteps { call: prefill_call, add_kv })
+    }
+
+    fn model_info_call<'a>(&self, _model: &'a str) -> Option<ModelInfoCall<'a>> {
+        Some(ModelInfoCall::Get(self.models_path()))
+    }
+
+    fn read_model_info(&self, model: &str, reply: &Value) -> UpstreamModelInfo {
+        let mut listed = reply.get("data").and_then(Value::as_array).into_iter().flatten();
+        let entry = listed.find(|entry| entry.get("id").and_then(Value::as_str) == Some(model));
+        model_info::of_context(entry.and_then(|entry| entry.get("max_model_len")))
+    }
+
+    fn token_call(
+        &self,
+        _settings: &UpstreamSettings,
+        model: &str,
+        question: TokenQuestion<'_>,
+    ) -> Result<ApiCall, UpstreamError> {
+        let model = ("model", model.into());
+        Ok(match question {
+            TokenQuestion::Tokenize(request) => {
+                let prompt = ("prompt", request.text.as_str().into());
+                let special = ("add_special_tokens", request.add_special.into());
+                ApiCall::new(ApiPath::Root("tokenize"), [model, prompt, special])
+            }
+            TokenQuestion::Detokenize(tokens) => {
+                ApiCall::new(ApiPath::Root("detokenize"), [model, ("tokens", tokens.into())])
+            }
+            TokenQuestion::TokenizeChat(chat) => chat_prompt(ApiPath::Root("tokenize"), model, chat),
+            TokenQuestion::Render(_) => {
+                let feature = "a chat's prompt as text, since an upstream of kind vllm serves this model, whose API has \
+                               no route for it (llama-server's has)";
+                let feature = feature.to_owned();
+                return Err(UpstreamError::Refused(EngineError::Unsupported { feature }));
+            }
+        })
+    }
+}
+
+/// The field of requests and replies that names a KV cache.
 const PARAMS: &str = "kv_transfer_params";
 
-/// What a prefill server is asked: the same prompt, one token, in one piece.
-pub(super) fn prefill_call(call: &Call) -> Call {
+/// The prefill server's request: the same prompt, one token, in one piece.
+fn prefill_call(call: &ApiCall) -> ApiCall {
     let mut body = call.body.clone();
     body.remove("stream_options");
     body.insert("stream".to_owned(), false.into());
@@ -52,11 +105,12 @@ pub(super) fn prefill_call(call: &Call) -> Call {
         "remote_port": null,
     });
     body.insert(PARAMS.to_owned(), params);
-    Call { path: call.path, body }
+    ApiCall { path: call.path, body }
 }
 
-/// Tells a decode server where the KV is, in the prefill server's own words. `false`: it has said nothing.
-pub(super) fn with_kv_of(call: &mut Call, reply: &Value) -> bool {
+/// Copies the KV cache's place from a prefill server's reply into the decode server's request. Returns false if the reply
+/// names none.
+fn add_kv(call: &mut ApiCall, reply: &Value) -> bool {
     let params: Option<&Map<String, Value>> = reply.get(PARAMS).and_then(Value::as_object);
     let Some(params) = params.filter(|params| !params.is_empty()) else { return false };
     call.body.insert(PARAMS.to_owned(), params.clone().into());
@@ -68,20 +122,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_handshake_is_vllms() {
+    fn a_prefill_servers_kv_parameters_reach_the_decode_server() {
         let body = json!({
             "model": "m", "stream": true, "stream_options": {}, "max_tokens": 9, "max_completion_tokens": 9,
         });
-        let mut call = Call { path: "chat/completions", body: body.as_object().unwrap().clone() };
+        let mut call = ApiCall { path: ApiPath::Api("chat/completions"), body: body.as_object().unwrap().clone() };
         let prefill = Value::Object(prefill_call(&call).body);
         assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
         assert_eq!((&prefill["max_tokens"], &prefill["max_completion_tokens"]), (&json!(1), &json!(1)));
         assert_eq!((&prefill["stream"], prefill.get("stream_options")), (&json!(false), None));
         for nothing in [json!({}), json!({ "kv_transfer_params": null }), json!({ "kv_transfer_params": {} })] {
-            assert!(!with_kv_of(&mut call, &nothing));
+            assert!(!add_kv(&mut call, &nothing));
         }
         let kept = json!({ "do_remote_prefill": true, "remote_block_ids": [1], "remote_host": "p" });
-        assert!(with_kv_of(&mut call, &json!({ "kv_transfer_params": kept })));
+        assert!(add_kv(&mut call, &json!({ "kv_transfer_params": kept })));
         assert_eq!((&call.body["kv_transfer_params"], &call.body["max_tokens"]), (&kept, &json!(9)));
     }
 }

@@ -79,8 +79,7 @@ impl ChoiceReply {
 
     /// Why the reply ended, where its sequence ended for this reason.
     pub fn reason(&self, reason: FinishReason) -> FinishReason {
-        let has_called = self.reader.as_ref().is_some_and(ReplyReader::has_called);
-        if has_called && reason == FinishReason::Stop { FinishReason::ToolCalls } else { reason }
+        self.reader.as_ref().map_or(reason, |reader| reader.reason(reason))
     }
 
     /// The stop string that ended the reply, if one did.

@@ -9,10 +9,13 @@
 //! shape the client speaks, is known above.
 
 pub mod choice;
+mod part_filter;
+pub mod part_reply;
 pub mod stop;
 pub mod text;
 pub mod tools;
 pub mod utf8;
 
-pub use self::choice::{ChoiceReply, ReplyPart};
+pub use self::choice::{ChoiceReply, ReplyPart, ReplyStep};
+pub use self::part_reply::PartReply;
 pub use self::text::{ChoiceText, Step, TokenLogprobs};

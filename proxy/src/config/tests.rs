@@ -317,7 +317,7 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
     let config = at("models = { m = \"theirs\" }\nkey = \"sk-1\"\nidle_seconds = 2").unwrap();
     assert!(!config.has_own_engine, "an upstream generates");
     let upstream = &config.upstreams[0];
-    assert_eq!((upstream.models[0].1.as_str(), upstream.key.as_deref()), ("theirs", Some("sk-1")));
+    assert_eq!((upstream.models[0].theirs.as_str(), upstream.key.as_deref()), ("theirs", Some("sk-1")));
     assert!(!format!("{config:?}").contains("sk-1"));
     let check = |more: &str, expected: &str| {
         let message = at(more).unwrap_err();

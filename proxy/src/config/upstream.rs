@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_engines::transport::Transport;
-use baton_engines::upstream::{Deadlines, KINDS, Kind, UpstreamSettings};
+use baton_engines::upstream::{ModelAlias, UpstreamDeadlines, UpstreamField, UpstreamKind, UpstreamSettings};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -90,8 +90,8 @@ pub struct RawUpstream {
 }
 
 impl RawUpstream {
-    fn kind(&self) -> Option<Kind> {
-        KINDS.into_iter().find(|(name, _)| *name == self.kind).map(|(_, kind)| kind)
+    fn kind(&self) -> Option<UpstreamKind> {
+        UpstreamKind::parse(&self.kind)
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
         } else if upstreams[..i].iter().any(|other| other.name == upstream.name) {
             problem("name", "must not be another upstream's name too".into());
         }
-        let kinds = KINDS.map(|(name, _)| name).join(", ");
+        let kinds = UpstreamKind::ALL.map(UpstreamKind::as_str).join(", ");
         if upstream.kind().is_none() {
             problem("kind", format!("must be one of {kinds}, not {:?}", upstream.kind));
         }
@@ -129,7 +129,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
                 problem(field, format!("is refused: {error}"));
             }
         }
-        if !upstream.prefill.is_empty() && upstream.kind() != Some(Kind::Vllm) {
+        if !upstream.prefill.is_empty() && !upstream.kind().is_some_and(UpstreamKind::takes_prefill_servers) {
             problem("prefill", "is for upstreams of kind vllm alone".into());
         }
         if [upstream.key.is_some(), upstream.key_env.is_some(), upstream.key_file.is_some()]
@@ -158,11 +158,11 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
             problem("models", "has a name twice: case and ':latest' make no difference".into());
         }
         if let Some(kind) = upstream.kind() {
-            let unknown = upstream.fields.iter().flatten().find(|field| !kind.known_fields().contains(&field.as_str()));
-            if let Some(unknown) = unknown {
-                problem("fields", format!("has {unknown:?}; there are {}", kind.known_fields().join(", ")));
+            if let Some(unknown) = upstream.fields.iter().flatten().find(|name| field(kind, name).is_none()) {
+                let known: Vec<&str> = kind.known_fields().iter().map(|field| field.as_str()).collect();
+                problem("fields", format!("has {unknown:?}; there are {}", known.join(", ")));
             }
-            if upstream.num_ctx.is_some() && kind != Kind::Ollama {
+            if upstream.num_ctx.is_some() && !kind.takes_num_ctx() {
                 problem(
                     "num_ctx",
                     "is for upstreams of kind ollama alone: others have the context they were started with".into(),
@@ -192,12 +192,18 @@ pub(super) fn checked(upstreams: &[RawUpstream]) -> Result<Vec<UpstreamSettings>
     upstreams.iter().map(settings).collect()
 }
 
+/// The field with this name, if this kind of upstream can take it.
+fn field(kind: UpstreamKind, name: &str) -> Option<UpstreamField> {
+    kind.known_fields().iter().copied().find(|field| field.as_str() == name)
+}
+
 fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
-    let kind = raw.kind().unwrap_or(Kind::OpenAi);
+    let kind = raw.kind().ok_or_else(|| ConfigError::Later(format!("upstream {} has an unknown kind", raw.name)))?;
+    let alias = |ours: &String, theirs: &String| ModelAlias { ours: ours.clone(), theirs: theirs.clone() };
     let seconds = |seconds: Option<f64>, default: f64| Duration::from_secs_f64(seconds.unwrap_or(default));
-    let fields: BTreeSet<String> = match &raw.fields {
-        Some(fields) => fields.iter().cloned().collect(),
-        None => kind.default_fields().iter().map(|field| (*field).to_owned()).collect(),
+    let fields: BTreeSet<UpstreamField> = match &raw.fields {
+        Some(names) => names.iter().filter_map(|name| field(kind, name)).collect(),
+        None => kind.default_fields().iter().copied().collect(),
     };
     Ok(UpstreamSettings {
         name: raw.name.clone(),
@@ -206,14 +212,14 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
         key: key(raw)
             .map_err(|(field, what)| ConfigError::Later(format!("{field} of upstream {} {what}", raw.name)))?,
         headers: raw.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
-        models: raw.models.iter().map(|(ours, theirs)| (ours.clone(), theirs.clone())).collect(),
+        models: raw.models.iter().map(|(ours, theirs)| alias(ours, theirs)).collect(),
         fields,
         max_concurrent: raw.max_concurrent.unwrap_or(DEFAULT_MAX_CONCURRENT),
         num_ctx: raw.num_ctx,
         default_max_tokens: raw.default_max_tokens,
         abort: raw.abort.unwrap_or(true),
         prefill: raw.prefill.iter().map(|url| node_url(url)).collect(),
-        deadlines: Deadlines {
+        deadlines: UpstreamDeadlines {
             connect: seconds(raw.connect_seconds, DEFAULT_CONNECT),
             first: seconds(raw.first_seconds, DEFAULT_FIRST),
             idle: seconds(raw.idle_seconds, DEFAULT_IDLE),

@@ -7,7 +7,7 @@ use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{GenerateRequest, Token};
 
 use crate::error::RequestError;
@@ -63,8 +63,8 @@ pub trait HttpBackend: Send + Sync + 'static {
     async fn describe(&self, model: Option<&str>, caller: &Caller) -> Result<ModelDescription, RequestError>;
 
     /// Returns what upstreams report about a model that only they serve.
-    async fn describe_upstream(&self, _model: &str, _caller: &Caller) -> Result<ToldModel, RequestError> {
-        Ok(ToldModel::default())
+    async fn describe_upstream(&self, _model: &str, _caller: &Caller) -> Result<UpstreamModelInfo, RequestError> {
+        Ok(UpstreamModelInfo::default())
     }
 
     /// Loads a model and returns when it is loaded. It stays loaded for at least `keep_alive`, if given.

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::{NodeInfo, NodeLoad};
-use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::sampling_fields::SamplingFields;
 
 use super::admission::Admission;
@@ -107,7 +107,7 @@ pub async fn describe(
     let model = match targets.resolve(name, &caller.account)? {
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => {
-            let (info, load) = upstreams::info(&serving, &caller.request_id).await;
+            let (info, load) = upstreams::node_info(&serving, &caller.request_id).await;
             return Ok(ModelDescription {
                 since: serving.since(),
                 name: serving.name,
@@ -136,11 +136,11 @@ pub async fn describe_upstream(
     targets: &Targets,
     model: &str,
     caller: &Caller,
-) -> Result<ToldModel, RequestError> {
+) -> Result<UpstreamModelInfo, RequestError> {
     let _permit = admission.admit_brief(&caller.account)?;
     match targets.resolve(Some(model), &caller.account)? {
-        Target::Nodes { .. } => Ok(ToldModel::default()),
-        Target::Upstreams(serving) => Ok(upstreams::told(&serving, &caller.request_id).await),
+        Target::Nodes { .. } => Ok(UpstreamModelInfo::default()),
+        Target::Upstreams(serving) => Ok(upstreams::model_info(&serving, &caller.request_id).await),
     }
 }
 

@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 
 use super::failure::CommandFailure;
 use crate::targets::nodes::{self, Node};
-use crate::targets::upstreams::{Life, UpstreamPool};
+use crate::targets::upstreams::{UpstreamPool, UpstreamState};
 
 /// How long the start waits for nodes and upstreams.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
 /// Gives upstreams a moment to list their models.
 pub(super) async fn wait_for_upstreams(upstreams: &UpstreamPool) {
     let answers = async {
-        while upstreams.members.iter().any(|member| member.life() == Life::Unknown) {
+        while upstreams.servers.iter().any(|server| server.state() == UpstreamState::Unknown) {
             tokio::time::sleep(nodes::DISCOVERY_INTERVAL).await;
         }
     };

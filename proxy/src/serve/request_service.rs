@@ -11,7 +11,7 @@ use baton_schemas::embed::EmbedRequest;
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::node::TokenizeRequest;
-use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use baton_schemas::{EngineError, GenerateRequest, Token};
 
 use crate::error::RequestError;
@@ -110,7 +110,7 @@ impl HttpBackend for RequestService {
         models::describe(&self.admission, &self.targets, model, caller).await
     }
 
-    async fn describe_upstream(&self, model: &str, caller: &Caller) -> Result<ToldModel, RequestError> {
+    async fn describe_upstream(&self, model: &str, caller: &Caller) -> Result<UpstreamModelInfo, RequestError> {
         models::describe_upstream(&self.admission, &self.targets, model, caller).await
     }
 

@@ -82,6 +82,6 @@ impl Targets {
 
     /// Choices that all targets together generate at once.
     pub fn n_slots(&self) -> usize {
-        self.pool.n_slots() + self.upstreams.load().n_places()
+        self.pool.n_slots() + self.upstreams.load().capacity()
     }
 }

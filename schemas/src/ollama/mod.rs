@@ -10,7 +10,7 @@ pub mod generate_request;
 pub mod model;
 pub mod model_request;
 pub mod reply;
-pub mod told;
+pub mod upstream_model;
 
 mod common;
 mod format;

@@ -1,66 +1,52 @@
 //! Ollama, by its own API: its `/v1` ignores `tool_choice`, `n` and the context's size, and forces a temperature.
 
-use baton_schemas::FinishReason;
-use baton_schemas::constraint::Constraint;
-use baton_schemas::generate::{Conversation, Input, Message};
-use baton_schemas::tools::{Strictness, ToolCallDelta};
-use serde::Deserialize;
-use serde_json::{Map, Value};
+mod lines;
 
-use super::fields::{Fields, calls_of};
-use super::openai::chunks::listed;
+use baton_schemas::constraint::Constraint;
+use baton_schemas::embed::{EmbedInput, EmbedRequest};
+use baton_schemas::generate::{Conversation, Input, Message};
+use baton_schemas::keep_alive::KeepAlive;
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
+use baton_schemas::tools::Strictness;
+use serde_json::{Map, Value, json};
+
+use self::lines::LineReader;
+use super::body::{self, BodyWriter, calls_of, unsupported};
+use super::delta::DeltaReader;
+use super::protocol::Protocol;
+use super::stream::Framing;
+use super::vectors::{inputs, read_vectors};
 use super::{
-    Call, Kind, Protocol, ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, Wish, memory, new_id,
-    refusal,
+    ApiCall, ApiPath, ChoiceRequest, ModelInfoCall, TextVectors, UpstreamError, UpstreamField, UpstreamSettings,
+    model_info,
 };
 
-/// What it takes. The first ones are options.
-pub(super) const FIELDS: [&str; 12] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_penalty",
-    "repeat_last_n",
-    "seed",
-    "tools",
-    "response_format",
-    "reasoning_effort",
-];
+/// The field that says how long a model stays in memory.
+const KEEP_ALIVE: &str = "keep_alive";
 
-/// What some version of it takes: one from before 0.12.11 ignores `logprobs` without a word.
-pub(super) const KNOWN_FIELDS: [&str; 13] = [
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_penalty",
-    "repeat_last_n",
-    "seed",
-    "tools",
-    "response_format",
-    "reasoning_effort",
-    "logprobs",
-];
-
-/// Calls in one reply: more are no reply.
-const MAX_CALLS: u32 = 128;
-
-/// See the module.
+/// Ollama.
 #[derive(Debug)]
 pub(super) struct Ollama;
 
 impl Protocol for Ollama {
-    fn is_sse(&self) -> bool {
-        false
+    fn default_fields(&self) -> &'static [UpstreamField] {
+        FIELDS
     }
 
-    fn models_path(&self) -> &'static str {
-        "api/tags"
+    fn known_fields(&self) -> &'static [UpstreamField] {
+        &KNOWN_FIELDS
+    }
+
+    fn api_root(&self) -> &'static str {
+        ""
+    }
+
+    fn takes_num_ctx(&self) -> bool {
+        true
+    }
+
+    fn models_path(&self) -> ApiPath {
+        ApiPath::Api("api/tags")
     }
 
     fn model_names(&self, list: &Value) -> Vec<String> {
@@ -68,50 +54,72 @@ impl Protocol for Ollama {
         models.filter_map(|model| Some(model.get("name")?.as_str()?.to_owned())).collect()
     }
 
-    fn call(&self, wish: &Wish<'_>) -> Result<Call, UpstreamError> {
-        let (request, mut fields) = (wish.request, Fields::new(wish));
+    fn model_info_call<'a>(&self, model: &'a str) -> Option<ModelInfoCall<'a>> {
+        Some(ModelInfoCall::Post(ApiCall::new(ApiPath::Api("api/show"), [("model", model.into())])))
+    }
+
+    fn read_model_info(&self, _model: &str, reply: &Value) -> UpstreamModelInfo {
+        model_info::of_show(reply)
+    }
+
+    fn keep_call(
+        &self,
+        _settings: &UpstreamSettings,
+        model: &str,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<Option<ApiCall>, UpstreamError> {
+        // Without a prompt nothing is generated.
+        let fields = [("model", model.into()), ("stream", false.into())];
+        let mut call = ApiCall::new(ApiPath::Api("api/generate"), fields);
+        if let Some(keep_alive) = keep_alive {
+            call.body.insert(KEEP_ALIVE.to_owned(), body::keep_alive(keep_alive));
+        }
+        Ok(Some(call))
+    }
+
+    fn generate_call(&self, asked: &ChoiceRequest<'_>, settings: &UpstreamSettings) -> Result<ApiCall, UpstreamError> {
+        let request = asked.request;
+        let mut fields = BodyWriter::new(asked, settings);
         fields.sampling()?;
-        if let Some(n) = wish.max_tokens() {
+        if let Some(n) = fields.max_tokens() {
             fields.set("num_predict", n);
         }
-        // Another size has Ollama load the model anew, under everybody else: where there is one of its own, it stays.
-        if let Some(num_ctx) = wish.settings.num_ctx.or(request.num_ctx) {
+        // Ollama reloads a model for another size, which disturbs its other users: a configured size wins.
+        if let Some(num_ctx) = settings.num_ctx.or(request.num_ctx) {
             fields.set("num_ctx", num_ctx);
         }
-        if !wish.settings.abort && !request.stop.is_empty() {
-            fields.set("stop", request.stop.clone());
-        }
+        fields.set_stops();
         if request.ignore_eos {
-            return Err(fields.unsupported("ignore_eos"));
+            return Err(unsupported(UpstreamField::IgnoreEos));
         }
         let options = std::mem::take(&mut fields.body);
         fields.set("options", options);
-        fields.set("model", wish.model);
+        fields.set("model", asked.model);
         if let Some(n_top) = request.top_logprobs {
-            fields.put("logprobs", true, true)?;
+            fields.put(UpstreamField::Logprobs, true, true)?;
             fields.set("top_logprobs", n_top);
         }
         fields.set("stream", true);
-        // It would cut the beginning off a prompt that does not fit, and later off what was said, without a word.
+        // Otherwise it drops the beginning of a prompt that does not fit, and later that of the reply, in silence.
         fields.set("truncate", false);
         fields.set("shift", false);
         if let Some(keep_alive) = request.keep_alive {
-            fields.set(memory::FIELD, memory::value(keep_alive));
+            fields.set(KEEP_ALIVE, body::keep_alive(keep_alive));
         }
         match &request.constraint {
             None => {}
             Some(Constraint::JsonObject) => format(&mut fields, "json".into())?,
             Some(Constraint::JsonSchema { schema, .. }) => format(&mut fields, schema.clone())?,
-            Some(Constraint::Grammar { .. }) => return Err(fields.unsupported("grammar")),
+            Some(Constraint::Grammar { .. }) => return Err(UpstreamError::Unsupported { field: "grammar" }),
         }
         let path = match &request.input {
             Input::Chat(conversation) => {
                 chat(&mut fields, conversation)?;
                 "api/chat"
             }
-            // The whole prompt: no template is put around it.
             Input::Text(text) => {
                 fields.set("prompt", text.as_str());
+                // Ollama puts no template around it.
                 fields.set("raw", true);
                 "api/generate"
             }
@@ -120,41 +128,94 @@ impl Protocol for Ollama {
                 fields.set("suffix", suffix.as_str());
                 "api/generate"
             }
-            Input::Tokens(_) => return Err(fields.unsupported("prompt")),
+            Input::Tokens(_) => return Err(UpstreamError::Unsupported { field: "prompt" }),
         };
-        Ok(Call { path, body: fields.body })
+        Ok(ApiCall { path: ApiPath::Api(path), body: fields.body })
     }
 
-    fn reader(&self, call: &Call) -> Box<dyn ReplyReader> {
-        Box::new(LineReader { lacks_logprobs: call.body.contains_key("logprobs"), ..LineReader::default() })
+    fn framing(&self) -> Framing {
+        Framing::JsonLines
+    }
+
+    fn delta_reader(&self, call: &ApiCall) -> Box<dyn DeltaReader> {
+        Box::new(LineReader::new(call.body.contains_key("logprobs")))
+    }
+
+    fn embed_call(
+        &self,
+        settings: &UpstreamSettings,
+        model: &str,
+        request: &EmbedRequest,
+        batch: &[EmbedInput],
+    ) -> Result<ApiCall, UpstreamError> {
+        if batch.iter().any(|input| matches!(input, EmbedInput::Tokens(_))) {
+            return Err(UpstreamError::Unsupported { field: "input" });
+        }
+        let fields = [("model", model.into()), ("input", inputs(batch)), ("truncate", request.truncate.into())];
+        let mut call = ApiCall::new(ApiPath::Api("api/embed"), fields);
+        let optional = [
+            ("dimensions", request.dimensions.map(Value::from)),
+            ("options", settings.num_ctx.map(|num_ctx| json!({ "num_ctx": num_ctx }))),
+            (KEEP_ALIVE, request.keep_alive.map(body::keep_alive)),
+        ];
+        call.body.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        Ok(call)
+    }
+
+    fn read_embed_reply(&self, reply: &Value, n: usize) -> Result<TextVectors, UpstreamError> {
+        read_vectors(reply.get("embeddings"), reply.get("prompt_eval_count"), n)
     }
 }
 
-fn format(fields: &mut Fields<'_>, format: Value) -> Result<(), UpstreamError> {
-    if !fields.takes("response_format") {
-        return Err(fields.unsupported("response_format"));
+/// Fields that every version takes.
+const FIELDS: &[UpstreamField] = KNOWN_FIELDS.split_at(KNOWN_FIELDS.len() - 1).0;
+
+/// Fields that some version takes. One before 0.12.11 ignores the last, `logprobs`, in silence.
+const KNOWN_FIELDS: [UpstreamField; 13] = [
+    UpstreamField::Temperature,
+    UpstreamField::TopP,
+    UpstreamField::TopK,
+    UpstreamField::MinP,
+    UpstreamField::FrequencyPenalty,
+    UpstreamField::PresencePenalty,
+    UpstreamField::RepeatPenalty,
+    UpstreamField::RepeatLastN,
+    UpstreamField::Seed,
+    UpstreamField::Tools,
+    UpstreamField::ResponseFormat,
+    UpstreamField::ReasoningEffort,
+    UpstreamField::Logprobs,
+];
+
+fn format(fields: &mut BodyWriter<'_>, format: Value) -> Result<(), UpstreamError> {
+    if !fields.takes(UpstreamField::ResponseFormat) {
+        return Err(unsupported(UpstreamField::ResponseFormat));
     }
     fields.set("format", format);
     Ok(())
 }
 
-fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
-    let request = fields.wish.request;
+fn chat(fields: &mut BodyWriter<'_>, conversation: &Conversation) -> Result<(), UpstreamError> {
+    let request = fields.asked.request;
     fields.set("messages", conversation.messages.iter().map(message).collect::<Vec<_>>());
     let tools = &request.tools;
-    // It has no way to insist on a call.
+    // It cannot be made to call a tool.
     if tools.is_forced() {
-        return Err(fields.unsupported("tool_choice"));
+        return Err(UpstreamError::Unsupported { field: "tool_choice" });
     }
     if !tools.offered().is_empty() {
         if tools.offered().iter().any(|tool| tool.strict == Strictness::Strict) {
-            return Err(fields.unsupported("tools.strict"));
+            return Err(UpstreamError::Unsupported { field: "tools.strict" });
         }
-        fields.put("tools", tools.offered().iter().map(|tool| tool.definition()).collect::<Vec<_>>(), true)?;
+        fields.put(
+            UpstreamField::Tools,
+            tools.offered().iter().map(|tool| tool.definition()).collect::<Vec<_>>(),
+            true,
+        )?;
     }
     let args = &conversation.template_args;
     if args.keys().any(|name| !matches!(name.as_str(), "enable_thinking" | "reasoning_effort")) {
-        return Err(fields.unsupported("chat_template_kwargs"));
+        return Err(unsupported(UpstreamField::ChatTemplateKwargs));
     }
     let switch = args.get("enable_thinking").and_then(Value::as_bool);
     let think: Value = match (switch, args.get("reasoning_effort").and_then(Value::as_str)) {
@@ -165,8 +226,8 @@ fn chat(fields: &mut Fields<'_>, conversation: &Conversation) -> Result<(), Upst
         (_, Some(_)) => "high".into(),
         (Some(true), None) => true.into(),
     };
-    if !fields.takes("reasoning_effort") {
-        return Err(fields.unsupported("reasoning_effort"));
+    if !fields.takes(UpstreamField::ReasoningEffort) {
+        return Err(unsupported(UpstreamField::ReasoningEffort));
     }
     fields.set("think", think);
     Ok(())
@@ -190,137 +251,6 @@ fn message(message: &Message) -> Value {
         }
     }
     Value::Object(written)
-}
-
-#[derive(Deserialize)]
-struct Line {
-    message: Option<Said>,
-    /// Of `/api/generate`.
-    response: Option<String>,
-    thinking: Option<String>,
-    #[serde(default)]
-    done: bool,
-    done_reason: Option<String>,
-    prompt_eval_count: Option<u32>,
-    eval_count: Option<u32>,
-    /// Of this line's tokens, whatever they are part of.
-    logprobs: Option<Vec<Value>>,
-    error: Option<Value>,
-}
-
-#[derive(Default, Deserialize)]
-struct Said {
-    content: Option<String>,
-    thinking: Option<String>,
-    tool_calls: Option<Vec<WholeCall>>,
-}
-
-#[derive(Deserialize)]
-struct WholeCall {
-    id: Option<String>,
-    function: Function,
-}
-
-#[derive(Deserialize)]
-struct Function {
-    name: String,
-    #[serde(default)]
-    arguments: Map<String, Value>,
-}
-
-#[derive(Default)]
-struct LineReader {
-    end: Option<TextEnd>,
-    n_calls: u32,
-    /// Log-probabilities were asked for, and none have come yet.
-    lacks_logprobs: bool,
-    /// Tokens whose text has not come yet.
-    held: Vec<TextToken>,
-}
-
-impl ReplyReader for LineReader {
-    fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let line: Line = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
-        if line.error.is_some() {
-            return Err(refusal::in_stream(event));
-        }
-        let said = line.message.unwrap_or_default();
-        let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let (reasoning, calls) = (filled(said.thinking.or(line.thinking)), said.tool_calls.unwrap_or_default());
-        self.hold(&line.logprobs.unwrap_or_default());
-        if let Some(text) = filled(said.content.or(line.response)) {
-            if self.lacks_logprobs {
-                // An older Ollama, or a model that tells none.
-                return Err(UpstreamError::Unsupported { field: "logprobs", kind: Kind::Ollama.as_str() });
-            }
-            out.extend(reasoning.map(TextDelta::Reasoning));
-            let tokens = self.spelled(&text);
-            out.push(TextDelta::Text { text, tokens });
-        } else if reasoning.is_some() || !calls.is_empty() {
-            // They were tokens of these, which are told without.
-            self.held.clear();
-            out.extend(reasoning.map(TextDelta::Reasoning));
-        }
-        for call in calls {
-            self.call(call, out)?;
-        }
-        if line.done {
-            let reason = match line.done_reason.as_deref() {
-                Some("length") => FinishReason::Length,
-                _ if self.n_calls > 0 => FinishReason::ToolCalls,
-                _ => FinishReason::Stop,
-            };
-            let (n_prompt, n_completion) = (line.prompt_eval_count, line.eval_count);
-            self.end = Some(TextEnd { reason, usage: TextUsage { n_prompt, n_completion, ..TextUsage::default() } });
-        }
-        Ok(())
-    }
-
-    fn end(&mut self, _out: &mut Vec<TextDelta>) -> Option<TextEnd> {
-        self.end
-    }
-}
-
-impl LineReader {
-    /// Keeps a line's tokens for the text that they are part of: it may come later, when it is clear that it is text.
-    fn hold(&mut self, logprobs: &[Value]) {
-        let tokens = listed(logprobs);
-        self.lacks_logprobs &= tokens.is_empty();
-        self.held.extend(tokens);
-    }
-
-    /// The held tokens of this text: those behind what it does not show, as the marks around what was thought.
-    fn spelled(&mut self, text: &str) -> Vec<TextToken> {
-        let (mut n_bytes, mut spelled) = (0, None);
-        for (at, token) in self.held.iter().enumerate().rev() {
-            n_bytes += token.bytes.len();
-            let Some(rest) = text.len().checked_sub(n_bytes) else { break };
-            let tail = self.held[at..].iter().flat_map(|token| &token.bytes);
-            if tail.eq(&text.as_bytes()[rest..]) {
-                spelled = Some(at);
-            }
-        }
-        let mut held = std::mem::take(&mut self.held);
-        held.split_off(spelled.unwrap_or(0))
-    }
-
-    /// Ollama tells of whole calls.
-    fn call(&mut self, call: WholeCall, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let index = self.n_calls;
-        if index >= MAX_CALLS {
-            return Err(UpstreamError::malformed("too many calls in one reply"));
-        }
-        self.n_calls += 1;
-        let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(new_id);
-        let fragment = Value::Object(call.function.arguments).to_string();
-        let steps = [
-            ToolCallDelta::Begin { index, id, name: call.function.name },
-            ToolCallDelta::Arguments { index, fragment },
-            ToolCallDelta::End { index },
-        ];
-        out.extend(steps.map(TextDelta::Call));
-        Ok(())
-    }
 }
 
 #[cfg(test)]

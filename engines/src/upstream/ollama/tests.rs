@@ -1,17 +1,22 @@
-use baton_schemas::GenerateRequest;
-use baton_schemas::keep_alive::KeepAlive;
-use serde_json::json;
+use std::time::Duration;
+
+use baton_schemas::tools::ToolCallDelta;
+use baton_schemas::{FinishReason, GenerateRequest};
 
 use super::*;
 use crate::upstream::openai::tests::{request, settings};
-use crate::upstream::{Kind, UpstreamSettings};
+use crate::upstream::{TextDelta, TextEnd, UpstreamKind};
+
+fn asked<'a>(request: &'a GenerateRequest, model: &'a str) -> ChoiceRequest<'a> {
+    ChoiceRequest { request, choice: 0, model, request_id: "r" }
+}
 
 fn call(change: impl FnOnce(&mut GenerateRequest)) -> Result<Value, UpstreamError> {
-    let settings = UpstreamSettings { num_ctx: Some(8192), ..settings(Kind::Ollama) };
+    let settings = UpstreamSettings { num_ctx: Some(8192), ..settings(UpstreamKind::Ollama) };
     let mut request = request();
     change(&mut request);
-    let call = Ollama.call(&Wish { request: &request, choice: 0, model: "llama3.2", settings: &settings })?;
-    assert!(matches!(request.input, Input::Chat(_)) == (call.path == "api/chat"));
+    let call = Ollama.generate_call(&asked(&request, "llama3.2"), &settings)?;
+    assert!(matches!(request.input, Input::Chat(_)) == (call.path == ApiPath::Api("api/chat")));
     Ok(call.body.into())
 }
 
@@ -47,7 +52,7 @@ fn a_chat_has_its_options_and_its_context() {
 #[test]
 fn what_ollama_cannot_do_is_refused() {
     let refused = |change: fn(&mut GenerateRequest), field: &str| match call(change) {
-        Err(UpstreamError::Unsupported { field: named, kind: "ollama" }) => assert_eq!(named, field),
+        Err(UpstreamError::Unsupported { field: named }) => assert_eq!(named, field),
         other => panic!("{field}: {other:?}"),
     };
     refused(|r| r.top_logprobs = Some(2), "logprobs");
@@ -76,16 +81,16 @@ fn lines_are_read() {
 }
 
 #[test]
-fn log_probabilities_are_asked_for_where_the_configuration_says_that_they_are_told() {
-    let (mut settings, mut request) = (settings(Kind::Ollama), request());
-    settings.fields.insert("logprobs".to_owned());
+fn log_probabilities_are_requested_where_the_configuration_says_so() {
+    let (mut settings, mut request) = (settings(UpstreamKind::Ollama), request());
+    settings.fields.insert(UpstreamField::Logprobs);
     request.top_logprobs = Some(2);
-    let call = Ollama.call(&Wish { request: &request, choice: 0, model: "m", settings: &settings }).unwrap();
+    let call = Ollama.generate_call(&asked(&request, "m"), &settings).unwrap();
     assert_eq!((&call.body["logprobs"], &call.body["top_logprobs"]), (&json!(true), &json!(2)));
     assert!(call.body["options"].get("logprobs").is_none());
 
     let read = |lines: &[Value]| {
-        let (mut reader, mut out) = (Ollama.reader(&call), Vec::new());
+        let (mut reader, mut out) = (Ollama.delta_reader(&call), Vec::new());
         lines.iter().try_for_each(|line| reader.read(line.to_string().as_bytes(), &mut out)).map(|()| out)
     };
     let entry = |token: &str, logprob: f64| json!({ "token": token, "logprob": logprob, "bytes": token.as_bytes() });
@@ -117,7 +122,7 @@ fn log_probabilities_are_asked_for_where_the_configuration_says_that_they_are_to
 
     // An older one says nothing of them, and this is not to look like an answer.
     let silent = read(&[json!({ "message": { "content": "Hi" } })]);
-    assert!(matches!(silent, Err(UpstreamError::Unsupported { field: "logprobs", .. })), "{silent:?}");
+    assert!(matches!(silent, Err(UpstreamError::Unsupported { field: "logprobs" })), "{silent:?}");
 }
 
 #[test]
@@ -125,4 +130,14 @@ fn a_stream_without_done_has_no_end_and_an_error_is_one() {
     assert_eq!(read(&[json!({ "message": { "content": "Hi" }, "done": false })]).unwrap().1, None);
     assert!(read(&[json!({ "error": "model runner has stopped" })]).is_err());
     assert!(LineReader::default().read(b"{\"done\":", &mut Vec::new()).is_err());
+}
+
+#[test]
+fn a_model_is_loaded_and_unloaded() {
+    let settings = settings(UpstreamKind::Ollama);
+    let of = |keep_alive| Value::Object(Ollama.keep_call(&settings, "m", keep_alive).unwrap().unwrap().body);
+    assert_eq!(of(None), json!({ "model": "m", "stream": false }));
+    assert_eq!(of(Some(KeepAlive::For(Duration::ZERO)))["keep_alive"], "0s");
+    assert_eq!(of(Some(KeepAlive::For(Duration::from_millis(1500))))["keep_alive"], "1.5s");
+    assert_eq!(of(Some(KeepAlive::Forever))["keep_alive"], -1);
 }

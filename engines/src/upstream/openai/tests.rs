@@ -1,15 +1,20 @@
 use std::time::Duration;
 
-use baton_schemas::GenerateRequest;
-use baton_schemas::generate::{Message, Sampling};
+use baton_schemas::constraint::Constraint;
+use baton_schemas::generate::{Conversation, Input, Message, Sampling};
+use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
-use baton_schemas::tools::{Strictness, Tool, ToolUse};
+use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
+use baton_schemas::{EngineError, GenerateRequest};
+use serde_json::{Value, json};
 
 use super::*;
-use crate::upstream::{Deadlines, Kind, TextDelta, UpstreamSettings};
+use crate::upstream::{
+    ApiPath, ChoiceRequest, TextDelta, UpstreamDeadlines, UpstreamError, UpstreamKind, UpstreamSettings,
+};
 
 /// An upstream of this kind with its default fields.
-pub(in crate::upstream) fn settings(kind: Kind) -> UpstreamSettings {
+pub(in crate::upstream) fn settings(kind: UpstreamKind) -> UpstreamSettings {
     let second = Duration::from_secs(1);
     UpstreamSettings {
         name: "up".into(),
@@ -18,13 +23,13 @@ pub(in crate::upstream) fn settings(kind: Kind) -> UpstreamSettings {
         key: None,
         headers: Vec::new(),
         models: Vec::new(),
-        fields: kind.default_fields().iter().map(|field| (*field).to_owned()).collect(),
+        fields: kind.default_fields().iter().copied().collect(),
         max_concurrent: 1,
         num_ctx: None,
         default_max_tokens: None,
         abort: true,
         prefill: Vec::new(),
-        deadlines: Deadlines { connect: second, first: second, idle: second },
+        deadlines: UpstreamDeadlines { connect: second, first: second, idle: second },
     }
 }
 
@@ -50,10 +55,11 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
     }
 }
 
-fn call(kind: Kind, change: impl FnOnce(&mut GenerateRequest)) -> Result<(&'static str, Value), UpstreamError> {
+fn call(kind: UpstreamKind, change: impl FnOnce(&mut GenerateRequest)) -> Result<(ApiPath, Value), UpstreamError> {
     let (settings, mut request) = (settings(kind), request());
     change(&mut request);
-    let call = OpenAi.call(&Wish { request: &request, choice: 0, model: "theirs", settings: &settings })?;
+    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", request_id: "r" };
+    let call = kind.protocol().generate_call(&asked, &settings)?;
     Ok((call.path, call.body.into()))
 }
 
@@ -64,11 +70,14 @@ fn with_args(request: &mut GenerateRequest, args: Value) {
 
 #[test]
 fn a_plain_chat_says_what_openai_takes_and_no_more() {
-    let (path, body) = call(Kind::OpenAi, |_| {}).unwrap();
-    assert_eq!((path, &body["model"], &body["stream"]), ("chat/completions", &json!("theirs"), &json!(true)));
+    let (path, body) = call(UpstreamKind::OpenAi, |_| {}).unwrap();
+    assert_eq!(
+        (path, &body["model"], &body["stream"]),
+        (ApiPath::Api("chat/completions"), &json!("theirs"), &json!(true))
+    );
     assert_eq!(body["messages"], json!([{ "role": "user", "content": "hi" }]));
     assert_eq!(body["temperature"], 0.8);
-    let none = call(Kind::Vllm, |request| request.max_tokens = Some(0)).unwrap().1;
+    let none = call(UpstreamKind::Vllm, |request| request.max_tokens = Some(0)).unwrap().1;
     assert_eq!(none["max_tokens"], 1, "it refuses 0");
     for absent in ["top_k", "min_p", "repeat_penalty", "max_tokens", "stop", "tools", "tool_choice"] {
         assert_eq!(body.get(absent), None, "{absent}");
@@ -78,11 +87,11 @@ fn a_plain_chat_says_what_openai_takes_and_no_more() {
 #[test]
 fn what_a_kind_does_not_take_is_refused_and_never_dropped() {
     let refused = |change: fn(&mut GenerateRequest), field: &str| {
-        match call(Kind::OpenAi, change) {
-            Err(UpstreamError::Unsupported { field: named, kind: "openai" }) => assert_eq!(named, field),
+        match call(UpstreamKind::OpenAi, change) {
+            Err(UpstreamError::Unsupported { field: named }) => assert_eq!(named, field),
             other => panic!("{field}: {other:?}"),
         }
-        assert!(call(Kind::LlamaServer, change).is_ok(), "{field}");
+        assert!(call(UpstreamKind::LlamaServer, change).is_ok(), "{field}");
     };
     refused(|r| r.sampling.top_k = 7, "top_k");
     refused(|r| r.sampling.min_p = 0.5, "min_p");
@@ -91,19 +100,19 @@ fn what_a_kind_does_not_take_is_refused_and_never_dropped() {
     refused(|r| with_args(r, json!({ "x": 1 })), "chat_template_kwargs");
     let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }), field: "f".to_owned() };
     let on_text = |r: &mut GenerateRequest| (r.input, r.constraint) = (Input::Text("x".into()), Some(schema));
-    assert!(matches!(call(Kind::Vllm, on_text), Err(UpstreamError::Unsupported { field: "response_format", .. })));
+    assert!(matches!(call(UpstreamKind::Vllm, on_text), Err(UpstreamError::Unsupported { field: "response_format" })));
 }
 
 #[test]
 fn fields_have_the_names_of_each_server() {
     let penalty = |r: &mut GenerateRequest| r.sampling.repeat_penalty = 1.5;
-    assert_eq!(call(Kind::LlamaServer, penalty).unwrap().1["repeat_penalty"], 1.5);
-    assert_eq!(call(Kind::Vllm, penalty).unwrap().1["repetition_penalty"], 1.5);
-    let (path, body) = call(Kind::Vllm, |r| r.input = Input::Tokens(vec![1, 2])).unwrap();
-    assert_eq!((path, &body["prompt"]), ("completions", &json!([1, 2])));
-    let (_, body) = call(Kind::OpenAi, |r| with_args(r, json!({ "enable_thinking": false }))).unwrap();
+    assert_eq!(call(UpstreamKind::LlamaServer, penalty).unwrap().1["repeat_penalty"], 1.5);
+    assert_eq!(call(UpstreamKind::Vllm, penalty).unwrap().1["repetition_penalty"], 1.5);
+    let (path, body) = call(UpstreamKind::Vllm, |r| r.input = Input::Tokens(vec![1, 2])).unwrap();
+    assert_eq!((path, &body["prompt"]), (ApiPath::Api("completions"), &json!([1, 2])));
+    let (_, body) = call(UpstreamKind::OpenAi, |r| with_args(r, json!({ "enable_thinking": false }))).unwrap();
     assert_eq!(body["reasoning_effort"], "none");
-    let (_, body) = call(Kind::LlamaServer, |r| with_args(r, json!({ "enable_thinking": false }))).unwrap();
+    let (_, body) = call(UpstreamKind::LlamaServer, |r| with_args(r, json!({ "enable_thinking": false }))).unwrap();
     assert_eq!(body["chat_template_kwargs"]["enable_thinking"], false);
 }
 
@@ -124,7 +133,7 @@ fn with_tools(request: &mut GenerateRequest, choice: ToolChoice) {
 
 #[test]
 fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
-    let (_, body) = call(Kind::OpenAi, |request| with_tools(request, ToolChoice::Required)).unwrap();
+    let (_, body) = call(UpstreamKind::OpenAi, |request| with_tools(request, ToolChoice::Required)).unwrap();
     assert_eq!((&body["tool_choice"], &body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
     assert_eq!(body["tools"][0]["function"]["strict"], true);
     assert_eq!(body["tools"][1]["function"].get("strict"), None, "other servers refuse what they cannot hold");
@@ -132,28 +141,29 @@ fn tools_and_earlier_calls_are_written_with_ids_and_text_arguments() {
     assert_eq!(messages[1]["content"], "", "some servers take no null");
     assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], r#"{"a":1}"#);
     assert_eq!(messages[1]["tool_calls"][0]["id"], messages[2]["tool_call_id"]);
-    let (_, body) = call(Kind::LlamaServer, |request| with_tools(request, ToolChoice::Required)).unwrap();
+    let (_, body) = call(UpstreamKind::LlamaServer, |request| with_tools(request, ToolChoice::Required)).unwrap();
     assert_eq!(body["messages"][1]["content"], Value::Null);
 }
 
 #[test]
 fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
     let named = |kind| call(kind, |request| with_tools(request, ToolChoice::Named("g".into()))).unwrap().1;
-    for kind in [Kind::OpenAi, Kind::Vllm] {
+    for kind in [UpstreamKind::OpenAi, UpstreamKind::Vllm] {
         let body = named(kind);
         assert_eq!(body["tool_choice"], json!({ "type": "function", "function": { "name": "g" } }));
         assert_eq!(body["tools"].as_array().unwrap().len(), 2);
     }
-    let body = named(Kind::LlamaServer);
+    let body = named(UpstreamKind::LlamaServer);
     assert_eq!((&body["tool_choice"], body["tools"].as_array().unwrap().len()), (&json!("required"), 1));
     assert_eq!(body["tools"][0]["function"]["name"], "g");
 }
 
 /// The text of a reply of these chunks, and its tokens, where log-probabilities were asked for.
-fn read_with_logprobs(kind: Kind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
+fn read_with_logprobs(kind: UpstreamKind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
     let (settings, request) = (settings(kind), GenerateRequest { top_logprobs: Some(0), input, ..request() });
-    let call = OpenAi.call(&Wish { request: &request, choice: 0, model: "theirs", settings: &settings })?;
-    let (mut reader, mut out) = (OpenAi.reader(&call), Vec::new());
+    let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", request_id: "r" };
+    let call = kind.protocol().generate_call(&asked, &settings)?;
+    let (mut reader, mut out) = (kind.protocol().delta_reader(&call), Vec::new());
     for chunk in chunks {
         reader.read(chunk.to_string().as_bytes(), &mut out)?;
     }
@@ -177,10 +187,10 @@ fn text_without_the_log_probabilities_that_were_asked_for_is_refused() {
     };
     let end = || json!({ "choices": [{ "delta": {}, "finish_reason": "stop" }] });
     let chat = || request().input;
-    for kind in [Kind::OpenAi, Kind::LlamaServer, Kind::Vllm] {
+    for kind in [UpstreamKind::OpenAi, UpstreamKind::LlamaServer, UpstreamKind::Vllm] {
         for silent in [&[bare("Hi"), bare("!")][..], &[bare("Hi"), end()]] {
             let refused = read_with_logprobs(kind, chat(), silent);
-            assert!(matches!(refused, Err(UpstreamError::Unsupported { field: "logprobs", .. })), "{refused:?}");
+            assert!(matches!(refused, Err(UpstreamError::Unsupported { field: "logprobs" })), "{refused:?}");
         }
         let plain = [json!({ "choices": [{ "text": "Hi", "logprobs": null, "finish_reason": "length" }] })];
         assert!(read_with_logprobs(kind, Input::Text("x".into()), &plain).is_err());
@@ -192,5 +202,28 @@ fn text_without_the_log_probabilities_that_were_asked_for_is_refused() {
     let call = json!({ "tool_calls": [{ "index": 0, "id": "a", "function": { "name": "f", "arguments": "{}" } }] });
     let empty = bare("");
     let wordless = [empty, thought, chunk(call, Value::Null), end()];
-    assert_eq!(read_with_logprobs(Kind::OpenAi, chat(), &wordless), Ok((String::new(), 0)), "there is no text");
+    assert_eq!(read_with_logprobs(UpstreamKind::OpenAi, chat(), &wordless), Ok((String::new(), 0)), "there is no text");
+}
+
+#[test]
+fn models_of_other_kinds_stay_in_memory() {
+    let keep = |keep_alive| UpstreamKind::Vllm.protocol().keep_call(&settings(UpstreamKind::Vllm), "m", keep_alive);
+    assert_eq!(keep(Some(KeepAlive::Forever)), Ok(None));
+    let refused = keep(Some(KeepAlive::For(Duration::ZERO)));
+    assert!(matches!(refused, Err(UpstreamError::Refused(EngineError::Unsupported { .. }))), "{refused:?}");
+}
+
+#[test]
+fn servers_that_may_require_a_uuid_get_one_derived_from_each_id() {
+    let sent = OpenAi.request_id("req_1-0-abc");
+    let lengths: Vec<usize> = sent.split('-').map(str::len).collect();
+    assert_eq!(lengths, [8, 4, 4, 4, 12], "{sent}");
+    assert!(sent.chars().all(|c| c == '-' || c.is_ascii_hexdigit()), "{sent}");
+    assert_eq!(sent.as_bytes()[14], b'4', "{sent}");
+    assert!(b"89ab".contains(&sent.as_bytes()[19]), "{sent}");
+    assert_eq!(sent, OpenAi.request_id("req_1-0-abc"));
+    assert_ne!(sent, OpenAi.request_id("req_1-1-abc"));
+    for kind in [UpstreamKind::Ollama, UpstreamKind::LlamaServer, UpstreamKind::Vllm] {
+        assert_eq!(kind.protocol().request_id("req_1"), "req_1");
+    }
 }

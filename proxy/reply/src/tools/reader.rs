@@ -1,10 +1,11 @@
 //! One reply as its client may see it: text, reasoning, and numbered calls with ids.
 
+use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
 use super::thought::Thought;
 use super::{CallParser, Piece, Pieces};
-use crate::stop::StopScanner;
+use crate::part_filter::PartFilter;
 
 /// A step of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,17 +31,14 @@ pub(super) struct Holds {
 pub struct ReplyReader {
     thought: Option<Thought>,
     calls: Option<Box<dyn CallParser>>,
-    /// Stop strings are looked for in the text for the user: in arguments they would cut JSON.
-    stop: StopScanner,
-    stops: Vec<String>,
-    holds: Holds,
-    n_calls: u32,
+    filter: PartFilter,
+    /// See [`Holds::only_calls`].
+    only_calls: bool,
     is_in_call: bool,
     /// The call has arguments, as far as it was read.
     has_arguments: bool,
     /// White space that is dropped if a call follows.
     space: String,
-    stopped: bool,
 }
 
 impl ReplyReader {
@@ -54,14 +52,11 @@ impl ReplyReader {
         ReplyReader {
             thought,
             calls,
-            stop: StopScanner::new(stops.clone()),
-            stops,
-            holds,
-            n_calls: 0,
+            filter: PartFilter::new(stops, holds.one_call),
+            only_calls: holds.only_calls,
             is_in_call: false,
             has_arguments: false,
             space: String::new(),
-            stopped: false,
         }
     }
 
@@ -73,17 +68,17 @@ impl ReplyReader {
 
     /// The stop string that ended the reply, if one did.
     pub fn stop_string(&self) -> Option<String> {
-        self.stop.reached().map(str::to_owned)
+        self.filter.stop_string()
     }
 
     /// Whether the reply is over, by a stop string or by the only call it may hold.
     pub fn is_stopped(&self) -> bool {
-        self.stopped
+        self.filter.is_stopped()
     }
 
-    /// Whether a call came to its end.
-    pub fn has_called(&self) -> bool {
-        self.n_calls > 0
+    /// Why the reply ended, given why its sequence ended.
+    pub fn reason(&self, reason: FinishReason) -> FinishReason {
+        self.filter.reason(reason)
     }
 
     /// Takes more text.
@@ -117,7 +112,7 @@ impl ReplyReader {
         if is_cut {
             pieces.0.retain(|piece| *piece != Piece::End);
         }
-        if is_cut && self.holds.only_calls {
+        if is_cut && self.only_calls {
             pieces.0.retain(|piece| !matches!(piece, Piece::Text(_)));
             self.space.clear();
         }
@@ -130,18 +125,11 @@ impl ReplyReader {
             rest.end();
             parts.extend(self.parts(rest));
         }
-        if !self.stopped {
-            let mut rest = String::new();
-            if self.n_calls == 0 && !self.is_in_call {
-                let scan = self.stop.feed(&std::mem::take(&mut self.space));
-                rest += &scan.text;
-                self.stopped = scan.stopped;
-            }
-            if !self.stopped {
-                let scan = self.stop.finish();
-                rest += &scan.text;
-                self.stopped = scan.stopped;
-            }
+        if !self.filter.is_stopped() {
+            let space = std::mem::take(&mut self.space);
+            let is_text = self.filter.n_calls() == 0 && !self.is_in_call;
+            let mut rest = if is_text { self.filter.text(&space) } else { String::new() };
+            rest += &self.filter.finish();
             push_text(&mut parts, rest);
         }
         parts
@@ -150,7 +138,7 @@ impl ReplyReader {
     fn parts(&mut self, pieces: Pieces) -> Vec<Part> {
         let mut parts = Vec::with_capacity(pieces.0.len());
         for piece in pieces.0 {
-            if self.stopped {
+            if self.filter.is_stopped() {
                 break;
             }
             match piece {
@@ -158,20 +146,16 @@ impl ReplyReader {
                 Piece::Thought(text) => parts.push(Part::Reasoning(text)),
                 Piece::Begin(name) => {
                     self.space.clear();
-                    let held = std::mem::replace(&mut self.stop, StopScanner::new(self.stops.clone())).finish();
-                    push_text(&mut parts, held.text);
                     (self.is_in_call, self.has_arguments) = (true, false);
-                    parts.push(Part::Call(ToolCallDelta::Begin { index: self.n_calls, id: new_id(), name }));
+                    self.call(ToolCallDelta::Begin { index: self.filter.n_calls(), id: new_id(), name }, &mut parts);
                 }
                 Piece::Arguments(fragment) => {
                     self.has_arguments = true;
-                    parts.push(Part::Call(ToolCallDelta::Arguments { index: self.n_calls, fragment }));
+                    self.call(ToolCallDelta::Arguments { index: self.filter.n_calls(), fragment }, &mut parts);
                 }
                 Piece::End => {
-                    parts.push(Part::Call(ToolCallDelta::End { index: self.n_calls }));
-                    self.n_calls += 1;
                     self.is_in_call = false;
-                    self.stopped |= self.holds.one_call;
+                    self.call(ToolCallDelta::End { index: self.filter.n_calls() }, &mut parts);
                 }
             }
         }
@@ -187,9 +171,12 @@ impl ReplyReader {
         } else {
             text.to_owned()
         };
-        let scan = self.stop.feed(&text);
-        self.stopped = scan.stopped;
-        push_text(parts, scan.text);
+        push_text(parts, self.filter.text(&text));
+    }
+
+    fn call(&mut self, call: ToolCallDelta, parts: &mut Vec<Part>) {
+        push_text(parts, self.filter.call(&call));
+        parts.push(Part::Call(call));
     }
 }
 

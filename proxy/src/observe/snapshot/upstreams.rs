@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use baton_engines::upstream::{PrefillFailure, UpstreamFailure};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks};
 use crate::targets::nodes::Life;
-use crate::targets::upstreams::{self, Member};
+use crate::targets::upstreams::{self, UpstreamServer};
 
 /// An upstream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,27 +41,27 @@ pub struct UpstreamState {
     pub fallbacks: BTreeMap<String, FallbackState>,
 }
 
-pub(super) fn report(member: &Member, with_address: bool) -> UpstreamState {
-    let settings = member.client.settings();
-    let (life, reason) = match member.life() {
-        upstreams::Life::Unknown => (Life::Starting, None),
-        upstreams::Life::Answers => (Life::Ready, None),
-        upstreams::Life::Silent { reason } => (Life::Down, Some(reason.to_owned())),
+pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamState {
+    let settings = server.client.settings();
+    let (life, reason) = match server.state() {
+        upstreams::UpstreamState::Unknown => (Life::Starting, None),
+        upstreams::UpstreamState::Answering => (Life::Ready, None),
+        upstreams::UpstreamState::Silent { failure } => (Life::Down, Some(failure.as_str().to_owned())),
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let running = member.n_running();
+    let running = server.n_running();
     UpstreamState {
         name: settings.name.clone(),
         kind: settings.kind.as_str().to_owned(),
         life,
         reason,
         address: with_address.then(|| settings.url.clone()),
-        models: member.models(),
+        models: server.models(),
         running: count(running),
-        waiting: count(member.n_claimed().saturating_sub(running)),
+        waiting: count(server.n_claimed().saturating_sub(running)),
         limit: count(settings.max_concurrent),
-        busy_ms: member.longest_busy().map_or(0, |left| left.as_millis() as u64),
-        breaker: breaker(member.breaker.view(), |reason| reason),
-        fallbacks: fallbacks(&member.fallbacks, |reason| reason),
+        busy_ms: server.longest_busy().map_or(0, |left| left.as_millis() as u64),
+        breaker: breaker(server.breaker.view(), UpstreamFailure::as_str),
+        fallbacks: fallbacks(&server.fallbacks, PrefillFailure::as_str),
     }
 }

@@ -1,8 +1,7 @@
 //! Turns one choice from an engine into events: tokens become text, up to a stop string or the end of the sequence.
 
 use baton_engines::SequenceStream;
-use baton_reply::tools::Part;
-use baton_reply::{ChoiceReply, ReplyPart};
+use baton_reply::ChoiceReply;
 use baton_schemas::sequence::{SequenceEvent, Timings};
 use baton_schemas::{EngineError, FinishReason};
 use futures::{Stream, StreamExt};
@@ -34,7 +33,7 @@ pub(super) fn token_events(
                     clock.token();
                     let step = reply.feed(token);
                     for part in step.parts {
-                        yield part_event(part).of(choice);
+                        yield EventKind::from(part).of(choice);
                     }
                     if step.stopped {
                         // Dropping the stream stops the engine before it sends its own timings.
@@ -50,7 +49,7 @@ pub(super) fn token_events(
                     let rest = reply.finish(reason);
                     let reason = if rest.stopped { FinishReason::Stop } else { reason };
                     for part in rest.parts {
-                        yield part_event(part).of(choice);
+                        yield EventKind::from(part).of(choice);
                     }
                     if let Some(tokens) = reply.take_context() {
                         yield EventKind::Context { tokens }.of(choice);
@@ -60,14 +59,6 @@ pub(super) fn token_events(
                 }
             }
         }
-    }
-}
-
-fn part_event(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
-    match part {
-        Part::Text(text) => EventKind::Text { text, tokens },
-        Part::Reasoning(text) => EventKind::Reasoning { text },
-        Part::Call(call) => EventKind::ToolCall { call },
     }
 }
 

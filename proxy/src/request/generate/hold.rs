@@ -18,7 +18,7 @@ use crate::observe::RequestWatch;
 use crate::reply_event::{EventKind, ReplyEvent};
 use crate::request::admission::Permit;
 use crate::request::plan::Plan;
-use crate::targets::upstreams::text_events;
+use crate::targets::upstreams::{ReplyMeter, text_events};
 
 /// See [`Generation::events`](super::Generation::events).
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<ReplyEvent, RequestError>> + Send>>;
@@ -83,7 +83,7 @@ fn merged(
         }
         StartedChoices::Text(choices) => {
             let streams = (0..).zip(choices);
-            streams.map(|(i, choice)| text_events(i, choice, request, clock(), n_prompt).boxed()).collect()
+            streams.map(|(i, choice)| text_events(i, choice, request, ReplyMeter { clock: clock(), n_prompt }).boxed()).collect()
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::request::plan::{self, Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
 use crate::targets::model_loading::Stay;
 use crate::targets::nodes::ServedModel;
-use crate::targets::upstreams::TextChoice;
+use crate::targets::upstreams::StartedChoice;
 
 /// An admitted request that no engine has begun.
 pub(super) struct Starting<'a> {
@@ -55,7 +55,7 @@ pub(super) enum StartedChoices {
         deltas: Vec<SequenceStream>,
     },
     /// Text, from an upstream.
-    Text(Vec<TextChoice>),
+    Text(Vec<StartedChoice>),
 }
 
 /// The lease of a model that is loaded on demand, and how long loading took.

@@ -24,8 +24,8 @@ pub(super) async fn start_on_upstreams(
     let started = upstreams::start(serving, request, &caller.request_id).instrument(watch.span().clone()).await?;
     let n_prompt = upstreams::estimated_tokens(request);
     let reason = reason.unwrap_or(started.reason);
-    watch.upstream(started.member.name(), reason, n_prompt, started.asked);
-    let route = format!("upstream; upstream={}; reason={reason}", started.member.name());
+    watch.upstream(started.server.name(), reason, n_prompt, started.asked);
+    let route = format!("upstream; upstream={}; reason={reason}", started.server.name());
     let choices = StartedChoices::Text(started.choices);
     Ok(StartedRequest { n_prompt, route, choices, plan: None, loaded: Loaded::default() })
 }

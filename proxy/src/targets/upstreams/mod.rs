@@ -1,23 +1,26 @@
-//! Servers that speak text, behind this endpoint: which one serves a request, what its failures mean for the next, and
-//! its reply as events.
+//! Upstreams behind this endpoint: which one serves a request, what its failures mean for the next one, and its reply as
+//! events.
 //!
-//! A request goes to an upstream if its model is served by upstreams alone, or if no engine of its own can take it
-//! ([`generate`](crate::request::generate)). Until the first piece of a reply has come, another upstream is tried; after that a
-//! failure ends the stream with an error, because no other server could go on where this one stopped.
+//! A request goes to an upstream if only upstreams serve its model, or if no engine can take it. Until the first piece of
+//! the reply has come, another upstream is tried. After that a failure ends the stream with an error, because no other
+//! server could continue the reply.
 
-mod about;
-mod asking;
-mod busy;
-mod events;
-mod member;
+mod busy_models;
+mod client_error;
+mod image_support;
+mod model_info;
 mod pool;
-mod short;
-mod sight;
+mod prompt_estimate;
+mod retry;
+mod server;
 mod start;
+mod text_events;
+mod unary;
 
-pub use self::about::{info, told};
-pub(crate) use self::events::{estimated_tokens, text_events};
-pub use self::member::{Life, Member};
-pub use self::pool::{ServedByUpstreams, UpstreamPool};
-pub use self::short::{embed, load, tokens, unload};
-pub use self::start::{Started, TextChoice, start};
+pub use self::model_info::{model_info, node_info};
+pub use self::pool::{ServedByUpstreams, ServingUpstream, UpstreamPool};
+pub(crate) use self::prompt_estimate::estimated_tokens;
+pub use self::server::{UpstreamServer, UpstreamState};
+pub use self::start::{StartedChoice, StartedReply, start};
+pub(crate) use self::text_events::{ReplyMeter, text_events};
+pub use self::unary::{embed, load, tokens, unload};

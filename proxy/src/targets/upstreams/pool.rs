@@ -7,109 +7,119 @@ use std::time::SystemTime;
 use baton_engines::transport::Transport;
 use baton_engines::upstream::{Upstream, UpstreamSettings};
 
-use super::{Life, Member};
+use super::{UpstreamServer, UpstreamState};
 use crate::model_name;
 
-/// The configured upstreams. A changed configuration makes another pool; running streams keep what they have of this one.
+/// The configured upstreams. A changed configuration makes another pool; running streams keep theirs.
 #[derive(Default)]
 pub struct UpstreamPool {
     /// In the order of the configuration.
-    pub members: Vec<Arc<Member>>,
+    pub servers: Vec<Arc<UpstreamServer>>,
     turn: AtomicUsize,
+}
+
+/// An upstream that serves a model.
+pub struct ServingUpstream {
+    /// The upstream.
+    pub server: Arc<UpstreamServer>,
+    /// The upstream's own name for the model.
+    pub model: String,
 }
 
 /// A model, and the upstreams that serve it.
 pub struct ServedByUpstreams {
-    /// Its public name.
+    /// The model's public name.
     pub name: String,
-    /// Each with its own name for the model. At least one.
-    pub members: Vec<(Arc<Member>, String)>,
-    /// Counts requests, so that equals take turns.
+    /// At least one.
+    pub upstreams: Vec<ServingUpstream>,
+    /// Counts requests, so that equally loaded upstreams take turns.
     pub(super) turn: usize,
 }
 
 impl UpstreamPool {
-    /// These upstreams. Those that are in `before` and have not changed are taken over with all that is known of them.
+    /// A pool of these upstreams. Those of `before` that have not changed are taken over with their state.
     pub fn new(
         settings: &[UpstreamSettings],
         transport: &Transport,
         before: &UpstreamPool,
     ) -> Result<UpstreamPool, String> {
-        let member = |settings: &UpstreamSettings| {
-            if let Some(known) = before.members.iter().find(|member| member.client.settings() == settings) {
+        let server = |settings: &UpstreamSettings| {
+            if let Some(known) = before.servers.iter().find(|server| server.client.settings() == settings) {
                 return Ok(Arc::clone(known));
             }
             let client = Upstream::new(settings.clone(), transport)
                 .map_err(|error| format!("the upstream {} cannot be used: {error}", settings.name))?;
-            let member = Member::new(client);
-            let is_same =
-                |known: &&Arc<Member>| known.name() == settings.name && known.client.settings().url == settings.url;
-            if let Some(known) = before.members.iter().find(is_same) {
-                member.inherit(known);
+            let server = UpstreamServer::new(client);
+            let is_same = |known: &&Arc<UpstreamServer>| {
+                known.name() == settings.name && known.client.settings().url == settings.url
+            };
+            if let Some(known) = before.servers.iter().find(is_same) {
+                server.inherit(known);
             }
-            Ok(member)
+            Ok(server)
         };
-        let members = settings.iter().map(member).collect::<Result<_, String>>()?;
-        Ok(UpstreamPool { members, turn: AtomicUsize::new(0) })
+        let servers = settings.iter().map(server).collect::<Result<_, String>>()?;
+        Ok(UpstreamPool { servers, turn: AtomicUsize::new(0) })
     }
 
-    /// The upstreams that serve a model of this name. `discovered`: also those that only happen to list it.
+    /// The upstreams that serve a model of this name. `discovered`: also those that list it without being configured for
+    /// it.
     pub fn serving(&self, name: &str, discovered: bool) -> Option<ServedByUpstreams> {
-        let members = self.members.iter();
-        let members: Vec<_> =
-            members.filter_map(|member| Some((Arc::clone(member), member.model(name, discovered)?))).collect();
-        let (first, _) = members.first()?;
-        let public = first.models().into_iter().find(|known| model_name::are_same(known, name))?;
-        Some(ServedByUpstreams { name: public, members, turn: self.turn.fetch_add(1, Ordering::Relaxed) })
+        let upstream = |server: &Arc<UpstreamServer>| {
+            Some(ServingUpstream { server: Arc::clone(server), model: server.model(name, discovered)? })
+        };
+        let upstreams: Vec<ServingUpstream> = self.servers.iter().filter_map(upstream).collect();
+        let public = upstreams.first()?.server.models().into_iter().find(|known| model_name::are_same(known, name))?;
+        Some(ServedByUpstreams { name: public, upstreams, turn: self.turn.fetch_add(1, Ordering::Relaxed) })
     }
 
     /// Every model's public name, each once, with the first upstream that serves it.
-    pub fn models(&self) -> Vec<(String, Arc<Member>)> {
-        let mut models: Vec<(String, Arc<Member>)> = Vec::new();
-        for member in &self.members {
-            for name in member.models() {
+    pub fn models(&self) -> Vec<(String, Arc<UpstreamServer>)> {
+        let mut models: Vec<(String, Arc<UpstreamServer>)> = Vec::new();
+        for server in &self.servers {
+            for name in server.models() {
                 if !models.iter().any(|(known, _)| model_name::are_same(known, &name)) {
-                    models.push((name, Arc::clone(member)));
+                    models.push((name, Arc::clone(server)));
                 }
             }
         }
         models
     }
 
-    /// Whether a name that nobody knows may still turn out to be a model of theirs.
+    /// Returns true if an unknown name may still turn out to be a model of theirs.
     pub fn may_yet_list(&self) -> bool {
-        self.members.iter().any(|member| member.is_unlisted())
+        self.servers.iter().any(|server| server.is_unlisted())
     }
 
-    /// Whether one of them could answer for a model now, as far as is known.
+    /// Returns true if one of them can probably answer for a model now.
     pub fn answers(&self) -> bool {
-        let has_one = |member: &Member| member.models().len() > member.unanswered().len();
-        self.members.iter().any(|member| member.life() != Life::Unknown && has_one(member))
+        let has_one = |server: &UpstreamServer| server.models().len() > server.unanswered().len();
+        self.servers.iter().any(|server| server.state() != UpstreamState::Unknown && has_one(server))
     }
 
-    /// A model that none of its upstreams could answer for, among those that `is_local` does not know.
+    /// A model that none of its upstreams can answer for now, other than those for which `is_local` returns true.
     pub fn unanswered(&self, is_local: impl Fn(&str) -> bool) -> Option<String> {
-        let can = |member: &Member, name: &str| {
-            member.can_answer() && member.model(name, true).is_some_and(|theirs| member.can_answer_for(&theirs))
+        let can = |server: &UpstreamServer, name: &str| {
+            server.can_answer() && server.model(name, true).is_some_and(|theirs| server.can_answer_for(&theirs))
         };
-        let mut names = self.members.iter().flat_map(|member| member.unanswered());
-        names.find(|name| !is_local(name) && !self.members.iter().any(|member| can(member, name)))
+        let mut names = self.servers.iter().flat_map(|server| server.unanswered());
+        names.find(|name| !is_local(name) && !self.servers.iter().any(|server| can(server, name)))
     }
 
-    /// Choices that all of them generate at once.
-    pub fn n_places(&self) -> usize {
-        self.members.iter().map(|member| member.client.settings().max_concurrent).sum()
+    /// Choices that all of them can generate at once.
+    pub fn capacity(&self) -> usize {
+        self.servers.iter().map(|server| server.client.settings().max_concurrent).sum()
     }
 }
 
 impl ServedByUpstreams {
     /// When the first of them was put into service.
     pub fn since(&self) -> SystemTime {
-        self.members.first().map_or(SystemTime::UNIX_EPOCH, |(member, _)| member.since)
+        self.upstreams.first().map_or(SystemTime::UNIX_EPOCH, |upstream| upstream.server.since)
     }
 
-    /// Whether one of them could answer now, as far as is known.
+    /// Returns true if one of them can probably answer now.
     pub fn can_answer(&self) -> bool {
-        self.members.iter().any(|(member, model)| member.can_answer_for(model))
+        self.upstreams.iter().any(|upstream| upstream.server.can_answer_for(&upstream.model))
     }
 }

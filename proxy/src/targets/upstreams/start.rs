@@ -1,123 +1,119 @@
-//! Finds an upstream that begins to answer: others are tried until a first piece has come.
+//! Finds an upstream that begins to answer: others are tried until the first piece of the reply has come.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engines::trace::TARGET;
-use baton_engines::upstream::{Asked, TextDelta, TextStream, UpstreamError};
+use baton_engines::upstream::{ChoiceRequest, TextDelta, TextStream, UpstreamError, UpstreamFailure};
 use baton_planner::reason::RouteReason;
 use baton_schemas::GenerateRequest;
 use futures::StreamExt;
 use futures::future::try_join_all;
 use tracing::{Instrument, Span};
 
-use super::asking::{Question, first_answer};
-use super::member::Place;
-use super::sight::check_sight;
-use super::{Member, ServedByUpstreams};
+use super::image_support::refuse_images;
+use super::retry::{UpstreamQuestion, first_answer};
+use super::server::UpstreamPermit;
+use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
 use crate::error::RequestError;
 
-/// A request that an upstream has begun to answer.
-pub struct Started {
-    /// Which one.
-    pub member: Arc<Member>,
+/// A reply that an upstream has begun.
+pub struct StartedReply {
+    /// The upstream.
+    pub server: Arc<UpstreamServer>,
     /// Why this one.
     pub reason: RouteReason,
-    /// When it was asked.
+    /// When the request was sent.
     pub asked: Instant,
     /// One stream per choice.
-    pub choices: Vec<TextChoice>,
+    pub choices: Vec<StartedChoice>,
 }
 
 /// One choice whose first piece has come.
-pub struct TextChoice {
-    /// That piece.
+pub struct StartedChoice {
+    /// The first piece.
     pub first: TextDelta,
     /// What follows.
     pub rest: TextStream,
-    /// Told how it went on.
-    pub member: Arc<Member>,
-    /// When it was asked for.
+    /// The upstream, which a failure of the stream is reported to.
+    pub server: Arc<UpstreamServer>,
+    /// When the request was sent.
     pub asked: Instant,
-    /// Of the whole reply; what is sent to the upstream names it.
+    /// The span of the whole reply; the upstream gets its id.
     pub span: Span,
 }
 
 /// Starts a request. Dropping the future cancels it.
 ///
-/// Errors: the request is wrong; or no upstream answers, and then the last one's reason.
+/// Errors: the request is wrong; or no upstream answers, and then the last one's error.
 pub async fn start(
     serving: &ServedByUpstreams,
     request: &GenerateRequest,
     request_id: &str,
-) -> Result<Started, RequestError> {
-    check_sight(request.images())?;
-    let (member, reason, choices) = first_answer(serving, &Generating { request, request_id }).await?;
-    let asked = choices.first().map_or_else(Instant::now, |choice: &TextChoice| choice.asked);
-    Ok(Started { member, reason, asked, choices })
+) -> Result<StartedReply, RequestError> {
+    refuse_images(request.images())?;
+    let found = first_answer(serving, &GenerateQuestion { request, request_id }).await?;
+    let choices: Vec<StartedChoice> = found.answer;
+    let asked = choices.first().map_or_else(Instant::now, |choice| choice.asked);
+    Ok(StartedReply { server: found.server, reason: found.reason, asked, choices })
 }
 
-struct Generating<'a> {
+struct GenerateQuestion<'a> {
     request: &'a GenerateRequest,
     request_id: &'a str,
 }
 
-impl Question for Generating<'_> {
-    type Answer = Vec<TextChoice>;
+impl UpstreamQuestion for GenerateQuestion<'_> {
+    type Answer = Vec<StartedChoice>;
 
     fn request_id(&self) -> &str {
         self.request_id
     }
 
-    fn n_places(&self) -> u32 {
+    fn n_permits(&self) -> u32 {
         self.request.n
     }
 
-    fn fits(&self, member: &Member, model: &str) -> Result<(), UpstreamError> {
-        fits(member, model, self.request, self.request_id)
+    fn check(&self, ServingUpstream { server, model }: &ServingUpstream) -> Result<(), UpstreamError> {
+        let GenerateQuestion { request, request_id } = *self;
+        server.client.check(&ChoiceRequest { request, choice: 0, model, request_id })?;
+        match request.n as usize > server.client.settings().max_concurrent {
+            true => Err(UpstreamError::Unsupported { field: "n" }),
+            false => Ok(()),
+        }
     }
 
+    /// Requests all choices, and waits for the first piece of each.
     async fn ask(
         &self,
-        member: &Arc<Member>,
-        model: &str,
-        places: Vec<Place>,
-    ) -> Result<Vec<TextChoice>, UpstreamError> {
-        ask(member, model, self.request, self.request_id, places).await
+        upstream: &ServingUpstream,
+        permits: Vec<UpstreamPermit>,
+    ) -> Result<Vec<StartedChoice>, UpstreamError> {
+        let choices = (0..).zip(permits).map(|(choice, permit)| self.ask_for_choice(upstream, choice, permit));
+        try_join_all(choices).await
     }
 }
 
-/// Whether an upstream can be asked for that at all.
-fn fits(member: &Member, model: &str, request: &GenerateRequest, request_id: &str) -> Result<(), UpstreamError> {
-    member.client.check(&Asked { request, choice: 0, model, request_id })?;
-    if request.n as usize > member.client.settings().max_concurrent {
-        return Err(UpstreamError::Unsupported { field: "n", kind: member.client.settings().kind.as_str() });
-    }
-    Ok(())
-}
-
-/// Asks one upstream for all choices, and waits for the first piece of each.
-async fn ask(
-    member: &Arc<Member>,
-    model: &str,
-    request: &GenerateRequest,
-    request_id: &str,
-    places: Vec<Place>,
-) -> Result<Vec<TextChoice>, UpstreamError> {
-    let choices = (0..).zip(places).map(|(choice, place)| async move {
-        let since = Instant::now();
-        // The client chose the first part. Servers that name their work after it must not find two of one name.
-        let request_id = &format!("{request_id}-{choice}-{:08x}", rand::random::<u32>());
-        let asked = Asked { request, choice, model, request_id };
+impl GenerateQuestion<'_> {
+    async fn ask_for_choice(
+        &self,
+        ServingUpstream { server, model }: &ServingUpstream,
+        choice: u32,
+        permit: UpstreamPermit,
+    ) -> Result<StartedChoice, UpstreamError> {
+        let asked = Instant::now();
+        // The client chose the first part, and servers that name their work after the id must not find it twice.
+        let request_id = &format!("{}-{choice}-{:08x}", self.request_id, rand::random::<u32>());
+        let request = ChoiceRequest { request: self.request, choice, model, request_id };
         let span =
-            tracing::info_span!(target: TARGET, "upstream", otel.kind = "client", choice, server = member.name());
-        let mut reply = member.client.generate(&asked, place).instrument(span.clone()).await?;
-        if let Some(Err(reason)) = reply.prefill {
-            member.fallbacks.count(reason);
+            tracing::info_span!(target: TARGET, "upstream", otel.kind = "client", choice, server = server.name());
+        let mut reply = server.client.generate(&request, permit).instrument(span.clone()).await?;
+        if let Some(Err(failure)) = reply.prefill {
+            server.fallbacks.count(failure);
         }
-        let cut = || UpstreamError::Failed { reason: "cut_short", detail: "there was no reply".into() };
+        let cut =
+            || UpstreamError::Failed { failure: UpstreamFailure::CutShort, detail: "there was no reply".to_owned() };
         let first = reply.deltas.next().await.unwrap_or_else(|| Err(cut()))?;
-        Ok(TextChoice { first, rest: reply.deltas, member: Arc::clone(member), asked: since, span })
-    });
-    try_join_all(choices).await
+        Ok(StartedChoice { first, rest: reply.deltas, server: Arc::clone(server), asked, span })
+    }
 }

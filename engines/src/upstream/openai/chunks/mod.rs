@@ -6,23 +6,24 @@ use baton_schemas::tools::ToolCallDelta;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::upstream::{Kind, ReplyReader, TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, new_id, refusal};
+use crate::upstream::delta::{DeltaReader, new_call_id};
+use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure, refusal};
 
-/// Calls in one reply: more are no reply.
+/// The most calls in one reply.
 const MAX_CALLS: u32 = 128;
 
 #[derive(Deserialize)]
-struct Chunk {
+struct StreamChunk {
     #[serde(default)]
-    choices: Vec<Choice>,
-    usage: Option<Usage>,
+    choices: Vec<IncomingChoice>,
+    usage: Option<ChunkUsage>,
     error: Option<Value>,
     /// vLLM's old form of an error: `{"object":"error","message":…,"code":400}`.
     object: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct IncomingChoice {
     delta: Option<ChatDelta>,
     /// Of a plain completion.
     text: Option<String>,
@@ -53,7 +54,7 @@ struct FunctionDelta {
 }
 
 #[derive(Deserialize)]
-struct Usage {
+struct ChunkUsage {
     prompt_tokens: Option<u32>,
     completion_tokens: Option<u32>,
     prompt_tokens_details: Option<PromptDetails>,
@@ -70,23 +71,23 @@ struct CompletionDetails {
     reasoning_tokens: Option<u32>,
 }
 
-/// See the module.
+/// Reads one reply's chunks.
 #[derive(Default)]
-pub(super) struct ChunkReader {
+pub(in crate::upstream) struct ChunkReader {
     reason: Option<FinishReason>,
     usage: TextUsage,
-    /// The call that is being written: the upstream's number for it, and its id.
+    /// The unfinished call: the upstream's number for it, and its id.
     open: Option<(Option<u32>, String)>,
     n_calls: u32,
-    /// Log-probabilities were asked for, and none have come yet.
+    /// Log-probabilities were requested, and none have come yet.
     lacks_logprobs: bool,
     /// Text that came without them.
     held: String,
 }
 
-impl ReplyReader for ChunkReader {
+impl DeltaReader for ChunkReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let chunk: Chunk = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        let chunk: StreamChunk = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
         if chunk.error.as_ref().is_some_and(|error| !error.is_null()) || chunk.object.as_deref() == Some("error") {
             return Err(refusal::in_stream(event));
         }
@@ -101,7 +102,7 @@ impl ReplyReader for ChunkReader {
                     .or(self.usage.n_reasoning),
             };
         }
-        // One choice was asked for.
+        // One choice was requested.
         chunk.choices.into_iter().take(1).try_for_each(|choice| self.choice(choice, out))
     }
 
@@ -116,12 +117,12 @@ impl ReplyReader for ChunkReader {
 }
 
 impl ChunkReader {
-    /// A reader of one reply, to which log-probabilities may have been asked for.
-    pub(super) fn new(lacks_logprobs: bool) -> ChunkReader {
+    /// A reader of one reply, for which log-probabilities may have been requested.
+    pub(in crate::upstream) fn new(lacks_logprobs: bool) -> ChunkReader {
         ChunkReader { lacks_logprobs, ..ChunkReader::default() }
     }
 
-    fn choice(&mut self, choice: Choice, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+    fn choice(&mut self, choice: IncomingChoice, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let delta = choice.delta.unwrap_or_default();
         let is_some = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         out.extend(
@@ -145,7 +146,10 @@ impl ChunkReader {
         // Some servers write an empty one into every piece.
         if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
             if matches!(reason.as_str(), "abort" | "error") {
-                return Err(UpstreamError::failed("server_error", format_args!("the reply ended by {reason:?}")));
+                return Err(UpstreamError::failed(
+                    UpstreamFailure::ServerError,
+                    format_args!("the reply ended by {reason:?}"),
+                ));
             }
             self.check_held()?;
             self.reason = Some(match reason.as_str() {
@@ -172,7 +176,7 @@ impl ChunkReader {
             if self.n_calls >= MAX_CALLS {
                 return Err(UpstreamError::malformed("too many calls in one reply"));
             }
-            let id = if id.is_empty() { new_id() } else { id };
+            let id = if id.is_empty() { new_call_id() } else { id };
             self.open = Some((call.index, id.clone()));
             out.push(TextDelta::Call(ToolCallDelta::Begin { index: self.n_calls, id, name }));
         }
@@ -182,12 +186,11 @@ impl ChunkReader {
         Ok(())
     }
 
-    /// Errors: text came without the log-probabilities that were asked for, and what follows it has none either.
+    /// Errors: text came without the requested log-probabilities, and what follows it has none either.
     fn check_held(&self) -> Result<(), UpstreamError> {
         match self.held.is_empty() {
             true => Ok(()),
-            // The dialect's name: which kind of server speaks it here makes no difference.
-            false => Err(UpstreamError::Unsupported { field: "logprobs", kind: Kind::OpenAi.as_str() }),
+            false => Err(UpstreamError::Unsupported { field: "logprobs" }),
         }
     }
 
@@ -217,7 +220,7 @@ fn tokens(logprobs: &Value) -> Vec<TextToken> {
     texts.iter().enumerate().filter_map(token).collect()
 }
 
-/// A list of objects, each of a token. Ollama has the same.
+/// Tokens from a list of objects. Ollama has the same form.
 pub(in crate::upstream) fn listed(entries: &[Value]) -> Vec<TextToken> {
     let token = |entry: &Value| {
         let top = entry.get("top_logprobs").and_then(Value::as_array).into_iter().flatten();

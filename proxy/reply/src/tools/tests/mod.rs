@@ -2,6 +2,7 @@
 
 mod cut;
 
+use baton_schemas::FinishReason;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::openai::ResponsesRequest;
 use baton_schemas::thinking::ThinkTags;
@@ -240,7 +241,7 @@ fn a_reply_that_may_hold_one_call_ends_with_it() {
     );
     let parts = one.feed("<tool_call>{\"name\": \"stop\"}</tool_call><tool_call>{\"name\": \"look\"}</tool_call>");
     assert_eq!(show(parts), "[stop({})]");
-    assert!(one.is_stopped() && one.has_called());
+    assert!(one.is_stopped() && one.reason(FinishReason::Stop) == FinishReason::ToolCalls);
 }
 
 #[test]

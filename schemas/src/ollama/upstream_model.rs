@@ -1,46 +1,47 @@
-//! `/api/show` for a model that another server runs: what that server reports about it.
+//! `/api/show` of a model that an upstream serves, from the upstream's own description.
 
 use serde_json::{Map, Value};
 
 use super::model::{Details, Show};
 
-/// What another server reports about a model. A fact that it does not report, or that cannot be true, is missing.
+/// An upstream's description of a model. What it does not report, or what is implausible, is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ToldModel {
-    /// What it can do, in Ollama's words. Empty: not reported.
+pub struct UpstreamModelInfo {
+    /// Its capabilities, in Ollama's words. Empty: not reported.
     pub capabilities: Vec<&'static str>,
-    /// What kind of model it is.
+    /// Format, family and size.
     pub details: Details,
     /// llama.cpp's architecture name.
     pub architecture: Option<String>,
-    /// Parameters.
+    /// The number of parameters.
     pub n_params: Option<u64>,
     /// Tokens the model was trained on.
     pub n_ctx_train: Option<u32>,
-    /// Values of its vectors.
+    /// Values of each vector.
     pub n_embd: Option<u32>,
     /// Tokens that one sequence may hold there.
     pub n_ctx: Option<u32>,
 }
 
 impl Show {
-    /// Describes a model that another server runs. A model without reported capabilities is shown as one that chats and
-    /// calls tools: a request will find out.
-    pub fn of_upstream(modified_at: String, told: ToldModel) -> Self {
+    /// The reply for a model that an upstream serves. A model without reported capabilities is shown with chat and tools:
+    /// whether it calls tools shows when a request has some.
+    pub fn of_upstream(modified_at: String, described: UpstreamModelInfo) -> Self {
         // Clients look for a key with this end. Before it stands the architecture, where that is known.
-        let prefix = told.architecture.clone().unwrap_or_else(|| "general".to_owned());
+        let prefix = described.architecture.clone().unwrap_or_else(|| "general".to_owned());
         let facts = [
-            ("general.architecture".to_owned(), told.architecture.map(Value::from)),
-            ("general.parameter_count".to_owned(), told.n_params.map(Value::from)),
-            (format!("{prefix}.context_length"), told.n_ctx_train.or(told.n_ctx).map(Value::from)),
-            (format!("{prefix}.embedding_length"), told.n_embd.map(Value::from)),
+            ("general.architecture".to_owned(), described.architecture.map(Value::from)),
+            ("general.parameter_count".to_owned(), described.n_params.map(Value::from)),
+            (format!("{prefix}.context_length"), described.n_ctx_train.or(described.n_ctx).map(Value::from)),
+            (format!("{prefix}.embedding_length"), described.n_embd.map(Value::from)),
         ];
         let model_info: Map<String, Value> = facts.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        let capabilities = if told.capabilities.is_empty() { vec!["completion", "tools"] } else { told.capabilities };
+        let capabilities =
+            if described.capabilities.is_empty() { vec!["completion", "tools"] } else { described.capabilities };
         Show {
             modelfile: "# This model is served by another server.".to_owned(),
             template: String::new(),
-            details: told.details,
+            details: described.details,
             model_info,
             capabilities,
             modified_at,
@@ -55,21 +56,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_shown_that_was_not_told() {
-        let show = |told| Show::of_upstream(String::new(), told);
-        let nothing = show(ToldModel::default());
+    fn only_what_the_upstream_reports_is_shown() {
+        let show = |described| Show::of_upstream(String::new(), described);
+        let nothing = show(UpstreamModelInfo::default());
         assert_eq!((nothing.model_info, nothing.details), (Map::new(), Details::default()));
         assert_eq!(nothing.capabilities, ["completion", "tools"]);
-        let context = show(ToldModel { n_ctx: Some(4096), ..ToldModel::default() });
+        let context = show(UpstreamModelInfo { n_ctx: Some(4096), ..UpstreamModelInfo::default() });
         assert_eq!(Value::Object(context.model_info), json!({ "general.context_length": 4096 }));
-        let all = show(ToldModel {
+        let all = show(UpstreamModelInfo {
             capabilities: vec!["embedding"],
             architecture: Some("bert".to_owned()),
             n_params: Some(33_000_000),
             n_ctx_train: Some(512),
             n_embd: Some(384),
             n_ctx: Some(4096),
-            ..ToldModel::default()
+            ..UpstreamModelInfo::default()
         });
         assert_eq!(all.capabilities, ["embedding"]);
         let expected = json!({

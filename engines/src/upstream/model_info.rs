@@ -1,14 +1,11 @@
-//! What an upstream tells of one of its models: Ollama in `/api/show`, llama-server in `/props`, vLLM in its list.
-//!
-//! It goes on to clients, so that only fields known here do, words that are words, and numbers that could be true.
+//! Reads an upstream's description of a model. It goes on to clients, so only known fields are read, and only plausible
+//! values: short names without spaces, and numbers within bounds.
 
 use baton_schemas::ollama::model::Details;
-use baton_schemas::ollama::told::ToldModel;
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::Value;
 
-use super::Kind;
-
-/// Larger numbers are mistaken.
+/// Larger numbers are mistakes.
 const MAX_CTX: u64 = 100_000_000;
 const MAX_PARAMS: u64 = 1_000_000_000_000_000;
 const MAX_EMBD: u64 = 1_000_000;
@@ -19,47 +16,35 @@ const MAX_WORD_BYTES: usize = 64;
 /// Families of one model: some have a second one for their projector.
 const MAX_FAMILIES: usize = 8;
 
-/// What of a model's abilities is passed on. Upstreams are sent no images, so whether it sees is not.
+/// Capabilities that are passed on. `vision` is not: upstreams are sent no images.
 const CAPABILITIES: [&str; 5] = ["completion", "tools", "insert", "thinking", "embedding"];
 
-/// Reads the reply of an upstream of this kind. `model` is its own name for the model.
-pub(super) fn read(kind: Kind, model: &str, reply: &Value) -> ToldModel {
-    match kind {
-        Kind::Ollama => of_show(reply),
-        Kind::LlamaServer => of_context(reply.pointer("/default_generation_settings/n_ctx")),
-        Kind::Vllm => {
-            let mut listed = reply.get("data").and_then(Value::as_array).into_iter().flatten();
-            let entry = listed.find(|entry| entry.get("id").and_then(Value::as_str) == Some(model));
-            of_context(entry.and_then(|entry| entry.get("max_model_len")))
-        }
-        Kind::OpenAi => ToldModel::default(),
-    }
+/// The description of a model of which only the context's size is known.
+pub(super) fn of_context(n_ctx: Option<&Value>) -> UpstreamModelInfo {
+    UpstreamModelInfo { n_ctx: small(n_ctx, MAX_CTX), ..UpstreamModelInfo::default() }
 }
 
-fn of_context(n_ctx: Option<&Value>) -> ToldModel {
-    ToldModel { n_ctx: small(n_ctx, MAX_CTX), ..ToldModel::default() }
-}
-
-fn of_show(reply: &Value) -> ToldModel {
+/// Ollama's reply to `/api/show`.
+pub(super) fn of_show(reply: &Value) -> UpstreamModelInfo {
     let info = |key: &str| reply.get("model_info").and_then(|info| info.get(key));
     let architecture = word(info("general.architecture"));
     let of_architecture = |key: &str| info(&format!("{}.{key}", architecture.as_deref()?));
-    let told = reply.get("capabilities").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    ToldModel {
-        capabilities: CAPABILITIES.into_iter().filter(|known| told.iter().any(|told| told == known)).collect(),
+    let listed = reply.get("capabilities").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    UpstreamModelInfo {
+        capabilities: CAPABILITIES.into_iter().filter(|known| listed.iter().any(|listed| listed == known)).collect(),
         details: reply.get("details").map(details).unwrap_or_default(),
         n_params: number(info("general.parameter_count"), MAX_PARAMS),
         n_ctx_train: small(of_architecture("context_length"), MAX_CTX),
         n_embd: small(of_architecture("embedding_length"), MAX_EMBD),
-        // What it may hold there is a setting and not told.
+        // Ollama does not report the context that it runs the model with.
         n_ctx: None,
         architecture,
     }
 }
 
-fn details(told: &Value) -> Details {
-    let text = |name: &str| word(told.get(name)).unwrap_or_default();
-    let families = told.get("families").and_then(Value::as_array).into_iter().flatten();
+fn details(reported: &Value) -> Details {
+    let text = |name: &str| word(reported.get(name)).unwrap_or_default();
+    let families = reported.get("families").and_then(Value::as_array).into_iter().flatten();
     Details {
         parent_model: "",
         format: if text("format") == "gguf" { "gguf" } else { "" },
@@ -90,11 +75,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::upstream::UpstreamKind;
+
+    fn read(kind: UpstreamKind, model: &str, reply: &Value) -> UpstreamModelInfo {
+        kind.protocol().read_model_info(model, reply)
+    }
 
     #[test]
-    fn of_ollamas_reply_what_is_known_goes_on() {
-        let told = read(
-            Kind::Ollama,
+    fn only_known_fields_of_ollamas_reply_are_passed_on() {
+        let described = read(
+            UpstreamKind::Ollama,
             "m",
             &json!({
                 "license": "long", "modelfile": "FROM /home/somebody/model", "template": "{{ .Prompt }}",
@@ -109,37 +99,38 @@ mod tests {
                 "capabilities": ["thinking", "completion", "vision", "tools", "flying"],
             }),
         );
-        assert_eq!(told.capabilities, ["completion", "tools", "thinking"]);
-        assert_eq!((told.architecture.as_deref(), told.n_params), (Some("qwen3"), Some(8_190_735_360)));
-        assert_eq!((told.n_ctx_train, told.n_embd, told.n_ctx), (Some(40_960), Some(4_096), None));
-        let details = told.details;
+        assert_eq!(described.capabilities, ["completion", "tools", "thinking"]);
+        assert_eq!((described.architecture.as_deref(), described.n_params), (Some("qwen3"), Some(8_190_735_360)));
+        assert_eq!((described.n_ctx_train, described.n_embd, described.n_ctx), (Some(40_960), Some(4_096), None));
+        let details = described.details;
         assert_eq!((details.parent_model, details.format, details.families), ("", "gguf", vec!["qwen3".to_owned()]));
         assert_eq!((details.parameter_size.as_str(), details.quantization_level.as_str()), ("8.2B", "Q4_K_M"));
     }
 
     #[test]
-    fn what_cannot_be_true_is_missing() {
-        let show =
-            |info: Value| read(Kind::Ollama, "m", &json!({ "model_info": info, "details": 1, "capabilities": "x" }));
+    fn implausible_values_are_left_out() {
+        let show = |info: Value| {
+            read(UpstreamKind::Ollama, "m", &json!({ "model_info": info, "details": 1, "capabilities": "x" }))
+        };
         for n in [json!(0), json!(-1), json!(1.5), json!("4096"), json!(1_u64 << 40), Value::Null] {
-            let told = show(json!({ "general.architecture": "llama", "llama.context_length": n }));
-            assert_eq!(told.n_ctx_train, None, "{n}");
+            let described = show(json!({ "general.architecture": "llama", "llama.context_length": n }));
+            assert_eq!(described.n_ctx_train, None, "{n}");
             let props = json!({ "default_generation_settings": { "n_ctx": n } });
-            assert_eq!(read(Kind::LlamaServer, "m", &props), ToldModel::default(), "{n}");
+            assert_eq!(read(UpstreamKind::LlamaServer, "m", &props), UpstreamModelInfo::default(), "{n}");
         }
         for architecture in [json!("a\nb"), json!("x".repeat(65)), json!(""), json!(1)] {
-            let told = show(json!({ "general.architecture": architecture, "llama.context_length": 5 }));
-            assert_eq!(told, ToldModel::default(), "{architecture}");
+            let described = show(json!({ "general.architecture": architecture, "llama.context_length": 5 }));
+            assert_eq!(described, UpstreamModelInfo::default(), "{architecture}");
         }
     }
 
     #[test]
-    fn other_kinds_tell_the_context_or_nothing() {
+    fn other_kinds_report_the_context_or_nothing() {
         let props = json!({ "default_generation_settings": { "n_ctx": 8192 } });
-        assert_eq!(read(Kind::LlamaServer, "m", &props).n_ctx, Some(8192));
+        assert_eq!(read(UpstreamKind::LlamaServer, "m", &props).n_ctx, Some(8192));
         let list = json!({ "data": [{ "id": "other", "max_model_len": 1 }, { "id": "m", "max_model_len": 32_768 }] });
-        assert_eq!(read(Kind::Vllm, "m", &list).n_ctx, Some(32_768));
-        assert_eq!(read(Kind::Vllm, "n", &list).n_ctx, None);
-        assert_eq!(read(Kind::OpenAi, "m", &list), ToldModel::default());
+        assert_eq!(read(UpstreamKind::Vllm, "m", &list).n_ctx, Some(32_768));
+        assert_eq!(read(UpstreamKind::Vllm, "n", &list).n_ctx, None);
+        assert_eq!(read(UpstreamKind::OpenAi, "m", &list), UpstreamModelInfo::default());
     }
 }

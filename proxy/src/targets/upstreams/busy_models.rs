@@ -1,37 +1,37 @@
-//! Until when an upstream is left alone, model by model: a 429 or 503 is about the model that was asked for. Hosted
-//! services have a quota for each, and a server of several models may lack room for one of them.
+//! Models that a busy upstream gets no requests for, each until its own time: a 429 or 503 is about the requested model.
+//! Hosted services have a quota for each, and a server of several models may lack memory for one of them.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Models that are kept. Only configured and listed ones are ever asked for.
+/// The most models that are kept. Only configured and listed ones are ever requested.
 const MAX_MODELS: usize = 1_000;
 
-/// Models of one upstream that have no room now, by the upstream's own names.
+/// One upstream's models that it has no capacity for now, by the upstream's own names.
 #[derive(Debug, Default)]
-pub(super) struct Busy {
+pub(super) struct BusyModels {
     until: HashMap<String, Instant>,
 }
 
-impl Busy {
-    /// How long this model is still to be left alone.
+impl BusyModels {
+    /// The time until this model may be requested again. `None`: now.
     pub(super) fn left(&self, model: &str, now: Instant) -> Option<Duration> {
         time_left(*self.until.get(model)?, now)
     }
 
-    /// The longest such time of any model.
+    /// The longest of these times.
     pub(super) fn longest(&self, now: Instant) -> Option<Duration> {
         self.until.values().filter_map(|until| time_left(*until, now)).max()
     }
 
-    /// This model is to be left alone for so long from `now` on. Returns how long it was to be before.
+    /// Keeps requests for this model away for `pause` from `now` on. Returns the time that was left before.
     pub(super) fn add(&mut self, model: &str, pause: Duration, now: Instant) -> Option<Duration> {
         let before = self.left(model, now);
         self.until.retain(|_, until| *until > now);
         if self.until.len() >= MAX_MODELS && before.is_none() {
-            // The one that would be asked again first: least is lost.
+            // The one that expires first matters least.
             let first = self.until.iter().min_by_key(|(_, until)| **until).map(|(name, _)| name.clone());
             if let Some(name) = first {
                 self.until.remove(&name);
@@ -53,22 +53,22 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn each_model_is_left_alone_for_as_long_as_was_said_of_it() {
-        let (mut busy, now) = (Busy::default(), Instant::now());
+    fn each_model_has_its_own_pause() {
+        let (mut busy, now) = (BusyModels::default(), Instant::now());
         assert_eq!(busy.add("a", SECOND * 600, now), None);
         assert_eq!(busy.add("b", SECOND, now), None);
         assert_eq!((busy.left("a", now), busy.left("b", now)), (Some(SECOND * 600), Some(SECOND)));
         assert_eq!((busy.left("c", now), busy.longest(now)), (None, Some(SECOND * 600)));
         let later = now + SECOND * 2;
         assert_eq!((busy.left("b", later), busy.longest(later)), (None, Some(SECOND * 598)));
-        assert_eq!(busy.add("a", SECOND, later), Some(SECOND * 598), "what was said last holds");
+        assert_eq!(busy.add("a", SECOND, later), Some(SECOND * 598), "the last pause counts");
         assert_eq!(busy.longest(later), Some(SECOND));
         assert_eq!(busy.longest(now + SECOND * 600), None);
     }
 
     #[test]
-    fn what_is_over_is_forgotten_and_the_rest_is_bounded() {
-        let (mut busy, now) = (Busy::default(), Instant::now());
+    fn expired_pauses_are_dropped_and_the_rest_is_bounded() {
+        let (mut busy, now) = (BusyModels::default(), Instant::now());
         for i in 0..10 {
             busy.add(&format!("short {i}"), SECOND, now);
         }
@@ -81,6 +81,6 @@ mod tests {
         assert_eq!((busy.until.len(), busy.left("first", later)), (MAX_MODELS, None));
         assert_eq!(busy.left("long 1", later), Some(SECOND * 600));
         busy.add("long 1", SECOND, later);
-        assert_eq!(busy.until.len(), MAX_MODELS, "one that is known takes nobody's place");
+        assert_eq!(busy.until.len(), MAX_MODELS, "a known model evicts no other");
     }
 }

@@ -1,0 +1,128 @@
+//! The ways in which an upstream fails to answer.
+
+use std::fmt;
+use std::time::Duration;
+
+use baton_schemas::EngineError;
+
+/// Why an upstream does not answer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum UpstreamError {
+    /// The upstream, as it is configured, does not take a field of the request. Most of the time nothing was sent; some
+    /// servers show it only in their reply.
+    #[error("the upstream does not take {field}")]
+    Unsupported {
+        /// The field, by its name in OpenAI's dialect.
+        field: &'static str,
+    },
+    /// The request is wrong: sending it again, here or to another upstream, fails the same way.
+    #[error(transparent)]
+    Refused(EngineError),
+    /// The upstream has no capacity now.
+    #[error("the upstream is busy")]
+    Busy {
+        /// How long to wait before the next request, if the upstream says so.
+        retry_after: Option<Duration>,
+    },
+    /// The upstream is at fault.
+    #[error("{failure}: {detail}")]
+    Failed {
+        /// What went wrong.
+        failure: UpstreamFailure,
+        /// For debug logs only: it may name addresses and quote the upstream's own words.
+        detail: String,
+    },
+}
+
+impl UpstreamError {
+    /// The error's kind as a word for logs. It is safe to log, while the whole error may quote prompts and keys.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            UpstreamError::Unsupported { .. } => "unsupported",
+            UpstreamError::Refused(_) => "refused",
+            UpstreamError::Busy { .. } => "busy",
+            UpstreamError::Failed { failure, .. } => failure.as_str(),
+        }
+    }
+
+    pub(super) fn failed(failure: UpstreamFailure, detail: impl ToString) -> Self {
+        UpstreamError::Failed { failure, detail: detail.to_string() }
+    }
+
+    pub(super) fn malformed(detail: impl ToString) -> Self {
+        UpstreamError::failed(UpstreamFailure::Malformed, detail)
+    }
+
+    /// The error of a request that missed its deadline.
+    pub(super) fn late() -> Self {
+        UpstreamError::failed(UpstreamFailure::TimedOut, "there was no reply in time")
+    }
+}
+
+/// What went wrong at an upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum UpstreamFailure {
+    /// No connection could be made, or it broke before the reply began.
+    Unreachable,
+    /// A deadline passed.
+    TimedOut,
+    /// The reply ended before it was complete.
+    CutShort,
+    /// The reply cannot be read.
+    Malformed,
+    /// The upstream answered with a redirect, which is not followed.
+    Redirected,
+    /// The upstream refused its configured key.
+    Unauthorized,
+    /// The upstream does not have the model.
+    ModelMissing,
+    /// The upstream reported an error of its own.
+    ServerError,
+}
+
+impl UpstreamFailure {
+    /// The word for metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UpstreamFailure::Unreachable => "unreachable",
+            UpstreamFailure::TimedOut => "timed_out",
+            UpstreamFailure::CutShort => "cut_short",
+            UpstreamFailure::Malformed => "malformed",
+            UpstreamFailure::Redirected => "redirected",
+            UpstreamFailure::Unauthorized => "unauthorized",
+            UpstreamFailure::ModelMissing => "model_missing",
+            UpstreamFailure::ServerError => "server_error",
+        }
+    }
+
+    /// Returns true if the connection broke. The upstream may have closed an idle connection just then, so one retry on
+    /// a new connection is worthwhile.
+    pub fn is_broken_connection(self) -> bool {
+        matches!(self, UpstreamFailure::Unreachable | UpstreamFailure::CutShort)
+    }
+}
+
+impl fmt::Display for UpstreamFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why an upstream computed a prompt itself instead of using its prefill servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PrefillFailure {
+    /// The prefill server failed.
+    Failed,
+    /// The prefill server answered without telling where the KV cache lies.
+    NoKvTransferParams,
+}
+
+impl PrefillFailure {
+    /// The word for metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PrefillFailure::Failed => "prefill_failed",
+            PrefillFailure::NoKvTransferParams => "no_kv_transfer_params",
+        }
+    }
+}

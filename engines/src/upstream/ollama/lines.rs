@@ -1,0 +1,150 @@
+//! Ollama's replies: a JSON object in each line.
+
+use baton_schemas::FinishReason;
+use baton_schemas::tools::ToolCallDelta;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::upstream::delta::{DeltaReader, new_call_id};
+use crate::upstream::openai::chunks::listed;
+use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, refusal};
+
+/// The most calls in one reply.
+const MAX_CALLS: u32 = 128;
+
+#[derive(Deserialize)]
+struct OllamaLine {
+    message: Option<LineMessage>,
+    /// Of `/api/generate`.
+    response: Option<String>,
+    thinking: Option<String>,
+    #[serde(default)]
+    done: bool,
+    done_reason: Option<String>,
+    prompt_eval_count: Option<u32>,
+    eval_count: Option<u32>,
+    /// Of this line's tokens, of text or not.
+    logprobs: Option<Vec<Value>>,
+    error: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+struct LineMessage {
+    content: Option<String>,
+    thinking: Option<String>,
+    tool_calls: Option<Vec<LineCall>>,
+}
+
+#[derive(Deserialize)]
+struct LineCall {
+    id: Option<String>,
+    function: LineFunction,
+}
+
+#[derive(Deserialize)]
+struct LineFunction {
+    name: String,
+    #[serde(default)]
+    arguments: Map<String, Value>,
+}
+
+/// Reads one reply's lines.
+#[derive(Default)]
+pub(super) struct LineReader {
+    end: Option<TextEnd>,
+    n_calls: u32,
+    /// Log-probabilities were requested, and none have come yet.
+    lacks_logprobs: bool,
+    /// Tokens whose text has not come yet.
+    held: Vec<TextToken>,
+}
+
+impl DeltaReader for LineReader {
+    fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let line: OllamaLine = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        if line.error.is_some() {
+            return Err(refusal::in_stream(event));
+        }
+        let message = line.message.unwrap_or_default();
+        let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let (reasoning, calls) = (filled(message.thinking.or(line.thinking)), message.tool_calls.unwrap_or_default());
+        self.hold(&line.logprobs.unwrap_or_default());
+        if let Some(text) = filled(message.content.or(line.response)) {
+            if self.lacks_logprobs {
+                // An older Ollama, or a model that reports none.
+                return Err(UpstreamError::Unsupported { field: "logprobs" });
+            }
+            out.extend(reasoning.map(TextDelta::Reasoning));
+            let tokens = self.take_tokens_of(&text);
+            out.push(TextDelta::Text { text, tokens });
+        } else if reasoning.is_some() || !calls.is_empty() {
+            // The tokens belong to these, which are passed on without log-probabilities.
+            self.held.clear();
+            out.extend(reasoning.map(TextDelta::Reasoning));
+        }
+        for call in calls {
+            self.call(call, out)?;
+        }
+        if line.done {
+            let reason = match line.done_reason.as_deref() {
+                Some("length") => FinishReason::Length,
+                _ if self.n_calls > 0 => FinishReason::ToolCalls,
+                _ => FinishReason::Stop,
+            };
+            let (n_prompt, n_completion) = (line.prompt_eval_count, line.eval_count);
+            self.end = Some(TextEnd { reason, usage: TextUsage { n_prompt, n_completion, ..TextUsage::default() } });
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _out: &mut Vec<TextDelta>) -> Option<TextEnd> {
+        self.end
+    }
+}
+
+impl LineReader {
+    /// A reader of one reply, for which log-probabilities may have been requested.
+    pub(super) fn new(lacks_logprobs: bool) -> LineReader {
+        LineReader { lacks_logprobs, ..LineReader::default() }
+    }
+
+    /// Keeps a line's tokens until their text comes: Ollama may hold text back until it knows that it is no call.
+    fn hold(&mut self, logprobs: &[Value]) {
+        let tokens = listed(logprobs);
+        self.lacks_logprobs &= tokens.is_empty();
+        self.held.extend(tokens);
+    }
+
+    /// Takes the held tokens that spell this text. Tokens before them were not shown, such as the tags of reasoning.
+    fn take_tokens_of(&mut self, text: &str) -> Vec<TextToken> {
+        let (mut n_bytes, mut spelled) = (0, None);
+        for (at, token) in self.held.iter().enumerate().rev() {
+            n_bytes += token.bytes.len();
+            let Some(rest) = text.len().checked_sub(n_bytes) else { break };
+            let tail = self.held[at..].iter().flat_map(|token| &token.bytes);
+            if tail.eq(&text.as_bytes()[rest..]) {
+                spelled = Some(at);
+            }
+        }
+        let mut held = std::mem::take(&mut self.held);
+        held.split_off(spelled.unwrap_or(0))
+    }
+
+    /// Ollama sends whole calls.
+    fn call(&mut self, call: LineCall, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
+        let index = self.n_calls;
+        if index >= MAX_CALLS {
+            return Err(UpstreamError::malformed("too many calls in one reply"));
+        }
+        self.n_calls += 1;
+        let id = call.id.filter(|id| !id.is_empty()).unwrap_or_else(new_call_id);
+        let fragment = Value::Object(call.function.arguments).to_string();
+        let steps = [
+            ToolCallDelta::Begin { index, id, name: call.function.name },
+            ToolCallDelta::Arguments { index, fragment },
+            ToolCallDelta::End { index },
+        ];
+        out.extend(steps.map(TextDelta::Call));
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! The one place that knows which file speaks to which kind of upstream.
+
+use super::llama_server::LlamaServer;
+use super::ollama::Ollama;
+use super::openai::OpenAi;
+use super::protocol::Protocol;
+use super::vllm::Vllm;
+use super::{UpstreamField, UpstreamKind};
+
+impl UpstreamKind {
+    pub(super) fn protocol(self) -> &'static dyn Protocol {
+        match self {
+            UpstreamKind::Ollama => &Ollama,
+            UpstreamKind::OpenAi => &OpenAi,
+            UpstreamKind::LlamaServer => &LlamaServer,
+            UpstreamKind::Vllm => &Vllm,
+        }
+    }
+
+    /// Fields that are sent unless the configuration says otherwise.
+    pub fn default_fields(self) -> &'static [UpstreamField] {
+        self.protocol().default_fields()
+    }
+
+    /// Fields that can be configured.
+    pub fn known_fields(self) -> &'static [UpstreamField] {
+        self.protocol().known_fields()
+    }
+
+    /// Returns true if other servers can compute prompts for this one.
+    pub fn takes_prefill_servers(self) -> bool {
+        self.protocol().prefill_steps().is_some()
+    }
+
+    /// Returns true if requests can set the size of the context.
+    pub fn takes_num_ctx(self) -> bool {
+        self.protocol().takes_num_ctx()
+    }
+
+    /// Returns true for a server that may break off a reply when it gets another request.
+    pub fn may_break_off_replies(self) -> bool {
+        self.protocol().may_break_off_replies()
+    }
+}

@@ -1,0 +1,140 @@
+//! One choice's reply that arrives in parts, as upstreams send it: text, reasoning and calls are told apart already.
+
+use baton_schemas::FinishReason;
+
+use crate::choice::{ReplyPart, ReplyStep};
+use crate::part_filter::PartFilter;
+use crate::tools::Part;
+
+/// The reply of one choice so far, as far as it is held back: [`ChoiceReply`](crate::ChoiceReply) for parts.
+#[derive(Debug, Clone)]
+pub struct PartReply {
+    filter: PartFilter,
+    n_reasoning: u32,
+}
+
+impl PartReply {
+    /// A reply that ends before the earliest of `stops`, and after its first call if `one_call`.
+    pub fn new(stops: Vec<String>, one_call: bool) -> Self {
+        PartReply { filter: PartFilter::new(stops, one_call), n_reasoning: 0 }
+    }
+
+    /// Takes the next part. After the reply has stopped, nothing is released.
+    pub fn feed(&mut self, part: ReplyPart) -> ReplyStep {
+        let mut parts = Vec::new();
+        if !self.filter.is_stopped() {
+            match part.part {
+                Part::Text(text) => {
+                    let text = self.filter.text(&text);
+                    // The tokens may spell a part of the stop string.
+                    let tokens = if self.filter.is_stopped() { Vec::new() } else { part.tokens };
+                    if !text.is_empty() || !tokens.is_empty() {
+                        parts.push(ReplyPart { part: Part::Text(text), tokens });
+                    }
+                }
+                Part::Reasoning(text) => {
+                    self.n_reasoning += 1;
+                    parts.push(ReplyPart { part: Part::Reasoning(text), tokens: Vec::new() });
+                }
+                Part::Call(call) => {
+                    parts.extend(text_part(self.filter.call(&call)));
+                    parts.push(ReplyPart { part: Part::Call(call), tokens: Vec::new() });
+                }
+            }
+        }
+        ReplyStep { parts, stopped: self.filter.is_stopped() }
+    }
+
+    /// Ends the reply: everything held back is released.
+    pub fn finish(&mut self) -> ReplyStep {
+        let parts = text_part(self.filter.finish()).into_iter().collect();
+        ReplyStep { parts, stopped: self.filter.is_stopped() }
+    }
+
+    /// Why the reply ended, given why its generation ended.
+    pub fn reason(&self, reason: FinishReason) -> FinishReason {
+        if self.filter.stop_string().is_some() { FinishReason::Stop } else { self.filter.reason(reason) }
+    }
+
+    /// The stop string that ended the reply, if one did.
+    pub fn stop_string(&self) -> Option<String> {
+        self.filter.stop_string()
+    }
+
+    /// Parts that were reasoning.
+    pub fn n_reasoning(&self) -> u32 {
+        self.n_reasoning
+    }
+}
+
+fn text_part(text: String) -> Option<ReplyPart> {
+    (!text.is_empty()).then(|| ReplyPart { part: Part::Text(text), tokens: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_schemas::tools::ToolCallDelta;
+
+    use super::*;
+
+    fn text(text: &str) -> ReplyPart {
+        ReplyPart { part: Part::Text(text.to_owned()), tokens: Vec::new() }
+    }
+
+    fn call(call: ToolCallDelta) -> ReplyPart {
+        ReplyPart { part: Part::Call(call), tokens: Vec::new() }
+    }
+
+    fn begin() -> ReplyPart {
+        call(ToolCallDelta::Begin { index: 0, id: "c".into(), name: "f".into() })
+    }
+
+    fn arguments(fragment: &str) -> ReplyPart {
+        call(ToolCallDelta::Arguments { index: 0, fragment: fragment.to_owned() })
+    }
+
+    fn end() -> ReplyPart {
+        call(ToolCallDelta::End { index: 0 })
+    }
+
+    /// The parts' text and steps of calls, with `|` where the reply stopped.
+    fn read(reply: &mut PartReply, parts: Vec<ReplyPart>) -> String {
+        let mut steps: Vec<ReplyStep> = parts.into_iter().map(|part| reply.feed(part)).collect();
+        steps.push(reply.finish());
+        let show = |part: &ReplyPart| match &part.part {
+            Part::Text(text) => text.clone(),
+            Part::Reasoning(text) => format!("({text})"),
+            Part::Call(ToolCallDelta::Begin { name, .. }) => format!("<{name}"),
+            Part::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.clone(),
+            Part::Call(ToolCallDelta::End { .. }) => ">".to_owned(),
+        };
+        let step =
+            |step: &ReplyStep| step.parts.iter().map(show).collect::<String>() + if step.stopped { "|" } else { "" };
+        steps.iter().map(step).collect()
+    }
+
+    #[test]
+    fn a_stop_string_across_parts_ends_the_reply() {
+        let mut reply = PartReply::new(vec!["STOP".to_owned()], false);
+        assert_eq!(read(&mut reply, vec![text("go ST"), text("OP on")]), "go ||");
+        assert_eq!(reply.stop_string().as_deref(), Some("STOP"));
+        assert_eq!(reply.reason(FinishReason::Stop), FinishReason::Stop);
+        let mut held = PartReply::new(vec!["STOP".to_owned()], false);
+        assert_eq!(read(&mut held, vec![text("go ST")]), "go ST");
+    }
+
+    #[test]
+    fn stop_strings_are_not_looked_for_in_arguments() {
+        let mut reply = PartReply::new(vec!["STOP".to_owned()], false);
+        let parts = vec![text("ST"), begin(), arguments("\"STOP\""), end(), text("x")];
+        assert_eq!(read(&mut reply, parts), "ST<f\"STOP\">x");
+        assert_eq!(reply.reason(FinishReason::Stop), FinishReason::ToolCalls);
+        assert_eq!(reply.reason(FinishReason::Length), FinishReason::Length);
+    }
+
+    #[test]
+    fn a_reply_of_one_call_ends_with_it() {
+        let mut reply = PartReply::new(Vec::new(), true);
+        assert_eq!(read(&mut reply, vec![begin(), end(), text("x")]), "<f>|||");
+    }
+}

@@ -1,0 +1,82 @@
+//! An upstream's failure as its client sees it: without the upstream's own words, which may quote prompts and keys.
+
+use std::time::Duration;
+
+use baton_engines::upstream::{UpstreamError, UpstreamFailure};
+use baton_schemas::EngineError;
+
+use crate::error::RequestError;
+
+/// How long clients are told to wait after a failure.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The error of a request that no upstream has begun to answer.
+pub(super) fn client_error(error: UpstreamError) -> RequestError {
+    match error {
+        UpstreamError::Unsupported { field } => RequestError::InvalidField {
+            field,
+            problem: "the upstream that serves this model does not take it".to_owned(),
+        },
+        UpstreamError::Refused(error) => RequestError::Engine(error),
+        UpstreamError::Busy { retry_after } => RequestError::Unavailable {
+            reason: "the upstream that serves it is busy".to_owned(),
+            retry_after: retry_after.unwrap_or(RETRY_AFTER),
+        },
+        UpstreamError::Failed { failure, .. } => {
+            let reason = match failure {
+                UpstreamFailure::Unauthorized => "the upstream that serves it refused this server",
+                UpstreamFailure::ModelMissing => "the upstream that serves it does not have it",
+                UpstreamFailure::TimedOut => "the upstream that serves it did not answer in time",
+                UpstreamFailure::Unreachable => "the upstream that serves it does not answer",
+                UpstreamFailure::CutShort
+                | UpstreamFailure::Malformed
+                | UpstreamFailure::Redirected
+                | UpstreamFailure::ServerError => "the upstream that serves it answered with an error",
+            };
+            RequestError::Unavailable { reason: reason.to_owned(), retry_after: RETRY_AFTER }
+        }
+    }
+}
+
+/// The error of a reply that broke off: no other upstream can continue it.
+pub(super) fn broken_reply(error: UpstreamError) -> RequestError {
+    match error {
+        UpstreamError::Failed { failure, .. } => {
+            EngineError::lost(format_args!("an upstream failed: {failure}")).into()
+        }
+        error => client_error(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(failure: UpstreamFailure) -> UpstreamError {
+        UpstreamError::Failed { failure, detail: "secret words".into() }
+    }
+
+    #[test]
+    fn the_client_learns_whether_the_upstream_answered_at_all() {
+        for (failure, expected) in [
+            (UpstreamFailure::Unreachable, "does not answer"),
+            (UpstreamFailure::TimedOut, "did not answer in time"),
+            (UpstreamFailure::ServerError, "answered with an error"),
+            (UpstreamFailure::Malformed, "answered with an error"),
+            (UpstreamFailure::Redirected, "answered with an error"),
+            (UpstreamFailure::CutShort, "answered with an error"),
+            (UpstreamFailure::Unauthorized, "refused this server"),
+            (UpstreamFailure::ModelMissing, "does not have it"),
+        ] {
+            let said = client_error(failed(failure)).to_string();
+            assert!(said.ends_with(expected) && !said.contains("secret"), "{failure}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_reply_that_breaks_off_is_reported_without_the_upstreams_words() {
+        let error = broken_reply(failed(UpstreamFailure::Malformed));
+        let RequestError::Engine(EngineError::Lost { detail }) = error else { panic!() };
+        assert!(detail.contains("malformed") && !detail.contains("secret"), "{detail}");
+    }
+}

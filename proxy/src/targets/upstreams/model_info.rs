@@ -1,0 +1,83 @@
+//! What is known of a model that only upstreams serve.
+
+use baton_schemas::node::{Memory, ModelFacts, NodeInfo, NodeLoad, Role};
+use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
+use futures::future::join_all;
+
+use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
+
+/// The model's description by its upstreams, empty if none answers. Asking waits for no capacity, and a failure has no
+/// consequences for the upstream.
+pub async fn model_info(serving: &ServedByUpstreams, request_id: &str) -> UpstreamModelInfo {
+    merged(join_all(serving.upstreams.iter().map(|upstream| described(upstream, request_id))).await)
+}
+
+/// The model as a node, for `/props` and `/slots`: with as many slots as its upstreams generate choices at once, taken by
+/// the choices that they have. What is not known is 0 or empty.
+pub async fn node_info(serving: &ServedByUpstreams, request_id: &str) -> (NodeInfo, NodeLoad) {
+    let described = model_info(serving, request_id).await;
+    let sum = |of: fn(&ServingUpstream) -> usize| {
+        u32::try_from(serving.upstreams.iter().map(of).sum::<usize>()).unwrap_or(u32::MAX)
+    };
+    let info = NodeInfo {
+        model: serving.name.clone(),
+        engine: "upstream".to_owned(),
+        architecture: described.architecture.unwrap_or_default(),
+        n_ctx: described.n_ctx.unwrap_or(0),
+        n_ctx_train: described.n_ctx_train.unwrap_or(0),
+        n_vocab: 0,
+        n_slots: sum(|upstream| capacity(&upstream.server)),
+        memory: Memory::default(),
+        has_chat_template: false,
+        generates: true,
+        embedding: None,
+        projector: None,
+        devices: Vec::new(),
+        role: Role::default(),
+        kv: None,
+        facts: ModelFacts { n_params: described.n_params.unwrap_or(0), ..ModelFacts::default() },
+    };
+    // Waiting choices count as claimed, too. An upstream that is gone has no free slot.
+    let active_slots = sum(|ServingUpstream { server, model }| match server.can_answer_for(model) {
+        true => server.n_claimed().min(capacity(server)),
+        false => capacity(server),
+    });
+    (info, NodeLoad { active_slots, ..NodeLoad::default() })
+}
+
+fn capacity(server: &UpstreamServer) -> usize {
+    server.client.settings().max_concurrent
+}
+
+async fn described(ServingUpstream { server, model }: &ServingUpstream, request_id: &str) -> UpstreamModelInfo {
+    let described = match server.can_answer_for(model) && !server.is_silent() {
+        true => server.client.model_info(model, request_id).await.unwrap_or_else(|error| {
+            tracing::debug!(request_id, upstream = server.name(), %error, "an upstream does not describe its model");
+            UpstreamModelInfo::default()
+        }),
+        false => UpstreamModelInfo::default(),
+    };
+    UpstreamModelInfo { n_ctx: described.n_ctx.or(server.client.settings().num_ctx), ..described }
+}
+
+/// The first description that says anything, with a context that fits every upstream.
+fn merged(all: Vec<UpstreamModelInfo>) -> UpstreamModelInfo {
+    let n_ctx: Option<Vec<u32>> = all.iter().map(|described| described.n_ctx).collect();
+    let n_ctx = n_ctx.and_then(|all| all.into_iter().min());
+    let says_anything = |info: &UpstreamModelInfo| info.architecture.is_some() || !info.capabilities.is_empty();
+    UpstreamModelInfo { n_ctx, ..all.into_iter().find(says_anything).unwrap_or_default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_is_reported_only_if_every_upstream_has_it() {
+        let has = |n_ctx| UpstreamModelInfo { n_ctx, ..UpstreamModelInfo::default() };
+        let named = UpstreamModelInfo { architecture: Some("llama".to_owned()), ..has(Some(8192)) };
+        let both = merged(vec![has(Some(4096)), named.clone()]);
+        assert_eq!((both.n_ctx, both.architecture.as_deref()), (Some(4096), Some("llama")));
+        assert_eq!(merged(vec![has(None), named]).n_ctx, None);
+    }
+}

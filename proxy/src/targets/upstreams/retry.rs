@@ -1,0 +1,170 @@
+//! Asks upstreams one after another until one answers: the least busy first, each once, and once more if a connection
+//! broke.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engines::upstream::{UpstreamError, UpstreamFailure};
+use baton_planner::reason::RouteReason;
+use baton_schemas::EngineError;
+use tokio::time::timeout;
+
+use super::client_error::client_error;
+use super::server::UpstreamPermit;
+use super::{ServedByUpstreams, ServingUpstream, UpstreamServer};
+use crate::error::RequestError;
+
+/// How long a request waits for an upstream's capacity. It was admitted already: this is the time of some replies.
+const MAX_WAIT: Duration = Duration::from_secs(120);
+
+/// The pause before upstreams whose connections broke are tried again: they may have closed idle ones just then.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A question that any upstream of a model may answer.
+pub(super) trait UpstreamQuestion: Sync {
+    /// The answer.
+    type Answer: Send;
+
+    /// The client's request id.
+    fn request_id(&self) -> &str;
+
+    /// The capacity that it takes.
+    fn n_permits(&self) -> u32 {
+        1
+    }
+
+    /// Checks that the upstream, as it is configured, can be asked that. Sends nothing.
+    fn check(&self, upstream: &ServingUpstream) -> Result<(), UpstreamError>;
+
+    /// Asks the upstream.
+    fn ask(
+        &self,
+        upstream: &ServingUpstream,
+        permits: Vec<UpstreamPermit>,
+    ) -> impl Future<Output = Result<Self::Answer, UpstreamError>> + Send;
+}
+
+/// The answer to a question, and who gave it.
+pub(super) struct FirstAnswer<T> {
+    pub(super) server: Arc<UpstreamServer>,
+    /// Why this upstream was asked.
+    pub(super) reason: RouteReason,
+    pub(super) answer: T,
+}
+
+/// Asks until an upstream answers. Dropping the future cancels the question.
+///
+/// Errors: the request is wrong; or no upstream answers, and then the last one's error.
+pub(super) async fn first_answer<Q: UpstreamQuestion>(
+    serving: &ServedByUpstreams,
+    question: &Q,
+) -> Result<FirstAnswer<Q::Answer>, RequestError> {
+    let request_id = question.request_id();
+    let mut tried = Vec::new();
+    let mut is_second_round = false;
+    let mut last = None;
+    let mut unsupported = None;
+    loop {
+        let Some((i, reason)) = choose(serving, &tried) else {
+            let Some(error) = last.take() else {
+                // "Not supported" is the answer only if no upstream supports it: a busy one may.
+                let unsupported = unsupported.filter(|_| tried.len() == serving.upstreams.len());
+                return Err(unsupported.map_or_else(|| all_busy(serving), client_error));
+            };
+            if is_second_round || !is_broken_connection(&error) {
+                return Err(client_error(error));
+            }
+            is_second_round = true;
+            last = Some(error);
+            tried.clear();
+            tokio::time::sleep(RETRY_PAUSE).await;
+            continue;
+        };
+        tried.push(i);
+        let upstream = &serving.upstreams[i];
+        let ServingUpstream { server, model } = upstream;
+        // Up to here nothing is sent, and an error says nothing about the upstream's health.
+        if let Err(error) = question.check(upstream) {
+            unsupported = Some(error);
+            continue;
+        }
+        let Ok(permits) = timeout(MAX_WAIT, server.permits(question.n_permits())).await else {
+            last = Some(UpstreamError::Busy { retry_after: None });
+            continue;
+        };
+        let failure = match question.ask(upstream, permits).await {
+            Ok(answer) => {
+                server.breaker.succeeded();
+                return Ok(FirstAnswer { server: Arc::clone(server), reason, answer });
+            }
+            Err(error) => error,
+        };
+        // The upstream's own message may quote prompts and keys: for debug logs only.
+        tracing::debug!(request_id, upstream = server.name(), error = %failure, "an upstream did not answer a request");
+        match &failure {
+            // Another upstream may be configured otherwise.
+            UpstreamError::Unsupported { .. } | UpstreamError::Refused(EngineError::Unsupported { .. }) => {
+                server.breaker.succeeded();
+                unsupported = Some(failure);
+                continue;
+            }
+            // Every upstream would refuse it.
+            UpstreamError::Refused(_) => {
+                server.breaker.succeeded();
+                return Err(client_error(failure));
+            }
+            UpstreamError::Busy { retry_after } => {
+                server.breaker.succeeded();
+                server.report_busy(model, *retry_after);
+            }
+            // The upstream answers, and may have its other models.
+            UpstreamError::Failed { failure: UpstreamFailure::ModelMissing, .. } => {
+                server.breaker.succeeded();
+                tracing::warn!(
+                    request_id,
+                    upstream = server.name(),
+                    model,
+                    "an upstream lacks a model; trying the next"
+                );
+            }
+            UpstreamError::Failed { failure, .. } => {
+                server.failed(*failure);
+                let reason = failure.as_str();
+                tracing::warn!(request_id, upstream = server.name(), reason, "an upstream failed; trying the next");
+            }
+        }
+        last = Some(failure);
+    }
+}
+
+/// The upstream to try next, and why: of the healthy ones that with the most capacity left for its size; equals take
+/// turns. One that has just failed, or is silent, is tried only if there is no other: a silent one may be computing a reply
+/// and answer nothing else meanwhile.
+fn choose(serving: &ServedByUpstreams, tried: &[usize]) -> Option<(usize, RouteReason)> {
+    let n = serving.upstreams.len();
+    let load = |server: &UpstreamServer| server.n_claimed() * 1_000 / server.client.settings().max_concurrent.max(1);
+    let open = (0..n).map(|i| (i + serving.turn) % n).filter(|i| {
+        let ServingUpstream { server, model } = &serving.upstreams[*i];
+        !tried.contains(i) && server.busy_for(model).is_none()
+    });
+    let best = open.min_by_key(|i| {
+        let server = &serving.upstreams[*i].server;
+        (!server.breaker.would_pass(), server.is_silent(), load(server))
+    })?;
+    serving.upstreams[best].server.breaker.try_pass();
+    let reason = match n {
+        1 => RouteReason::OnlyUpstream,
+        _ if tried.is_empty() => RouteReason::LeastRunning,
+        _ => RouteReason::NextUpstream,
+    };
+    Some((best, reason))
+}
+
+fn is_broken_connection(error: &UpstreamError) -> bool {
+    matches!(error, UpstreamError::Failed { failure, .. } if failure.is_broken_connection())
+}
+
+fn all_busy(serving: &ServedByUpstreams) -> RequestError {
+    let left = serving.upstreams.iter().filter_map(|upstream| upstream.server.busy_for(&upstream.model));
+    client_error(UpstreamError::Busy { retry_after: left.min() })
+}

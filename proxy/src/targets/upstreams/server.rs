@@ -1,0 +1,336 @@
+//! One upstream: its client, its capacity, and what is known of its state and its models.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime};
+
+use baton_engines::upstream::{PrefillFailure, Upstream, UpstreamError, UpstreamFailure};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use super::busy_models::BusyModels;
+use crate::model_name;
+use crate::targets::nodes::{Breaker, Fallbacks};
+
+/// How often a healthy upstream is asked for its models.
+const LIST_INTERVAL: Duration = Duration::from_secs(15);
+
+/// The same while it generates the only reply that it can generate, and may break it off when it is asked for anything
+/// else. No other request would be sent to it meanwhile.
+const BUSY_LIST_INTERVAL: Duration = Duration::from_secs(300);
+
+/// How often an upstream is asked that does not answer, or has failed: an open breaker lets a request through only after
+/// an answer.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The least time between two probes, however many requests fail.
+const PROBE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a busy upstream gets no requests if it does not say.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longer pauses are logged as warnings.
+const LONG_PAUSE: Duration = Duration::from_secs(5);
+
+/// The most models that are kept of one upstream's list: a hosted one has hundreds.
+const MAX_LISTED: usize = 2_000;
+
+/// Bytes of a model's name.
+const MAX_NAME_BYTES: usize = 512;
+
+/// Whether an upstream answers, as its list of models shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UpstreamState {
+    /// It has not answered or failed yet.
+    Unknown,
+    /// It answers.
+    Answering,
+    /// It does not answer.
+    Silent {
+        /// Why not.
+        failure: UpstreamFailure,
+    },
+}
+
+/// See the module.
+pub struct UpstreamServer {
+    /// Its client.
+    pub client: Upstream,
+    /// Keeps requests away while it fails.
+    pub breaker: Breaker<UpstreamFailure>,
+    /// How often its prefill servers could not be used, by reason.
+    pub fallbacks: Fallbacks<PrefillFailure>,
+    /// When it was put into service.
+    pub since: SystemTime,
+    capacity: Arc<Semaphore>,
+    n_claimed: AtomicUsize,
+    has_failed: Arc<Notify>,
+    known: Mutex<KnownFacts>,
+}
+
+struct KnownFacts {
+    state: UpstreamState,
+    listed: Vec<String>,
+    busy: BusyModels,
+}
+
+impl UpstreamServer {
+    /// An upstream. Its list of models is polled from now on, until it is dropped.
+    pub fn new(client: Upstream) -> Arc<UpstreamServer> {
+        let server = Arc::new(UpstreamServer {
+            capacity: Arc::new(Semaphore::new(client.settings().max_concurrent)),
+            client,
+            breaker: Breaker::default(),
+            fallbacks: Fallbacks::default(),
+            since: SystemTime::now(),
+            n_claimed: AtomicUsize::new(0),
+            has_failed: Arc::default(),
+            known: Mutex::new(KnownFacts {
+                state: UpstreamState::Unknown,
+                listed: Vec::new(),
+                busy: BusyModels::default(),
+            }),
+        });
+        tokio::spawn(poll(Arc::downgrade(&server), Arc::clone(&server.has_failed)));
+        server
+    }
+
+    /// Reports that a request to it failed. It is probed at once.
+    pub(super) fn failed(&self, failure: UpstreamFailure) {
+        self.breaker.failed(failure);
+        self.has_failed.notify_one();
+    }
+
+    /// Asks for its models. An answer of any kind shows that it is running: some servers have no list.
+    async fn probe(&self) {
+        let asked = Instant::now();
+        let outcome = self.client.models().await;
+        let failure = outcome.as_ref().err().and_then(silence);
+        let mut known = self.lock();
+        let state = failure.map_or(UpstreamState::Answering, |failure| UpstreamState::Silent { failure });
+        if known.state != state {
+            self.log_state(failure.and(outcome.as_ref().err()));
+        }
+        known.state = state;
+        if let Ok(mut listed) = outcome {
+            listed.retain(|name| is_name(name));
+            listed.truncate(MAX_LISTED);
+            known.listed = listed;
+        }
+        drop(known);
+        if failure.is_none() {
+            self.breaker.answered(asked);
+        }
+    }
+
+    fn log_state(&self, error: Option<&UpstreamError>) {
+        match error {
+            None => tracing::info!(upstream = self.name(), "the upstream answers"),
+            // This error comes from the operating system or TLS, and quotes nothing of the upstream's.
+            Some(error @ UpstreamError::Failed { failure: UpstreamFailure::Unreachable, .. }) => {
+                tracing::warn!(upstream = self.name(), %error, "the upstream does not answer");
+            }
+            Some(error) => {
+                // An upstream's own message may quote keys.
+                tracing::warn!(upstream = self.name(), reason = error.as_str(), "the upstream does not answer");
+                tracing::debug!(upstream = self.name(), %error, "the upstream's error");
+            }
+        }
+    }
+
+    /// True while it generates the only reply that it can generate, and may break it off when it gets a probe.
+    fn is_undisturbable(&self) -> bool {
+        let settings = self.client.settings();
+        settings.kind.may_break_off_replies() && settings.max_concurrent == 1 && self.n_running() > 0
+    }
+
+    fn is_well(&self) -> bool {
+        self.state() == UpstreamState::Answering && !self.breaker.view().is_open
+    }
+
+    /// The name in `x-baton-route`, logs and metrics.
+    pub fn name(&self) -> &str {
+        &self.client.settings().name
+    }
+
+    /// Whether it answers.
+    pub fn state(&self) -> UpstreamState {
+        self.lock().state
+    }
+
+    /// Returns true if it did not answer the last probe.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.state(), UpstreamState::Silent { .. })
+    }
+
+    /// Returns true if it can probably answer now, for models that it is not busy for. A server that is late may only be
+    /// computing.
+    pub fn can_answer(&self) -> bool {
+        use UpstreamFailure::{Unauthorized, Unreachable};
+        !matches!(self.state(), UpstreamState::Silent { failure: Unreachable | Unauthorized })
+    }
+
+    /// The same for this model, by the upstream's own name.
+    pub fn can_answer_for(&self, model: &str) -> bool {
+        self.can_answer() && self.busy_for(model).is_none()
+    }
+
+    /// Our names for its models that it cannot answer for now.
+    pub fn unanswered(&self) -> Vec<String> {
+        if !self.can_answer() {
+            return self.models();
+        }
+        let (named, known, now) = (&self.client.settings().models, self.lock(), Instant::now());
+        let is_busy = |model: &str| known.busy.left(model, now).is_some();
+        if named.is_empty() {
+            known.listed.iter().filter(|listed| is_busy(listed)).cloned().collect()
+        } else {
+            named.iter().filter(|model| is_busy(&model.theirs)).map(|model| model.ours.clone()).collect()
+        }
+    }
+
+    /// Returns true if its models are those that it lists, and it has not listed any yet.
+    pub fn is_unlisted(&self) -> bool {
+        let known = self.lock();
+        self.client.settings().models.is_empty() && known.listed.is_empty() && known.state != UpstreamState::Answering
+    }
+
+    /// Takes over the list of models from another client of the same server.
+    pub(super) fn inherit(&self, before: &UpstreamServer) {
+        let listed = before.lock().listed.clone();
+        self.lock().listed = listed;
+    }
+
+    /// The upstream's own name for a model. `discovered`: also for listed models that are not configured.
+    pub fn model(&self, name: &str, discovered: bool) -> Option<String> {
+        let named = &self.client.settings().models;
+        if named.is_empty() && discovered {
+            return self.lock().listed.iter().find(|listed| model_name::are_same(listed, name)).cloned();
+        }
+        named.iter().find(|model| model_name::are_same(&model.ours, name)).map(|model| model.theirs.clone())
+    }
+
+    /// Our names for its models.
+    pub fn models(&self) -> Vec<String> {
+        let named = &self.client.settings().models;
+        if named.is_empty() {
+            self.lock().listed.clone()
+        } else {
+            named.iter().map(|model| model.ours.clone()).collect()
+        }
+    }
+
+    /// Returns true if its models are those that it lists.
+    pub fn is_discovered(&self) -> bool {
+        self.client.settings().models.is_empty()
+    }
+
+    /// The time until this model may be requested again, by the upstream's own name. `None`: now.
+    pub fn busy_for(&self, model: &str) -> Option<Duration> {
+        self.lock().busy.left(model, Instant::now())
+    }
+
+    /// The longest of these times over its models.
+    pub fn longest_busy(&self) -> Option<Duration> {
+        self.lock().busy.longest(Instant::now())
+    }
+
+    /// Reports that it has no capacity for this model now, by the upstream's own name.
+    pub(super) fn report_busy(&self, model: &str, retry_after: Option<Duration>) {
+        let pause = retry_after.unwrap_or(BUSY_PAUSE);
+        let before = self.lock().busy.add(model, pause, Instant::now());
+        // Concurrent requests get the same answer: one line is enough.
+        if pause > LONG_PAUSE && before.is_none_or(|left| left <= LONG_PAUSE) {
+            let seconds = pause.as_secs();
+            tracing::warn!(
+                upstream = self.name(),
+                model,
+                seconds,
+                "an upstream is busy; it gets no requests for this model meanwhile"
+            );
+        }
+    }
+
+    /// Choices that it generates, or that wait for its capacity.
+    pub fn n_claimed(&self) -> usize {
+        self.n_claimed.load(Ordering::Relaxed)
+    }
+
+    /// Choices that it generates.
+    pub fn n_running(&self) -> usize {
+        self.client.settings().max_concurrent.saturating_sub(self.capacity.available_permits())
+    }
+
+    /// Waits for the capacity for `n` choices, first come, first served. The choices count as claimed from now on;
+    /// dropping the future gives the claim back.
+    pub(super) async fn permits(self: &Arc<Self>, n: u32) -> Vec<UpstreamPermit> {
+        let claims: Vec<CapacityClaim> = (0..n).map(|_| CapacityClaim::new(self)).collect();
+        // The semaphore is never closed.
+        let Ok(mut permit) = Arc::clone(&self.capacity).acquire_many_owned(n).await else { return Vec::new() };
+        let permit = |claim| Some(UpstreamPermit { _claim: claim, _permit: permit.split(1)? });
+        claims.into_iter().filter_map(permit).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KnownFacts> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Polls an upstream's list of models until the upstream is dropped.
+async fn poll(server: Weak<UpstreamServer>, has_failed: Arc<Notify>) {
+    while let Some(polled) = server.upgrade() {
+        polled.probe().await;
+        drop(polled);
+        let last_probe = Instant::now();
+        tokio::time::sleep(PROBE_PAUSE).await;
+        loop {
+            // A request that fails meanwhile causes a probe at once.
+            if tokio::time::timeout(PROBE_INTERVAL, has_failed.notified()).await.is_ok() {
+                break;
+            }
+            let Some(polled) = server.upgrade() else { return };
+            let interval = if polled.is_undisturbable() { BUSY_LIST_INTERVAL } else { LIST_INTERVAL };
+            if !polled.is_well() || last_probe.elapsed() >= interval {
+                break;
+            }
+        }
+    }
+}
+
+/// Why an upstream counts as silent after this error. Other errors are answers.
+fn silence(error: &UpstreamError) -> Option<UpstreamFailure> {
+    use UpstreamFailure::{CutShort, TimedOut, Unauthorized, Unreachable};
+    match error {
+        UpstreamError::Failed { failure: failure @ (Unreachable | TimedOut | CutShort | Unauthorized), .. } => {
+            Some(*failure)
+        }
+        _ => None,
+    }
+}
+
+/// Names are shown in lists and terminals, and sent back: an implausible one is dropped.
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+}
+
+/// The right to have one choice generated. Given back when dropped.
+pub(super) struct UpstreamPermit {
+    _claim: CapacityClaim,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Counts a choice as claimed until it is dropped.
+struct CapacityClaim(Arc<UpstreamServer>);
+
+impl CapacityClaim {
+    fn new(server: &Arc<UpstreamServer>) -> CapacityClaim {
+        server.n_claimed.fetch_add(1, Ordering::Relaxed);
+        CapacityClaim(Arc::clone(server))
+    }
+}
+
+impl Drop for CapacityClaim {
+    fn drop(&mut self) {
+        self.0.n_claimed.fetch_sub(1, Ordering::Relaxed);
+    }
+}
