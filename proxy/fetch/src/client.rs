@@ -1,4 +1,4 @@
-//! The HTTP client of all downloads, and what makes it give up.
+//! The HTTP client of all downloads, its deadlines and its retries.
 
 use std::error::Error;
 use std::path::Path;
@@ -8,26 +8,26 @@ use reqwest::{Certificate, Client, Url};
 
 use super::ModelError;
 
-/// How long to wait for a network that does not answer, and how often to try again.
+/// Deadlines and retries of a pull.
 #[derive(Debug, Clone)]
-pub struct Patience {
-    /// For a connection, TLS included.
+pub struct DownloadPatience {
+    /// To open a connection, TLS included.
     pub connect: Duration,
-    /// Between two pieces of a body, or for a response's head.
+    /// The longest pause between two pieces of a body, or before a response's head.
     pub idle: Duration,
-    /// Attempts in a row that bring nothing new.
+    /// The most attempts in a row that bring nothing new.
     pub max_attempts: u32,
-    /// Before the second attempt; doubles with each further one, up to [`Patience::max_backoff`].
+    /// The pause before the second attempt; it doubles with each further one, up to [`DownloadPatience::max_backoff`].
     pub backoff: Duration,
-    /// See [`Patience::backoff`].
+    /// See [`DownloadPatience::backoff`].
     pub max_backoff: Duration,
-    /// For pip to look a package up.
+    /// How long pip may take to look up a package.
     pub pip: Duration,
 }
 
-impl Default for Patience {
+impl Default for DownloadPatience {
     fn default() -> Self {
-        Patience {
+        DownloadPatience {
             connect: Duration::from_secs(15),
             // Mirrors that fetch the file from elsewhere first stay silent for a while.
             idle: Duration::from_secs(60),
@@ -39,7 +39,7 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl DownloadPatience {
     /// The pause after `n_failed` failures in a row, `n_failed` ≥ 1.
     pub(super) fn pause(&self, n_failed: u32) -> Duration {
         let doubled = self.backoff.saturating_mul(2u32.saturating_pow(n_failed.saturating_sub(1)));
@@ -51,7 +51,7 @@ impl Patience {
 /// A client that trusts the system's roots (`SSL_CERT_FILE` and `SSL_CERT_DIR` included) and those in `extra_roots`.
 ///
 /// The body is never decompressed, so its length is the file's.
-pub(super) fn build(patience: &Patience, extra_roots: Option<&Path>) -> Result<Client, ModelError> {
+pub(super) fn build(patience: &DownloadPatience, extra_roots: Option<&Path>) -> Result<Client, ModelError> {
     let mut builder = Client::builder()
         .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(patience.connect)
@@ -69,7 +69,7 @@ pub(super) fn build(patience: &Patience, extra_roots: Option<&Path>) -> Result<C
     })
 }
 
-/// The innermost cause, which is the one that tells something ("Connection refused", say). Never contains a URL.
+/// The innermost cause, which is the informative one ("Connection refused"). Never contains a URL.
 pub(super) fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn Error = error;
     while let Some(inner) = cause.source() {
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_and_stay_bounded() {
-        let patience = Patience::default();
+        let patience = DownloadPatience::default();
         for n_failed in 1..100 {
             assert!(patience.pause(n_failed) <= patience.max_backoff);
         }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_certificate_file_that_is_none_is_named() {
-        let error = build(&Patience::default(), Some(Path::new("/nowhere/roots.pem"))).unwrap_err();
+        let error = build(&DownloadPatience::default(), Some(Path::new("/nowhere/roots.pem"))).unwrap_err();
         assert!(error.to_string().contains("/nowhere/roots.pem"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Why a model cannot be found or fetched: one clear line each, for the operator who asked for it.
+//! Why a model cannot be found or fetched: one line each, for the operator.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub enum ModelError {
         /// As it was given.
         path: PathBuf,
     },
-    /// No variable tells where the cache folder should be.
+    /// No environment variable names the cache folder.
     #[error("cannot tell where to keep models: set BATON_CACHE or HOME")]
     NoCacheFolder,
     /// The cache folder cannot be made or written.
@@ -135,7 +135,7 @@ pub enum ModelError {
         /// How often it was tried.
         n_attempts: u32,
     },
-    /// The hub's host does not exist, or nobody answers there: offline, as a rule.
+    /// The hub's host does not exist or does not answer: most often this machine is offline.
     #[error("cannot reach the hub at {host} to ask for {name}: {reason}; is this machine online?")]
     HubUnreachable {
         /// `HOST[:PORT]`.

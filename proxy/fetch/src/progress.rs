@@ -1,4 +1,4 @@
-//! How a pull tells what it is doing: a small trait, and its face on a terminal.
+//! How a pull reports its progress: a small trait, and its forms on a terminal and in a log.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::{Mutex, PoisonError};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Told of a pull's progress, from whichever thread it happens on. Implementations must return quickly.
-pub trait Progress: Send + Sync {
-    /// A file begins (or begins anew). `total_bytes` is `None` if the server does not tell.
+/// Receives a pull's progress, on any thread. Implementations must return quickly.
+pub trait DownloadProgress: Send + Sync {
+    /// A file begins, or begins anew. `total_bytes` is `None` if the server does not report it.
     fn started(&self, name: &str, total_bytes: Option<u64>);
-    /// How much of the file is there, what an earlier pull left included.
+    /// This much of the file has arrived, including the part of an earlier pull.
     fn reached(&self, done_bytes: u64);
     /// The file is complete and its checksum is right.
     fn finished(&self);
@@ -18,33 +18,33 @@ pub trait Progress: Send + Sync {
     fn notice(&self, line: &str);
 }
 
-/// Tells nobody.
+/// Drops all progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Silent;
 
-impl Progress for Silent {
+impl DownloadProgress for Silent {
     fn started(&self, _name: &str, _total_bytes: Option<u64>) {}
     fn reached(&self, _done_bytes: u64) {}
     fn finished(&self) {}
     fn notice(&self, _line: &str) {}
 }
 
-/// A bar on standard error if that is a terminal, else a plain line now and then, for logs.
-pub fn to_stderr() -> Box<dyn Progress> {
-    if stderr().is_terminal() { Box::new(Bar::new()) } else { Box::new(Lines::new(stderr())) }
+/// A progress bar if standard error is a terminal, otherwise a plain line now and then, for logs.
+pub fn to_stderr() -> Box<dyn DownloadProgress> {
+    if stderr().is_terminal() { Box::new(TerminalBar::new()) } else { Box::new(LogLines::new(stderr())) }
 }
 
 /// A progress bar.
-struct Bar(ProgressBar);
+struct TerminalBar(ProgressBar);
 
-impl Bar {
+impl TerminalBar {
     fn new() -> Self {
         // Nothing is drawn before a file starts.
-        Bar(ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()))
+        TerminalBar(ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()))
     }
 }
 
-impl Progress for Bar {
+impl DownloadProgress for TerminalBar {
     fn started(&self, name: &str, total_bytes: Option<u64>) {
         let template = match total_bytes {
             Some(_) => "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
@@ -66,7 +66,7 @@ impl Progress for Bar {
     }
 
     fn finished(&self) {
-        // A line is what should stay on the screen; the bar's place is free for the next file.
+        // A line stays on the screen, and the bar makes room for the next file.
         self.0.finish_and_clear();
         let _ = writeln!(stderr(), "{}: done", self.0.message());
     }
@@ -83,12 +83,12 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// ... or every so many percent, whichever comes later: neither a fast nor a slow link floods a log.
 const LINE_PERCENT: u64 = 10;
 
-/// Plain lines.
-struct Lines<W> {
-    state: Mutex<LinesState<W>>,
+/// Progress as plain lines.
+struct LogLines<W> {
+    state: Mutex<LogState<W>>,
 }
 
-struct LinesState<W> {
+struct LogState<W> {
     out: W,
     name: String,
     total_bytes: Option<u64>,
@@ -96,19 +96,19 @@ struct LinesState<W> {
     last_percent: u64,
 }
 
-impl<W: Write> Lines<W> {
+impl<W: Write> LogLines<W> {
     fn new(out: W) -> Self {
         let state =
-            LinesState { out, name: String::new(), total_bytes: None, last_line: Instant::now(), last_percent: 0 };
-        Lines { state: Mutex::new(state) }
+            LogState { out, name: String::new(), total_bytes: None, last_line: Instant::now(), last_percent: 0 };
+        LogLines { state: Mutex::new(state) }
     }
 
-    fn with(&self, tell: impl FnOnce(&mut LinesState<W>)) {
+    fn with(&self, tell: impl FnOnce(&mut LogState<W>)) {
         tell(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-impl<W: Write + Send> Progress for Lines<W> {
+impl<W: Write + Send> DownloadProgress for LogLines<W> {
     fn started(&self, name: &str, total_bytes: Option<u64>) {
         self.with(|state| {
             state.name = name.to_owned();
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_log_gets_few_lines_however_many_steps_there_are() {
-        let lines = Lines::new(Vec::new());
+        let lines = LogLines::new(Vec::new());
         lines.started("a.gguf", Some(5 << 20));
         (0..1000).for_each(|i| lines.reached(i * 5000));
         lines.notice("trying again");
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn an_empty_file_has_no_percentage() {
-        let lines = Lines::new(Vec::new());
+        let lines = LogLines::new(Vec::new());
         lines.started("a", Some(0));
         lines.reached(0);
         lines.finished();

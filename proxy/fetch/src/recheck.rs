@@ -1,5 +1,5 @@
-//! Whether a model that is in the cache is still what was fetched: `baton pull` looks again, a start does not, since
-//! reading a large file takes a minute.
+//! Checks that a cached model is still what was fetched. `baton pull` does this; a start does not, because reading a large
+//! file takes a minute.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -7,13 +7,17 @@ use std::path::{Path, PathBuf};
 
 use super::ModelError;
 use super::part_file::sha256_of;
-use super::progress::Progress;
+use super::progress::DownloadProgress;
 
-/// What the beginning of every GGUF file says.
+/// The first bytes of every GGUF file.
 const MAGIC: [u8; 4] = *b"GGUF";
 
-/// Hashes a cached file again. False if it is not what was promised; then it has been deleted.
-pub(super) async fn is_whole(path: &Path, sha256: Option<&str>, progress: &dyn Progress) -> Result<bool, ModelError> {
+/// Hashes a cached file again. Returns false after deleting a file that has another checksum.
+pub(super) async fn is_whole(
+    path: &Path,
+    sha256: Option<&str>,
+    progress: &dyn DownloadProgress,
+) -> Result<bool, ModelError> {
     let Some(expected) = sha256 else {
         progress.notice(&format!("{} is here; its checksum was never told, so it is not checked", path.display()));
         return Ok(true);

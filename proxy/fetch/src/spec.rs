@@ -1,4 +1,4 @@
-//! What an operator may write after `--model`, told apart once.
+//! Parses what an operator writes after `--model`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::ModelError;
 use super::catalogue::{self, CatalogueModel};
 
-/// A model that was named, not yet one that is there.
+/// A model that an operator named. It may not exist.
 #[derive(Debug, Clone)]
 pub enum ModelSpec {
     /// A file that exists.

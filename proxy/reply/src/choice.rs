@@ -1,15 +1,15 @@
-//! One choice's reply: tokens in; out come text, reasoning and calls of tools.
+//! Turns one choice's tokens into text, reasoning and tool calls.
 
 use baton_schemas::sequence::GeneratedToken;
 use baton_schemas::{FinishReason, Token};
 
-use crate::text::{ChoiceText, Step, TokenLogprobs};
-use crate::tools::{Part, ReplyForm, ReplyReader};
+use crate::text::{ChoiceText, TextStep, TokenLogprobs};
+use crate::tools::{PartContent, ReplyForm, ReplyReader};
 
-/// What a token released.
+/// What one token, or one part, released.
 #[derive(Debug, Default)]
 pub struct ReplyStep {
-    /// In order.
+    /// The parts, in order.
     pub parts: Vec<ReplyPart>,
     /// The choice is complete, and its sequence can be dropped.
     pub stopped: bool,
@@ -19,7 +19,7 @@ pub struct ReplyStep {
 #[derive(Debug)]
 pub struct ReplyPart {
     /// Text, reasoning, or a step of a call.
-    pub part: Part,
+    pub content: PartContent,
     /// Only with text, and only tokens that carry log-probabilities.
     pub tokens: Vec<TokenLogprobs>,
 }
@@ -27,10 +27,10 @@ pub struct ReplyPart {
 /// The reply of one choice so far, as far as it is held back.
 pub struct ChoiceReply {
     text: ChoiceText,
-    /// Finds the stop strings, if there is one.
+    /// Reads reasoning and calls, and then also finds the stop strings. `None`: the reply is plain text.
     reader: Option<ReplyReader>,
     n_reasoning: u32,
-    /// Prompt and reply, if its tokens are to be told.
+    /// Tokens of the prompt and the reply, if the client requested them.
     context: Option<Vec<Token>>,
 }
 
@@ -43,12 +43,12 @@ impl ChoiceReply {
         ChoiceReply { text, reader, n_reasoning: 0, context: None }
     }
 
-    /// The same, which collects its tokens behind those of its prompt, where there are some to begin with.
+    /// Makes the reply collect its tokens behind those of its prompt, if `context` has these.
     pub fn after(self, context: Option<Vec<Token>>) -> Self {
         ChoiceReply { context, ..self }
     }
 
-    /// Prompt and reply, once.
+    /// Takes the tokens of the prompt and the reply.
     pub fn take_context(&mut self) -> Option<Vec<Token>> {
         self.context.take()
     }
@@ -77,7 +77,7 @@ impl ChoiceReply {
         ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
     }
 
-    /// Why the reply ended, where its sequence ended for this reason.
+    /// Why the reply ended, given why its sequence ended.
     pub fn reason(&self, reason: FinishReason) -> FinishReason {
         self.reader.as_ref().map_or(reason, |reader| reader.reason(reason))
     }
@@ -96,19 +96,20 @@ impl ChoiceReply {
     }
 }
 
-fn plain(step: Step) -> ReplyStep {
+fn plain(step: TextStep) -> ReplyStep {
     let stopped = step.stopped;
-    let parts = if step.is_empty() { Vec::new() } else { with_tokens(vec![Part::Text(step.text)], step.tokens) };
+    let parts = if step.is_empty() { Vec::new() } else { with_tokens(vec![PartContent::Text(step.text)], step.tokens) };
     ReplyStep { parts, stopped }
 }
 
-/// Gives the tokens to the first text, or to an empty one: markup and reasoning have tokens too.
-fn with_tokens(parts: Vec<Part>, tokens: Vec<TokenLogprobs>) -> Vec<ReplyPart> {
-    let mut parts: Vec<ReplyPart> = parts.into_iter().map(|part| ReplyPart { part, tokens: Vec::new() }).collect();
+/// Attaches the tokens to the first text, or to an empty one: markup and reasoning have tokens, too.
+fn with_tokens(parts: Vec<PartContent>, tokens: Vec<TokenLogprobs>) -> Vec<ReplyPart> {
+    let mut parts: Vec<ReplyPart> =
+        parts.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }).collect();
     if !tokens.is_empty() {
-        match parts.iter_mut().find(|part| matches!(part.part, Part::Text(_))) {
+        match parts.iter_mut().find(|part| matches!(part.content, PartContent::Text(_))) {
             Some(text) => text.tokens = tokens,
-            None => parts.push(ReplyPart { part: Part::Text(String::new()), tokens }),
+            None => parts.push(ReplyPart { content: PartContent::Text(String::new()), tokens }),
         }
     }
     parts

@@ -1,10 +1,10 @@
-//! One choice's reply that arrives in parts, as upstreams send it: text, reasoning and calls are told apart already.
+//! One choice's reply that arrives in parts, as upstreams send it: already split into text, reasoning and calls.
 
 use baton_schemas::FinishReason;
 
 use crate::choice::{ReplyPart, ReplyStep};
 use crate::part_filter::PartFilter;
-use crate::tools::Part;
+use crate::tools::PartContent;
 
 /// The reply of one choice so far, as far as it is held back: [`ChoiceReply`](crate::ChoiceReply) for parts.
 #[derive(Debug, Clone)]
@@ -23,22 +23,22 @@ impl PartReply {
     pub fn feed(&mut self, part: ReplyPart) -> ReplyStep {
         let mut parts = Vec::new();
         if !self.filter.is_stopped() {
-            match part.part {
-                Part::Text(text) => {
+            match part.content {
+                PartContent::Text(text) => {
                     let text = self.filter.text(&text);
                     // The tokens may spell a part of the stop string.
                     let tokens = if self.filter.is_stopped() { Vec::new() } else { part.tokens };
                     if !text.is_empty() || !tokens.is_empty() {
-                        parts.push(ReplyPart { part: Part::Text(text), tokens });
+                        parts.push(ReplyPart { content: PartContent::Text(text), tokens });
                     }
                 }
-                Part::Reasoning(text) => {
+                PartContent::Reasoning(text) => {
                     self.n_reasoning += 1;
-                    parts.push(ReplyPart { part: Part::Reasoning(text), tokens: Vec::new() });
+                    parts.push(ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() });
                 }
-                Part::Call(call) => {
+                PartContent::Call(call) => {
                     parts.extend(text_part(self.filter.call(&call)));
-                    parts.push(ReplyPart { part: Part::Call(call), tokens: Vec::new() });
+                    parts.push(ReplyPart { content: PartContent::Call(call), tokens: Vec::new() });
                 }
             }
         }
@@ -68,7 +68,7 @@ impl PartReply {
 }
 
 fn text_part(text: String) -> Option<ReplyPart> {
-    (!text.is_empty()).then(|| ReplyPart { part: Part::Text(text), tokens: Vec::new() })
+    (!text.is_empty()).then(|| ReplyPart { content: PartContent::Text(text), tokens: Vec::new() })
 }
 
 #[cfg(test)]
@@ -78,11 +78,11 @@ mod tests {
     use super::*;
 
     fn text(text: &str) -> ReplyPart {
-        ReplyPart { part: Part::Text(text.to_owned()), tokens: Vec::new() }
+        ReplyPart { content: PartContent::Text(text.to_owned()), tokens: Vec::new() }
     }
 
     fn call(call: ToolCallDelta) -> ReplyPart {
-        ReplyPart { part: Part::Call(call), tokens: Vec::new() }
+        ReplyPart { content: PartContent::Call(call), tokens: Vec::new() }
     }
 
     fn begin() -> ReplyPart {
@@ -101,12 +101,12 @@ mod tests {
     fn read(reply: &mut PartReply, parts: Vec<ReplyPart>) -> String {
         let mut steps: Vec<ReplyStep> = parts.into_iter().map(|part| reply.feed(part)).collect();
         steps.push(reply.finish());
-        let show = |part: &ReplyPart| match &part.part {
-            Part::Text(text) => text.clone(),
-            Part::Reasoning(text) => format!("({text})"),
-            Part::Call(ToolCallDelta::Begin { name, .. }) => format!("<{name}"),
-            Part::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.clone(),
-            Part::Call(ToolCallDelta::End { .. }) => ">".to_owned(),
+        let show = |part: &ReplyPart| match &part.content {
+            PartContent::Text(text) => text.clone(),
+            PartContent::Reasoning(text) => format!("({text})"),
+            PartContent::Call(ToolCallDelta::Begin { name, .. }) => format!("<{name}"),
+            PartContent::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.clone(),
+            PartContent::Call(ToolCallDelta::End { .. }) => ">".to_owned(),
         };
         let step =
             |step: &ReplyStep| step.parts.iter().map(show).collect::<String>() + if step.stopped { "|" } else { "" };

@@ -1,6 +1,6 @@
 //! Stop strings in text that arrives in pieces.
 
-/// What a piece of text released.
+/// The text that one piece released.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Text that is certainly no part of a stop string.
@@ -20,7 +20,7 @@ pub struct StopScanner {
     /// waits for an earlier one.
     held: String,
     stopped: bool,
-    /// Which one it was.
+    /// The stop string that ended the text.
     reached: Option<String>,
 }
 

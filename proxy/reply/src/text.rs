@@ -1,4 +1,4 @@
-//! The text of one choice: tokens in; out comes text that is final, and the tokens that became final with it.
+//! Turns one choice's tokens into text that is final, and reports the tokens that became final with it.
 
 use std::collections::VecDeque;
 
@@ -16,9 +16,9 @@ pub struct TokenLogprobs {
     pub logprobs: Logprobs,
 }
 
-/// What a token released.
+/// The text that one token released.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Step {
+pub struct TextStep {
     /// Text that is final: whole characters, never part of a stop string.
     pub text: String,
     /// The tokens whose last byte is in the text released so far and that were not reported yet; only those that carry
@@ -28,8 +28,8 @@ pub struct Step {
     pub stopped: bool,
 }
 
-impl Step {
-    /// Whether there is anything to send.
+impl TextStep {
+    /// Returns true if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty() && self.tokens.is_empty()
     }
@@ -48,7 +48,7 @@ pub struct ChoiceText {
     n_released: usize,
     /// Tokens with log-probabilities that are not reported yet, oldest first.
     waiting: VecDeque<WaitingToken>,
-    /// Control tokens that are text to who reads on.
+    /// Control tokens whose spelling is passed on as text, because a parser of calls needs it.
     markers: Vec<&'static str>,
 }
 
@@ -82,9 +82,9 @@ impl ChoiceText {
     }
 
     /// Takes the next token. Control tokens have no text and are not reported. After a stop, nothing is released.
-    pub fn feed(&mut self, token: GeneratedToken) -> Step {
+    pub fn feed(&mut self, token: GeneratedToken) -> TextStep {
         if token.special && !self.markers.iter().any(|marker| marker.as_bytes() == token.bytes) {
-            return Step::default();
+            return TextStep::default();
         }
         let start = self.start_of(&token.bytes);
         let text = self.utf8.feed(&token.bytes);
@@ -98,7 +98,7 @@ impl ChoiceText {
     }
 
     /// Ends the text where the sequence ended: everything held back is released.
-    pub fn finish(&mut self) -> Step {
+    pub fn finish(&mut self) -> TextStep {
         let tail = self.utf8.finish();
         self.n_decoded += tail.len();
         let mut scan = self.stop.feed(&tail);
@@ -127,7 +127,7 @@ impl ChoiceText {
         }
     }
 
-    fn release(&mut self, scan: Scan) -> Step {
+    fn release(&mut self, scan: Scan) -> TextStep {
         self.n_released += scan.text.len();
         let mut tokens = Vec::new();
         // At a stop, a token that reaches into the stop string is reported too: a part of it is in the text.
@@ -139,7 +139,7 @@ impl ChoiceText {
         if scan.stopped {
             self.waiting.clear();
         }
-        Step { text: scan.text, tokens, stopped: scan.stopped }
+        TextStep { text: scan.text, tokens, stopped: scan.stopped }
     }
 }
 
@@ -158,12 +158,12 @@ mod tests {
     /// Text and tokens of each step and of the end, as `text [token token]`, with `|` where it stopped.
     fn steps(stops: &[&str], pieces: &[&[u8]]) -> Vec<String> {
         let mut text = ChoiceText::new(stops.iter().map(ToString::to_string).collect());
-        let mut steps: Vec<Step> = pieces.iter().map(|piece| text.feed(token(piece))).collect();
+        let mut steps: Vec<TextStep> = pieces.iter().map(|piece| text.feed(token(piece))).collect();
         steps.push(text.finish());
         steps.iter().map(show).collect()
     }
 
-    fn show(step: &Step) -> String {
+    fn show(step: &TextStep) -> String {
         let tokens: Vec<String> = step.tokens.iter().map(|token| token.bytes.escape_ascii().to_string()).collect();
         format!("{} [{}]{}", step.text, tokens.join(" "), if step.stopped { "|" } else { "" })
     }
@@ -198,7 +198,7 @@ mod tests {
     fn control_tokens_have_no_text() {
         let mut text = ChoiceText::new(vec!["end".into()]);
         let control = GeneratedToken { special: true, ..token(b"<|im_end|>") };
-        assert_eq!(text.feed(control), Step::default());
+        assert_eq!(text.feed(control), TextStep::default());
         assert_eq!(show(&text.feed(token(b"ok"))), "ok [ok]");
         let silent = GeneratedToken { logprobs: None, ..token(b"!") };
         assert_eq!(show(&text.feed(silent)), "! []");
@@ -222,9 +222,9 @@ mod tests {
             cuts.extend([0, bytes.len()]);
             cuts.sort_unstable();
             let mut text = ChoiceText::new(stops);
-            let mut out = Step::default();
+            let mut out = TextStep::default();
             let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &bytes[pair[0]..pair[1]]).collect();
-            let mut steps: Vec<Step> = Vec::new();
+            let mut steps: Vec<TextStep> = Vec::new();
             for piece in &pieces {
                 steps.push(text.feed(token(piece)));
             }

@@ -29,7 +29,7 @@ impl Utf8Pieces {
         text
     }
 
-    /// Whether `byte` would belong to the character that is held back, rather than break it off.
+    /// Returns true if `byte` continues the character that is held back.
     pub fn is_continued_by(&self, byte: u8) -> bool {
         let joined = [self.pending.as_slice(), &[byte]].concat();
         // A held character is cut short by a wrong byte and by nothing else.
@@ -37,7 +37,7 @@ impl Utf8Pieces {
         !self.pending.is_empty() && !broken
     }
 
-    /// Whether the bytes so far end inside a character.
+    /// Returns true if the bytes so far end inside a character.
     pub fn is_mid_character(&self) -> bool {
         !self.pending.is_empty()
     }

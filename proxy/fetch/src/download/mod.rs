@@ -11,24 +11,24 @@ use reqwest::{Client, Response, StatusCode, Url};
 
 use super::ModelError;
 use super::cache::{PullLock, check_space};
-use super::client::{Patience, host, root_cause};
-use super::part_file::{Identity, PartFile};
-use super::progress::Progress;
+use super::client::{DownloadPatience, host, root_cause};
+use super::part_file::{PartFile, PartIdentity};
+use super::progress::DownloadProgress;
 
 #[cfg(test)]
 mod tests;
 
-/// What to fetch, and how to know that it is the right thing.
+/// What to fetch, and how to verify it.
 #[derive(Debug, Clone)]
-pub(super) struct Source {
+pub(super) struct DownloadSource {
     pub url: Url,
     /// For messages and the progress bar.
     pub name: String,
     /// Sent to this URL's host only; a redirect to another host goes without.
     pub bearer: Option<String>,
-    /// `None` if nobody has promised one; then the server's word counts.
+    /// `None` if it is not known in advance; then the server's size counts.
     pub size_bytes: Option<u64>,
-    /// Lower-case hex. `None` if nobody has promised one.
+    /// Lower-case hex. `None` if it is not known in advance.
     pub sha256: Option<String>,
     /// What the operator can do about a 401 or 403.
     pub denied_hint: &'static str,
@@ -37,16 +37,21 @@ pub(super) struct Source {
 /// How to fetch.
 pub(super) struct Fetcher<'a> {
     pub client: &'a Client,
-    pub patience: &'a Patience,
-    pub progress: &'a dyn Progress,
+    pub patience: &'a DownloadPatience,
+    pub progress: &'a dyn DownloadProgress,
 }
 
-/// An attempt that brought this much is no failure in a row: a bad link that still moves will get there.
+/// An attempt that brings this much resets the count of failures: a bad link that makes progress gets there.
 const WORTHWHILE_BYTES: u64 = 1 << 20;
 
 impl Fetcher<'_> {
     /// Fetches `source` to `final_path`. Dropping this stops the download; what has arrived is kept and continued from.
-    pub(super) async fn fetch(&self, source: &Source, final_path: &Path, lock: &PullLock) -> Result<(), ModelError> {
+    pub(super) async fn fetch(
+        &self,
+        source: &DownloadSource,
+        final_path: &Path,
+        lock: &PullLock,
+    ) -> Result<(), ModelError> {
         let part = PartFile::of(final_path, lock);
         let resumed = self.receive(source, &part).await?;
         if let Err(error) = verify(source, &part).await {
@@ -54,7 +59,7 @@ impl Fetcher<'_> {
             if !resumed {
                 return Err(error);
             }
-            // What an earlier pull left may have been wrong; a second whole try tells it from a wrong source.
+            // The part of an earlier pull may have been wrong: fetch the whole file once more before blaming the source.
             self.progress.notice(&format!("{error}; fetching it anew"));
             self.receive(source, &part).await?;
             if let Err(error) = verify(source, &part).await {
@@ -67,16 +72,16 @@ impl Fetcher<'_> {
         Ok(())
     }
 
-    /// Gets all bytes into the part, trying again as often as is sensible. True if a part from before this call was used.
-    async fn receive(&self, source: &Source, part: &PartFile) -> Result<bool, ModelError> {
+    /// Downloads all bytes into the part, with retries. Returns true if it continued a part from before this call.
+    async fn receive(&self, source: &DownloadSource, part: &PartFile) -> Result<bool, ModelError> {
         let at_start = usable_bytes(source, part);
         let mut n_failed = 0;
         loop {
             let before = usable_bytes(source, part);
             let failure = match self.attempt(source, part).await {
                 Ok(()) => return Ok(at_start > 0),
-                Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(reason)) => reason,
+                Err(AttemptFailure::Final(error)) => return Err(error),
+                Err(AttemptFailure::Passing(reason)) => reason,
             };
             let gained = usable_bytes(source, part).saturating_sub(before);
             n_failed = if gained >= WORTHWHILE_BYTES { 1 } else { n_failed + 1 };
@@ -90,7 +95,7 @@ impl Fetcher<'_> {
     }
 
     /// One request, and its body into the part.
-    async fn attempt(&self, source: &Source, part: &PartFile) -> Result<(), Failure> {
+    async fn attempt(&self, source: &DownloadSource, part: &PartFile) -> Result<(), AttemptFailure> {
         let have_bytes = usable_bytes(source, part);
         if have_bytes > 0 && source.size_bytes == Some(have_bytes) {
             self.progress.started(&source.name, source.size_bytes);
@@ -100,35 +105,40 @@ impl Fetcher<'_> {
         let start = match response.status() {
             StatusCode::PARTIAL_CONTENT => continued_at(response.headers(), have_bytes),
             StatusCode::OK => Some(0),
-            // Refused: the file has become shorter, or the server is confused. Either way the part is worth nothing.
+            // The file has become shorter, or the server is faulty: the part is useless.
             StatusCode::RANGE_NOT_SATISFIABLE => None,
             status => return Err(refusal(source, status)),
         };
         let Some(start) = start else {
-            part.discard().map_err(Failure::Final)?;
-            return Err(Failure::Passing("the server does not continue the file".to_owned()));
+            part.discard().map_err(AttemptFailure::Final)?;
+            return Err(AttemptFailure::Passing("the server does not continue the file".to_owned()));
         };
         let total_bytes = announced_bytes(&response, start);
         if let (Some(expected_bytes), Some(found_bytes)) = (source.size_bytes, total_bytes)
             && expected_bytes != found_bytes
         {
-            part.discard().map_err(Failure::Final)?;
-            return Err(Failure::Final(wrong_size(source, expected_bytes, found_bytes)));
+            part.discard().map_err(AttemptFailure::Final)?;
+            return Err(AttemptFailure::Final(wrong_size(source, expected_bytes, found_bytes)));
         }
         if start == 0 {
-            let identity = Identity { etag: strong_etag(response.headers()), sha256: source.sha256.clone() };
-            part.begin(&identity).map_err(Failure::Final)?;
+            let identity = PartIdentity { etag: strong_etag(response.headers()), sha256: source.sha256.clone() };
+            part.begin(&identity).map_err(AttemptFailure::Final)?;
         }
         let total_bytes = total_bytes.or(source.size_bytes);
         if let (Some(total), Some(folder)) = (total_bytes, part.path().parent()) {
-            check_space(folder, total.saturating_sub(start)).map_err(Failure::Final)?;
+            check_space(folder, total.saturating_sub(start)).map_err(AttemptFailure::Final)?;
         }
         self.progress.started(&source.name, total_bytes);
         self.progress.reached(start);
         self.copy_body(source, part, Body { response, start, total_bytes }).await
     }
 
-    async fn request(&self, source: &Source, part: &PartFile, have_bytes: u64) -> Result<Response, Failure> {
+    async fn request(
+        &self,
+        source: &DownloadSource,
+        part: &PartFile,
+        have_bytes: u64,
+    ) -> Result<Response, AttemptFailure> {
         let mut request = self.client.get(source.url.clone());
         if let Some(token) = &source.bearer {
             request = request.bearer_auth(token);
@@ -140,10 +150,10 @@ impl Fetcher<'_> {
                 request = request.header(IF_RANGE, etag);
             }
         }
-        request.send().await.map_err(|error| Failure::Passing(root_cause(&error)))
+        request.send().await.map_err(|error| AttemptFailure::Passing(root_cause(&error)))
     }
 
-    async fn copy_body(&self, source: &Source, part: &PartFile, body: Body) -> Result<(), Failure> {
+    async fn copy_body(&self, source: &DownloadSource, part: &PartFile, body: Body) -> Result<(), AttemptFailure> {
         let total_bytes = body.total_bytes;
         let mut chunks = body.response.bytes_stream();
         let appender = part.append();
@@ -151,13 +161,13 @@ impl Fetcher<'_> {
         let outcome = loop {
             let chunk = match chunks.next().await {
                 Some(Ok(chunk)) => chunk,
-                Some(Err(error)) => break Err(Failure::Passing(root_cause(&error))),
+                Some(Err(error)) => break Err(AttemptFailure::Passing(root_cause(&error))),
                 None => break Ok(()),
             };
             done_bytes += chunk.len() as u64;
             // A body without an announced length could otherwise fill the disk.
             if let Some(expected_bytes) = total_bytes.filter(|total| done_bytes > *total) {
-                break Err(Failure::Final(wrong_size(source, expected_bytes, done_bytes)));
+                break Err(AttemptFailure::Final(wrong_size(source, expected_bytes, done_bytes)));
             }
             if !appender.push(chunk).await {
                 break Ok(());
@@ -165,10 +175,10 @@ impl Fetcher<'_> {
             self.progress.reached(done_bytes);
         };
         // Also after a failed transfer: what has arrived must be on the disk before anybody measures the part.
-        appender.finish().await.map_err(Failure::Final)?;
+        appender.finish().await.map_err(AttemptFailure::Final)?;
         outcome?;
         match total_bytes {
-            Some(total) if done_bytes < total => Err(Failure::Passing("the transfer ended early".to_owned())),
+            Some(total) if done_bytes < total => Err(AttemptFailure::Passing("the transfer ended early".to_owned())),
             _ => Ok(()),
         }
     }
@@ -179,22 +189,22 @@ struct Body {
     response: Response,
     /// Where in the file it begins.
     start: u64,
-    /// The whole file's size, if anybody tells.
+    /// The whole file's size, if it is known.
     total_bytes: Option<u64>,
 }
 
 /// Why an attempt ended.
-enum Failure {
-    /// Another attempt may fare better.
+enum AttemptFailure {
+    /// Another attempt may succeed.
     Passing(String),
-    /// No other attempt will.
+    /// No other attempt can succeed.
     Final(ModelError),
 }
 
 /// Bytes at the start of the file that need not be fetched again.
-fn usable_bytes(source: &Source, part: &PartFile) -> u64 {
+fn usable_bytes(source: &DownloadSource, part: &PartFile) -> u64 {
     match part.left_behind() {
-        // Without a checksum or an ETag nothing would tell a continuation from the middle of another file.
+        // Without a checksum or an ETag the rest might belong to another version of the file.
         Some((_, identity)) if identity.sha256.is_none() && identity.etag.is_none() => 0,
         Some((_, identity)) if identity.sha256 != source.sha256 => 0,
         Some((n_bytes, _)) if source.size_bytes.is_some_and(|size| n_bytes > size) => 0,
@@ -216,7 +226,7 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()))
 }
 
-/// The whole file's size, if the response tells.
+/// The whole file's size, if the response reports it.
 fn announced_bytes(response: &Response, start: u64) -> Option<u64> {
     let from_range = content_range(response.headers()).and_then(|(_, total)| total);
     from_range.or_else(|| response.content_length()?.checked_add(start))
@@ -228,21 +238,21 @@ fn strong_etag(headers: &HeaderMap) -> Option<String> {
     etag.starts_with('"').then(|| etag.to_owned())
 }
 
-fn refusal(source: &Source, status: StatusCode) -> Failure {
+fn refusal(source: &DownloadSource, status: StatusCode) -> AttemptFailure {
     let (name, code) = (source.name.clone(), status.as_u16());
     match code {
-        401 | 403 => Failure::Final(ModelError::AccessDenied { name, status: code, hint: source.denied_hint }),
-        404 | 410 => Failure::Final(ModelError::NotFound { name, status: code }),
-        408 | 425 | 429 | 500.. => Failure::Passing(format!("the server answered HTTP {code}")),
-        _ => Failure::Final(ModelError::HttpStatus { name, status: code }),
+        401 | 403 => AttemptFailure::Final(ModelError::AccessDenied { name, status: code, hint: source.denied_hint }),
+        404 | 410 => AttemptFailure::Final(ModelError::NotFound { name, status: code }),
+        408 | 425 | 429 | 500.. => AttemptFailure::Passing(format!("the server answered HTTP {code}")),
+        _ => AttemptFailure::Final(ModelError::HttpStatus { name, status: code }),
     }
 }
 
-fn wrong_size(source: &Source, expected_bytes: u64, found_bytes: u64) -> ModelError {
+fn wrong_size(source: &DownloadSource, expected_bytes: u64, found_bytes: u64) -> ModelError {
     ModelError::SizeMismatch { name: source.name.clone(), expected_bytes, found_bytes }
 }
 
-async fn verify(source: &Source, part: &PartFile) -> Result<(), ModelError> {
+async fn verify(source: &DownloadSource, part: &PartFile) -> Result<(), ModelError> {
     let (found_bytes, found) = part.seal().await?;
     if let Some(expected_bytes) = source.size_bytes.filter(|expected| *expected != found_bytes) {
         return Err(wrong_size(source, expected_bytes, found_bytes));

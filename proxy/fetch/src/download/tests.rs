@@ -18,13 +18,13 @@ const SIZE: usize = 200_000;
 struct Scene {
     folder: TempDir,
     server: FakeServer,
-    source: Source,
+    source: DownloadSource,
 }
 
 async fn scene(faults: &[Fault]) -> Scene {
     let file = noise(SIZE);
     let server = FakeServer::serving(&file).await.with_faults(faults);
-    let source = Source {
+    let source = DownloadSource {
         url: server.url("/a.gguf"),
         name: "a.gguf".to_owned(),
         bearer: None,
@@ -55,7 +55,7 @@ impl Scene {
     /// A part of `n_bytes` right bytes, as a pull of a file with this ETag would leave it.
     fn leave_part(&self, bytes: &[u8], etag: Option<&str>) {
         fs::write(self.part(), bytes).unwrap();
-        let identity = Identity { etag: etag.map(str::to_owned), sha256: self.source.sha256.clone() };
+        let identity = PartIdentity { etag: etag.map(str::to_owned), sha256: self.source.sha256.clone() };
         fs::write(beside(&self.path(), ".part.json"), serde_json::to_vec(&identity).unwrap()).unwrap();
     }
 

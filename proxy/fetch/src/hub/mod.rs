@@ -1,4 +1,4 @@
-//! The hub of `owner/repo[:file]` models: which file is meant, where its bytes are, and what they must be.
+//! The hub of `owner/repo[:file]` models: finds the file, its address, and its size and checksum.
 //!
 //! `hf-hub` knows the hub's addresses and headers. Its own download checks no sha256, so the bytes go through
 //! [`super::download`] instead.
@@ -15,15 +15,15 @@ use reqwest::Url;
 use serde::Deserialize;
 
 use super::ModelError;
-use super::client::{self, Patience, one_line, root_cause};
-use super::download::Source;
-use super::progress::Progress;
+use super::client::{self, DownloadPatience, one_line, root_cause};
+use super::download::DownloadSource;
+use super::progress::DownloadProgress;
 use super::spec::{HubModel, ends_in_gguf, is_relative_path};
 
 #[cfg(test)]
 mod tests;
 
-/// Where the hub is and who asks.
+/// The hub's address and the user's token.
 #[derive(Clone, Default)]
 pub struct HubAccess {
     /// `None` for the public hub.
@@ -32,7 +32,7 @@ pub struct HubAccess {
     pub token: Option<String>,
 }
 
-/// Taken when several files match: the usual balance of size and quality.
+/// The choice among several matching files: the usual balance of size and quality.
 const PREFERRED_QUANTIZATION: &str = "Q4_K_M";
 const DENIED_HINT: &str = "check the repository's name; if it is private or gated, set HF_TOKEN and accept its terms";
 
@@ -62,24 +62,24 @@ impl fmt::Debug for HubAccess {
 pub(super) struct HubFile {
     /// Its path in the repository, safe to use below a folder.
     pub path: String,
-    pub source: Source,
+    pub source: DownloadSource,
 }
 
 /// Finds out which file `model` means and how to get it.
 pub(super) async fn find(
     model: &HubModel,
     access: &HubAccess,
-    patience: &Patience,
-    progress: &dyn Progress,
+    patience: &DownloadPatience,
+    progress: &dyn DownloadProgress,
 ) -> Result<HubFile, ModelError> {
     let repo_id = model.repo_id();
     let api = connect(access, &repo_id)?;
     let main = api.model(repo_id.clone());
     let host =
         Url::parse(&main.url("")).map_or_else(|_| "an address that is none".to_owned(), |url| client::host(&url));
-    let listing = insist(patience, progress, Asked { repo: &repo_id, host: &host }, || async {
+    let listing = insist(patience, progress, HubQuestion { repo: &repo_id, host: &host }, || async {
         let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
-        Ok(response.json::<Listing>().await?)
+        Ok(response.json::<HubListing>().await?)
     });
     let listing = listing.await?;
     let file = choose(model, &listing.siblings)?;
@@ -93,7 +93,7 @@ pub(super) async fn find(
         (Some(size), Some(lfs)) => (Some(size), sha256_like(&lfs.sha256)),
         _ => ask_for_metadata(&api, &url, patience).await,
     };
-    let source = Source {
+    let source = DownloadSource {
         name: format!("{repo_id}:{}", file.rfilename),
         url,
         bearer: access.token.clone(),
@@ -106,7 +106,7 @@ pub(super) async fn find(
 
 /// The hub's answer about a repository. A mirror may leave out the sizes and checksums.
 #[derive(Deserialize)]
-struct Listing {
+struct HubListing {
     sha: Option<String>,
     #[serde(default)]
     siblings: Vec<Sibling>,
@@ -135,11 +135,11 @@ fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
     built.map_err(|_| ModelError::HubReply { repo: repo.to_owned(), what: "HF_TOKEN is not a token".to_owned() })
 }
 
-/// Asks again while that makes sense. hf-hub sets no deadlines, so one is set here.
+/// Asks until an answer comes, the failure is final, or the attempts are used up. hf-hub sets no deadlines, so this does.
 async fn insist<T, F>(
-    patience: &Patience,
-    progress: &dyn Progress,
-    asked: Asked<'_>,
+    patience: &DownloadPatience,
+    progress: &dyn DownloadProgress,
+    asked: HubQuestion<'_>,
     ask: impl Fn() -> F,
 ) -> Result<T, ModelError>
 where
@@ -149,8 +149,8 @@ where
     loop {
         let reason = match within(patience.idle, ask()).await {
             Ok(answer) => return Ok(answer),
-            Err(Trouble::Final(error)) => return Err(error.about(asked)),
-            Err(Trouble::Passing(reason)) => reason,
+            Err(HubTrouble::Final(error)) => return Err(error.about(asked)),
+            Err(HubTrouble::Passing(reason)) => reason,
         };
         n_failed += 1;
         if n_failed >= patience.max_attempts {
@@ -161,63 +161,63 @@ where
     }
 }
 
-/// What is asked for, and where; for messages.
+/// The repository and the host of a question, for error messages.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct HubQuestion<'a> {
     repo: &'a str,
     host: &'a str,
 }
 
-enum Trouble {
+enum HubTrouble {
     Passing(String),
-    Final(Refused),
+    Final(HubRefusal),
 }
 
-/// A refusal that does not know of what yet.
-enum Refused {
+/// A refusal, before the repository's name is added.
+enum HubRefusal {
     Status(u16),
     Reply(String),
     Unreachable(String),
 }
 
-impl Refused {
-    fn about(self, asked: Asked<'_>) -> ModelError {
+impl HubRefusal {
+    fn about(self, asked: HubQuestion<'_>) -> ModelError {
         let name = asked.repo.to_owned();
         match self {
             // The hub answers 401 for a repository that does not exist, too.
-            Refused::Status(status @ (401 | 403)) => ModelError::AccessDenied { name, status, hint: DENIED_HINT },
-            Refused::Status(status @ (404 | 410)) => ModelError::NotFound { name, status },
-            Refused::Status(status) => ModelError::HttpStatus { name, status },
-            Refused::Reply(what) => ModelError::HubReply { repo: name, what },
-            Refused::Unreachable(reason) => ModelError::HubUnreachable { host: asked.host.to_owned(), name, reason },
+            HubRefusal::Status(status @ (401 | 403)) => ModelError::AccessDenied { name, status, hint: DENIED_HINT },
+            HubRefusal::Status(status @ (404 | 410)) => ModelError::NotFound { name, status },
+            HubRefusal::Status(status) => ModelError::HttpStatus { name, status },
+            HubRefusal::Reply(what) => ModelError::HubReply { repo: name, what },
+            HubRefusal::Unreachable(reason) => ModelError::HubUnreachable { host: asked.host.to_owned(), name, reason },
         }
     }
 }
 
-async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiError>>) -> Result<T, Trouble> {
+async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiError>>) -> Result<T, HubTrouble> {
     let error = match tokio::time::timeout(deadline, ask).await {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(error)) => error,
-        Err(_) => return Err(Trouble::Passing("the hub did not answer in time".to_owned())),
+        Err(_) => return Err(HubTrouble::Passing("the hub did not answer in time".to_owned())),
     };
     Err(match error {
-        // No such host, no network, nobody there. Nothing has begun yet that would be worth waiting for.
+        // No such host, no network, or no server. Retrying is pointless: no download has begun.
         ApiError::RequestError(error) if error.is_connect() && !error.is_timeout() => {
-            Trouble::Final(Refused::Unreachable(root_cause(&error)))
+            HubTrouble::Final(HubRefusal::Unreachable(root_cause(&error)))
         }
-        ApiError::RequestError(error) if error.is_decode() => Trouble::Final(Refused::Reply(root_cause(&error))),
+        ApiError::RequestError(error) if error.is_decode() => HubTrouble::Final(HubRefusal::Reply(root_cause(&error))),
         ApiError::RequestError(error) => match error.status().map(|status| status.as_u16()) {
-            Some(status @ (408 | 425 | 429 | 500..)) => Trouble::Passing(format!("the hub answered HTTP {status}")),
-            Some(status) => Trouble::Final(Refused::Status(status)),
-            None => Trouble::Passing(root_cause(&error)),
+            Some(status @ (408 | 425 | 429 | 500..)) => HubTrouble::Passing(format!("the hub answered HTTP {status}")),
+            Some(status) => HubTrouble::Final(HubRefusal::Status(status)),
+            None => HubTrouble::Passing(root_cause(&error)),
         },
-        other => Trouble::Final(Refused::Reply(one_line(&other.to_string()))),
+        other => HubTrouble::Final(HubRefusal::Reply(one_line(&other.to_string()))),
     })
 }
 
 /// Size and sha256 from the file's own headers. Going without them is allowed: a mirror that tells neither in its listing
 /// nor in its headers can still serve the file, whose length is then the server's word.
-async fn ask_for_metadata(api: &Api, url: &Url, patience: &Patience) -> (Option<u64>, Option<String>) {
+async fn ask_for_metadata(api: &Api, url: &Url, patience: &DownloadPatience) -> (Option<u64>, Option<String>) {
     match within(patience.idle, api.metadata(url.as_str())).await {
         Ok(metadata) => (u64::try_from(metadata.size()).ok(), sha256_like(metadata.etag())),
         Err(_) => (None, None),
@@ -236,9 +236,9 @@ fn file_url(base: &str, path: &str) -> Option<Url> {
     Some(url)
 }
 
-/// The file that is meant: the one that was named, the only one, or the only one of the preferred quantization.
+/// The file that the model's name means: the named one, the only one, or the only one of the preferred quantization.
 fn choose<'a>(model: &HubModel, siblings: &'a [Sibling]) -> Result<&'a Sibling, ModelError> {
-    // A name from the network becomes a path here, so it is checked like one that an operator typed.
+    // A name from the network becomes a path here, so it is checked like an operator's input.
     let ggufs = siblings.iter().filter(|s| ends_in_gguf(&s.rfilename) && is_relative_path(&s.rfilename));
     let ggufs: Vec<&Sibling> = ggufs.collect();
     let chosen = match model.selector.as_deref() {

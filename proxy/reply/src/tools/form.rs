@@ -1,4 +1,4 @@
-//! The form of one request's reply: how the model is told of tools, what its text is held to, and how it is read.
+//! The form of one request's reply: how the prompt describes tools, which rules constrain the text, and how it is read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ impl ReplyForm {
         };
     }
 
-    /// What the text is held to: calls, if they are forced or their schemas strict, and what the request wants of text.
+    /// The constraint of the text: calls, if they are forced or their schemas strict, and the request's own constraint.
     pub fn constraint(&self, request: &GenerateRequest) -> Option<Constraint> {
         let text = request.constraint.clone();
         let Some(format) = self.format else { return text };

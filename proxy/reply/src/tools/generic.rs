@@ -1,5 +1,5 @@
 //! The format for models whose template knows no tools, or writes calls in a way that is not known here: the system
-//! message tells of the tools, and calls are written as Hermes's, the most common form.
+//! message describes the tools, and calls have Hermes's form, the most common one.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl ToolFormat for Generic {
     }
 
     fn present(&self, conversation: &mut Conversation, tools: &ToolUse, template: &str) {
-        // Without tools to tell of, a template that has a form for earlier calls is left to it.
+        // Without tools to describe, a template that has a form for earlier calls uses it.
         if tools.offered().is_empty() && template.contains("tool_calls") {
             return;
         }
@@ -80,7 +80,7 @@ fn joined(first: &str, second: &str) -> String {
     if first.is_empty() || second.is_empty() { format!("{first}{second}") } else { format!("{first}\n\n{second}") }
 }
 
-/// Calls and results as text. Results become a user's message, since templates insist that roles alternate.
+/// Calls and results as text. Results become a user's message, because templates require that roles alternate.
 fn spelled_out(messages: Vec<Message>) -> Vec<Message> {
     let mut spelled: Vec<Message> = Vec::with_capacity(messages.len());
     let mut after_result = false;

@@ -12,7 +12,7 @@ use baton_schemas::thinking::has_channels;
 use baton_schemas::tools::Tool;
 
 use super::pending::Pending;
-use super::{CallParser, Calls, Pieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
@@ -59,8 +59,8 @@ impl ToolFormat for Harmony {
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
-        let state = State::Header(String::new());
-        Box::new(Parser { tools: Arc::clone(tools), pending: Pending::default(), state })
+        let state = HarmonyState::Header(String::new());
+        Box::new(HarmonyParser { tools: Arc::clone(tools), pending: Pending::default(), state })
     }
 }
 
@@ -85,7 +85,7 @@ fn answer(text: Rule) -> Rule {
     Rule::Sequence(vec![Rule::literal("<|channel|>final<|message|>"), text])
 }
 
-enum State {
+enum HarmonyState {
     /// Before a message's text.
     Header(String),
     /// In what the model thinks.
@@ -96,30 +96,30 @@ enum State {
     Arguments { begun: bool },
 }
 
-struct Parser {
+struct HarmonyParser {
     tools: Arc<[Tool]>,
     pending: Pending,
-    state: State,
+    state: HarmonyState,
 }
 
-impl CallParser for Parser {
-    fn feed(&mut self, text: &str, out: &mut Pieces) {
+impl CallParser for HarmonyParser {
+    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() && self.step(out) {}
     }
 
-    fn finish(&mut self, out: &mut Pieces) {
+    fn finish(&mut self, out: &mut ParsedPieces) {
         let rest = self.pending.take();
         match &mut self.state {
-            State::Header(header) => {
+            HarmonyState::Header(header) => {
                 let header = std::mem::take(header) + &rest;
                 if !header.contains(CHANNEL) {
                     out.text(strip_role(&header));
                 }
             }
-            State::Thought => out.thought(&rest),
-            State::Text => out.text(&rest),
-            State::Arguments { .. } => {
+            HarmonyState::Thought => out.thought(&rest),
+            HarmonyState::Text => out.text(&rest),
+            HarmonyState::Arguments { .. } => {
                 self.arguments(&rest, out);
                 // The reply ends with the token that ends the call, which is no text.
                 self.end(out);
@@ -128,14 +128,14 @@ impl CallParser for Parser {
     }
 
     fn is_thinking(&self) -> bool {
-        matches!(self.state, State::Thought)
+        matches!(self.state, HarmonyState::Thought)
     }
 }
 
-impl Parser {
+impl HarmonyParser {
     /// Takes what can be taken; `false` if more text is needed.
-    fn step(&mut self, out: &mut Pieces) -> bool {
-        if let State::Header(header) = &mut self.state {
+    fn step(&mut self, out: &mut ParsedPieces) -> bool {
+        if let HarmonyState::Header(header) = &mut self.state {
             let (more, message) = self.pending.take_until(&[MESSAGE]);
             header.push_str(&more);
             // No header is that long: this is text, which may hold a marker from here on.
@@ -143,7 +143,7 @@ impl Parser {
                 let rest = header.split_off(end) + message.map_or("", |_| MESSAGE);
                 self.pending.0.insert_str(0, &rest);
                 out.text(&std::mem::take(header));
-                self.state = State::Text;
+                self.state = HarmonyState::Text;
                 return true;
             }
             if message.is_some() {
@@ -154,20 +154,20 @@ impl Parser {
         }
         let (text, end) = self.pending.take_until(&ENDS);
         match self.state {
-            State::Thought => out.thought(&text),
-            State::Text => out.text(&text),
-            State::Arguments { .. } => self.arguments(&text, out),
-            State::Header(_) => {}
+            HarmonyState::Thought => out.thought(&text),
+            HarmonyState::Text => out.text(&text),
+            HarmonyState::Arguments { .. } => self.arguments(&text, out),
+            HarmonyState::Header(_) => {}
         }
         if end.is_some() {
             self.end(out);
-            self.state = State::Header(String::new());
+            self.state = HarmonyState::Header(String::new());
         }
         end.is_some()
     }
 
     /// A header says what the message is.
-    fn begin(&mut self, header: &str, out: &mut Pieces) {
+    fn begin(&mut self, header: &str, out: &mut ParsedPieces) {
         let word = |after: &str| {
             let rest = &header[header.find(after)? + after.len()..];
             Some(&rest[..rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len())])
@@ -176,23 +176,23 @@ impl Parser {
         self.state = match (known, word(CHANNEL)) {
             (Some(name), _) => {
                 out.begin(name);
-                State::Arguments { begun: false }
+                HarmonyState::Arguments { begun: false }
             }
-            (None, Some("analysis")) => State::Thought,
-            (None, _) => State::Text,
+            (None, Some("analysis")) => HarmonyState::Thought,
+            (None, _) => HarmonyState::Text,
         };
     }
 
-    fn arguments(&mut self, text: &str, out: &mut Pieces) {
-        let State::Arguments { begun } = &mut self.state else { return };
+    fn arguments(&mut self, text: &str, out: &mut ParsedPieces) {
+        let HarmonyState::Arguments { begun } = &mut self.state else { return };
         let text = if *begun { text } else { text.trim_start() };
         *begun |= !text.is_empty();
         out.arguments(text);
     }
 
     /// A message is complete.
-    fn end(&mut self, out: &mut Pieces) {
-        if let State::Arguments { begun } = self.state {
+    fn end(&mut self, out: &mut ParsedPieces) {
+        if let HarmonyState::Arguments { begun } = self.state {
             if !begun {
                 out.arguments("{}");
             }

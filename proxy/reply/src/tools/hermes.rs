@@ -6,10 +6,10 @@ use std::sync::Arc;
 use baton_schemas::constraint::Rule;
 use baton_schemas::tools::Tool;
 
-use super::json_call::Progress;
+use super::json_call::CallProgress;
 use super::json_calls::JsonCalls;
 use super::pending::{Front, Pending};
-use super::{CallParser, Calls, Pieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -52,7 +52,7 @@ impl ToolFormat for Hermes {
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
-        Box::new(Parser { tools: Arc::clone(tools), pending: Pending::default(), state: State::Outside })
+        Box::new(HermesParser { tools: Arc::clone(tools), pending: Pending::default(), state: HermesState::Outside })
     }
 }
 
@@ -64,7 +64,7 @@ fn call(before: &str, name: &str, arguments: &Rule) -> Rule {
     ])
 }
 
-enum State {
+enum HermesState {
     /// In text.
     Outside,
     /// Behind the opening tag.
@@ -73,51 +73,51 @@ enum State {
     Closing,
 }
 
-struct Parser {
+struct HermesParser {
     tools: Arc<[Tool]>,
     pending: Pending,
-    state: State,
+    state: HermesState,
 }
 
-impl CallParser for Parser {
-    fn feed(&mut self, text: &str, out: &mut Pieces) {
+impl CallParser for HermesParser {
+    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match &mut self.state {
-                State::Outside => {
+                HermesState::Outside => {
                     let (text, tag) = self.pending.take_until(&[OPEN]);
                     out.text(&text);
                     if tag.is_none() {
                         return;
                     }
-                    self.state = State::Calls(Box::new(JsonCalls::new(&self.tools)));
+                    self.state = HermesState::Calls(Box::new(JsonCalls::new(&self.tools)));
                 }
-                State::Calls(calls) => {
+                HermesState::Calls(calls) => {
                     let Some(c) = self.pending.next() else { return };
                     match calls.feed(c, out) {
-                        Progress::Reading => {}
-                        Progress::Done => self.state = State::Closing,
-                        Progress::NotACall => {
+                        CallProgress::Reading => {}
+                        CallProgress::Done => self.state = HermesState::Closing,
+                        CallProgress::NotACall => {
                             give_back(calls, out);
-                            self.state = State::Outside;
+                            self.state = HermesState::Outside;
                         }
                     }
                 }
-                State::Closing => {
+                HermesState::Closing => {
                     self.pending.skip_space();
                     match self.pending.take_front(&[CLOSE]) {
                         Front::Unknown => return,
-                        Front::Tag(_) | Front::Other => self.state = State::Outside,
+                        Front::Tag(_) | Front::Other => self.state = HermesState::Outside,
                     }
                 }
             }
         }
     }
 
-    fn finish(&mut self, out: &mut Pieces) {
+    fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            State::Outside => out.text(&self.pending.take()),
-            State::Calls(calls) => {
+            HermesState::Outside => out.text(&self.pending.take()),
+            HermesState::Calls(calls) => {
                 let rest = calls.finish(out);
                 if calls.is_untouched() {
                     out.text(OPEN);
@@ -125,13 +125,13 @@ impl CallParser for Parser {
                 out.text(&rest);
             }
             // A part of the closing tag is no text.
-            State::Closing => {}
+            HermesState::Closing => {}
         }
     }
 }
 
 /// What stood behind an opening tag was no call, so the tag is text too; unless a call was read before.
-fn give_back(calls: &mut JsonCalls, out: &mut Pieces) {
+fn give_back(calls: &mut JsonCalls, out: &mut ParsedPieces) {
     if calls.is_untouched() {
         out.text(OPEN);
     }

@@ -1,15 +1,15 @@
 //! One call as a JSON object, read character by character: `{"name": "f", "arguments": {…}}`.
 //!
-//! Arguments are passed on as they come, in the model's own words, as soon as the name is known. Keys may stand in any
+//! Arguments are passed on while they arrive, exactly as the model writes them, once the name is known. Keys may stand in any
 //! order. An object that turns out to be no call of a known tool is given back whole.
 
 use baton_schemas::tools::Tool;
 
-use super::Pieces;
+use super::ParsedPieces;
 
 /// How far a call has been read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum CallProgress {
     /// Not to its end.
     Reading,
     /// The character was its last.
@@ -22,7 +22,7 @@ pub(super) enum Progress {
 const KEYS: [&str; 6] = ["name", "function", "arguments", "parameters", "id", "type"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum JsonCallState {
     Open,
     KeyOrEnd,
     Key,
@@ -42,7 +42,7 @@ pub(super) struct Extent {
 
 /// Where a character stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum JsonPlace {
     /// In the value.
     Inside,
     /// It is the value's last.
@@ -53,40 +53,40 @@ pub(super) enum Place {
 
 impl Extent {
     /// Takes the next character; the first is the value's first.
-    pub(super) fn take(&mut self, c: char) -> Place {
+    pub(super) fn take(&mut self, c: char) -> JsonPlace {
         if self.in_string {
             match c {
                 _ if self.escaped => self.escaped = false,
                 '\\' => self.escaped = true,
                 '"' => {
                     self.in_string = false;
-                    return if self.depth == 0 { Place::Last } else { Place::Inside };
+                    return if self.depth == 0 { JsonPlace::Last } else { JsonPlace::Inside };
                 }
                 _ => {}
             }
-            return Place::Inside;
+            return JsonPlace::Inside;
         }
         match c {
             '"' => self.in_string = true,
             '{' | '[' => self.depth = self.depth.saturating_add(1),
-            '}' | ']' | ',' if self.depth == 0 => return Place::Behind,
-            c if c.is_whitespace() && self.depth == 0 => return Place::Behind,
+            '}' | ']' | ',' if self.depth == 0 => return JsonPlace::Behind,
+            c if c.is_whitespace() && self.depth == 0 => return JsonPlace::Behind,
             '}' | ']' => {
                 self.depth -= 1;
                 if self.depth == 0 {
-                    return Place::Last;
+                    return JsonPlace::Last;
                 }
             }
             _ => {}
         }
-        Place::Inside
+        JsonPlace::Inside
     }
 }
 
 /// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct JsonCall {
-    state: State,
+    state: JsonCallState,
     extent: Extent,
     key: String,
     /// The value that is being read, where it is not passed on.
@@ -103,7 +103,7 @@ pub(super) struct JsonCall {
 impl JsonCall {
     pub(super) fn new() -> Self {
         JsonCall {
-            state: State::Open,
+            state: JsonCallState::Open,
             extent: Extent::default(),
             key: String::new(),
             raw: String::new(),
@@ -115,25 +115,25 @@ impl JsonCall {
         }
     }
 
-    /// What was read of what is no call; of one that had begun, what broke it off.
+    /// This is no call. The text that was read; after the beginning of a call, only the text that broke it off.
     pub(super) fn give_back(&mut self) -> String {
         std::mem::take(&mut self.seen)
     }
 
     /// Takes the next character.
-    pub(super) fn feed(&mut self, c: char, tools: &[Tool], out: &mut Pieces) -> Progress {
+    pub(super) fn feed(&mut self, c: char, tools: &[Tool], out: &mut ParsedPieces) -> CallProgress {
         if !self.begun {
             self.seen.push(c);
         }
         let progress = self.step(c, tools, out);
         match progress {
-            Progress::Reading => {}
-            Progress::NotACall if self.begun => {
+            CallProgress::Reading => {}
+            CallProgress::NotACall if self.begun => {
                 self.seen.push(c);
                 out.end();
             }
-            Progress::NotACall => {}
-            Progress::Done => {
+            CallProgress::NotACall => {}
+            CallProgress::Done => {
                 if !self.has_arguments {
                     out.arguments("{}");
                 }
@@ -143,15 +143,15 @@ impl JsonCall {
         progress
     }
 
-    /// The text has ended. Whether a call had begun, which ends as it is.
-    pub(super) fn finish(&mut self, out: &mut Pieces) -> bool {
-        if self.begun && self.state == State::InValue && !self.passes_on && self.is_arguments() {
+    /// Ends the text. Returns true if a call had begun, which ends as it is.
+    pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> bool {
+        if self.begun && self.state == JsonCallState::InValue && !self.passes_on && self.is_arguments() {
             out.arguments(&self.raw);
         }
         self.begun
     }
 
-    /// Whether its name is known.
+    /// Returns true once the call's name is known.
     pub(super) fn has_begun(&self) -> bool {
         self.begun
     }
@@ -160,67 +160,70 @@ impl JsonCall {
         matches!(self.key.as_str(), "arguments" | "parameters") && !self.has_arguments
     }
 
-    fn step(&mut self, c: char, tools: &[Tool], out: &mut Pieces) -> Progress {
+    fn step(&mut self, c: char, tools: &[Tool], out: &mut ParsedPieces) -> CallProgress {
         match self.state {
-            State::Open if c == '{' => self.state = State::KeyOrEnd,
-            State::KeyOrEnd if c == '"' => {
+            JsonCallState::Open if c == '{' => self.state = JsonCallState::KeyOrEnd,
+            JsonCallState::KeyOrEnd if c == '"' => {
                 self.key.clear();
-                self.state = State::Key;
+                self.state = JsonCallState::Key;
             }
-            State::KeyOrEnd if c == ',' => {}
-            State::KeyOrEnd if c == '}' => return self.close(),
-            State::Key if c == '"' => {
+            JsonCallState::KeyOrEnd if c == ',' => {}
+            JsonCallState::KeyOrEnd if c == '}' => return self.close(),
+            JsonCallState::Key if c == '"' => {
                 if !self.begun && !KEYS.contains(&self.key.as_str()) {
-                    return Progress::NotACall;
+                    return CallProgress::NotACall;
                 }
-                self.state = State::Colon;
+                self.state = JsonCallState::Colon;
             }
-            State::Key => self.key.push(c),
-            State::Colon if c == ':' => self.state = State::Value,
-            State::Open | State::KeyOrEnd | State::Colon | State::Value if c.is_whitespace() => {}
-            State::Value => {
+            JsonCallState::Key => self.key.push(c),
+            JsonCallState::Colon if c == ':' => self.state = JsonCallState::Value,
+            JsonCallState::Open | JsonCallState::KeyOrEnd | JsonCallState::Colon | JsonCallState::Value
+                if c.is_whitespace() => {}
+            JsonCallState::Value => {
                 self.extent = Extent::default();
                 self.raw.clear();
-                self.state = State::InValue;
+                self.state = JsonCallState::InValue;
                 self.passes_on = self.begun && c == '{' && self.is_arguments();
                 return self.in_value(c, tools, out);
             }
-            State::InValue => return self.in_value(c, tools, out),
-            State::Open | State::KeyOrEnd | State::Colon | State::Closed => return Progress::NotACall,
+            JsonCallState::InValue => return self.in_value(c, tools, out),
+            JsonCallState::Open | JsonCallState::KeyOrEnd | JsonCallState::Colon | JsonCallState::Closed => {
+                return CallProgress::NotACall;
+            }
         }
-        Progress::Reading
+        CallProgress::Reading
     }
 
-    fn close(&mut self) -> Progress {
-        self.state = State::Closed;
-        if self.begun { Progress::Done } else { Progress::NotACall }
+    fn close(&mut self) -> CallProgress {
+        self.state = JsonCallState::Closed;
+        if self.begun { CallProgress::Done } else { CallProgress::NotACall }
     }
 
-    fn in_value(&mut self, c: char, tools: &[Tool], out: &mut Pieces) -> Progress {
+    fn in_value(&mut self, c: char, tools: &[Tool], out: &mut ParsedPieces) -> CallProgress {
         let place = self.extent.take(c);
-        if place != Place::Behind {
+        if place != JsonPlace::Behind {
             if self.passes_on {
                 out.arguments(c.encode_utf8(&mut [0; 4]));
             } else {
                 self.raw.push(c);
             }
         }
-        if place == Place::Inside {
-            return Progress::Reading;
+        if place == JsonPlace::Inside {
+            return CallProgress::Reading;
         }
         if !self.take_value(tools, out) {
-            return Progress::NotACall;
+            return CallProgress::NotACall;
         }
-        self.state = State::KeyOrEnd;
+        self.state = JsonCallState::KeyOrEnd;
         match place {
             // The character belongs to the object.
-            Place::Behind if !c.is_whitespace() => self.step(c, tools, out),
-            _ => Progress::Reading,
+            JsonPlace::Behind if !c.is_whitespace() => self.step(c, tools, out),
+            _ => CallProgress::Reading,
         }
     }
 
     /// A value is complete. Errors as `false`: this is no call.
-    fn take_value(&mut self, tools: &[Tool], out: &mut Pieces) -> bool {
+    fn take_value(&mut self, tools: &[Tool], out: &mut ParsedPieces) -> bool {
         if self.passes_on {
             self.has_arguments = true;
             self.passes_on = false;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use baton_schemas::tools::Tool;
 
-use super::Pieces;
-use super::json_call::{JsonCall, Progress};
+use super::ParsedPieces;
+use super::json_call::{CallProgress, JsonCall};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ impl JsonCalls {
         JsonCalls { tools: Arc::clone(tools), call: None, in_array: false, n_calls: 0, seen: String::new() }
     }
 
-    /// Whether no call has begun.
+    /// Returns true if no call has begun.
     pub(super) fn is_untouched(&self) -> bool {
         self.n_calls == 0 && !self.call.as_ref().is_some_and(JsonCall::has_begun)
     }
@@ -35,14 +35,14 @@ impl JsonCalls {
     }
 
     /// Takes the next character.
-    pub(super) fn feed(&mut self, c: char, out: &mut Pieces) -> Progress {
+    pub(super) fn feed(&mut self, c: char, out: &mut ParsedPieces) -> CallProgress {
         if let Some(call) = &mut self.call {
             return match call.feed(c, &self.tools, out) {
-                Progress::Done => {
+                CallProgress::Done => {
                     self.call = None;
                     self.seen.clear();
                     self.n_calls += 1;
-                    if self.in_array { Progress::Reading } else { Progress::Done }
+                    if self.in_array { CallProgress::Reading } else { CallProgress::Done }
                 }
                 other => other,
             };
@@ -54,21 +54,21 @@ impl JsonCalls {
                 self.call = Some(call);
                 return progress;
             }
-            ']' if self.in_array && self.n_calls > 0 => return Progress::Done,
+            ']' if self.in_array && self.n_calls > 0 => return CallProgress::Done,
             '[' if !self.in_array && self.n_calls == 0 => self.in_array = true,
             ',' if self.in_array && self.n_calls > 0 => {}
             c if c.is_whitespace() => {}
             _ => {
                 self.seen.push(c);
-                return Progress::NotACall;
+                return CallProgress::NotACall;
             }
         }
         self.seen.push(c);
-        Progress::Reading
+        CallProgress::Reading
     }
 
-    /// The text has ended. What was no call comes back as text.
-    pub(super) fn finish(&mut self, out: &mut Pieces) -> String {
+    /// Ends the text. What was no call becomes text.
+    pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> String {
         let begun = self.call.as_mut().is_some_and(|call| call.finish(out));
         if begun || self.n_calls > 0 && self.call.is_none() { String::new() } else { self.give_back() }
     }

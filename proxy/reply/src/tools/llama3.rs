@@ -6,10 +6,10 @@ use std::sync::Arc;
 use baton_schemas::constraint::Rule;
 use baton_schemas::tools::Tool;
 
-use super::json_call::Progress;
+use super::json_call::CallProgress;
 use super::json_calls::JsonCalls;
 use super::pending::{Front, Pending};
-use super::{CallParser, Calls, Pieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
 /// Some models write it before a call.
 const PYTHON_TAG: &str = "<|python_tag|>";
@@ -49,11 +49,11 @@ impl ToolFormat for Llama3 {
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
         let pending = Pending::default();
-        Box::new(Parser { tools: Arc::clone(tools), pending, held: String::new(), state: State::Start })
+        Box::new(Llama3Parser { tools: Arc::clone(tools), pending, held: String::new(), state: Llama3State::Start })
     }
 }
 
-enum State {
+enum Llama3State {
     /// Before the first character that is no space.
     Start,
     /// In what may be a call.
@@ -64,20 +64,20 @@ enum State {
     Text,
 }
 
-struct Parser {
+struct Llama3Parser {
     tools: Arc<[Tool]>,
     pending: Pending,
     /// Space before what may be a call.
     held: String,
-    state: State,
+    state: Llama3State,
 }
 
-impl CallParser for Parser {
-    fn feed(&mut self, text: &str, out: &mut Pieces) {
+impl CallParser for Llama3Parser {
+    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match &mut self.state {
-                State::Start => match self.pending.take_front(&[PYTHON_TAG, "{"]) {
+                Llama3State::Start => match self.pending.take_front(&[PYTHON_TAG, "{"]) {
                     Front::Unknown => return,
                     Front::Tag(0) => {}
                     Front::Tag(_) => self.begin(out),
@@ -86,59 +86,59 @@ impl CallParser for Parser {
                         first => {
                             self.held.extend(first);
                             out.text(&std::mem::take(&mut self.held));
-                            self.state = State::Text;
+                            self.state = Llama3State::Text;
                         }
                     },
                 },
-                State::Calls(calls) => {
+                Llama3State::Calls(calls) => {
                     let Some(c) = self.pending.next() else { return };
                     match calls.feed(c, out) {
-                        Progress::Reading => {}
-                        Progress::Done => {
+                        CallProgress::Reading => {}
+                        CallProgress::Done => {
                             self.held.clear();
-                            self.state = State::Between;
+                            self.state = Llama3State::Between;
                         }
-                        Progress::NotACall => {
+                        CallProgress::NotACall => {
                             let rest = calls.give_back();
                             out.text(&std::mem::take(&mut self.held));
                             out.text(&rest);
-                            self.state = State::Text;
+                            self.state = Llama3State::Text;
                         }
                     }
                 }
-                State::Between => match self.pending.next() {
+                Llama3State::Between => match self.pending.next() {
                     Some('{') => self.begin(out),
                     Some(c) if c.is_whitespace() || c == ';' || c == ',' => {}
                     other => {
                         out.text(&other.map(String::from).unwrap_or_default());
-                        self.state = State::Text;
+                        self.state = Llama3State::Text;
                     }
                 },
-                State::Text => out.text(&self.pending.take()),
+                Llama3State::Text => out.text(&self.pending.take()),
             }
         }
     }
 
-    fn finish(&mut self, out: &mut Pieces) {
+    fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            State::Start => out.text(&(std::mem::take(&mut self.held) + &self.pending.take())),
-            State::Calls(calls) => {
+            Llama3State::Start => out.text(&(std::mem::take(&mut self.held) + &self.pending.take())),
+            Llama3State::Calls(calls) => {
                 let rest = calls.finish(out);
                 if calls.is_untouched() {
                     out.text(&std::mem::take(&mut self.held));
                 }
                 out.text(&rest);
             }
-            State::Between | State::Text => {}
+            Llama3State::Between | Llama3State::Text => {}
         }
     }
 }
 
-impl Parser {
+impl Llama3Parser {
     /// An object has opened.
-    fn begin(&mut self, out: &mut Pieces) {
+    fn begin(&mut self, out: &mut ParsedPieces) {
         let mut calls = Box::new(JsonCalls::new(&self.tools));
         calls.feed('{', out);
-        self.state = State::Calls(calls);
+        self.state = Llama3State::Calls(calls);
     }
 }

@@ -7,10 +7,10 @@ use baton_schemas::generate::Conversation;
 use baton_schemas::tools::{MAX_NAME_CHARS, Tool, ToolUse};
 use serde_json::Value;
 
-use super::json_call::{Extent, Place, Progress};
+use super::json_call::{CallProgress, Extent, JsonPlace};
 use super::json_calls::JsonCalls;
 use super::pending::Pending;
-use super::{CallParser, Calls, Pieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
 const ID: &str = "[CALL_ID]";
@@ -52,7 +52,7 @@ impl ToolFormat for Mistral {
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
-        Box::new(Parser { tools: Arc::clone(tools), pending: Pending::default(), state: State::Outside })
+        Box::new(MistralParser { tools: Arc::clone(tools), pending: Pending::default(), state: MistralState::Outside })
     }
 }
 
@@ -93,7 +93,7 @@ fn name_calls(conversation: &mut Conversation) {
     }
 }
 
-/// The id itself if it is of the right kind, else one that is made from it.
+/// The id itself if templates take it, otherwise one that is derived from it.
 fn short_id(id: &str) -> String {
     if id.len() == ID_CHARS && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return id.to_owned();
@@ -104,7 +104,7 @@ fn short_id(id: &str) -> String {
 /// What stands behind a name.
 const NAME_ENDS: [&str; 3] = [ID, ARGUMENTS, "{"];
 
-enum State {
+enum MistralState {
     /// In text.
     Outside,
     /// Behind the marker.
@@ -119,69 +119,69 @@ enum State {
     Arguments(Extent),
 }
 
-struct Parser {
+struct MistralParser {
     tools: Arc<[Tool]>,
     pending: Pending,
-    state: State,
+    state: MistralState,
 }
 
-impl CallParser for Parser {
-    fn feed(&mut self, text: &str, out: &mut Pieces) {
+impl CallParser for MistralParser {
+    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() && self.step(out) {}
     }
 
-    fn finish(&mut self, out: &mut Pieces) {
+    fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            State::Outside => out.text(&self.pending.take()),
-            State::Calls(calls) => {
+            MistralState::Outside => out.text(&self.pending.take()),
+            MistralState::Calls(calls) => {
                 let rest = calls.finish(out);
                 out.text(&rest);
             }
-            State::Name(name) => {
+            MistralState::Name(name) => {
                 let name = std::mem::take(name) + &self.pending.take();
                 out.text(&name);
             }
-            State::Marked | State::BeforeArguments | State::Arguments(_) => {}
+            MistralState::Marked | MistralState::BeforeArguments | MistralState::Arguments(_) => {}
         }
     }
 }
 
-impl Parser {
+impl MistralParser {
     /// Takes what can be taken; `false` if more text is needed.
-    fn step(&mut self, out: &mut Pieces) -> bool {
+    fn step(&mut self, out: &mut ParsedPieces) -> bool {
         match &mut self.state {
-            State::Outside => {
+            MistralState::Outside => {
                 let (text, tag) = self.pending.take_until(&[CALLS]);
                 out.text(&text);
                 if tag.is_some() {
-                    self.state = State::Marked;
+                    self.state = MistralState::Marked;
                 }
                 tag.is_some()
             }
-            State::Marked => {
+            MistralState::Marked => {
                 self.pending.skip_space();
                 match self.pending.0.chars().next() {
                     None => return false,
-                    Some('[' | '{') => self.state = State::Calls(Box::new(JsonCalls::new(&self.tools))),
-                    Some(_) => self.state = State::Name(String::new()),
+                    Some('[' | '{') => self.state = MistralState::Calls(Box::new(JsonCalls::new(&self.tools))),
+                    Some(_) => self.state = MistralState::Name(String::new()),
                 }
                 true
             }
-            State::Calls(calls) => {
+            MistralState::Calls(calls) => {
                 let Some(c) = self.pending.next() else { return false };
                 match calls.feed(c, out) {
-                    Progress::Reading => {}
-                    Progress::Done => self.state = State::Outside,
-                    Progress::NotACall => {
+                    CallProgress::Reading => {}
+                    CallProgress::Done => self.state = MistralState::Outside,
+                    CallProgress::NotACall => {
                         out.text(&calls.give_back());
-                        self.state = State::Outside;
+                        self.state = MistralState::Outside;
                     }
                 }
                 true
             }
-            State::Name(_) => self.name(out),
-            State::BeforeArguments => {
+            MistralState::Name(_) => self.name(out),
+            MistralState::BeforeArguments => {
                 // An id, which the client gets from us.
                 let (_, brace) = self.pending.take_until(&["{"]);
                 if brace.is_some() {
@@ -189,7 +189,7 @@ impl Parser {
                 }
                 brace.is_some()
             }
-            State::Arguments(extent) => {
+            MistralState::Arguments(extent) => {
                 let extent = std::mem::take(extent);
                 let Some(c) = self.pending.next() else { return false };
                 self.argument(c, extent, out);
@@ -198,8 +198,8 @@ impl Parser {
         }
     }
 
-    fn name(&mut self, out: &mut Pieces) -> bool {
-        let State::Name(name) = &mut self.state else { return false };
+    fn name(&mut self, out: &mut ParsedPieces) -> bool {
+        let MistralState::Name(name) = &mut self.state else { return false };
         let (more, tag) = self.pending.take_until(&NAME_ENDS);
         name.push_str(&more);
         // No name is that long: this is text, which may hold a marker from here on.
@@ -207,7 +207,7 @@ impl Parser {
             let rest = name.split_off(end) + tag.map_or("", |tag| NAME_ENDS[tag]);
             self.pending.0.insert_str(0, &rest);
             out.text(&std::mem::take(name));
-            self.state = State::Outside;
+            self.state = MistralState::Outside;
             return true;
         }
         let Some(tag) = tag else { return false };
@@ -216,24 +216,24 @@ impl Parser {
             out.begin(&tool.name);
             match tag {
                 2 => self.argument('{', Extent::default(), out),
-                _ => self.state = State::BeforeArguments,
+                _ => self.state = MistralState::BeforeArguments,
             }
         } else {
             out.text(&std::mem::take(name));
             out.text(["", "", "{"][tag]);
-            self.state = State::Outside;
+            self.state = MistralState::Outside;
         }
         true
     }
 
-    fn argument(&mut self, c: char, mut extent: Extent, out: &mut Pieces) {
+    fn argument(&mut self, c: char, mut extent: Extent, out: &mut ParsedPieces) {
         let place = extent.take(c);
         out.arguments(c.encode_utf8(&mut [0; 4]));
-        self.state = if place == Place::Inside {
-            State::Arguments(extent)
+        self.state = if place == JsonPlace::Inside {
+            MistralState::Arguments(extent)
         } else {
             out.end();
-            State::Outside
+            MistralState::Outside
         };
     }
 }

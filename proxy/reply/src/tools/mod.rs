@@ -1,8 +1,8 @@
-//! How models are told of tools, and how their replies are read: reasoning and calls of tools, told apart from text.
+//! How prompts describe tools to a model, and how its replies are split into text, reasoning and tool calls.
 //!
-//! What a format looks like follows from the chat template alone, so it is known here without asking the engine. The
-//! state of a reader stands above failover: a stream that another engine takes up in the middle of a call goes on in the
-//! middle of that call. Each family of models has a [`ToolFormat`] in a file of its own.
+//! The chat template alone determines the format, so no engine has to be asked. A reader's state survives failover: a
+//! stream that another engine takes over in the middle of a call continues in the middle of that call. Each family of
+//! models has a [`ToolFormat`] in a file of its own.
 
 pub mod form;
 pub mod reader;
@@ -28,14 +28,14 @@ use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
 use baton_schemas::tools::{Tool, ToolUse};
 pub use form::{NoThinking, ReplyForm, present};
-pub use reader::{Part, ReplyReader};
+pub use reader::{PartContent, ReplyReader};
 
 /// How a family of models writes its calls.
 pub trait ToolFormat: Send + Sync + Debug {
-    /// For the log.
+    /// The format's name in logs.
     fn name(&self) -> &'static str;
 
-    /// Whether a chat template is of this family.
+    /// Returns true if a chat template is of this family.
     fn is_of(&self, template: &str) -> bool;
 
     /// Control tokens that are part of the format: their spelling reaches the parser as text.
@@ -43,41 +43,41 @@ pub trait ToolFormat: Send + Sync + Debug {
         &[]
     }
 
-    /// Tells the model of the tools, and gives earlier calls the form that the template reads.
+    /// Describes the tools to the model, and gives earlier calls the form that the template reads.
     fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _template: &str) {
         conversation.tools = tools.offered().iter().map(Tool::definition).collect();
     }
 
-    /// Replies that are calls of these tools.
+    /// The rule of replies that are calls of these tools.
     fn calls(&self, calls: &Calls<'_>) -> Rule;
 
-    /// Replies that are text with calls of these tools in it, or text alone. `text` is what a reply without a call has to
-    /// be, if it has to be anything.
+    /// The rule of replies that are text with calls of these tools in it, or text alone. `text` is the rule of a reply
+    /// without a call, if there is one.
     fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule;
 
-    /// A reply that is no call, where that has a form too.
+    /// The rule of a reply that is no call, in formats that give it a form, too.
     fn answer(&self, text: Rule) -> Rule {
         text
     }
 
-    /// Whether replies are read even where there are no tools, because text has a form too.
+    /// Returns true if replies have to be read even without tools, because text has a form, too.
     fn is_always_read(&self) -> bool {
         false
     }
 
-    /// Reads one reply.
+    /// A parser of one reply.
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser>;
 }
 
-/// What errors call the tools of a request.
+/// The field that errors about tools name.
 const FIELD: &str = "tools";
 
 /// Calls that a reply may hold.
 #[derive(Debug, Clone)]
 pub struct Calls<'a> {
-    /// The tools that may be called, with what arguments have to be: the first of these that the engine knows all of.
+    /// The tools that may be called, each with rules for its arguments: the first that the engine fully supports applies.
     pub tools: Vec<(&'a str, Vec<Rule>)>,
-    /// Calls in one reply at most.
+    /// The most calls in one reply.
     pub max: u32,
 }
 
@@ -93,48 +93,49 @@ impl Calls<'_> {
     }
 }
 
-/// A reader of one reply's text, cut into pieces anyhow.
+/// Parses one reply's text, which arrives in pieces.
 ///
-/// A function of the text alone: however it is cut, the parts are the same, but for where text and arguments are cut.
+/// The result depends on the text alone: however it is cut, the parts are the same, except for where text and arguments
+/// are cut.
 pub trait CallParser: Send {
-    /// Takes more text, and adds what is certain.
-    fn feed(&mut self, text: &str, out: &mut Pieces);
+    /// Takes more text, and adds what is certain to `out`.
+    fn feed(&mut self, text: &str, out: &mut ParsedPieces);
 
-    /// The text has ended: what is held back is added.
-    fn finish(&mut self, out: &mut Pieces);
+    /// Ends the text: adds what is held back to `out`.
+    fn finish(&mut self, out: &mut ParsedPieces);
 
-    /// Whether what comes now is reasoning.
+    /// Returns true if the next text is reasoning.
     fn is_thinking(&self) -> bool {
         false
     }
 }
 
-/// What a parser found.
+/// A piece that a parser found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum ParsedPiece {
     /// Text for the user.
     Text(String),
-    /// What the model thinks.
+    /// Reasoning.
     Thought(String),
     /// A call of this tool begins.
     Begin(String),
     /// More of its arguments.
     Arguments(String),
-    /// It is complete.
+    /// The call is complete.
     End,
 }
 
 /// Pieces in order, neighbours of a kind joined, none empty.
 #[derive(Debug, Default)]
-pub struct Pieces(Vec<Piece>);
+pub struct ParsedPieces(Vec<ParsedPiece>);
 
-impl Pieces {
+impl ParsedPieces {
     /// Adds text.
     pub fn text(&mut self, text: &str) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Text(last)) => last.push_str(text),
-            _ => self.0.push(Piece::Text(text.to_owned())),
+            Some(ParsedPiece::Text(last)) => last.push_str(text),
+            _ => self.0.push(ParsedPiece::Text(text.to_owned())),
         }
     }
 
@@ -142,8 +143,8 @@ impl Pieces {
     pub fn thought(&mut self, text: &str) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Thought(last)) => last.push_str(text),
-            _ => self.0.push(Piece::Thought(text.to_owned())),
+            Some(ParsedPiece::Thought(last)) => last.push_str(text),
+            _ => self.0.push(ParsedPiece::Thought(text.to_owned())),
         }
     }
 
@@ -151,19 +152,19 @@ impl Pieces {
     pub fn arguments(&mut self, text: &str) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}
-            Some(Piece::Arguments(last)) => last.push_str(text),
-            _ => self.0.push(Piece::Arguments(text.to_owned())),
+            Some(ParsedPiece::Arguments(last)) => last.push_str(text),
+            _ => self.0.push(ParsedPiece::Arguments(text.to_owned())),
         }
     }
 
     /// A call begins.
     pub fn begin(&mut self, name: &str) {
-        self.0.push(Piece::Begin(name.to_owned()));
+        self.0.push(ParsedPiece::Begin(name.to_owned()));
     }
 
     /// A call is complete.
     pub fn end(&mut self) {
-        self.0.push(Piece::End);
+        self.0.push(ParsedPiece::End);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Qwen3-Coder's format: arguments as text between tags, whose types only the tool's schema tells.
+//! Qwen3-Coder's format: arguments are text between tags, and only the tool's schema knows their types.
 //!
 //! ```text
 //! <tool_call>
@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::pending::{Front, Pending};
 use super::xml_values::{is_text, parameters};
-use super::{CallParser, Calls, Pieces, ToolFormat};
+use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 
 const OPEN: &str = "<tool_call>";
 const FUNCTION: &str = "<function=";
@@ -60,10 +60,10 @@ impl ToolFormat for QwenXml {
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
-        Box::new(Parser {
+        Box::new(QwenXmlParser {
             tools: Arc::clone(tools),
             pending: Pending::default(),
-            state: State::Outside,
+            state: QwenXmlState::Outside,
             tool: 0,
             has_values: false,
         })
@@ -78,7 +78,7 @@ fn call(before: &str, name: &str, arguments: &Rule) -> Rule {
     ])
 }
 
-enum State {
+enum QwenXmlState {
     /// In text.
     Outside,
     /// Behind `<tool_call>`.
@@ -91,7 +91,7 @@ enum State {
     Key(String),
     /// Before a value, of text or not.
     Start(bool),
-    /// In text, which is passed on as it comes.
+    /// In text, which is passed on at once.
     Text,
     /// In a value whose type shows at its end.
     Value(String),
@@ -99,10 +99,10 @@ enum State {
     Closing,
 }
 
-struct Parser {
+struct QwenXmlParser {
     tools: Arc<[Tool]>,
     pending: Pending,
-    state: State,
+    state: QwenXmlState,
     /// The tool that is being called.
     tool: usize,
     has_values: bool,
@@ -110,51 +110,55 @@ struct Parser {
 
 const CLOSE_VALUE: [&str; 2] = ["\n</parameter>", "</parameter>"];
 
-impl CallParser for Parser {
-    fn feed(&mut self, text: &str, out: &mut Pieces) {
+impl CallParser for QwenXmlParser {
+    fn feed(&mut self, text: &str, out: &mut ParsedPieces) {
         self.pending.push(text);
         while !self.pending.is_empty() && self.step(out) {}
     }
 
-    fn finish(&mut self, out: &mut Pieces) {
+    fn finish(&mut self, out: &mut ParsedPieces) {
         match &mut self.state {
-            State::Outside => out.text(&self.pending.take()),
-            State::Opened => out.text(&format!("{OPEN}{}", self.pending.take())),
-            State::Name(name) => out.text(&format!("{FUNCTION}{name}{}", self.pending.take())),
-            State::Text => {
+            QwenXmlState::Outside => out.text(&self.pending.take()),
+            QwenXmlState::Opened => out.text(&format!("{OPEN}{}", self.pending.take())),
+            QwenXmlState::Name(name) => out.text(&format!("{FUNCTION}{name}{}", self.pending.take())),
+            QwenXmlState::Text => {
                 let rest = self.pending.take();
                 out.arguments(&escaped(&rest));
             }
-            State::Between | State::Key(_) | State::Start(_) | State::Value(_) | State::Closing => {}
+            QwenXmlState::Between
+            | QwenXmlState::Key(_)
+            | QwenXmlState::Start(_)
+            | QwenXmlState::Value(_)
+            | QwenXmlState::Closing => {}
         }
     }
 }
 
-impl Parser {
+impl QwenXmlParser {
     /// Takes what can be taken; `false` if more text is needed.
-    fn step(&mut self, out: &mut Pieces) -> bool {
+    fn step(&mut self, out: &mut ParsedPieces) -> bool {
         match &mut self.state {
-            State::Outside => {
+            QwenXmlState::Outside => {
                 let (text, tag) = self.pending.take_until(&[OPEN, FUNCTION]);
                 out.text(&text);
                 match tag {
                     None => return false,
-                    Some(0) => self.state = State::Opened,
-                    Some(_) => self.state = State::Name(String::new()),
+                    Some(0) => self.state = QwenXmlState::Opened,
+                    Some(_) => self.state = QwenXmlState::Name(String::new()),
                 }
             }
-            State::Opened => {
+            QwenXmlState::Opened => {
                 self.pending.skip_space();
                 match self.pending.take_front(&[FUNCTION]) {
                     Front::Unknown => return false,
-                    Front::Tag(_) => self.state = State::Name(String::new()),
+                    Front::Tag(_) => self.state = QwenXmlState::Name(String::new()),
                     Front::Other => {
                         out.text(OPEN);
-                        self.state = State::Outside;
+                        self.state = QwenXmlState::Outside;
                     }
                 }
             }
-            State::Name(name) => {
+            QwenXmlState::Name(name) => {
                 let (more, end) = self.pending.take_until(&[">"]);
                 name.push_str(&more);
                 if end.is_none() {
@@ -163,19 +167,19 @@ impl Parser {
                 let name = std::mem::take(name);
                 self.begin(&name, out);
             }
-            State::Between => {
+            QwenXmlState::Between => {
                 self.pending.skip_space();
                 match self.pending.take_front(&["<parameter=", "</function>", "</tool_call>"]) {
                     Front::Unknown => return false,
-                    Front::Tag(0) => self.state = State::Key(String::new()),
+                    Front::Tag(0) => self.state = QwenXmlState::Key(String::new()),
                     Front::Tag(_) | Front::Other => {
                         out.arguments("}");
                         out.end();
-                        self.state = State::Closing;
+                        self.state = QwenXmlState::Closing;
                     }
                 }
             }
-            State::Key(key) => {
+            QwenXmlState::Key(key) => {
                 let (more, end) = self.pending.take_until(&[">"]);
                 key.push_str(&more);
                 if end.is_none() {
@@ -184,21 +188,21 @@ impl Parser {
                 let key = std::mem::take(key);
                 self.begin_value(&key, out);
             }
-            State::Start(is_text) => {
+            QwenXmlState::Start(is_text) => {
                 let is_text = *is_text;
                 self.pending.take_front(&["\n"]);
-                self.state = if is_text { State::Text } else { State::Value(String::new()) };
+                self.state = if is_text { QwenXmlState::Text } else { QwenXmlState::Value(String::new()) };
             }
-            State::Text => {
+            QwenXmlState::Text => {
                 let (text, end) = self.pending.take_until(&CLOSE_VALUE);
                 out.arguments(&escaped(&text));
                 if end.is_none() {
                     return false;
                 }
                 out.arguments("\"");
-                self.state = State::Between;
+                self.state = QwenXmlState::Between;
             }
-            State::Value(raw) => {
+            QwenXmlState::Value(raw) => {
                 let (text, end) = self.pending.take_until(&CLOSE_VALUE);
                 raw.push_str(&text);
                 if end.is_none() {
@@ -206,35 +210,35 @@ impl Parser {
                 }
                 let raw = std::mem::take(raw);
                 out.arguments(&as_json(&raw));
-                self.state = State::Between;
+                self.state = QwenXmlState::Between;
             }
-            State::Closing => {
+            QwenXmlState::Closing => {
                 self.pending.skip_space();
                 match self.pending.take_front(&["</tool_call>"]) {
                     Front::Unknown => return false,
-                    Front::Tag(_) | Front::Other => self.state = State::Outside,
+                    Front::Tag(_) | Front::Other => self.state = QwenXmlState::Outside,
                 }
             }
         }
         true
     }
 
-    fn begin(&mut self, name: &str, out: &mut Pieces) {
+    fn begin(&mut self, name: &str, out: &mut ParsedPieces) {
         match self.tools.iter().position(|tool| tool.name == name.trim()) {
             Some(tool) => {
                 (self.tool, self.has_values) = (tool, false);
                 out.begin(&self.tools[tool].name);
                 out.arguments("{");
-                self.state = State::Between;
+                self.state = QwenXmlState::Between;
             }
             None => {
                 out.text(&format!("{FUNCTION}{name}>"));
-                self.state = State::Outside;
+                self.state = QwenXmlState::Outside;
             }
         }
     }
 
-    fn begin_value(&mut self, key: &str, out: &mut Pieces) {
+    fn begin_value(&mut self, key: &str, out: &mut ParsedPieces) {
         let properties = self.tools[self.tool].parameters.get("properties").and_then(Value::as_object);
         let is_text = properties.and_then(|all: &Map<String, Value>| all.get(key)).is_some_and(is_text);
         if std::mem::replace(&mut self.has_values, true) {
@@ -244,7 +248,7 @@ impl Parser {
         if is_text {
             out.arguments("\"");
         }
-        self.state = State::Start(is_text);
+        self.state = QwenXmlState::Start(is_text);
     }
 }
 

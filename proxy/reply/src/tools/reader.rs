@@ -1,33 +1,33 @@
-//! One reply as its client may see it: text, reasoning, and numbered calls with ids.
+//! Reads one reply's text into what its client sees: text, reasoning, and numbered calls with ids.
 
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
 use super::thought::Thought;
-use super::{CallParser, Piece, Pieces};
+use super::{CallParser, ParsedPiece, ParsedPieces};
 use crate::part_filter::PartFilter;
 
-/// A step of a reply.
+/// The content of one part of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum PartContent {
     /// Text for the user.
     Text(String),
-    /// What the model thinks.
+    /// Reasoning.
     Reasoning(String),
     /// A step of a call.
     Call(ToolCallDelta),
 }
 
-/// What a reply may hold besides what it is read for.
+/// Limits of what a reply contains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Holds {
     /// It ends with its first call.
     pub(super) one_call: bool,
-    /// It is held to calls: it has no text, so that what a limit leaves of it is the beginning of a call.
+    /// The reply has to be a call. It has no text: if a limit cuts it off, the rest is an unfinished call.
     pub(super) only_calls: bool,
 }
 
-/// Reads one reply. A function of the text alone, but for the ids of calls.
+/// Reads one reply. Its output depends on the text alone, except for the ids of calls.
 pub struct ReplyReader {
     thought: Option<Thought>,
     calls: Option<Box<dyn CallParser>>,
@@ -60,7 +60,7 @@ impl ReplyReader {
         }
     }
 
-    /// Whether what comes now is reasoning.
+    /// Returns true if the next text is reasoning.
     pub fn is_thinking(&self) -> bool {
         let thinks = self.thought.as_ref().is_some_and(Thought::is_inside);
         thinks || self.calls.as_ref().is_some_and(|calls| calls.is_thinking())
@@ -71,7 +71,7 @@ impl ReplyReader {
         self.filter.stop_string()
     }
 
-    /// Whether the reply is over, by a stop string or by the only call it may hold.
+    /// Returns true once the reply is over, by a stop string or by the only call that it may hold.
     pub fn is_stopped(&self) -> bool {
         self.filter.is_stopped()
     }
@@ -82,8 +82,8 @@ impl ReplyReader {
     }
 
     /// Takes more text.
-    pub fn feed(&mut self, text: &str) -> Vec<Part> {
-        let mut pieces = Pieces::default();
+    pub fn feed(&mut self, text: &str) -> Vec<PartContent> {
+        let mut pieces = ParsedPieces::default();
         let answer = match &mut self.thought {
             Some(thought) => thought.feed(text, &mut pieces),
             None => text.to_owned(),
@@ -95,12 +95,12 @@ impl ReplyReader {
         self.parts(pieces)
     }
 
-    /// The text has ended; `is_cut` if by a limit, so that what is not complete stays so.
+    /// Ends the text. `is_cut`: a limit ended it, and an unfinished call stays unfinished.
     ///
-    /// A call that the model itself left open ends with the arguments it has: parts of it may have been sent, so it can
-    /// become neither text nor an error any more, and a call without an end would be lost to who waits for it.
-    pub fn finish(&mut self, is_cut: bool) -> Vec<Part> {
-        let mut pieces = Pieces::default();
+    /// A call that the model itself left open ends with the arguments that it has. Parts of it may have been sent, so it
+    /// can become neither text nor an error, and the client would wait for its end.
+    pub fn finish(&mut self, is_cut: bool) -> Vec<PartContent> {
+        let mut pieces = ParsedPieces::default();
         let answer = self.thought.as_mut().map(|thought| thought.finish(&mut pieces)).unwrap_or_default();
         match &mut self.calls {
             Some(calls) => {
@@ -110,15 +110,15 @@ impl ReplyReader {
             None => pieces.text(&answer),
         }
         if is_cut {
-            pieces.0.retain(|piece| *piece != Piece::End);
+            pieces.0.retain(|piece| *piece != ParsedPiece::End);
         }
         if is_cut && self.only_calls {
-            pieces.0.retain(|piece| !matches!(piece, Piece::Text(_)));
+            pieces.0.retain(|piece| !matches!(piece, ParsedPiece::Text(_)));
             self.space.clear();
         }
         let mut parts = self.parts(pieces);
         if self.is_in_call && !is_cut {
-            let mut rest = Pieces::default();
+            let mut rest = ParsedPieces::default();
             if !self.has_arguments {
                 rest.arguments("{}");
             }
@@ -135,25 +135,25 @@ impl ReplyReader {
         parts
     }
 
-    fn parts(&mut self, pieces: Pieces) -> Vec<Part> {
+    fn parts(&mut self, pieces: ParsedPieces) -> Vec<PartContent> {
         let mut parts = Vec::with_capacity(pieces.0.len());
         for piece in pieces.0 {
             if self.filter.is_stopped() {
                 break;
             }
             match piece {
-                Piece::Text(text) => self.text(&text, &mut parts),
-                Piece::Thought(text) => parts.push(Part::Reasoning(text)),
-                Piece::Begin(name) => {
+                ParsedPiece::Text(text) => self.text(&text, &mut parts),
+                ParsedPiece::Thought(text) => parts.push(PartContent::Reasoning(text)),
+                ParsedPiece::Begin(name) => {
                     self.space.clear();
                     (self.is_in_call, self.has_arguments) = (true, false);
                     self.call(ToolCallDelta::Begin { index: self.filter.n_calls(), id: new_id(), name }, &mut parts);
                 }
-                Piece::Arguments(fragment) => {
+                ParsedPiece::Arguments(fragment) => {
                     self.has_arguments = true;
                     self.call(ToolCallDelta::Arguments { index: self.filter.n_calls(), fragment }, &mut parts);
                 }
-                Piece::End => {
+                ParsedPiece::End => {
                     self.is_in_call = false;
                     self.call(ToolCallDelta::End { index: self.filter.n_calls() }, &mut parts);
                 }
@@ -162,8 +162,8 @@ impl ReplyReader {
         parts
     }
 
-    fn text(&mut self, text: &str, parts: &mut Vec<Part>) {
-        // Where calls may come, white space waits: what stands between text and a call is markup.
+    fn text(&mut self, text: &str, parts: &mut Vec<PartContent>) {
+        // Where calls may follow, white space waits: between text and a call it is markup.
         let text = if self.calls.is_some() {
             self.space.push_str(text);
             let n_certain = self.space.trim_end().len();
@@ -174,19 +174,19 @@ impl ReplyReader {
         push_text(parts, self.filter.text(&text));
     }
 
-    fn call(&mut self, call: ToolCallDelta, parts: &mut Vec<Part>) {
+    fn call(&mut self, call: ToolCallDelta, parts: &mut Vec<PartContent>) {
         push_text(parts, self.filter.call(&call));
-        parts.push(Part::Call(call));
+        parts.push(PartContent::Call(call));
     }
 }
 
-fn push_text(parts: &mut Vec<Part>, text: String) {
+fn push_text(parts: &mut Vec<PartContent>, text: String) {
     if !text.is_empty() {
-        parts.push(Part::Text(text));
+        parts.push(PartContent::Text(text));
     }
 }
 
-/// Random, so that the calls of a conversation have different ones even where its seeds are fixed.
+/// A random id, so that the calls of a conversation differ even if its seeds are fixed.
 fn new_id() -> String {
     let id = uuid::Uuid::new_v4().simple().to_string();
     format!("call_{}", &id[..24])

@@ -2,14 +2,14 @@
 
 use baton_schemas::thinking::ThinkTags;
 
-use super::Pieces;
+use super::ParsedPieces;
 use super::pending::{Front, Pending};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ThoughtState {
     /// Before the opening tag, if there is one.
     Start,
-    /// In reasoning, of which something came (or not yet).
+    /// In reasoning; `begun` once some of it has been released.
     Inside { begun: bool },
     /// Behind the closing tag, before the answer.
     Behind,
@@ -17,64 +17,64 @@ enum State {
     Outside,
 }
 
-/// Tells reasoning from the answer.
+/// Splits reasoning from the answer.
 #[derive(Debug, Clone)]
 pub(super) struct Thought {
     tags: ThinkTags,
-    state: State,
+    state: ThoughtState,
     pending: Pending,
     /// White space at the end of the reasoning so far, which is dropped if nothing follows.
     space: String,
 }
 
 impl Thought {
-    /// A reply to a prompt that has written the opening tag already, or not.
+    /// A reply's reader. `is_open`: the prompt ends with the opening tag.
     pub(super) fn new(tags: ThinkTags, is_open: bool) -> Self {
-        let state = if is_open { State::Inside { begun: false } } else { State::Start };
+        let state = if is_open { ThoughtState::Inside { begun: false } } else { ThoughtState::Start };
         Thought { tags, state, pending: Pending::default(), space: String::new() }
     }
 
-    /// Whether what comes now is reasoning.
+    /// Returns true if the next text is reasoning.
     pub(super) fn is_inside(&self) -> bool {
-        matches!(self.state, State::Inside { .. })
+        matches!(self.state, ThoughtState::Inside { .. })
     }
 
     /// Takes more text. Returns what belongs to the answer.
-    pub(super) fn feed(&mut self, text: &str, out: &mut Pieces) -> String {
+    pub(super) fn feed(&mut self, text: &str, out: &mut ParsedPieces) -> String {
         self.pending.push(text);
         while !self.pending.is_empty() {
             match self.state {
-                State::Start => {
+                ThoughtState::Start => {
                     let n_space = self.pending.0.len() - self.pending.0.trim_start().len();
                     let mut rest = Pending(self.pending.0[n_space..].to_owned());
                     match rest.take_front(&[self.tags.open]) {
                         Front::Unknown => break,
-                        Front::Tag(_) => (self.state, self.pending) = (State::Inside { begun: false }, rest),
-                        Front::Other => self.state = State::Outside,
+                        Front::Tag(_) => (self.state, self.pending) = (ThoughtState::Inside { begun: false }, rest),
+                        Front::Other => self.state = ThoughtState::Outside,
                     }
                 }
-                State::Inside { .. } => {
+                ThoughtState::Inside { .. } => {
                     let (text, close) = self.pending.take_until(&[self.tags.close]);
                     self.think(&text, out);
                     if close.is_none() {
                         break;
                     }
-                    self.state = State::Behind;
+                    self.state = ThoughtState::Behind;
                 }
-                State::Behind => {
+                ThoughtState::Behind => {
                     self.pending.skip_space();
                     if !self.pending.is_empty() {
-                        self.state = State::Outside;
+                        self.state = ThoughtState::Outside;
                     }
                 }
-                State::Outside => return self.pending.take(),
+                ThoughtState::Outside => return self.pending.take(),
             }
         }
         String::new()
     }
 
     /// The text has ended. Returns what belongs to the answer.
-    pub(super) fn finish(&mut self, out: &mut Pieces) -> String {
+    pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> String {
         let rest = self.pending.take();
         if self.is_inside() {
             self.think(&rest, out);
@@ -83,8 +83,8 @@ impl Thought {
         rest
     }
 
-    fn think(&mut self, text: &str, out: &mut Pieces) {
-        let State::Inside { begun } = &mut self.state else { return };
+    fn think(&mut self, text: &str, out: &mut ParsedPieces) {
+        let ThoughtState::Inside { begun } = &mut self.state else { return };
         let text = if *begun { text } else { text.trim_start() };
         if text.is_empty() {
             return;

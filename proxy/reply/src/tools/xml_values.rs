@@ -57,7 +57,7 @@ fn with_definitions(schema: &Value, root: &Value) -> Value {
     schema
 }
 
-/// Whether a value of this schema is a string in any case.
+/// Returns true if the schema allows only strings.
 pub(super) fn is_text(schema: &Value) -> bool {
     let fixed = schema.get("enum").and_then(Value::as_array);
     match (schema.get("type"), fixed, schema.get("const")) {

@@ -83,7 +83,9 @@ fn merged(
         }
         StartedChoices::Text(choices) => {
             let streams = (0..).zip(choices);
-            streams.map(|(i, choice)| text_events(i, choice, request, ReplyMeter { clock: clock(), n_prompt }).boxed()).collect()
+            streams
+                .map(|(i, choice)| text_events(i, choice, request, ReplyMeter { clock: clock(), n_prompt }).boxed())
+                .collect()
         }
     }
 }

@@ -2,7 +2,7 @@
 //! counted.
 
 use baton_engines::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, UpstreamFailure};
-use baton_reply::tools::Part;
+use baton_reply::tools::PartContent;
 use baton_reply::{PartReply, ReplyPart, TokenLogprobs};
 use baton_schemas::tools::ToolCallDelta;
 use baton_schemas::{FinishReason, GenerateRequest};
@@ -123,10 +123,10 @@ impl ChoiceReader {
             }
             TextDelta::Text { text, tokens } => {
                 let tokens = tokens.into_iter().map(|token| self.token(token)).collect();
-                ReplyPart { part: Part::Text(text), tokens }
+                ReplyPart { content: PartContent::Text(text), tokens }
             }
-            TextDelta::Reasoning(text) => ReplyPart { part: Part::Reasoning(text), tokens: Vec::new() },
-            TextDelta::Call(call) => ReplyPart { part: Part::Call(call), tokens: Vec::new() },
+            TextDelta::Reasoning(text) => ReplyPart { content: PartContent::Reasoning(text), tokens: Vec::new() },
+            TextDelta::Call(call) => ReplyPart { content: PartContent::Call(call), tokens: Vec::new() },
         };
         self.count(&part, clock);
         let step = self.reply.feed(part);
@@ -136,15 +136,15 @@ impl ChoiceReader {
     }
 
     /// Counts a token for each piece, or for each token that the upstream names.
-    fn count(&mut self, ReplyPart { part, tokens }: &ReplyPart, clock: &mut ChoiceClock) {
-        let n_bytes = match part {
-            Part::Text(text) | Part::Reasoning(text) => text.len(),
-            Part::Call(ToolCallDelta::Begin { name, .. }) => name.len(),
-            Part::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.len(),
-            Part::Call(ToolCallDelta::End { .. }) => return,
+    fn count(&mut self, ReplyPart { content, tokens }: &ReplyPart, clock: &mut ChoiceClock) {
+        let n_bytes = match content {
+            PartContent::Text(text) | PartContent::Reasoning(text) => text.len(),
+            PartContent::Call(ToolCallDelta::Begin { name, .. }) => name.len(),
+            PartContent::Call(ToolCallDelta::Arguments { fragment, .. }) => fragment.len(),
+            PartContent::Call(ToolCallDelta::End { .. }) => return,
         };
         self.n_bytes += n_bytes;
-        if matches!(part, Part::Reasoning(_)) {
+        if matches!(content, PartContent::Reasoning(_)) {
             self.n_reasoning_bytes += n_bytes;
         }
         for _ in 0..tokens.len().max(1) {

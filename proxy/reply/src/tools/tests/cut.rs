@@ -46,7 +46,7 @@ proptest! {
                 let mut reader = ReplyReader::new(thought, Some(format.parser(&tools())), Vec::new(), forced);
                 let mut parts = reader.feed(reply);
                 parts.extend(reader.finish(true));
-                let texts = parts.iter().filter(|part| matches!(part, Part::Text(_))).count();
+                let texts = parts.iter().filter(|part| matches!(part, PartContent::Text(_))).count();
                 prop_assert_eq!(texts, 0, "{}: {:?} is read as {:?}", format.name(), reply, parts);
             }
         }

@@ -52,33 +52,33 @@ fn reader(format: &dyn ToolFormat, thinks: bool, stops: &[&str]) -> ReplyReader 
 }
 
 /// A reply in one line: text as it is, `{reasoning}`, and `name(arguments)` with `…` where a call is not complete.
-fn show(parts: Vec<Part>) -> String {
+fn show(parts: Vec<PartContent>) -> String {
     let mut shown = String::new();
     let (mut open, mut thinking) = (false, false);
     let mut n_calls = 0;
     for part in parts {
-        if thinking && !matches!(part, Part::Reasoning(_)) {
+        if thinking && !matches!(part, PartContent::Reasoning(_)) {
             shown.push('}');
             thinking = false;
         }
         match part {
-            Part::Text(text) => shown += &text,
-            Part::Reasoning(text) => {
+            PartContent::Text(text) => shown += &text,
+            PartContent::Reasoning(text) => {
                 if !std::mem::replace(&mut thinking, true) {
                     shown.push('{');
                 }
                 shown += &text;
             }
-            Part::Call(ToolCallDelta::Begin { index, id, name }) => {
+            PartContent::Call(ToolCallDelta::Begin { index, id, name }) => {
                 assert!(!open && index == n_calls && id.starts_with("call_"));
                 open = true;
                 shown += &format!("[{name}(");
             }
-            Part::Call(ToolCallDelta::Arguments { index, fragment }) => {
+            PartContent::Call(ToolCallDelta::Arguments { index, fragment }) => {
                 assert!(open && index == n_calls && !fragment.is_empty());
                 shown += &fragment;
             }
-            Part::Call(ToolCallDelta::End { index }) => {
+            PartContent::Call(ToolCallDelta::End { index }) => {
                 assert!(open && index == n_calls);
                 open = false;
                 n_calls += 1;
