@@ -85,7 +85,7 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         is_stopping: false,
         requests: observed.requests.clone(),
         models: models.iter().map(|model| models::report(model, &models, with_addresses)).collect(),
-        upstreams: upstreams.members.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
+        upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
         routes: observed.journal.latest(),
         warnings: pool.unused().iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
