@@ -24,7 +24,7 @@ pub mod verified;
 pub mod writer;
 
 pub use chunk::{Chunk, ChunkError, LayerRows, SectionRows};
-pub use codec::{CodecEffect, Codec, CodecError};
+pub use codec::{Codec, CodecEffect, CodecError};
 pub use error::{FrameError, WriteError};
 pub use finite::all_finite;
 pub use frame::Span;

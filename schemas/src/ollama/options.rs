@@ -1,12 +1,12 @@
 //! `options`: what Ollama's model files call parameters.
 
-use crate::sampling::Sampling;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
 use crate::request::sampling::SamplingBody;
 use crate::request::stop::StopStrings;
 use crate::request::unsupported::{RefusedField, RefusedFields, Unsupported};
 use crate::request::values::{Integer, MAX_U32};
+use crate::sampling::Sampling;
 use crate::sampling_fields::SamplingFields;
 
 object! {
