@@ -98,9 +98,12 @@ impl EngineBench {
 
     /// Prefill rate: both sides compute n − 1 tokens, then decode one. Seconds are from asking to the first token.
     async fn prefill(&mut self, n: usize) -> Result<Value, CommandFailure> {
-        let (mut plain, mut engine) = (Vec::new(), Vec::new());
+        let mut plain = Vec::new();
+        let mut engine = Vec::new();
         for _ in 0..self.rounds {
-            let (node, prompt, warm_up) = (self.node(&[]).await?, self.prompt(n), self.prompt(WARM_UP));
+            let node = self.node(&[]).await?;
+            let prompt = self.prompt(n);
+            let warm_up = self.prompt(WARM_UP);
             node.warm_up(warm_up).await?;
             let (prefill, step) = self.plain(vec![prompt.clone()], 1).await?;
             plain.push(n as f64 / (prefill + step));
@@ -112,9 +115,13 @@ impl EngineBench {
     /// Aggregate decode rate of `n` streams, while all of them decode, with `n_idle` tokens of finished conversations
     /// in the engine's cache. The plain loop's cache holds nothing else.
     async fn decode(&mut self, n: usize, n_idle: usize) -> Result<Value, CommandFailure> {
-        let (mut plain, mut engine, mut gaps, mut ttfts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut plain = Vec::new();
+        let mut engine = Vec::new();
+        let mut gaps = Vec::new();
+        let mut ttfts = Vec::new();
         for _ in 0..self.rounds {
-            let (node, warm_up) = (self.node(&[]).await?, self.prompt(WARM_UP));
+            let node = self.node(&[]).await?;
+            let warm_up = self.prompt(WARM_UP);
             node.warm_up(warm_up).await?;
             if n_idle > 0 {
                 let earlier = self.prompt(n_idle);
@@ -137,7 +144,7 @@ impl EngineBench {
         Ok(compared(&format!("decode, {n} streams{idle}"), "tok/s", &plain, &engine, latency))
     }
 
-    /// Memory of a node that has filled a good part of its cache, beside llama.cpp's own account.
+    /// Memory of a node that has filled a good part of its cache, beside the buffer sizes that llama.cpp reports.
     async fn memory(&mut self) -> Result<Value, CommandFailure> {
         let node = self.node(&[]).await?;
         for _ in 0..4 {
@@ -155,9 +162,12 @@ impl EngineBench {
 
     /// Inter-token gaps of running streams while a long prompt joins, and when that prompt's first token comes.
     async fn joining(&mut self, budget: &str, args: &[&str]) -> Result<Value, CommandFailure> {
-        let (mut gaps, mut ttfts, mut worst) = (Vec::new(), Vec::new(), Vec::new());
+        let mut gaps = Vec::new();
+        let mut ttfts = Vec::new();
+        let mut worst = Vec::new();
         for _ in 0..self.rounds {
-            let (node, warm_up) = (self.node(args).await?, self.prompt(WARM_UP));
+            let node = self.node(args).await?;
+            let warm_up = self.prompt(WARM_UP);
             node.warm_up(warm_up).await?;
             let prompts: Vec<_> = (0..RUNNING).map(|_| self.prompt(SHORT_PROMPT)).collect();
             let long = self.prompt(JOINING_PROMPT);
@@ -167,7 +177,8 @@ impl EngineBench {
                 node.stream(long, 1).await
             };
             let (running, joined) = tokio::join!(futures::future::try_join_all(running), joining);
-            let (running, joined) = (running?, joined?);
+            let running = running?;
+            let joined = joined?;
             let until = joined.tokens.first().copied().unwrap_or(joined.sent);
             let during: Vec<f64> = running
                 .iter()

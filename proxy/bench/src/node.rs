@@ -1,4 +1,4 @@
-//! A node process under measurement, with llama.cpp's own account of its memory.
+//! A node process under measurement, with the buffer sizes that llama.cpp reports.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -15,7 +15,7 @@ use super::memory;
 use super::timeline::{Timeline, greedy, stream};
 use crate::node_process;
 
-/// llama.cpp has written all its sizes before the node is ready; its log only has to be read.
+/// llama.cpp logs all sizes before the node is ready, so reading them takes little time.
 const LOG_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A running `baton node` with the sizes llama.cpp reported for itself.
@@ -26,7 +26,7 @@ pub(super) struct BenchNode {
     _folder: tempfile::TempDir,
 }
 
-/// llama.cpp's own account of its buffers, MiB, read from its log.
+/// Sizes of llama.cpp's buffers in MiB, as its log reports them.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Buffers {
     pub(super) model: f64,
@@ -60,12 +60,12 @@ impl BenchNode {
         node_process::ready(&mut child).await?;
         let buffers = tokio::time::timeout(LOG_DEADLINE, log)
             .await
-            .map_err(|_| CommandFailure("llama.cpp's log does not tell its buffer sizes".into()))??;
+            .map_err(|_| CommandFailure("llama.cpp's log has no buffer sizes".into()))??;
         let engine = Arc::new(RemoteEngine::new(&NodeAddress::Unix(socket), &key)?);
         Ok(BenchNode { engine, buffers, child, _folder: folder })
     }
 
-    /// Resident memory of the process, MiB; `None` where the system does not tell.
+    /// Resident memory of the process, MiB; `None` if the system does not report it.
     pub(super) fn resident_mib(&self) -> Option<f64> {
         memory::resident_mib(self.child.id()?)
     }
@@ -75,8 +75,7 @@ impl BenchNode {
         stream(&self.engine, greedy(prompt, n_new)).await
     }
 
-    /// Has a prompt computed that leaves nothing in the cache, so that the node knows its rates and has touched its
-    /// memory.
+    /// Computes a prompt without keeping it in the cache, so that the node has measured its rates and touched its memory.
     pub(super) async fn warm_up(&self, prompt: Vec<Token>) -> Result<(), CommandFailure> {
         let request = SequenceRequest { ephemeral: true, ..greedy(prompt, 1) };
         stream(&self.engine, request).await.map(|_| ())

@@ -1,7 +1,7 @@
-//! A link of a chosen rate: a TCP relay in front of a prefill node, which lets the node's bytes through at that rate.
+//! A link of a chosen rate: a TCP relay in front of a prefill node, which forwards the node's bytes at that rate.
 //!
-//! Its socket buffers are small, so that what is not let through is felt by the sender, as on a real link. What the
-//! decode node sends (a request of a few kilobytes) is not slowed.
+//! Its socket buffers are small, so that backpressure reaches the sender as on a real link. The other direction, a request
+//! of a few kilobytes, is not slowed.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +14,10 @@ use tokio::task::{JoinHandle, JoinSet};
 /// Bytes of each of the relay's socket buffers; the kernel doubles this.
 const SOCKET_BUFFER: u32 = 64 << 10;
 
-/// Bytes let through at once.
+/// Bytes forwarded at once.
 const PIECE: usize = 32 << 10;
 
-/// How far a link that was idle or late may catch up: a sleep is only good to a millisecond.
+/// How much an idle or late link may catch up. Sleeps are accurate to a millisecond only.
 const BURST: Duration = Duration::from_millis(4);
 
 /// A running relay. Dropping it closes its connections.
@@ -28,7 +28,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// A link to `target` that carries `rate` bytes per second, all connections together.
+    /// Starts a link to `target` that carries `rate` bytes per second over all its connections together.
     pub(super) async fn start(target: SocketAddr, rate: f64) -> std::io::Result<Relay> {
         let socket = TcpSocket::new_v4()?;
         socket.set_send_buffer_size(SOCKET_BUFFER)?;
@@ -50,7 +50,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, bucket: Arc<Bucket>) 
     let mut connections = JoinSet::new();
     while let Ok((reader, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        // A connection that breaks is the two nodes' affair; they notice.
+        // The two nodes handle a broken connection.
         connections.spawn(connect(reader, target, Arc::clone(&bucket)));
     }
 }
@@ -74,7 +74,7 @@ async fn connect(reader: TcpStream, target: SocketAddr, bucket: Arc<Bucket>) -> 
             to_reader.write_all(&piece[..n_bytes]).await?;
         }
     };
-    // Either end that goes away takes the connection with it: a cancelled pull has to reach the prefill node.
+    // When either end closes, close both: the prefill node must notice a cancelled pull.
     tokio::select! {
         ended = shaped => ended,
         ended = tokio::io::copy(&mut from_reader, &mut to_sender) => ended.map(drop),
@@ -85,7 +85,7 @@ async fn connect(reader: TcpStream, target: SocketAddr, bucket: Arc<Bucket>) -> 
 struct Bucket {
     /// Bytes per second.
     rate: f64,
-    /// When all that was let through so far is on its way.
+    /// When the link has sent everything forwarded so far.
     free_at: Mutex<Instant>,
 }
 
@@ -98,7 +98,7 @@ impl Bucket {
         }
     }
 
-    /// Books the link for `n_bytes`; when they are through.
+    /// Reserves the link for `n_bytes`. Returns the time when they have passed.
     fn book(&self, now: Instant, n_bytes: usize) -> Instant {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
         let earliest = now.checked_sub(BURST).unwrap_or(now);

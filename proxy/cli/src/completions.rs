@@ -14,7 +14,7 @@ pub(super) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints the shell's script, made from the command line as it is.
+/// Prints the completion script for a shell.
 pub(super) fn run(args: &CompletionsArgs, mut command: clap::Command) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "baton", &mut script);

@@ -10,7 +10,8 @@ use super::terminal;
 /// Prints a line for each mistake and returns their number as the failure. A single mistake is itself the failure.
 pub(super) fn print_mistakes(error: ConfigError) -> CommandFailure {
     let ConfigError::Mistakes(mistakes) = &error else { return error.into() };
-    let (n_in_file, n_flags) = (mistakes.in_file.len(), mistakes.flags.len());
+    let n_in_file = mistakes.in_file.len();
+    let n_flags = mistakes.flags.len();
     if n_in_file + n_flags == 1 {
         return CommandFailure(mistakes.lines().join(""));
     }

@@ -16,7 +16,7 @@ pub(super) struct KeyArgs {
 
 #[derive(Subcommand)]
 enum KeyCommand {
-    /// Draw a key and print it once, with the lines for the configuration, which hold its hash alone.
+    /// Create a key and print it once, with lines for the configuration that hold only its hash.
     New {
         /// Whose key it is
         #[arg(long, default_value = "somebody", value_parser = name)]
@@ -24,7 +24,7 @@ enum KeyCommand {
     },
 }
 
-/// Something that can stand between quotes in TOML as it is.
+/// Accepts a name that needs no escapes in a TOML string.
 fn name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || " ._@-".contains(c);
     let is_fine = !text.trim().is_empty() && text.chars().all(is_plain);

@@ -150,7 +150,10 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     }
     let transport = args.transport.transport().map_err(NodeFailure::setup)?;
     let puller = puller(&key, &args, transport)?;
-    let (role, model, name, options) = (Role::from(args.role), args.model, args.name, args.engine);
+    let role = Role::from(args.role);
+    let model = args.model;
+    let name = args.name;
+    let options = args.engine;
     if let Some((key, message)) = options.problems().into_iter().next() {
         return Err(NodeFailure::setup(format!("{} {message}", engine_args::flag(key))));
     }

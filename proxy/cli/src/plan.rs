@@ -50,7 +50,8 @@ pub(super) async fn run(args: PlanArgs) -> Result<(), CommandFailure> {
     };
     let reply = args.endpoint.ask(TIMEOUT, call).await?;
     let status = reply.status().as_u16();
-    let (base, body) = (args.endpoint.base()?, args.endpoint.body(reply, MAX_PLAN_BYTES).await?);
+    let base = args.endpoint.base()?;
+    let body = args.endpoint.body(reply, MAX_PLAN_BYTES).await?;
     if status != 200 {
         let envelope: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
         let message = envelope.as_ref().and_then(|envelope| envelope["error"]["message"].as_str());

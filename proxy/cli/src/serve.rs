@@ -138,7 +138,7 @@ pub(super) async fn run(args: ServeArgs) -> Result<(), CommandFailure> {
     endpoint.finished().await
 }
 
-/// Says how many requests are waited for.
+/// Prints how many requests still run.
 fn print_drain(n_running: usize) {
     if n_running > 0 {
         let requests = if n_running == 1 { "request" } else { "requests" };
@@ -149,7 +149,7 @@ fn print_drain(n_running: usize) {
     }
 }
 
-/// Prints the banner, and warns of what is unwise.
+/// Prints the banner, and warns about unsafe settings.
 fn print_ready(ready: &ReadyEndpoint) {
     let ReadyEndpoint { addresses, models, takes_chats: chats, needs_key } = ready;
     let Some(&address) = addresses.first() else { return };
@@ -171,14 +171,14 @@ fn print_ready(ready: &ReadyEndpoint) {
     }
     for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
         tracing::warn!(
-            "whoever can reach {address} can use this server: it asks for no key. Set api_keys, or --api-key"
+            "anybody who can reach {address} can use this server, because it asks for no key. Set api_keys or --api-key"
         );
     }
 }
 
-/// This machine's address in its network, as the system would choose it for a packet to elsewhere. Nothing is sent.
+/// This machine's address in its network, which the system chooses for a packet to another machine. Nothing is sent.
 fn lan_address(listening: SocketAddr) -> Option<IpAddr> {
-    // Addresses that are reserved for documentation (RFC 5737 and 3849): never a neighbour's.
+    // Addresses reserved for documentation (RFC 5737 and 3849), so never in use.
     let (any, elsewhere) = match listening {
         SocketAddr::V4(_) => ("0.0.0.0:0", "192.0.2.1:9"),
         SocketAddr::V6(_) => ("[::]:0", "[2001:db8::1]:9"),

@@ -1,7 +1,7 @@
 //! Every mistake of a file at once, each with its line: unknown keys, values of a wrong type, numbers out of range.
 //!
-//! serde stops at the first mistake. So the document is first compared with the [`schema`](super::schema); what is a mistake
-//! is taken out, and serde reads the rest.
+//! serde stops at the first mistake. So the document is first compared with the [`schema`](super::schema): wrong keys and
+//! values are reported and removed, and serde reads the rest.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ pub(super) struct Mistake {
 /// Reads what can be read, and says what cannot.
 pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
     let (mut root, errors) = DeTable::parse_recoverable(text);
-    // Of a file that is not TOML, the rest says little.
+    // After a syntax error, further findings would mislead.
     if !errors.is_empty() {
         return (RawConfig::default(), errors.iter().map(Mistake::of_parser).collect());
     }

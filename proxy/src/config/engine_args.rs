@@ -128,8 +128,8 @@ impl EngineArgs {
         });
         let distance = self.max_canary_distance.filter(|distance| !CANARY_DISTANCES.contains(distance));
         let distance = distance.map(|wrong| {
-            let (least, most) = (CANARY_DISTANCES.start(), CANARY_DISTANCES.end());
-            ("max_canary_distance", format!("must be between {least} and {most}, not {wrong}"))
+            let range = CANARY_DISTANCES;
+            ("max_canary_distance", format!("must be between {} and {}, not {wrong}", range.start(), range.end()))
         });
         let rates = [("sim_prefill_tps", self.sim_prefill_tps), ("sim_decode_tps", self.sim_decode_tps)];
         let rates = {

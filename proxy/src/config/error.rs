@@ -31,15 +31,15 @@ pub enum ConfigError {
     Later(String),
 }
 
-/// Everything that is wrong.
+/// All mistakes in the file and the flags.
 #[derive(Debug)]
 pub struct Mistakes {
     /// The file.
     pub path: Option<PathBuf>,
-    /// Each with its line: it is not TOML, or has an unknown key, or a value of the wrong type or out of range, or one that
-    /// cannot be used on this machine.
+    /// Mistakes in the file, each with its line: syntax errors, unknown keys, values of a wrong type, out of range or not
+    /// usable on this machine.
     pub in_file: Vec<String>,
-    /// Each with its flag: a value is out of range, or cannot be used on this machine.
+    /// Mistakes in flags, each with its flag: values out of range or not usable on this machine.
     pub flags: Vec<String>,
 }
 

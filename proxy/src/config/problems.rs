@@ -20,8 +20,11 @@ impl RawConfig {
         };
         let mut found = Vec::new();
         let transport = self.transport().transport().unwrap_or_else(|error| {
-            let (key, flag) = ("tls_ca".to_owned(), "--tls-ca".to_owned());
-            found.push(ConfigProblem { key, flag, message: format!("cannot be used: {error}") });
+            found.push(ConfigProblem {
+                key: "tls_ca".to_owned(),
+                flag: "--tls-ca".to_owned(),
+                message: format!("cannot be used: {error}"),
+            });
             Transport::default()
         });
         let mut problem = |key: &str, flag: &str, message: String| {
@@ -53,8 +56,8 @@ impl RawConfig {
         }
         let deadlines = self.deadlines.typed();
         if deadlines.floor > deadlines.max {
-            let (key, most) = ("deadlines.floor_ms", deadlines.max.as_millis());
-            problem(key, key, format!("must be at most deadlines.max_ms, which is {most}"));
+            let key = "deadlines.floor_ms";
+            problem(key, key, format!("must be at most deadlines.max_ms, which is {}", deadlines.max.as_millis()));
         }
         if is_empty(&self.model.source) {
             problem("model.source", "--model", "must not be empty".into());

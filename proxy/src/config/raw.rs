@@ -1,4 +1,4 @@
-//! The file as it is written, and turned into what is checked.
+//! The file as it is written, and its conversion into the checked configuration.
 //!
 //! A new key is a field here with its range, and a value of [`ServeConfig`]. Rules between keys and forms of texts are checked
 //! in `problems.rs`.
@@ -23,20 +23,20 @@ use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
 use crate::request::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
-/// Each admitted request costs some kilobytes: more than these are a mistyped number.
+/// Each admitted request costs some kilobytes: a larger number is mistyped.
 const MAX_MAX_REQUESTS: u32 = 1_000_000;
 
-/// The next request is looked for among all that wait.
+/// Admission searches all waiting requests for the next one.
 const MAX_MAX_WAITING: u32 = 10_000;
 
-/// No client waits longer.
+/// Longer than clients wait.
 const MAX_WAIT_SECONDS: u32 = 3_600;
 
-/// Below, a busy moment would be late; above, nobody waits any more.
+/// A shorter deadline would fail in any busy moment; a longer one is longer than clients wait.
 const MIN_DEADLINE_MS: u32 = 100;
 const MAX_DEADLINE_MS: u32 = 3_600_000;
 
-/// Below 1 a prediction that holds would be late.
+/// The smallest factor is 1: with a smaller one, a correct prediction would miss its deadline.
 const MAX_DEADLINE_FACTOR: u32 = 1_000;
 
 /// The file as written; every key may be absent.
@@ -66,7 +66,7 @@ pub struct RawConfig {
     pub allowed_origins: Vec<String>,
     /// Host names this endpoint answers to on loopback, beside its own.
     pub allowed_hosts: Vec<String>,
-    /// PEM file of CA certificates that nodes are trusted by, beside the system's.
+    /// PEM file of CA certificates to trust for nodes, beside the system's.
     pub tls_ca: Option<PathBuf>,
     /// Let the cluster key and prompts travel readable between machines.
     pub allow_plain_http: bool,
@@ -187,7 +187,8 @@ impl RawConfig {
     pub(super) fn typed(self) -> Result<ServeConfig, ConfigError> {
         let has_own_engine = self.has_own_engine();
         let urls = |addresses: &[String]| addresses.iter().map(|address| node_url(address)).collect::<Vec<_>>();
-        let (prefill, decode) = (urls(&self.model.prefill), urls(&self.model.decode));
+        let prefill = urls(&self.model.prefill);
+        let decode = urls(&self.model.decode);
         let transport = self.transport();
         let upstreams = upstream::checked(&self.upstream)?;
         Ok(ServeConfig {

@@ -1,6 +1,6 @@
 //! What a configuration file may hold: the JSON schema that is derived from [`RawConfig`], as a tree of tables and values.
 //!
-//! A new key is in here as soon as it is a field. `#[schemars(range(…))]` at a field is its range, and
+//! A new field is a new key without further work. `#[schemars(range(…))]` at a field is its range, and
 //! `extend("x-expected" = "…")` at a type says in words what it takes, where its schema has several forms.
 
 use std::sync::LazyLock;

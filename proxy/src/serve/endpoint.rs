@@ -50,7 +50,7 @@ pub struct Endpoint {
     needs_key: bool,
 }
 
-/// What can be told to people and clients once requests are answered.
+/// Facts about an endpoint that answers requests, for the ready message.
 pub struct ReadyEndpoint {
     /// Where it listens; the first is the endpoint's own address.
     pub addresses: Vec<SocketAddr>,
@@ -90,9 +90,17 @@ impl Endpoint {
         let api = http::api(Arc::clone(&service) as Arc<dyn http::HttpBackend>, http_config, access.clone());
         let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
         let needs_key = config.needs_key();
-        let (service_of_reload, known_nodes) = (Arc::clone(&service), nodes.all().map(Arc::clone).collect());
-        Reload { source, config, access, service: service_of_reload, own_models, taken_names, planning, known_nodes }
-            .watch();
+        let reload = Reload {
+            source,
+            config,
+            access,
+            service: Arc::clone(&service),
+            own_models,
+            taken_names,
+            planning,
+            known_nodes: nodes.all().map(Arc::clone).collect(),
+        };
+        reload.watch();
         service_manager::keep_informed(Arc::clone(&service), shutdown.clone());
         let (own_engine, first_start) = match own_engine {
             Some(OwnEngine { supervised, first_start, .. }) => (Some(supervised), first_start),
@@ -109,7 +117,7 @@ impl Endpoint {
         signals::drain_on_signal(self.shutdown.clone(), move || report(service.admission.n_admitted()));
     }
 
-    /// Waits until requests can be answered. `None`: it was told to stop before that. Errors: no engine will ever be ready.
+    /// Waits until requests can be answered. `None`: a stop came first. Errors: no engine will ever be ready.
     pub async fn ready(&mut self) -> Result<Option<ReadyEndpoint>, CommandFailure> {
         let Some(first_start) = self.first_start.take() else { return Ok(None) };
         let started = first_engine(first_start, &mut self.nodes);
@@ -131,7 +139,7 @@ impl Endpoint {
         }))
     }
 
-    /// Waits until the endpoint was told to stop, its streams have ended and its engines' processes are gone.
+    /// Waits until a stop was asked for, all streams have ended and the engines' processes are gone.
     pub async fn finished(self) -> Result<(), CommandFailure> {
         for server in self.servers {
             server.await??;

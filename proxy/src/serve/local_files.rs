@@ -38,7 +38,8 @@ struct LocalModel<'a> {
 impl LocalModel<'_> {
     /// `key` is a key of its table.
     fn problem(&mut self, key: &str, message: String) {
-        let (table, flag) = (&self.table, engine_args::flag(key.trim_start_matches("engine.")));
+        let table = &self.table;
+        let flag = engine_args::flag(key.trim_start_matches("engine."));
         let flag = match (table.as_str(), key) {
             ("model", "source") => "--model".to_owned(),
             ("model", _) => flag,
@@ -172,7 +173,8 @@ fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<Conf
 fn refuse_shared_names(named: &mut [LocalModel], mut taken: Vec<String>) {
     let mut by_file: Vec<String> = Vec::new();
     for one in named {
-        let (all, of_its_file) = (one.names(), one.names_of_its_file());
+        let all = one.names();
+        let of_its_file = one.names_of_its_file();
         let is_in = |names: &[String], name: &String| names.iter().any(|other| model_name::are_same(other, name));
         let twice = all.iter().find(|name| is_in(&by_file, name) || (is_in(&of_its_file, name) && is_in(&taken, name)));
         if let Some(twice) = twice {

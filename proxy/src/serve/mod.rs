@@ -1,5 +1,5 @@
-//! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams, the
-//! HTTP servers and what reloads all of it. Reads no command line and prints nothing; `baton serve` does both.
+//! Assembles a running endpoint from its configuration: its own engines' processes, nodes elsewhere, upstreams,
+//! HTTP servers, and the reload of a changed file. Reads no command line and prints nothing; `baton serve` does both.
 
 mod config_source;
 mod endpoint;

@@ -80,7 +80,7 @@ pub(super) struct LocalModelRef<'a> {
     pub engine: &'a EngineArgs,
 }
 
-/// A model's sizes within the memory budget, and what its file says of it.
+/// A model's sizes within the memory budget, and the metadata of its file.
 pub(super) struct SizedModel {
     pub sizes: ModelSizes,
     pub outline: NodeInfo,
@@ -109,9 +109,8 @@ pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits)
     Ok(SizedModel { sizes, outline })
 }
 
-/// Starts supervising the models of the configuration; missing files are fetched, and no model is loaded yet. A model of
-/// `before` whose process would start the same is taken over with its process. Errors: a name is used twice, in
-/// `taken_names` or here.
+/// Fetches missing files and starts supervising the models of the configuration, without loading any. A model of `before`
+/// keeps its process if the process's arguments are unchanged. Errors: a name is used twice, here or in `taken_names`.
 pub(super) async fn start(
     config: &ServeConfig,
     before: &[OwnModel],
@@ -156,7 +155,9 @@ async fn plan_process(
     }
     let path = model_files::locate_or_pull(&model.source).await?;
     let names = ModelNames::of_file(&model.source, &path);
-    let (of_task, file, limits) = (model.clone(), path.clone(), *limits);
+    let of_task = model.clone();
+    let file = path.clone();
+    let limits = *limits;
     let sized = tokio::task::spawn_blocking(move || {
         size_model(LocalModelRef { source: &of_task.source, engine: &of_task.engine }, &file, &limits)
     });

@@ -72,7 +72,7 @@ impl Reload {
                     () = tokio::time::sleep(INTERVAL) => false,
                 };
                 let now = FileVersion::of(&path).await;
-                // A file that is being written is not read: it has to have been the same twice.
+                // Do not read a file that is being written: its version must be the same twice.
                 if is_asked || (now != in_force && now == last) {
                     in_force = now;
                     match self.reload().await {
@@ -112,7 +112,7 @@ impl Reload {
         let read = Arc::clone(&self.source.read);
         // Models' files are opened.
         let new = tokio::task::spawn_blocking(move || read()).await??;
-        // A file that was cut short is a valid one, and would open the endpoint to everybody.
+        // A truncated file can still be valid. Without its keys it would open the endpoint to everybody.
         if self.config.needs_key() && !new.needs_key() {
             let problem = "it has no keys any more, and an endpoint that asks for none has to be started so";
             return Err(CommandFailure(problem.to_owned()));
@@ -185,7 +185,7 @@ impl Reload {
 
     fn apply_own_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
         models.iter().for_each(OwnModel::apply_settings);
-        // First no new request finds the models that are gone, then they are unloaded.
+        // Remove the models from routing before unloading them, so that no new request finds them.
         self.service.targets.pool.replace_residents(models.iter().map(|own| Arc::clone(&own.served)).collect());
         let residents: Vec<_> = models.iter().map(|own| Arc::clone(&own.resident)).collect();
         self.service.targets.residency.replace(limits, &residents);
@@ -206,19 +206,25 @@ impl Reload {
         });
     }
 
-    /// Puts the old values of what only a restart changes into `new`.
+    /// Keeps the old values of keys that only a restart changes.
     fn keep_what_waits(&self, new: &mut ServeConfig, takes_nodes: bool) {
         let old = &self.config;
-        (new.listen, new.ollama_listen) = (old.listen.clone(), old.ollama_listen.clone());
-        (new.transport, new.otlp_endpoint) = (old.transport.clone(), old.otlp_endpoint.clone());
-        (new.source, new.engine) = (old.source.clone(), old.engine.clone());
+        new.listen = old.listen.clone();
+        new.ollama_listen = old.ollama_listen.clone();
+        new.transport = old.transport.clone();
+        new.otlp_endpoint = old.otlp_endpoint.clone();
+        new.source = old.source.clone();
+        new.engine = old.engine.clone();
         if !takes_name(old, new) {
             new.name = old.name.clone();
         }
         if !takes_nodes {
-            (new.decode, new.prefill) = (old.decode.clone(), old.prefill.clone());
+            new.decode = old.decode.clone();
+            new.prefill = old.prefill.clone();
             new.has_own_engine = old.has_own_engine;
-            (new.policy, new.deadlines, new.calibrate) = (old.policy, old.deadlines, old.calibrate);
+            new.policy = old.policy;
+            new.deadlines = old.deadlines;
+            new.calibrate = old.calibrate;
         }
     }
 
@@ -228,7 +234,7 @@ impl Reload {
         if is_planned_alike(old, new) && old.decode == new.decode && old.prefill == new.prefill {
             return;
         }
-        // The old nodes serve until the new ones have reported what they run.
+        // The old nodes serve until the new ones have reported their models.
         wait_for_nodes(nodes.all()).await;
         self.planning.store(Arc::new(PlanningSettings::of(new)));
         let RemoteNodes { decode, prefill, .. } = nodes;

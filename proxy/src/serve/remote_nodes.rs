@@ -37,7 +37,7 @@ pub(super) struct RemoteNodes {
 type FirstAnswer = BoxFuture<'static, Result<Arc<NodeInfo>, CommandFailure>>;
 
 impl RemoteNodes {
-    /// The configured nodes. A node of `known` at a configured address is taken over as it is.
+    /// Connects to the configured nodes. A node of `known` at a configured address is kept.
     pub(super) fn connect(
         config: &ServeConfig,
         transport: &Transport,
@@ -49,7 +49,7 @@ impl RemoteNodes {
         let mut connected: Vec<Arc<Node>> = known.iter().filter(stays).map(Arc::clone).collect();
         let mut first_answers = Vec::new();
         let mut connect = |task: &str, first: usize, url: &String| -> Result<Arc<Node>, CommandFailure> {
-            // A node that is named for both tasks is one.
+            // A node that is named for both tasks is connected once.
             if let Some(node) = connected.iter().find(|node| node.url.as_ref() == Some(url)) {
                 return Ok(Arc::clone(node));
             }
@@ -67,12 +67,13 @@ impl RemoteNodes {
         let mut all = |task: &str, urls: &[String]| -> Result<Vec<_>, CommandFailure> {
             (1..).zip(urls).map(|(i, url)| connect(task, i, url)).collect()
         };
-        let (decode, prefill) = (all("decode", &config.decode)?, all("prefill", &config.prefill)?);
+        let decode = all("decode", &config.decode)?;
+        let prefill = all("prefill", &config.prefill)?;
         first_answers.truncate(decode.len());
         Ok(RemoteNodes { decode, prefill, first_answers })
     }
 
-    /// Decode and prefill nodes; one that does both comes twice.
+    /// Decode nodes, then prefill nodes; a node with both tasks comes twice.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Node>> {
         self.decode.iter().chain(&self.prefill)
     }

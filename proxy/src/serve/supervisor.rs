@@ -1,8 +1,8 @@
 //! Keeps a local engine's process alive.
 //!
-//! The engine runs as `baton node` on a private Unix socket. The child tells on standard output whether it is ready
-//! or why it cannot start; its standard input is its lifeline: when this process is gone, however it went, the pipe
-//! closes and the child exits.
+//! The engine runs as `baton node` on a private Unix socket. The child reports on standard output that it is ready, or
+//! why it cannot start. Its standard input is its lifeline: when this process ends for any reason, the pipe closes and
+//! the child exits.
 //!
 //! ```text
 //!            ready             exit, or silence and a kill, after a stable run
@@ -12,10 +12,10 @@
 //!    └── Down (backs off: 0.25 s doubling to 30 s)
 //! ```
 //!
-//! From each of these it becomes Unloaded when it is not wanted any more, and Starting when it is wanted again.
+//! From each state it becomes Unloaded when it is no longer wanted, and Starting when it is wanted again.
 //!
-//! A child that is frozen (stopped, stuck in a driver) would hold its streams for ever without a word. It is asked how
-//! it is, and killed when it no longer answers: its streams then end with an error, and its successor takes over.
+//! A frozen child (stopped, stuck in a driver) would block its streams for ever. So the supervisor probes it, and kills
+//! it when it no longer answers: its streams end with an error, and a new child is started.
 
 use std::ffi::OsString;
 use std::process::{ExitStatus, Stdio};
@@ -231,7 +231,8 @@ impl Keeper {
                     }
                 }
                 Err(error) => {
-                    let (summary, message) = (error.summary(), error.to_string());
+                    let summary = error.summary();
+                    let message = error.to_string();
                     self.failures += 1;
                     // The first failure goes to the caller that waits for the first start; later ones go to the log.
                     if !report(Err(error)) {

@@ -93,7 +93,8 @@ async fn read(call: reqwest::RequestBuilder) -> Result<DemoReply, CommandFailure
     let route = response.headers().get("x-baton-route").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut reply = DemoReply { route: route.to_owned(), ..DemoReply::default() };
     let mut bytes = response.bytes_stream();
-    let (mut pending, mut n_read) = (Vec::new(), 0);
+    let mut pending = Vec::new();
+    let mut n_read = 0;
     while let Some(piece) = bytes.next().await {
         let piece = piece?;
         n_read += piece.len();

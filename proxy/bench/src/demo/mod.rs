@@ -25,7 +25,7 @@ pub struct DemoArgs {
     /// A .gguf file or a catalogue name
     #[arg(long, short, default_value = "smollm2")]
     model: String,
-    /// Words of the prompt; a word is about one and a half tokens
+    /// Words in the prompt; a word is about one and a half tokens
     #[arg(long, default_value_t = 650, value_parser = clap::value_parser!(u32).range(100..=4_000))]
     words: u32,
     /// Compute threads of each node

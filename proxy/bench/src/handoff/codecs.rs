@@ -1,4 +1,4 @@
-//! What codecs make of real KV, and how fast, on one core.
+//! Compression ratio and speed of each codec on real KV, on one core.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::stats::median;
 /// Repetitions; a codec's speed varies less than a network's.
 const ROUNDS: usize = 3;
 
-/// One codec. Speeds in MB/s of plain KV; making and checking the digests is part of them.
+/// One codec. Speeds in MB/s of plain KV; they include making and checking the digests.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct CodecRow {
     pub(super) codec: Codec,
@@ -32,18 +32,27 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Vec<CodecRow>, C
 
 fn one(captured: &Captured, codec: Codec) -> Result<CodecRow, CommandFailure> {
     let n_plain = captured.n_bytes() as f64;
-    let (mut ratios, mut writes, mut reads) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ratios = Vec::new();
+    let mut writes = Vec::new();
+    let mut reads = Vec::new();
     for _ in 0..ROUNDS {
-        let (n_wire, write, read) = once(captured, codec)?;
-        ratios.push(n_plain / n_wire as f64);
-        writes.push(n_plain / write / 1e6);
-        reads.push(n_plain / read / 1e6);
+        let run = once(captured, codec)?;
+        ratios.push(n_plain / run.n_wire_bytes as f64);
+        writes.push(n_plain / run.write_seconds / 1e6);
+        reads.push(n_plain / run.read_seconds / 1e6);
     }
     Ok(CodecRow { codec, ratio: median(&ratios), write_mb_s: median(&writes), read_mb_s: median(&reads) })
 }
 
-/// Writes and reads all chunks; the bytes on the wire and the seconds of both.
-pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64), CommandFailure> {
+/// One run of a codec over all chunks.
+pub(super) struct CodecRun {
+    pub(super) n_wire_bytes: usize,
+    pub(super) write_seconds: f64,
+    pub(super) read_seconds: f64,
+}
+
+/// Writes and reads all chunks.
+pub(super) fn once(captured: &Captured, codec: Codec) -> Result<CodecRun, CommandFailure> {
     let key = b"a benchmark's key";
     let (mut writer, head) = HandoffWriter::begin(key, captured.handoff.clone(), codec)?;
     let mut stream = head;
@@ -51,12 +60,12 @@ pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64
     for chunk in &captured.chunks {
         stream.extend(writer.frame(chunk)?);
     }
-    let write = began.elapsed().as_secs_f64();
+    let write_seconds = began.elapsed().as_secs_f64();
     let mut reader = HandoffReader::new(key, captured.handoff.clone(), &[codec])?;
-    let mut n_wire = 0;
+    let mut n_wire_bytes = 0;
     let began = Instant::now();
     for piece in &stream {
-        n_wire += piece.len();
+        n_wire_bytes += piece.len();
         let mut input = &piece[..];
         while let Some(event) = reader.read(&mut input)? {
             if let HandoffRecord::Frame(kv) = event {
@@ -64,9 +73,9 @@ pub(super) fn once(captured: &Captured, codec: Codec) -> Result<(usize, f64, f64
             }
         }
     }
-    let read = began.elapsed().as_secs_f64();
+    let read_seconds = began.elapsed().as_secs_f64();
     match reader.position() == captured.handoff.end() {
-        true => Ok((n_wire, write, read)),
+        true => Ok(CodecRun { n_wire_bytes, write_seconds, read_seconds }),
         false => Err(CommandFailure("a written stream was not read to its end".into())),
     }
 }

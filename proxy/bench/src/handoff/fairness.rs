@@ -32,7 +32,8 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Fairness, Comman
     let short_alone = pull(&node, &url, bench.prompts.next(SHORT)).await?;
     let long_alone = pull(&node, &url, bench.prompts.next(n_long)).await?;
     eprintln!("fair share: together");
-    let (short, long) = (bench.prompts.next(SHORT), bench.long.clone());
+    let short = bench.prompts.next(SHORT);
+    let long = bench.long.clone();
     let behind = async {
         tokio::time::sleep(LATER).await;
         pull(&node, &url, short).await

@@ -39,25 +39,29 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<Vec<Footprint>, 
     eprintln!("memory");
     let node = bench.decode(&["--role", "decode", "--slots", "1"]).await?;
     let prompt = bench.long.clone();
-    // Not measured: what grows below should grow by the transfer, and not by the first use of both caches.
+    // Do not measure the first use of both caches: the growth below must come from the transfer.
     let first = pull(&node, &bench.prefill.url, prompt.clone()).await?.timings;
     let slow = Relay::start(bench.prefill_address()?, first.n_bytes as f64 / SLOW_SECONDS).await?;
     let mut rows = Vec::new();
     for (what, url) in [("a pull at full speed", bench.prefill.url.clone()), ("a slow link", slow.url.clone())] {
         bench.forget(&node, 1).await?;
-        let (prefill, decode) = (before(&bench.prefill), before(&node));
+        let prefill_before_mib = before(&bench.prefill);
+        let decode_before_mib = before(&node);
         let timings = pull(&node, &url, prompt.clone()).await?.timings;
         rows.push(Footprint {
             what,
             kv_mib: timings.n_bytes as f64 / f64::from(1 << 20),
-            prefill: Growth { before_mib: prefill, peak_mib: bench.prefill.pid().and_then(memory::peak_mib) },
-            decode: Growth { before_mib: decode, peak_mib: node.pid().and_then(memory::peak_mib) },
+            prefill: Growth {
+                before_mib: prefill_before_mib,
+                peak_mib: bench.prefill.pid().and_then(memory::peak_mib),
+            },
+            decode: Growth { before_mib: decode_before_mib, peak_mib: node.pid().and_then(memory::peak_mib) },
         });
     }
     Ok(rows)
 }
 
-/// A process's memory now; its peak counts from here.
+/// The process's memory now. Resets its peak.
 fn before(node: &NodeProcess) -> Option<f64> {
     let pid = node.pid()?;
     memory::forget_peak(pid)?;

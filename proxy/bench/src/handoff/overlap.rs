@@ -20,7 +20,7 @@ use crate::stats::median;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Link {
-    /// The loopback as it is, without a relay.
+    /// The loopback without a relay.
     Loopback,
     /// The plain KV takes 0.6 of the prefill's time.
     Share60,
@@ -55,19 +55,19 @@ pub(super) struct OverlapRow {
     pub(super) n_tokens: usize,
     pub(super) codec: Codec,
     pub(super) link: Link,
-    /// Of the link, bytes per second; `None` if it is not shaped.
+    /// The link's bytes per second; `None` if it is not limited.
     pub(super) rate: Option<f64>,
     pub(super) n_rounds: usize,
     pub(super) n_bytes: f64,
     pub(super) prefill_ms: f64,
     pub(super) transfer_ms: f64,
     pub(super) unhidden_ms: f64,
-    /// Of the prefill's time.
+    /// `unhidden_ms` ÷ `prefill_ms`.
     pub(super) unhidden_share: f64,
     pub(super) total_ms: f64,
     pub(super) ttft_ms: f64,
-    /// A whole pull over the same link of a prompt that the prefill node had cached: what would follow the prefill if
-    /// nothing were sent during it. Not measured on the slowest link.
+    /// A whole pull over the same link of a prompt that the prefill node had cached: the time that would follow the
+    /// prefill if nothing were sent during it. Not measured on the slowest link.
     pub(super) after_ms: Option<f64>,
 }
 

@@ -15,7 +15,7 @@ use crate::node_process::NodeProcess;
 use crate::prompts::Prompts;
 use crate::timeline::{Timeline, greedy, stream};
 
-/// Tokens of a prompt that makes a slot forget the one before.
+/// Tokens of a prompt that replaces the prompt in a slot.
 const SHORT: usize = 2;
 
 /// Tokens of a prompt that lets a fresh engine measure its rates and touch its memory before it is measured.
@@ -80,10 +80,10 @@ impl HandoffBench {
         Ok(self.prefill.url.trim_start_matches("http://").parse()?)
     }
 
-    /// Has each of a node's `n_free` free slots take another prompt, so that what was pulled into it is gone.
+    /// Replaces the pulled KV in each of a node's `n_free` free slots by another prompt.
     pub(super) async fn forget(&mut self, node: &NodeProcess, n_free: usize) -> Result<(), CommandFailure> {
         for _ in 0..n_free {
-            // The slot that was used longest ago takes it.
+            // The node uses the slot that was used longest ago.
             let other = self.prompts.next(SHORT);
             direct(node, other).await?;
         }
@@ -91,7 +91,7 @@ impl HandoffBench {
     }
 }
 
-/// A prompt and its first token, with the KV pulled from `url`.
+/// Generates the first token of a prompt with the KV pulled from `url`.
 pub(super) async fn pull(node: &NodeProcess, url: &str, prompt: Vec<Token>) -> Result<Pull, CommandFailure> {
     let mut request = greedy(prompt, 1);
     request.kv_source = Some(KvSource::at(url));
@@ -103,7 +103,7 @@ pub(super) async fn pull(node: &NodeProcess, url: &str, prompt: Vec<Token>) -> R
     }
 }
 
-/// A prompt and its first token, computed by the node itself.
+/// Generates the first token of a prompt on the node itself.
 pub(super) async fn direct(node: &NodeProcess, prompt: Vec<Token>) -> Result<Timeline, CommandFailure> {
     stream(&node.engine, greedy(prompt, 1)).await
 }

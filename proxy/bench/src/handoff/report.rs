@@ -1,4 +1,4 @@
-//! All figures: what the JSON file has, and as tables.
+//! All figures, for the JSON file and as tables.
 
 use std::fmt::{Display, Write as _};
 
@@ -11,11 +11,11 @@ use super::overlap::Overlap;
 use super::streams::Streams;
 use super::wire::WireSpeed;
 
-/// Everything that was measured; `None` for what was left out.
+/// All measurements; `None` if a section was not selected.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct HandoffBenchReport {
     pub(super) model: String,
-    /// Of each node.
+    /// Compute threads of each node.
     pub(super) threads: u32,
     pub(super) overlap: Option<Overlap>,
     pub(super) fairness: Option<Fairness>,
@@ -73,7 +73,7 @@ fn overlap(overlap: &Overlap) -> String {
         ]
     });
     table(&head, rows)
-        + "after it: what would follow the prefill if nothing were sent during it (the same pull, cached there)\n\n"
+        + "after it: time after the prefill if nothing were sent during it (the same pull of a cached prompt)\n\n"
         + &direct(overlap)
 }
 

@@ -28,7 +28,7 @@ pub(super) struct Streams {
     pub(super) with: Gaps,
 }
 
-/// Of all streams' gaps.
+/// Gaps between tokens, over all streams.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Gaps {
     pub(super) p50_ms: f64,

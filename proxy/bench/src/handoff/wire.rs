@@ -1,5 +1,5 @@
-//! How fast KV that is already computed gets from one cache into the other, beside a plain copy of as many bytes through
-//! the same kind of socket, and what each stage of it can do on one core.
+//! Speed of moving computed KV from one cache into another, compared with a plain copy of as many bytes through the same
+//! kind of socket, and the speed of each stage on one core.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -26,12 +26,12 @@ pub(super) struct WireSpeed {
     pub(super) pull: f64,
     /// `write_all` of one buffer into a loopback socket, read into another buffer.
     pub(super) copy: f64,
-    /// Of the two, round by round.
+    /// Median over the rounds of `pull` ÷ `copy`.
     pub(super) ratio: f64,
     pub(super) stages: Vec<Stage>,
 }
 
-/// What one core does at one stage, with nothing else to do.
+/// Speed of one stage on one otherwise idle core.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Stage {
     pub(super) name: &'static str,
@@ -42,9 +42,12 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<WireSpeed, Comma
     let prompt = bench.long.clone();
     let node = bench.decode(&["--role", "decode", "--slots", "1"]).await?;
     eprintln!("wire speed: {} tokens, computed before", prompt.len());
-    // If they were not, they are now.
+    // This pull makes the prefill node compute the prompt if it has not yet.
     pull(&node, &bench.prefill.url, prompt.clone()).await?;
-    let (mut pulls, mut copies, mut ratios, mut imports) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut pulls = Vec::new();
+    let mut copies = Vec::new();
+    let mut ratios = Vec::new();
+    let mut imports = Vec::new();
     let mut n_bytes = 0;
     for round in 0..ROUNDS {
         eprintln!("wire speed: round {}", round + 1);
@@ -63,11 +66,17 @@ pub(super) async fn measure(bench: &mut HandoffBench) -> Result<WireSpeed, Comma
     let mut stages = vec![Stage { name: "export from llama.cpp (the node's own clock)", gb_s: export }];
     stages.extend(tokio::task::spawn_blocking(move || in_process(&captured)).await??);
     stages.push(Stage { name: "import into llama.cpp (the node's own clock)", gb_s: median(&imports) });
-    let (pull, copy, ratio) = (median(&pulls), median(&copies), median(&ratios));
-    Ok(WireSpeed { n_tokens: prompt.len(), n_bytes, pull, copy, ratio, stages })
+    Ok(WireSpeed {
+        n_tokens: prompt.len(),
+        n_bytes,
+        pull: median(&pulls),
+        copy: median(&copies),
+        ratio: median(&ratios),
+        stages,
+    })
 }
 
-/// Seconds that a plain copy through a loopback socket takes. Both buffers were touched before.
+/// Seconds of a plain copy through a loopback socket, between buffers that are already in memory.
 fn copy(n_bytes: usize) -> std::io::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -75,7 +84,7 @@ fn copy(n_bytes: usize) -> std::io::Result<f64> {
     let writer = std::thread::spawn(move || {
         let mut stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        // The reader says when.
+        // Wait for the reader's start signal.
         stream.read_exact(&mut [0])?;
         stream.write_all(&sent)
     });
@@ -114,11 +123,12 @@ fn in_process(captured: &Captured) -> Result<Vec<Stage>, CommandFailure> {
         let mut fresh = vec![0u8; captured.n_bytes()];
         fill(&mut fresh, captured);
     };
-    let (mut writes, mut reads) = (Vec::new(), Vec::new());
+    let mut writes = Vec::new();
+    let mut reads = Vec::new();
     for _ in 0..ROUNDS {
-        let (_, write, read) = codecs::once(captured, Codec::None)?;
-        writes.push(rate(write));
-        reads.push(rate(read));
+        let run = codecs::once(captured, Codec::None)?;
+        writes.push(rate(run.write_seconds));
+        reads.push(rate(run.read_seconds));
     }
     Ok(vec![
         Stage { name: "write frames (digest)", gb_s: median(&writes) },
@@ -139,7 +149,7 @@ fn fill(buffer: &mut [u8], captured: &Captured) {
     std::hint::black_box(buffer);
 }
 
-/// The median time of some runs.
+/// The median seconds of several runs.
 fn seconds(mut work: impl FnMut()) -> f64 {
     let times = (0..ROUNDS).map(|_| {
         let began = Instant::now();

@@ -26,7 +26,7 @@ use super::machines::{KV_BYTES_PER_TOKEN, MachineSpec, sharing_cost};
 /// Time for calibration: far more than it takes.
 const CALIBRATION: Duration = Duration::from_secs(60);
 
-/// Between measurements, so that what is known of loads is fresh.
+/// Between measurements, so that the nodes' loads are fresh.
 pub(super) const PAUSE: Duration = Duration::from_millis(300);
 
 /// Bytes of KV that simulated chunks carry per token. Their way takes the time of the model's real KV.
@@ -102,7 +102,7 @@ impl Cluster {
         let prefill_node = node(spec.prefill.name, Some(url), &prefill, role).await?;
         let decode_node = node(spec.decode.name, None, &decode, Role::Decode).await?;
         let mut decoders = vec![decode_node];
-        // One node in both lists: what is known of it is known once.
+        // Both lists share the node and so its measurements.
         decoders.extend(spec.prefill_decodes.then(|| Arc::clone(&prefill_node)));
         let name = OnceLock::from("llama-3.1-8b".to_owned());
         let model = Arc::new(ServedModel::new(name, Vec::new(), decoders, vec![prefill_node]));

@@ -48,7 +48,7 @@ pub(super) const PAIRS: [Pair; 5] = [
     Pair { name: "Spark, M4 Max", prefill: DGX_SPARK, decode: M4_MAX, prefill_decodes: true },
 ];
 
-/// A request of the grid on one pair of machines, and what each route made of it.
+/// A request of the grid on one pair of machines, and the result of each route.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct GridCell {
     pub pair: &'static str,

@@ -15,7 +15,8 @@ use futures::StreamExt;
 /// Tokens whose probabilities are compared at each position; the rest of a vocabulary has next to none.
 const N_TOP: u32 = 200;
 
-/// Not that of captured KV, which would spare a node what it is to take from another.
+/// Different from the scope of captured KV: with the same scope, a node would find the prompt in its own cache and take
+/// nothing from the other node.
 const SCOPE: CacheScope = CacheScope(1);
 
 /// The whole of a reply. A software GPU needs minutes for what others do in a second.
@@ -32,7 +33,7 @@ pub(super) struct ComparedReply {
     pub(super) decode_tps: f64,
 }
 
-/// Has a node continue a prompt greedily by `n_new` tokens and keep nothing of it.
+/// Continues a prompt greedily by `n_new` tokens. The node keeps none of them in its cache.
 pub(super) async fn reply(
     node: &RemoteEngine,
     prompt: &[Token],
@@ -42,8 +43,8 @@ pub(super) async fn reply(
     read(node, SequenceRequest { kv_source: source.map(KvSource::at), ..greedy(prompt, n_new) }).await
 }
 
-/// Nothing of it stays in the cache, of either node: where cells lie decides how kernels group what they add up, so each
-/// reply is to find the cache as empty as the first one did.
+/// A request that leaves nothing in the caches. The position of cells decides in which order kernels add numbers, so each
+/// reply must start with an equally empty cache.
 fn greedy(prompt: &[Token], n_new: u32) -> SequenceRequest {
     SequenceRequest {
         prompt: prompt.to_vec(),
@@ -60,7 +61,8 @@ fn greedy(prompt: &[Token], n_new: u32) -> SequenceRequest {
 async fn read(node: &RemoteEngine, request: SequenceRequest) -> Result<ComparedReply, CommandFailure> {
     let read = async {
         let sent = Instant::now();
-        let (mut first, mut last) = (sent, sent);
+        let mut first = sent;
+        let mut last = sent;
         let mut reply =
             ComparedReply { tokens: Vec::new(), top: Vec::new(), handoff: None, ttft: 0.0, decode_tps: 0.0 };
         let mut deltas = node.generate(request).await?;
@@ -99,7 +101,7 @@ pub(super) struct Difference {
 }
 
 impl Difference {
-    /// Of two replies. Nothing can be said of positions after the first other token, which they have different texts before.
+    /// Compares two replies up to the first different token: after it, they continue different texts.
     pub(super) fn between(expected: &ComparedReply, reply: &ComparedReply) -> Difference {
         let common = expected.tokens.iter().zip(&reply.tokens).take_while(|(a, b)| a == b).count();
         let n_compared = (common + 1).min(expected.tokens.len()).min(reply.tokens.len());
@@ -110,8 +112,8 @@ impl Difference {
     }
 }
 
-/// KL divergence, nats, over the tokens that `expected` lists. One that `other` does not list is at most as likely there as
-/// its last.
+/// KL divergence, nats, over the tokens that `expected` lists. A token that `other` does not list is
+/// at most as likely there as the last listed one.
 fn divergence(expected: &[Alternative], other: &[Alternative]) -> f64 {
     let least = other.last().map_or(f64::NEG_INFINITY, |alternative| f64::from(alternative.logprob));
     let terms = expected.iter().map(|alternative| {

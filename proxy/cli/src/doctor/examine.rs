@@ -76,7 +76,7 @@ impl Examination {
     pub(super) async fn complete(mut self) -> Result<DoctorReport, CommandFailure> {
         let names: Vec<String> = self.devices.iter().map(|device| device.name.clone()).collect();
         for to in &names {
-            eprintln!("{to}: a node that generates is starting");
+            eprintln!("{to}: starting a decode node");
             let decode = match self.node(to, "both").await {
                 Ok(node) => node,
                 Err(CommandFailure(why)) => {
@@ -97,7 +97,7 @@ impl Examination {
         Ok(self.report)
     }
 
-    /// A device's speed, and its own reply to a prompt, which the other devices' are compared with.
+    /// Measures a device's speed, and returns its own reply to a prompt for comparison with replies after a handoff.
     async fn alone(
         &mut self,
         name: &str,
@@ -124,7 +124,8 @@ impl Examination {
         alone: &ComparedReply,
     ) -> Result<HandoffCheck, CommandFailure> {
         let origin = self.origin(from).await?;
-        let (theirs, ours) = (origin.engine.info().await?, to.engine.info().await?);
+        let theirs = origin.engine.info().await?;
+        let ours = to.engine.info().await?;
         let (Some(their_kv), Some(our_kv)) = (theirs.kv, ours.kv) else {
             return Err(CommandFailure("this model's KV cannot be handed over".into()));
         };
@@ -153,7 +154,7 @@ impl Examination {
         })
     }
 
-    /// How far the KV of two nodes lies apart: relative L2 of the worst layer.
+    /// Distance between the KV of two nodes: relative L2 of the worst layer.
     async fn distance(
         &self,
         origin: &Origin,
@@ -165,16 +166,17 @@ impl Examination {
             |url, engine| CaptureSource { url, engine, key: &self.key, transport: &self.transport, ephemeral: true };
         let theirs = capture(source(&origin.url, &origin.engine), tokens.clone()).await?;
         let ours = capture(source(&to.url, &to.engine), tokens).await?;
-        // Frames leave out the parts of a sliding window that are not needed: there is no whole cache to compare.
+        // Frames leave out unneeded parts of a sliding window. Then the caches cannot be compared as a whole.
         let distance = canary::distance_of_captures(layout, &ours.chunks, &theirs.chunks);
         Ok(Some(distance).filter(|distance| distance.is_finite()))
     }
 
-    /// A node that computes prompts: on a device here, or elsewhere.
+    /// A node that computes prompts, on a device here or on another machine.
     async fn origin(&self, name: &str) -> Result<Origin, CommandFailure> {
         if self.devices.iter().any(|device| device.name == name) {
             let process = self.node(name, "prefill").await?;
-            let (url, engine) = (process.url.clone(), process.engine.clone());
+            let url = process.url.clone();
+            let engine = process.engine.clone();
             return Ok(Origin { name: name.to_owned(), url, engine, _process: Some(process) });
         }
         let url = if name.contains("://") { name.to_owned() } else { format!("http://{name}") };
@@ -195,11 +197,11 @@ fn verdict(difference: Difference, must_be_exact: bool) -> Verdict {
     match difference {
         Difference { is_exact: true, .. } => Verdict::Exact,
         _ if must_be_exact => {
-            Verdict::Failed("the reply is not the one without a handoff, and the device is the same".into())
+            Verdict::Failed("the reply differs from the one without a handoff, although the device is the same".into())
         }
         Difference { mean_kl, .. } if mean_kl <= MAX_KL => Verdict::Close,
         Difference { mean_kl, .. } => {
-            Verdict::Failed(format!("the mean KL is {mean_kl:.1e}, and {MAX_KL:.0e} is the most that kernels explain"))
+            Verdict::Failed(format!("the mean KL is {mean_kl:.1e}; different kernels explain at most {MAX_KL:.0e}"))
         }
     }
 }

@@ -1,7 +1,7 @@
-//! `baton doctor`: what this machine computes on, and whether KV really moves between its devices and from other nodes.
+//! `baton doctor`: lists this machine's devices, and checks that KV moves between them and from other nodes.
 //!
-//! A node is started on every device, twice: one computes prompts, the other takes their KV and generates, and its
-//! replies are compared with those that it gives alone. Nothing outlives the command. `docs/backends.md` explains it.
+//! It starts two nodes on every device. One computes prompts; the other takes their KV and generates, and its replies are
+//! compared with the replies that it gives alone. All processes end with the command. `docs/backends.md` explains it.
 
 mod args;
 mod compare;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::args::DoctorArgs;
 use self::examine::Examination;
 
-/// Runs every check; a signal ends it, and every process it started, at once.
+/// Runs every check. A signal ends the command and all its processes at once.
 pub(super) async fn run(args: DoctorArgs) -> Result<(), CommandFailure> {
     let stop = CancellationToken::new();
     signals::stop_on_signal(stop.clone());

@@ -1,4 +1,4 @@
-//! What was found, for people and as JSON.
+//! The report, for people and as JSON.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub(super) struct DoctorReport {
     system: String,
     /// GPU backends in this binary.
     backends: Vec<&'static str>,
-    /// The GPU backend that this binary has and that finds no device here.
+    /// Message if the binary has GPU backends and none of them finds a device.
     missing: Option<String>,
     devices: Vec<Listed>,
     pub(super) speeds: Vec<DeviceSpeed>,
@@ -33,7 +33,7 @@ struct Listed {
     memory_bytes: u64,
 }
 
-/// A device alone.
+/// Speed of one device without a handoff.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct DeviceSpeed {
     pub(super) device: String,
@@ -57,9 +57,9 @@ impl DeviceSpeed {
 pub(super) enum Verdict {
     /// Equal to the bit.
     Exact,
-    /// As close as different kernels are.
+    /// Within the rounding differences of different kernels.
     Close,
-    /// Wrong, or it did not work.
+    /// A wrong reply, or an error.
     Failed(String),
 }
 
@@ -74,12 +74,12 @@ pub(super) struct HandoffCheck {
     pub(super) kv_distance: Option<f64>,
     /// KL(alone ‖ handed over), nats a token.
     pub(super) mean_kl: f64,
-    /// Positions with the same likeliest token,
+    /// Positions where both replies have the same likeliest token.
     pub(super) n_agreed: usize,
-    /// of so many up to the first other one.
+    /// Positions that were compared: up to the first different token.
     pub(super) n_compared: usize,
     pub(super) prefill_ms: f64,
-    /// From the end of the prefill to the decode node's being ready.
+    /// From the end of the prefill until the decode node is ready.
     pub(super) unhidden_ms: f64,
     #[serde(flatten)]
     pub(super) verdict: Verdict,
@@ -109,11 +109,11 @@ impl HandoffCheck {
 }
 
 impl DoctorReport {
-    /// With nothing examined yet.
+    /// A report without checks yet.
     pub(super) fn new(devices: &[Device]) -> DoctorReport {
         let backends: Vec<&str> = BUILT_WITH.into_iter().filter(|(_, built)| *built).map(|(name, _)| name).collect();
         let lacks_gpu = !backends.is_empty() && devices.len() == 1;
-        let missing = lacks_gpu.then(|| format!("built for {}, and no such device is found", backends.join(", ")));
+        let missing = lacks_gpu.then(|| format!("built for {}, but no such device was found", backends.join(", ")));
         let listed = |device: &Device| Listed {
             name: device.name.clone(),
             description: device.description.clone(),
@@ -130,7 +130,7 @@ impl DoctorReport {
         }
     }
 
-    /// Checks that did not come out as they should.
+    /// Number of failed checks.
     pub(super) fn n_failed(&self) -> usize {
         let devices = self.speeds.iter().filter(|speed| speed.failure.is_some()).count();
         let handoffs = self.handoffs.iter().filter(|h| matches!(h.verdict, Verdict::Failed(_))).count();
@@ -171,7 +171,8 @@ impl fmt::Display for DoctorReport {
             };
             let distance = handoff.kv_distance.map_or_else(|| "–".to_owned(), |d| format!("{d:.1e}"));
             let agreed = format!("{}/{}", handoff.n_agreed, handoff.n_compared);
-            let (kl, unhidden) = (handoff.mean_kl, handoff.unhidden_ms);
+            let kl = handoff.mean_kl;
+            let unhidden = handoff.unhidden_ms;
             writeln!(f, "{pair:<width$}  {distance:>11}  {kl:>7.1e}  {agreed:>10}  {unhidden:>6.1} ms  {verdict}")?;
         }
         Ok(())

@@ -54,11 +54,12 @@ pub(super) async fn run(args: StatusArgs) -> Result<(), CommandFailure> {
 }
 
 async fn fetch(args: &StatusArgs) -> Result<EndpointState, CommandFailure> {
-    let (endpoint, base) = (&args.endpoint, args.endpoint.base()?);
+    let endpoint = &args.endpoint;
+    let base = endpoint.base()?;
     let response = endpoint.ask(DEADLINE, |client, base| client.get(format!("{base}/baton/state"))).await?;
     match response.status().as_u16() {
         200 => {}
-        403 => return Err(CommandFailure(format!("{base} shows its state to operators' keys alone"))),
+        403 => return Err(CommandFailure(format!("{base} shows its state only to operators' keys"))),
         status => return Err(CommandFailure(format!("{base} is not a Baton endpoint: it answered {status}"))),
     }
     let body = endpoint.body(response, MAX_STATE_BYTES).await?;

@@ -16,7 +16,7 @@ const N_MODELS: usize = 3;
 /// The whole state, in lines that end with a newline.
 pub(super) fn render(state: &EndpointState) -> String {
     let requests = &state.requests;
-    let stops = if state.is_stopping { "; it was told to stop, and waits for these" } else { "" };
+    let stops = if state.is_stopping { "; stopping, and waiting for these requests" } else { "" };
     let mut out = format!(
         "baton {}: {} of {} requests running, {} waiting{stops}\n",
         state.version, requests.admitted, requests.limit, requests.waiting
