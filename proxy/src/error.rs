@@ -96,6 +96,11 @@ pub enum RequestError {
 }
 
 impl RequestError {
+    /// [`RequestError::Unavailable`] with at least a second until the client comes back.
+    pub fn unavailable(reason: &str, retry_after: Duration) -> RequestError {
+        RequestError::Unavailable { reason: reason.to_owned(), retry_after: retry_after.max(Duration::from_secs(1)) }
+    }
+
     /// Returns true if the request itself is wrong, so that no other engine would accept it either.
     pub fn is_the_clients(&self) -> bool {
         match self {

@@ -16,7 +16,7 @@ use super::errors::{HttpFailure, Retry};
 use super::openapi::Operation;
 use super::request_steps::{STOPPING, Stopping};
 use crate::observe::readiness::Readiness;
-use crate::targets::nodes::Life;
+use crate::targets::nodes::NodeState;
 
 /// A small model loads in about this time. A client that waits for a large one asks again.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
@@ -31,11 +31,11 @@ struct HealthReport {
     warnings: Vec<String>,
     /// The number of nodes in each state, unless all are ready.
     #[serde(skip_serializing_if = "all_ready")]
-    nodes: BTreeMap<Life, usize>,
+    nodes: BTreeMap<NodeState, usize>,
 }
 
-fn all_ready(nodes: &BTreeMap<Life, usize>) -> bool {
-    nodes.keys().all(|life| *life == Life::Ready)
+fn all_ready(nodes: &BTreeMap<NodeState, usize>) -> bool {
+    nodes.keys().all(|life| *life == NodeState::Ready)
 }
 
 pub(super) fn operation() -> Operation {

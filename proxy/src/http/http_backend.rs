@@ -18,7 +18,7 @@ use crate::request::generate::Generation;
 use crate::request::models::{ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
 use crate::targets::Embedded;
-use crate::targets::nodes::Life;
+use crate::targets::nodes::NodeState;
 
 /// Answers requests for the HTTP surface. Where a model's name is optional, `None` means the first model that the
 /// caller may use.
@@ -95,7 +95,7 @@ pub trait HttpBackend: Send + Sync + 'static {
     }
 
     /// Counts the nodes in each state.
-    fn node_states(&self) -> BTreeMap<Life, usize> {
+    fn node_states(&self) -> BTreeMap<NodeState, usize> {
         BTreeMap::new()
     }
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::model_name;
-use crate::targets::model_loading::Resident;
-use crate::targets::nodes::{Life, Node, Pool, ServedModel, Status, Unused};
+use crate::targets::model_loading::LoadableModel;
+use crate::targets::models::{ModelPool, ServedModel, UnusedNode};
+use crate::targets::nodes::{HealthStatus, Node, NodeState};
 use crate::targets::upstreams::UpstreamPool;
 
 /// Whether a request sent now would be answered. Reasons are shown to anybody: no paths, no addresses.
@@ -35,15 +36,15 @@ struct ModelsReadiness {
 }
 
 /// Returns whether a request sent now would be answered.
-pub fn readiness(pool: &Pool, upstreams: &UpstreamPool) -> Readiness {
+pub fn readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> Readiness {
     let mut models = models_readiness(pool, upstreams);
     if models.any_answers || models.problems.is_empty() { Readiness::Ok } else { models.problems.swap_remove(0) }
 }
 
 /// What differs from the configuration though requests are answered, a sentence each. Shown to anybody, so no model or
 /// address is named beyond the node's own name; the snapshot has the rest.
-pub fn warnings(pool: &Pool, upstreams: &UpstreamPool) -> Vec<String> {
-    let warning = |unused: Unused| format!("{} runs other weights than the model it stands for", unused.node);
+pub fn warnings(pool: &ModelPool, upstreams: &UpstreamPool) -> Vec<String> {
+    let warning = |unused: UnusedNode| format!("{} runs other weights than the model it stands for", unused.node);
     let n_failed = failed_loads(pool).len();
     let failed = (n_failed > 0).then(|| format!("own models that could not be loaded: {n_failed}"));
     let models = models_readiness(pool, upstreams);
@@ -53,13 +54,13 @@ pub fn warnings(pool: &Pool, upstreams: &UpstreamPool) -> Vec<String> {
             Some(format!("a model cannot be answered for now: {reason}"))
         }
     });
-    pool.unused().into_iter().map(warning).chain(failed).chain(silent).collect()
+    pool.unused_nodes().into_iter().map(warning).chain(failed).chain(silent).collect()
 }
 
 /// Own models that could not be loaded, a sentence each. Names models: for operators.
-pub(super) fn failed_loads(pool: &Pool) -> Vec<String> {
+pub(super) fn failed_loads(pool: &ModelPool) -> Vec<String> {
     let failed = |model: &Arc<ServedModel>| {
-        let why = model.resident.as_ref()?.presence().last_failure?;
+        let why = model.loadable.as_ref()?.report().last_failure?;
         Some(format!("the model {:?} could not be loaded: {why}", model.name.get().map_or("", String::as_str)))
     };
     pool.models().iter().filter_map(failed).collect()
@@ -67,11 +68,11 @@ pub(super) fn failed_loads(pool: &Pool) -> Vec<String> {
 
 /// How many nodes are in each state. Nodes of models that are loaded on demand are left out: for them, not running is
 /// normal.
-pub fn node_states(pool: &Pool) -> BTreeMap<Life, usize> {
+pub fn node_states(pool: &ModelPool) -> BTreeMap<NodeState, usize> {
     let models = pool.models();
     // A node is in the lists of all models that it may serve, and may have both tasks.
     let mut nodes: Vec<&Arc<Node>> = Vec::new();
-    let permanent = models.iter().filter(|model| model.resident.is_none());
+    let permanent = models.iter().filter(|model| model.loadable.is_none());
     for node in permanent.flat_map(|model| model.decode.iter().chain(&model.prefill)) {
         if !nodes.iter().any(|known| Arc::ptr_eq(known, node)) {
             nodes.push(node);
@@ -79,16 +80,16 @@ pub fn node_states(pool: &Pool) -> BTreeMap<Life, usize> {
     }
     let mut states = BTreeMap::new();
     for node in nodes {
-        *states.entry(node.health.life()).or_default() += 1;
+        *states.entry(node.health.state()).or_default() += 1;
     }
     states
 }
 
-fn models_readiness(pool: &Pool, upstreams: &UpstreamPool) -> ModelsReadiness {
+fn models_readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> ModelsReadiness {
     let models = pool.models();
     let (mut any_answers, mut is_starting) = (upstreams.answers(), false);
     let mut problems = Vec::new();
-    for model in models.iter().filter(|model| model.resident.is_none()) {
+    for model in models.iter().filter(|model| model.loadable.is_none()) {
         let serving = || model.name.get().and_then(|name| upstreams.serving(name, false));
         let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
         if is_ready || serving().is_some_and(|serving| serving.can_answer()) {
@@ -101,8 +102,8 @@ fn models_readiness(pool: &Pool, upstreams: &UpstreamPool) -> ModelsReadiness {
     // A model that is loaded on demand counts as one that answers; if its load fails, that is a warning of its own. While
     // the endpoint starts, its permanent models are awaited all the same, unless the other was loaded before. A later
     // restart takes nothing out of service.
-    let could_answer = |resident: &Resident| !is_starting || resident.health.last_info().is_some();
-    any_answers |= models.iter().filter_map(|model| model.resident.as_deref()).any(could_answer);
+    let could_answer = |resident: &LoadableModel| !is_starting || resident.health.last_info().is_some();
+    any_answers |= models.iter().filter_map(|model| model.loadable.as_deref()).any(could_answer);
     let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| model_name::are_same(known, name)));
     if upstreams.unanswered(is_local).is_some() {
         problems.push(Readiness::Unavailable { reason: "no upstream of a model answers, or all are busy".to_owned() });
@@ -114,17 +115,17 @@ fn models_readiness(pool: &Pool, upstreams: &UpstreamPool) -> ModelsReadiness {
 }
 
 /// The first of a model's decode nodes whose state explains why it cannot generate.
-fn first_silent(model: &ServedModel) -> Option<(&Arc<Node>, Status)> {
+fn first_silent(model: &ServedModel) -> Option<(&Arc<Node>, HealthStatus)> {
     let mut nodes = model.decode.iter().map(|node| (node, node.health.status()));
-    nodes.find(|(_, status)| !matches!(status.life(), Life::Ready | Life::Suspect))
+    nodes.find(|(_, status)| !matches!(status.state(), NodeState::Ready | NodeState::Suspect))
 }
 
 /// Why none of a model's nodes can generate.
 fn why_silent(model: &ServedModel) -> Readiness {
     if let Some((_, status)) = first_silent(model) {
-        return match status.life() {
-            Life::Draining | Life::Down => Readiness::Unavailable { reason: status.words },
-            Life::Starting | Life::Unloaded | Life::Ready | Life::Suspect => {
+        return match status.state() {
+            NodeState::Draining | NodeState::Down => Readiness::Unavailable { reason: status.words },
+            NodeState::Starting | NodeState::Unloaded | NodeState::Ready | NodeState::Suspect => {
                 Readiness::Loading { reason: status.words }
             }
         };
@@ -151,8 +152,8 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::targets::model_loading::{Process, ResidentSettings};
-    use crate::targets::nodes::{Health, StateReason, Why};
+    use crate::targets::model_loading::{LoadableSettings, ModelProcess};
+    use crate::targets::nodes::{Health, StateChange, StateReason};
 
     /// A model whose only node has this health.
     fn served(name: &str, health: &Arc<Health>) -> ServedModel {
@@ -168,12 +169,12 @@ mod tests {
 
     /// A model that is loaded on demand, and is not loaded.
     fn unloaded(name: &str) -> (Arc<ServedModel>, Arc<Health>) {
-        let health = Health::of_a_kept_one(name);
-        health.unloads();
+        let health = Health::supervised(name);
+        health.note_unloaded();
         let keep_alive = KeepAlive::Forever;
         let settings =
-            ResidentSettings { name: name.to_owned(), estimated_bytes: 1, outline: None, n_slots: 1, keep_alive };
-        let process = Process {
+            LoadableSettings { name: name.to_owned(), estimated_bytes: 1, outline: None, n_slots: 1, keep_alive };
+        let process = ModelProcess {
             wanted: watch::Sender::new(false),
             health: Arc::clone(&health),
             pid: Arc::default(),
@@ -181,7 +182,7 @@ mod tests {
             tracker: TaskTracker::new(),
         };
         let mut model = served(name, &health);
-        model.resident = Some(Resident::new(settings, process));
+        model.loadable = Some(LoadableModel::new(settings, process));
         (Arc::new(model), health)
     }
 
@@ -190,17 +191,17 @@ mod tests {
     }
 
     /// `[model]`, which is starting, and one of `[[models]]`.
-    fn starting_beside_unloaded() -> (Pool, [Arc<Health>; 2]) {
-        let health = Health::of_a_kept_one("m");
+    fn starting_beside_unloaded() -> (ModelPool, [Arc<Health>; 2]) {
+        let health = Health::supervised("m");
         let (other, other_health) = unloaded("n");
-        (Pool::of(vec![Arc::new(served("m", &health)), other]), [health, other_health])
+        (ModelPool::of(vec![Arc::new(served("m", &health)), other]), [health, other_health])
     }
 
-    fn readiness_of(pool: &Pool) -> Readiness {
+    fn readiness_of(pool: &ModelPool) -> Readiness {
         readiness(pool, &UpstreamPool::default())
     }
 
-    fn warnings_of(pool: &Pool) -> Vec<String> {
+    fn warnings_of(pool: &ModelPool) -> Vec<String> {
         warnings(pool, &UpstreamPool::default())
     }
 
@@ -208,46 +209,46 @@ mod tests {
     async fn until_the_default_model_has_started_only_another_that_was_loaded_answers() {
         let (pool, [_, other]) = starting_beside_unloaded();
         assert!(matches!(readiness_of(&pool), Readiness::Loading { .. }), "{:?}", readiness_of(&pool));
-        other.answers(info().await);
+        other.note_answer(info().await);
         assert_eq!(readiness_of(&pool), Readiness::Ok);
-        other.unloads();
+        other.note_unloaded();
         assert_eq!(readiness_of(&pool), Readiness::Ok, "it can be loaded again");
     }
 
     #[tokio::test]
     async fn a_default_model_that_restarts_is_a_warning_beside_one_that_can_be_loaded() {
         let (pool, [health, _]) = starting_beside_unloaded();
-        health.answers(info().await);
+        health.note_answer(info().await);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
-        health.loads(StateReason::Ended);
+        health.note_loading(StateReason::Ended);
         assert_eq!(readiness_of(&pool), Readiness::Ok);
         assert!(warnings_of(&pool)[0].contains("cannot be answered for"), "{:?}", warnings_of(&pool));
         // Alone, it leaves nothing that answers.
-        let alone = Pool::of(vec![pool.models()[0].clone()]);
+        let alone = ModelPool::of(vec![pool.models()[0].clone()]);
         assert!(matches!(readiness_of(&alone), Readiness::Loading { .. }), "{:?}", readiness_of(&alone));
     }
 
     #[tokio::test]
     async fn a_default_model_that_does_not_start_is_a_warning_beside_one_that_can_be_loaded() {
         let (pool, [health, _]) = starting_beside_unloaded();
-        health.fails(&Why::plainly(StateReason::StartFailed, "broken"), Duration::from_secs(1));
+        health.note_failure(&StateChange::new(StateReason::StartFailed, "broken"), Duration::from_secs(1));
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1));
-        health.loads(StateReason::Starts);
+        health.note_loading(StateReason::Starts);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 1), "it is tried again");
     }
 
     #[tokio::test]
     async fn one_model_that_cannot_be_answered_for_is_a_warning_beside_another() {
         let health = Health::new("it");
-        health.answers(info().await);
+        health.note_answer(info().await);
         let ready = Arc::new(served("m", &health));
-        let pool = Pool::of(vec![Arc::clone(&ready)]);
+        let pool = ModelPool::of(vec![Arc::clone(&ready)]);
         assert_eq!((readiness_of(&pool), warnings_of(&pool).len()), (Readiness::Ok, 0));
-        let pool = Pool::of(vec![ready, starting("n")]);
+        let pool = ModelPool::of(vec![ready, starting("n")]);
         assert_eq!(readiness_of(&pool), Readiness::Ok);
         let is_warned = |warning: &String| warning.contains("cannot be answered for");
         assert!(warnings_of(&pool).iter().any(is_warned), "{:?}", warnings_of(&pool));
-        let pool = Pool::of(vec![starting("n")]);
+        let pool = ModelPool::of(vec![starting("n")]);
         assert!(matches!(readiness_of(&pool), Readiness::Loading { .. }), "{:?}", readiness_of(&pool));
         assert!(warnings_of(&pool).is_empty());
     }

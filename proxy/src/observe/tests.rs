@@ -20,17 +20,18 @@ use crate::observe::snapshot::EndpointState;
 use crate::request::admission::QueuePlace;
 use crate::request::caller::{Caller, CallerRole};
 use crate::serve::request_service::RequestService;
-use crate::targets::nodes::{Health, Life, Node, Pool, ServedModel};
+use crate::targets::models::{ModelPool, ServedModel};
+use crate::targets::nodes::{Health, Node, NodeState};
 
 /// An endpoint over these models of nodes.
 pub(crate) fn over_models(models: Vec<Arc<ServedModel>>) -> RequestService {
-    RequestService::over(Arc::new(Pool::of(models)))
+    RequestService::over(Arc::new(ModelPool::of(models)))
 }
 
 pub(crate) async fn app() -> RequestService {
     let sim = SimEngine::new(SimConfig { prefill_tps: 10_000.0, decode_tps: 1_000.0, ..SimConfig::default() });
     let health = Health::new("it");
-    health.answers(Arc::new(sim.info().await.unwrap()));
+    health.note_answer(Arc::new(sim.info().await.unwrap()));
     let node = Node::new("local".into(), Some("http://10.0.0.7:9000".into()), Arc::new(sim), health);
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec!["alias".into()], vec![node], Vec::new());
     over_models(vec![Arc::new(model)])
@@ -96,7 +97,7 @@ async fn a_request_leaves_its_route_with_what_was_predicted_and_what_happened() 
     assert_eq!(app.state(false).routes[0].outcome, RequestOutcome::Refused);
 
     let node = &state.models[0].nodes[0];
-    assert_eq!((node.life, node.slots, node.engine.as_str()), (Life::Ready, 4, "sim"));
+    assert_eq!((node.life, node.slots, node.engine.as_str()), (NodeState::Ready, 4, "sim"));
     assert!(!node.decode_rates.is_empty(), "learned from the request");
 }
 

@@ -5,13 +5,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::admission::Admission;
 use super::caller::Caller;
 use crate::error::RequestError;
-use crate::targets::model_loading::Stay;
+use crate::targets::model_loading::ModelLease;
 use crate::targets::{Target, Targets};
 
 /// An admitted request that generates nothing. The model stays in memory while this lives.
 pub(super) struct BriefRequest {
     pub(super) target: Target,
-    _lease: Option<Stay>,
+    _lease: Option<ModelLease>,
     _permit: OwnedSemaphorePermit,
 }
 

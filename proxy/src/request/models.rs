@@ -12,8 +12,8 @@ use super::admission::Admission;
 use super::caller::Caller;
 use crate::error::RequestError;
 use crate::model_name;
-use crate::targets::model_loading::Presence;
-use crate::targets::nodes::{ServedModel, Sight};
+use crate::targets::model_loading::{LoadReport, LoadState};
+use crate::targets::models::{ImageNeed, ServedModel};
 use crate::targets::{Target, Targets, upstreams};
 
 /// A model that requests may name.
@@ -27,7 +27,7 @@ pub struct ListedModel {
     /// description.
     pub info: Option<Arc<NodeInfo>>,
     /// The loading state, for a model that is loaded on demand.
-    pub presence: Option<Presence>,
+    pub presence: Option<LoadReport>,
     /// Only upstreams serve the model, so `info` and `presence` are `None`.
     pub is_upstream: bool,
 }
@@ -35,7 +35,7 @@ pub struct ListedModel {
 impl ListedModel {
     /// Returns true if the model could answer at once.
     pub fn is_loaded(&self) -> bool {
-        self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.life == "loaded")
+        self.info.is_some() && self.presence.as_ref().is_none_or(|presence| presence.state == LoadState::Loaded)
     }
 
     /// Returns the model's bytes in memory: for a model that is loaded on demand, as in `/baton/state`; else weights
@@ -83,7 +83,7 @@ pub fn list(targets: &Targets) -> Vec<ListedModel> {
         names: model.names().cloned().collect(),
         since: model.since,
         info: model.described(),
-        presence: model.resident.as_ref().map(|resident| resident.presence()),
+        presence: model.loadable.as_ref().map(|resident| resident.report()),
         is_upstream: false,
     };
     let mut models: Vec<ListedModel> = targets.pool.models().iter().map(on_nodes).collect();
@@ -119,10 +119,10 @@ pub async fn describe(
         }
     };
     let is_ready = model.decode.iter().any(|node| model.ready_decode(node).is_some());
-    let (info, load, is_sleeping) = match (&model.resident, model.described()) {
+    let (info, load, is_sleeping) = match (&model.loadable, model.described()) {
         (Some(_), Some(info)) if !is_ready => (info, NodeLoad::default(), true),
         _ => {
-            let (node, info) = model.ready_for(name, &[], Sight::Unneeded).await?;
+            let (node, info) = model.ready_node(name, &[], ImageNeed::None).await?;
             (info, node.load(), false)
         }
     };
@@ -156,7 +156,7 @@ pub async fn load(
     let _lease = targets.lease(&target, keep_alive).await?;
     let _permit = admission.admit_brief(&caller.account)?;
     match target {
-        Target::Nodes { model: served, .. } => served.ready_as(model, &[], Sight::Unneeded).await.map(drop),
+        Target::Nodes { model: served, .. } => served.ready_node(Some(model), &[], ImageNeed::None).await.map(drop),
         Target::Upstreams(serving) => upstreams::load(&serving, keep_alive, &caller.request_id).await,
     }
 }
@@ -173,10 +173,10 @@ pub async fn unload(
         Target::Nodes { model, .. } => model,
         Target::Upstreams(serving) => return upstreams::unload(&serving, &caller.request_id).await,
     };
-    match &served.resident {
+    match &served.loadable {
         Some(resident) => targets.residency.unload(resident),
         // The model stays loaded, but the name must be valid.
-        None => drop(served.ready_as(model, &[], Sight::Unneeded).await?),
+        None => drop(served.ready_node(Some(model), &[], ImageNeed::None).await?),
     }
     Ok(())
 }

@@ -12,7 +12,8 @@ use super::caller::Caller;
 use super::failover::ask_about;
 use super::{brief, prompt};
 use crate::error::RequestError;
-use crate::targets::nodes::{Node, ServedModel};
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::Node;
 use crate::targets::{Target, Targets, upstreams};
 
 /// Answers a question about tokens. Without a name, the first model that the caller may use answers.

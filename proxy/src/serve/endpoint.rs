@@ -30,8 +30,9 @@ use crate::http::server::Shutdown;
 use crate::observe::Observer;
 use crate::request::admission::Admission;
 use crate::targets::Targets;
-use crate::targets::model_loading::Residency;
-use crate::targets::nodes::{self, Node, Pool, ServedModel};
+use crate::targets::model_loading::ModelLoader;
+use crate::targets::models::{self, ModelPool, ServedModel};
+use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
 
 /// How long running streams may go on after a stop was asked for.
@@ -196,23 +197,23 @@ fn start_pool(
     primary: Option<ServedModel>,
     nodes: &RemoteNodes,
     planning: &Arc<ArcSwap<PlanningSettings>>,
-) -> Arc<Pool> {
+) -> Arc<ModelPool> {
     let models = primary.map(|model| planning.load().apply(model)).into_iter().collect();
-    let pool = Arc::new(Pool::with_undeclared(models, nodes.decode.clone()));
+    let pool = Arc::new(ModelPool::with_undeclared(models, nodes.decode.clone()));
     let planning = Arc::clone(planning);
-    nodes::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().apply(model));
+    models::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().apply(model));
     pool
 }
 
 fn assemble(
     config: &ServeConfig,
-    pool: Arc<Pool>,
+    pool: Arc<ModelPool>,
     upstreams: UpstreamPool,
     own_models: &[OwnModel],
 ) -> Result<RequestService, CommandFailure> {
     let residents = own_models.iter().map(|own| Arc::clone(&own.resident)).collect();
-    let residency = Residency::new(own_models::limits_of(config)?, residents);
-    pool.replace_residents(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
+    let residency = ModelLoader::new(own_models::limits_of(config)?, residents);
+    pool.replace_loadable(own_models.iter().map(|own| Arc::clone(&own.served)).collect());
     let upstreams = ArcSwap::from_pointee(upstreams);
     let admission = Admission::new(config.bounds);
     let targets = Targets { pool, residency, upstreams };

@@ -7,7 +7,8 @@ use baton_schemas::node::NodeInfo;
 use futures::future::BoxFuture;
 
 use super::failure::CommandFailure;
-use crate::targets::nodes::{self, Node};
+use crate::targets::models;
+use crate::targets::nodes::Node;
 use crate::targets::upstreams::{UpstreamPool, UpstreamState};
 
 /// How long the start waits for nodes and upstreams.
@@ -25,14 +26,14 @@ pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
         tracing::warn!("a node has not answered yet; requests are served without it until it does");
     }
     // The models that nodes have reported are served after one more round of discovery.
-    tokio::time::sleep(2 * nodes::DISCOVERY_INTERVAL).await;
+    tokio::time::sleep(2 * models::DISCOVERY_INTERVAL).await;
 }
 
 /// Gives upstreams a moment to list their models.
 pub(super) async fn wait_for_upstreams(upstreams: &UpstreamPool) {
     let answers = async {
         while upstreams.servers.iter().any(|server| server.state() == UpstreamState::Unknown) {
-            tokio::time::sleep(nodes::DISCOVERY_INTERVAL).await;
+            tokio::time::sleep(models::DISCOVERY_INTERVAL).await;
         }
     };
     // An upstream that is late is used later; the log names it.

@@ -14,7 +14,7 @@ use super::own_models::{LocalModelRef, limits, size_model};
 use crate::config::engine_args::{self, EngineArgs};
 use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, read_text};
 use crate::model_name;
-use crate::targets::model_loading::Limits;
+use crate::targets::model_loading::LoadLimits;
 
 /// The longest template of a model that is known has some 20 kB.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
@@ -100,7 +100,7 @@ impl LocalModel<'_> {
     }
 
     /// Adds a problem if the model can never fit into memory. A model with other mistakes is not checked.
-    fn check_memory(&mut self, limits: &Limits) {
+    fn check_memory(&mut self, limits: &LoadLimits) {
         let is_sound = self.problems.is_empty() && self.engine.problems().is_empty();
         if let Some(path) = self.path.as_deref().filter(|_| is_sound)
             && let Err(CommandFailure(error)) = size_model(self.as_ref(), path, limits)

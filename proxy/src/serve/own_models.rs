@@ -18,8 +18,9 @@ use crate::config::engine_args::EngineArgs;
 use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
 use crate::model_name;
 use crate::observe::telemetry;
-use crate::targets::model_loading::{Limits, Process, Resident, ResidentSettings};
-use crate::targets::nodes::{Node, ServedModel};
+use crate::targets::model_loading::{LoadLimits, LoadableModel, LoadableSettings, ModelProcess};
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::Node;
 
 /// An own model that is served.
 #[derive(Clone)]
@@ -28,7 +29,7 @@ pub(super) struct OwnModel {
     /// What its process is started with. The process is kept over a reload that does not change these.
     args: Vec<OsString>,
     pub(super) served: Arc<ServedModel>,
-    pub(super) resident: Arc<Resident>,
+    pub(super) resident: Arc<LoadableModel>,
 }
 
 impl OwnModel {
@@ -54,10 +55,10 @@ pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, CommandFailur
 pub(super) fn limits(
     loading: &LoadingConfig,
     always_loaded: Option<LocalModelRef<'_>>,
-) -> Result<Limits, CommandFailure> {
+) -> Result<LoadLimits, CommandFailure> {
     let memory_budget = loading.budget();
     let mut limits =
-        Limits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
+        LoadLimits { memory_budget, reserved: 0, max_waiting: loading.max_waiting, max_wait: loading.max_wait };
     if let Some(model) = always_loaded.filter(|model| model.engine.engine.unwrap_or_default().needs_file())
         && let Some(path) = model_files::find(model.source)?
     {
@@ -67,7 +68,7 @@ pub(super) fn limits(
 }
 
 /// The limits of a whole configuration.
-pub(super) fn limits_of(config: &ServeConfig) -> Result<Limits, CommandFailure> {
+pub(super) fn limits_of(config: &ServeConfig) -> Result<LoadLimits, CommandFailure> {
     let has_both = config.has_own_engine && !config.models.is_empty();
     limits(&config.loading, has_both.then_some(LocalModelRef { source: &config.source, engine: &config.engine }))
 }
@@ -87,7 +88,7 @@ pub(super) struct SizedModel {
 }
 
 /// Reads a model's file and chooses its context and cache. Errors: it can never fit, or a file cannot be read.
-pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &Limits) -> Result<SizedModel, CommandFailure> {
+pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &LoadLimits) -> Result<SizedModel, CommandFailure> {
     let LocalModelRef { source, engine } = model;
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);
@@ -144,7 +145,7 @@ struct ProcessPlan {
 async fn plan_process(
     model: &OwnModelConfig,
     config: &ServeConfig,
-    limits: &Limits,
+    limits: &LoadLimits,
 ) -> Result<ProcessPlan, CommandFailure> {
     let transport = config.transport.to_args();
     let kind = model.engine.engine.unwrap_or_default();
@@ -194,7 +195,7 @@ fn keep_or_start(
     served.has_own_engine = true;
     served.sampling = model.sampling;
     served.deadlines = config.deadlines;
-    served.resident = Some(Arc::clone(&resident));
+    served.loadable = Some(Arc::clone(&resident));
     Ok(OwnModel { config: model.clone(), args: plan.args, served: Arc::new(served), resident })
 }
 
@@ -203,7 +204,7 @@ fn supervise(
     model: &OwnModelConfig,
     config: &ServeConfig,
     plan: &ProcessPlan,
-) -> Result<(Arc<Node>, Arc<Resident>), CommandFailure> {
+) -> Result<(Arc<Node>, Arc<LoadableModel>), CommandFailure> {
     let (wanted, is_wanted) = watch::channel(false);
     let spec = ChildSpec {
         log_name: format!("the engine of {:?}", plan.name),
@@ -214,12 +215,12 @@ fn supervise(
     let (supervised, _) = supervisor::supervise(spec, is_wanted)?;
     let Supervised { engine, health, pid, stop, tracker } = supervised;
     let node = Node::new("local".to_owned(), None, engine as Arc<dyn Engine>, Arc::clone(&health));
-    let settings = ResidentSettings {
+    let settings = LoadableSettings {
         name: plan.name.clone(),
         estimated_bytes: plan.estimated_bytes,
         outline: plan.outline.clone(),
         n_slots: model.engine.slots.unwrap_or(DEFAULT_SLOTS),
         keep_alive: model.keep_alive,
     };
-    Ok((node, Resident::new(settings, Process { wanted, health, pid, stop, tracker })))
+    Ok((node, LoadableModel::new(settings, ModelProcess { wanted, health, pid, stop, tracker })))
 }

@@ -6,7 +6,7 @@ use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::Policy;
 
 use crate::config::ServeConfig;
-use crate::targets::nodes::{self, ServedModel};
+use crate::targets::models::{self, ServedModel};
 
 /// The planning settings of a configuration.
 pub(super) struct PlanningSettings {
@@ -25,7 +25,7 @@ impl PlanningSettings {
         (model.policy, model.deadlines) = (self.policy, self.deadlines);
         let model = Arc::new(model);
         if self.calibrate {
-            nodes::keep_calibrated(&model);
+            models::keep_calibrated(&model);
         }
         model
     }

@@ -27,8 +27,9 @@ use super::request_service::RequestService;
 use crate::config::ServeConfig;
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
-use crate::targets::model_loading::Limits;
-use crate::targets::nodes::{Node, ServedModel};
+use crate::targets::model_loading::LoadLimits;
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
 
 /// How often the file's time of change is read, which costs microseconds.
@@ -186,7 +187,7 @@ impl Reload {
     fn apply_own_models(&mut self, PreparedModels { models, limits }: PreparedModels) {
         models.iter().for_each(OwnModel::apply_settings);
         // Remove the models from routing before unloading them, so that no new request finds them.
-        self.service.targets.pool.replace_residents(models.iter().map(|own| Arc::clone(&own.served)).collect());
+        self.service.targets.pool.replace_loadable(models.iter().map(|own| Arc::clone(&own.served)).collect());
         let residents: Vec<_> = models.iter().map(|own| Arc::clone(&own.resident)).collect();
         self.service.targets.residency.replace(limits, &residents);
         self.own_models = models;
@@ -202,7 +203,7 @@ impl Reload {
         self.service.targets.pool.replace_first(|model| {
             // A name that a node has reported stays where the file has none.
             let name = names.name.map_or_else(|| model.name.clone(), OnceLock::from);
-            planning.apply(model.under(name, names.aliases, new.sampling))
+            planning.apply(model.with_names(name, names.aliases, new.sampling))
         });
     }
 
@@ -265,7 +266,7 @@ struct PreparedReload {
 
 struct PreparedModels {
     models: Vec<OwnModel>,
-    limits: Limits,
+    limits: LoadLimits,
 }
 
 /// The fetch of missing model files. Dropping it ends the fetch.

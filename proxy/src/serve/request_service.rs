@@ -27,7 +27,7 @@ use crate::request::generate::{Generation, generate};
 use crate::request::models::{self, ListedModel, ModelDescription};
 use crate::request::plan::explanation::Explanation;
 use crate::request::tokens;
-use crate::targets::nodes::Life;
+use crate::targets::nodes::NodeState;
 use crate::targets::{Embedded, Targets};
 
 /// The parts that answer requests.
@@ -52,7 +52,7 @@ impl RequestService {
 
     /// An endpoint that serves the models of this pool.
     #[cfg(test)]
-    pub(crate) fn over(pool: Arc<crate::targets::nodes::Pool>) -> RequestService {
+    pub(crate) fn over(pool: Arc<crate::targets::models::ModelPool>) -> RequestService {
         RequestService {
             admission: Admission::new(Default::default()),
             targets: Targets::of_nodes(pool),
@@ -155,7 +155,7 @@ impl HttpBackend for RequestService {
         readiness::warnings(&self.targets.pool, &self.targets.upstreams.load())
     }
 
-    fn node_states(&self) -> BTreeMap<Life, usize> {
+    fn node_states(&self) -> BTreeMap<NodeState, usize> {
         readiness::node_states(&self.targets.pool)
     }
 }

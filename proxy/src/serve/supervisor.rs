@@ -36,7 +36,7 @@ use tokio_util::task::TaskTracker;
 use super::socket_folder::{SocketFolder, SocketFolderError};
 use crate::observe::telemetry::ENDPOINT_VARIABLES;
 use crate::targets::nodes::probe;
-use crate::targets::nodes::{Health, StateReason, Why};
+use crate::targets::nodes::{Health, StateChange, StateReason};
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
 /// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
@@ -161,9 +161,9 @@ pub(super) fn supervise(
 
     command.envs(THREAD_WAIT.iter().filter(|(name, _)| std::env::var_os(name).is_none()).copied());
 
-    let health = Health::of_a_kept_one(spec.log_name);
+    let health = Health::supervised(spec.log_name);
     if !*wanted.borrow() {
-        health.unloads();
+        health.note_unloaded();
     }
     let (first, first_rx) = oneshot::channel();
     let stop = CancellationToken::new();
@@ -206,14 +206,14 @@ impl Keeper {
         while !stop.is_cancelled() {
             if !*wanted.borrow() {
                 self.pid.store(0, Ordering::Relaxed);
-                self.health.unloads();
+                self.health.note_unloaded();
                 self.failures = 0;
                 tokio::select! {
                     () = until(&mut wanted, true) => {}
                     () = stop.cancelled() => return,
                 }
             }
-            self.health.loads(StateReason::Starts);
+            self.health.note_loading(StateReason::Starts);
             let started = tokio::select! {
                 started = self.start() => Some(started),
                 () = until(&mut wanted, false) => None,
@@ -269,7 +269,7 @@ impl Keeper {
         let info = self.engine.info().await.map_err(|e: EngineError| StartError::Spawn(e.to_string()))?;
         let info = Arc::new(info);
         let child = self.starting.take().ok_or_else(|| StartError::Spawn("the child is lost".into()))?;
-        self.health.answers(Arc::clone(&info));
+        self.health.note_answer(Arc::clone(&info));
         Ok((RunningChild { child, lifeline }, info))
     }
 
@@ -287,25 +287,25 @@ impl Keeper {
     async fn watch_over(&mut self, mut running: RunningChild, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
         let since = Instant::now();
         let tell = |answer: Result<(), EngineError>| match answer {
-            Ok(()) => self.health.answers(Arc::clone(info)),
-            Err(error) => self.health.misses(&Why::from(&error), probe::INTERVAL),
+            Ok(()) => self.health.note_answer(Arc::clone(info)),
+            Err(error) => self.health.note_missed_answer(&StateChange::from(&error), probe::INTERVAL),
         };
         let exited = tokio::select! {
             exited = running.child.wait() => Some(exited),
             () = probe::until_frozen(&*self.engine, tell) => None,
             () = until(&mut self.wanted, false) => {
-                self.health.leaves();
+                self.health.note_unloading();
                 running.end().await;
                 return false;
             }
             () = stop.cancelled() => {
-                self.health.leaves();
+                self.health.note_unloading();
                 running.end().await;
                 return true;
             }
         };
         // Set this before the kill: a request that the kill fails must not retry on this engine.
-        self.health.loads(StateReason::Ended);
+        self.health.note_loading(StateReason::Ended);
         let exited = match exited {
             Some(exited) => exited,
             None => {
@@ -332,7 +332,7 @@ impl Keeper {
         let doublings = self.failures.saturating_sub(1).min(16);
         let retry_in = FIRST_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF);
         let cause = format!("{reason}; it is started again in {} s", retry_in.as_secs_f32());
-        self.health.fails(&Why { reason: StateReason::StartFailed, words: reason, cause }, retry_in);
+        self.health.note_failure(&StateChange { reason: StateReason::StartFailed, words: reason, cause }, retry_in);
         tokio::select! {
             () = tokio::time::sleep(retry_in) => false,
             () = until(&mut self.wanted, false) => false,

@@ -2,6 +2,7 @@
 
 pub mod embedded;
 pub mod model_loading;
+pub mod models;
 pub mod nodes;
 pub mod resolve;
 pub mod target;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use baton_schemas::keep_alive::KeepAlive;
 
-use super::model_loading::{Residency, Stay};
-use super::nodes::Pool;
+use super::model_loading::{ModelLease, ModelLoader};
+use super::models::ModelPool;
 use super::target::Target;
 use super::upstreams::{ServedByUpstreams, UpstreamPool};
 use crate::account::Account;
@@ -19,16 +19,16 @@ const RETRY_UNLISTED: Duration = Duration::from_secs(1);
 /// Everything that can answer requests.
 pub struct Targets {
     /// The models that nodes serve.
-    pub pool: Arc<Pool>,
+    pub pool: Arc<ModelPool>,
     /// Which of the endpoint's own models are in memory.
-    pub residency: Arc<Residency>,
+    pub residency: Arc<ModelLoader>,
     /// Other servers.
     pub upstreams: ArcSwap<UpstreamPool>,
 }
 
 impl Targets {
     /// Nodes alone.
-    pub fn of_nodes(pool: Arc<Pool>) -> Targets {
+    pub fn of_nodes(pool: Arc<ModelPool>) -> Targets {
         Targets { pool, residency: Arc::default(), upstreams: ArcSwap::default() }
     }
 
@@ -38,7 +38,7 @@ impl Targets {
     pub fn resolve(&self, name: Option<&str>, account: &Account) -> Result<Target, RequestError> {
         let Some(name) = name else { return self.first(account) };
         let upstreams = self.upstreams.load_full();
-        match self.pool.find_for(Some(name), account) {
+        match self.pool.find_for(Some(name), |model| account.may_use(model.names())) {
             Ok(model) => {
                 // An upstream that only happens to list this name may mean another model.
                 let fallback = upstreams.serving(name, model.name.get().is_none());
@@ -61,7 +61,10 @@ impl Targets {
         let upstreams = if self.pool.is_empty() { self.first_on_upstreams(account) } else { None };
         match upstreams {
             Some(serving) => Ok(Target::Upstreams(serving)),
-            None => Ok(Target::Nodes { model: self.pool.find_for(None, account)?, fallback: None }),
+            None => Ok(Target::Nodes {
+                model: self.pool.find_for(None, |model| account.may_use(model.names()))?,
+                fallback: None,
+            }),
         }
     }
 
@@ -73,9 +76,13 @@ impl Targets {
 
     /// Loads the target's model if it is not in memory, and keeps it there for as long as the lease lives. `None` if
     /// the model is always loaded, or not this endpoint's.
-    pub async fn lease(&self, target: &Target, keep_alive: Option<KeepAlive>) -> Result<Option<Stay>, RequestError> {
-        match target.served_model().and_then(|model| model.resident.as_ref()) {
-            Some(resident) => self.residency.stay(resident, keep_alive).await.map(Some),
+    pub async fn lease(
+        &self,
+        target: &Target,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<Option<ModelLease>, RequestError> {
+        match target.served_model().and_then(|model| model.loadable.as_ref()) {
+            Some(resident) => self.residency.lease(resident, keep_alive).await.map(Some),
             None => Ok(None),
         }
     }

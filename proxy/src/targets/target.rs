@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::nodes::ServedModel;
+use super::models::ServedModel;
 use super::upstreams::ServedByUpstreams;
 
 /// What answers one request. Resolved once, by [`Targets::resolve`](super::Targets::resolve).

@@ -11,7 +11,8 @@ use baton_planner::policy::Policy;
 use baton_proxy::request::failover::Resilient;
 use baton_proxy::request::plan::{PlanRequest, plan};
 use baton_proxy::serve::CommandFailure;
-use baton_proxy::targets::nodes::{self, Health, Node, ServedModel};
+use baton_proxy::targets::models::{self, ServedModel};
+use baton_proxy::targets::nodes::{Health, Node};
 use baton_schemas::CacheScope;
 use baton_schemas::node::Role;
 use baton_schemas::sequence::SequenceEvent;
@@ -106,7 +107,7 @@ impl Cluster {
         decoders.extend(spec.prefill_decodes.then(|| Arc::clone(&prefill_node)));
         let name = OnceLock::from("llama-3.1-8b".to_owned());
         let model = Arc::new(ServedModel::new(name, Vec::new(), decoders, vec![prefill_node]));
-        nodes::keep_calibrated(&model);
+        models::keep_calibrated(&model);
         tokio::time::sleep(CALIBRATION).await;
         Ok(Cluster { engines: vec![prefill, decode], ..Cluster::of(model) })
     }
@@ -197,7 +198,7 @@ async fn node(
     let mut info = engine.info().await?;
     info.role = role;
     let health = Health::new(name);
-    health.answers(Arc::new(info));
+    health.note_answer(Arc::new(info));
     Ok(Node::new(name.to_owned(), url, Arc::clone(engine) as Arc<dyn Engine>, health))
 }
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use baton_engines::Engine;
 use baton_proxy::serve::CommandFailure;
-use baton_proxy::targets::nodes::{self, Health, Node, ServedModel};
+use baton_proxy::targets::models::{self, ServedModel};
+use baton_proxy::targets::nodes::{Health, Node};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -114,13 +115,13 @@ async fn start(key: &str, model: &Path, role: &str, threads: &str) -> Result<Nod
 
 async fn node(name: &str, process: &NodeProcess, url: Option<String>) -> Result<Arc<Node>, CommandFailure> {
     let health = Health::new(name);
-    health.answers(Arc::new(process.engine.info().await?));
+    health.note_answer(Arc::new(process.engine.info().await?));
     Ok(Node::new(name.to_owned(), url, Arc::clone(&process.engine) as Arc<dyn Engine>, health))
 }
 
 /// Waits until every rate was measured on idle nodes.
 async fn calibrate(model: &Arc<ServedModel>) -> Result<(), CommandFailure> {
-    nodes::keep_calibrated(model);
+    models::keep_calibrated(model);
     let began = Instant::now();
     loop {
         let (decode, prefill) = (model.decode[0].rates(), model.prefill[0].rates());

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use baton_proxy::observe::snapshot::{
     BreakerReport, EndpointState, LinkState, ModelState, NodeReport, RatePoint, ResidencyState, UpstreamState,
 };
-use baton_proxy::targets::nodes::Life;
+use baton_proxy::targets::nodes::NodeState;
 
 /// Routes that are shown.
 const N_ROUTES: usize = 10;
@@ -56,7 +56,7 @@ pub(super) fn render(state: &EndpointState) -> String {
 /// A model's state, its memory, and when it is unloaded.
 fn residency(resident: &ResidencyState, now_ms: u64) -> String {
     let mib = |bytes: u64| bytes >> 20;
-    let mut text = format!("  {} ({} MiB", resident.life, mib(resident.bytes));
+    let mut text = format!("  {} ({} MiB", resident.life.as_str(), mib(resident.bytes));
     if resident.measured_bytes > 0 {
         let _ = write!(text, ", holds {}", mib(resident.measured_bytes));
     }
@@ -106,7 +106,7 @@ fn breaker(breaker: &BreakerReport) -> String {
     }
 }
 
-fn life(life: Life, reason: Option<&str>) -> String {
+fn life(life: NodeState, reason: Option<&str>) -> String {
     reason.map_or_else(|| life.as_str().to_owned(), |reason| format!("{}: {reason}", life.as_str()))
 }
 
@@ -225,7 +225,7 @@ fn clean(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_proxy::observe::snapshot::{FallbackState, RequestsState};
+    use baton_proxy::observe::snapshot::{FallbackState, LoadState, RequestsState};
     use baton_proxy::observe::{RequestOutcome, RouteRecord};
     use baton_proxy::targets::nodes::Task;
 
@@ -236,7 +236,7 @@ mod tests {
         let node = |name: &str, task| NodeReport {
             name: name.into(),
             task,
-            life: Life::Ready,
+            life: NodeState::Ready,
             barred: (task == Task::Prefill).then(|| "fingerprint_mismatch".into()),
             active_slots: 1,
             slots: 4,
@@ -251,7 +251,7 @@ mod tests {
             },
             ..node("prefill-1", Task::Prefill)
         };
-        let gone = NodeReport { name: "gone-1".into(), life: Life::Down, ..NodeReport::default() };
+        let gone = NodeReport { name: "gone-1".into(), life: NodeState::Down, ..NodeReport::default() };
         let model = ModelState {
             name: "m\x1b[2J".into(),
             policy: "fastest".into(),
@@ -260,7 +260,7 @@ mod tests {
             fallbacks: [("prefill_down".to_owned(), FallbackState { count: 3, last_ms: 60_000 })].into(),
             prediction_error: 0.1,
             residency: Some(ResidencyState {
-                life: "loaded".into(),
+                life: LoadState::Loaded,
                 bytes: 300 << 20,
                 measured_bytes: 200 << 20,
                 expires_at_ms: Some(190_000),
@@ -297,7 +297,7 @@ mod tests {
                 UpstreamState {
                     name: "ollama".into(),
                     kind: "ollama".into(),
-                    life: Life::Down,
+                    life: NodeState::Down,
                     reason: Some("unreachable".into()),
                     models: ["a", "b", "c", "d"].map(str::to_owned).into(),
                     running: 2,
@@ -307,7 +307,7 @@ mod tests {
                 UpstreamState {
                     name: "hosted".into(),
                     kind: "openai".into(),
-                    life: Life::Ready,
+                    life: NodeState::Ready,
                     busy_ms: 527_400,
                     ..UpstreamState::default()
                 },

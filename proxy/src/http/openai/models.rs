@@ -13,6 +13,7 @@ use crate::http::{HttpFailure, HttpState};
 use crate::model_name;
 use crate::request::caller::Caller;
 use crate::request::models::ListedModel;
+use crate::targets::model_loading::LoadState;
 
 /// `GET /v1/models`: lists the models that the caller's key may use.
 pub async fn list(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
@@ -43,9 +44,9 @@ pub async fn show(
 fn cards(model: &ListedModel) -> Vec<ModelCard> {
     let created = model.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     // A model that is being unloaded counts as unloaded.
-    let status = model.presence.as_ref().map(|presence| match presence.life {
-        "unloading" => ModelStatus { value: "unloaded" },
-        value => ModelStatus { value },
+    let status = model.presence.as_ref().map(|presence| match presence.state {
+        LoadState::Unloading => ModelStatus { value: LoadState::Unloaded.as_str() },
+        state => ModelStatus { value: state.as_str() },
     });
     model.names.iter().map(|name| ModelCard { status, ..ModelCard::new(name, created) }).collect()
 }

@@ -10,8 +10,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::labels::Labels;
-use crate::observe::snapshot::{EndpointState, LinkState, ModelState, NodeReport, ResidencyState, UpstreamState};
-use crate::targets::nodes::Life;
+use crate::observe::snapshot::{EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamState};
+use crate::targets::nodes::NodeState;
 
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;
 
@@ -37,7 +37,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         "node_state",
         "1 for the state that the node is in, 0 for the others",
         nodes().flat_map(|(labels, node)| {
-            Life::ALL.map(|life| {
+            NodeState::ALL.map(|life| {
                 let state = ("state", life.as_str().to_owned());
                 ([&labels[..], &[state]].concat(), f64::from(u8::from(node.life == life)))
             })
@@ -148,7 +148,7 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
 type ResidentGauge = (&'static str, &'static str, fn(&ResidencyState) -> f64);
 
 const RESIDENT_GAUGES: [ResidentGauge; 4] = [
-    ("model_loaded", "1 if the model is in memory", |resident| f64::from(u8::from(resident.life == "loaded"))),
+    ("model_loaded", "1 if the model is in memory", |resident| f64::from(u8::from(resident.life == LoadState::Loaded))),
     ("model_memory_bytes", "Bytes that the model's process holds", |resident| resident.measured_bytes as f64),
     ("model_requests_active", "Requests that use the model", |resident| f64::from(resident.active)),
     ("model_requests_waiting", "Requests that wait for the model to be loaded", |resident| f64::from(resident.waiting)),
@@ -158,7 +158,7 @@ const RESIDENT_GAUGES: [ResidentGauge; 4] = [
 type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
 
 const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
-    ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == Life::Ready))),
+    ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == NodeState::Ready))),
     (
         "upstream_busy_seconds",
         "Longest time for which a model of the upstream still gets no requests because it was busy",
@@ -177,7 +177,7 @@ type NodeGauge = (&'static str, &'static str, fn(&NodeReport) -> f64);
 
 const NODE_GAUGES: [NodeGauge; 10] = [
     ("node_up", "1 if the node can be sent requests", |node| {
-        f64::from(u8::from(matches!(node.life, Life::Ready | Life::Suspect)))
+        f64::from(u8::from(matches!(node.life, NodeState::Ready | NodeState::Suspect)))
     }),
     ("node_slots", "Sequences a node decodes together", |node| f64::from(node.slots)),
     ("node_slots_active", "Slots with a running sequence", |node| f64::from(node.active_slots)),

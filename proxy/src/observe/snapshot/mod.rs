@@ -17,9 +17,10 @@ pub use self::counts::{BreakerReport, FallbackState};
 pub use self::models::{LinkState, ModelState, ResidencyState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::UpstreamState;
+pub use crate::targets::model_loading::LoadState;
 use crate::observe::readiness::failed_loads;
 use crate::observe::{Journal, RouteRecord};
-use crate::targets::nodes::Pool;
+use crate::targets::models::ModelPool;
 use crate::targets::upstreams::UpstreamPool;
 
 /// See the module.
@@ -63,7 +64,7 @@ pub struct RequestsState {
 /// What a snapshot is taken of.
 pub struct Observed<'a> {
     /// The models and their nodes.
-    pub pool: &'a Pool,
+    pub pool: &'a ModelPool,
     /// Servers that are asked in text.
     pub upstreams: &'a UpstreamPool,
     /// Admitted and waiting requests.
@@ -88,6 +89,6 @@ pub fn snapshot(observed: &Observed<'_>, with_addresses: bool) -> EndpointState 
         upstreams: upstreams.servers.iter().map(|server| upstreams::report(server, with_addresses)).collect(),
         memory_budget_bytes: observed.memory_budget.unwrap_or(0),
         routes: observed.journal.latest(),
-        warnings: pool.unused().iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
+        warnings: pool.unused_nodes().iter().map(ToString::to_string).chain(failed_loads(pool)).collect(),
     }
 }

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks, unix_ms};
 use super::nodes::{self, NodeReport};
-use crate::targets::model_loading::Presence;
-use crate::targets::nodes::{FallbackReason, Node, ServedModel, Task, expected_output};
+use crate::targets::model_loading::{LoadReport, LoadState};
+use crate::targets::models::{ServedModel, expected_output};
+use crate::targets::nodes::{FallbackReason, Node, Task};
 
 /// A served model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,7 +43,7 @@ pub struct ModelState {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResidencyState {
     /// `unloaded`, `loading`, `loaded`, `unloading` or `failed`.
-    pub life: String,
+    pub life: LoadState,
     /// What it takes of the budget when it is loaded: an estimate, or what was measured if that is more.
     pub bytes: u64,
     /// What its process holds.
@@ -122,7 +123,7 @@ pub(super) fn report(model: &ServedModel, all: &[Arc<ServedModel>], with_address
         fallbacks: fallbacks(&model.fallbacks, FallbackReason::as_str),
         prediction_error: known.error,
         mean_output_tokens: expected_output(&known.n_output, None),
-        residency: model.resident.as_ref().map(|resident| residency(resident.presence())),
+        residency: model.loadable.as_ref().map(|resident| residency(resident.report())),
     }
 }
 
@@ -137,9 +138,9 @@ fn serves_another(model: &ServedModel, all: &[Arc<ServedModel>], node: &Node, ba
     bars(model, &info).is_some() && all.iter().any(|model| bars(model, &info).is_none())
 }
 
-fn residency(presence: Presence) -> ResidencyState {
+fn residency(presence: LoadReport) -> ResidencyState {
     ResidencyState {
-        life: presence.life.to_owned(),
+        life: presence.state,
         bytes: presence.bytes,
         measured_bytes: presence.measured_bytes,
         active: presence.n_active,

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, breaker, unix_ms};
-use crate::targets::nodes::{Life, Node, Task, Transition};
+use crate::targets::nodes::{Node, NodeState, StateTransition, Task};
 
 /// A node and one of its tasks. Its own figures are zero until it has answered.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -17,7 +17,7 @@ pub struct NodeReport {
     /// What it does for this model.
     pub task: Task,
     /// Its state.
-    pub life: Life,
+    pub life: NodeState,
     /// Why it is not ready, in words that are safe to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -63,9 +63,9 @@ pub struct NodeReport {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TransitionState {
     /// The state before.
-    pub from: Life,
+    pub from: NodeState,
     /// The state after.
-    pub to: Life,
+    pub to: NodeState,
     /// Why, in one word.
     pub reason: String,
     /// How often.
@@ -84,9 +84,9 @@ pub struct RatePoint {
 pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport {
     let status = node.health.status();
     let breaker = breaker(node.breakers.of(task).view(), FailureReason::as_str);
-    let life = match status.life() {
+    let life = match status.state() {
         // It fails at its other task.
-        Life::Suspect if !status.is_silent() && !breaker.is_open => Life::Ready,
+        NodeState::Suspect if !status.is_silent() && !breaker.is_open => NodeState::Ready,
         life => life,
     };
     let of_info = status.running().map(|info| NodeReport {
@@ -102,7 +102,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         name: node.name.clone(),
         task,
         life,
-        reason: (life != Life::Ready).then_some(status.words),
+        reason: (life != NodeState::Ready).then_some(status.words),
         life_since_ms: unix_ms(status.since),
         transitions: node.health.transitions().into_iter().map(transition).collect(),
         address: node.url.clone().filter(|_| with_address),
@@ -117,7 +117,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     }
 }
 
-fn transition((transition, count): (Transition, u64)) -> TransitionState {
+fn transition((transition, count): (StateTransition, u64)) -> TransitionState {
     let reason = transition.reason.as_str().to_owned();
     TransitionState { from: transition.from, to: transition.to, reason, count }
 }

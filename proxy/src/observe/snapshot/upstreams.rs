@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks};
-use crate::targets::nodes::Life;
+use crate::targets::nodes::NodeState;
 use crate::targets::upstreams::{self, UpstreamServer};
 
 /// An upstream.
@@ -18,7 +18,7 @@ pub struct UpstreamState {
     /// Which server program it is.
     pub kind: String,
     /// The state of the server, as its list of models shows.
-    pub life: Life,
+    pub life: NodeState,
     /// Why it does not answer, in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -44,9 +44,9 @@ pub struct UpstreamState {
 pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamState {
     let settings = server.client.settings();
     let (life, reason) = match server.state() {
-        upstreams::UpstreamState::Unknown => (Life::Starting, None),
-        upstreams::UpstreamState::Answering => (Life::Ready, None),
-        upstreams::UpstreamState::Silent { failure } => (Life::Down, Some(failure.as_str().to_owned())),
+        upstreams::UpstreamState::Unknown => (NodeState::Starting, None),
+        upstreams::UpstreamState::Answering => (NodeState::Ready, None),
+        upstreams::UpstreamState::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let running = server.n_running();

@@ -18,7 +18,8 @@ use crate::observe::{EmbedWatch, Observer};
 use crate::request::admission::Admission;
 use crate::request::caller::Caller;
 use crate::request::failover::{StartRetry, ask};
-use crate::targets::nodes::{Node, ServedModel, Sight, Task};
+use crate::targets::models::{ImageNeed, ServedModel};
+use crate::targets::nodes::{Node, Task};
 use crate::targets::{Embedded, Target, Targets, upstreams};
 
 /// The number of texts that are tokenized in parallel. Each is a small call to the node.
@@ -244,7 +245,7 @@ async fn choose<'m>(model: &'m ServedModel, failed: &[usize]) -> Result<&'m Arc<
             node.breakers.of(Task::Decode).try_pass();
             Ok(node)
         }
-        None => Ok(model.any_ready_but(failed, Sight::Unneeded).await?.0),
+        None => Ok(model.ready_node(None, failed, ImageNeed::None).await?.0),
     }
 }
 

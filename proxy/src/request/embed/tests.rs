@@ -13,7 +13,8 @@ use crate::http::HttpBackend;
 use crate::observe::metrics;
 use crate::observe::tests::caller;
 use crate::serve::request_service::RequestService;
-use crate::targets::nodes::{Health, Pool};
+use crate::targets::models::ModelPool;
+use crate::targets::nodes::Health;
 
 /// A simulator whose streams of vectors break after two, a number of times. Counts the texts that it is asked for.
 struct Mortal {
@@ -54,13 +55,13 @@ async fn app(n_deaths: u32, spares: usize) -> (RequestService, Arc<AtomicU32>) {
         decode.push(node("spare", sim()).await);
     }
     let model = ServedModel::new(OnceLock::from("m".to_owned()), vec![], decode, Vec::new());
-    let pool = Arc::new(Pool::of(vec![Arc::new(model)]));
+    let pool = Arc::new(ModelPool::of(vec![Arc::new(model)]));
     (RequestService::over(pool), n_asked)
 }
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
     let health = Health::new("it");
-    health.answers(Arc::new(engine.info().await.unwrap()));
+    health.note_answer(Arc::new(engine.info().await.unwrap()));
     Node::new(name.into(), None, Arc::new(engine), health)
 }
 

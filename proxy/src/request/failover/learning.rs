@@ -5,13 +5,13 @@ use baton_schemas::handoff::HandoffReport;
 use baton_schemas::sequence::Timings;
 
 use super::route_run::RouteRun;
-use crate::targets::nodes::{Claim, FallbackReason, Task};
+use crate::targets::nodes::{FallbackReason, NodeClaim, Task};
 
 impl RouteRun {
     /// The run's first token came.
     pub(super) fn learn_first_token(&mut self, request: &SequenceRequest) {
         self.has_token = true;
-        self.claims.iter_mut().for_each(Claim::prompt_done);
+        self.claims.iter_mut().for_each(NodeClaim::prompt_done);
         self.plan.decode().succeeded(Task::Decode);
         self.plan.decode().remember(request.cache_scope, &request.prompt);
         let actual_ms = self.elapsed_ms();

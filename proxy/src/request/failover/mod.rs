@@ -36,7 +36,8 @@ pub use self::start_retry::{StartRetry, ask, ask_about};
 use self::take_up::{LostRoute, take_up};
 use self::token_deadline::Overdue;
 use crate::request::plan::Plan;
-use crate::targets::nodes::{FallbackReason, Sight, Task};
+use crate::targets::models::ImageNeed;
+use crate::targets::nodes::{FallbackReason, Task};
 
 /// Engines that one sequence may lose in a row, without a token between, before its client gets the error.
 const MAX_LOSSES: u32 = 8;
@@ -333,10 +334,10 @@ impl Resilient {
     /// Returns true if another engine is to continue where this one failed. Once for each sequence: if two engines fail,
     /// the request is to blame.
     fn may_fail_over(&self, run: &RouteRun, error: &EngineError) -> bool {
-        let sight = Sight::by(projector_of(&self.request));
+        let image_need = ImageNeed::of_prompt(projector_of(&self.request));
         is_engine_failure(error)
             && self.losses.engine_failure.is_none()
-            && has_other_engine(&run.plan.model, &[run.plan.route.decode], sight)
+            && has_other_engine(&run.plan.model, &[run.plan.route.decode], image_need)
     }
 
     /// The error that the client gets: of several engine failures the first.

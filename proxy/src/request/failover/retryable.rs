@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use baton_schemas::EngineError;
 
-use crate::targets::nodes::{Node, ServedModel, Sight};
+use crate::targets::models::{ImageNeed, ServedModel};
+use crate::targets::nodes::Node;
 
 /// Returns true if another engine, or the same one later, may take what this one refused.
 pub(super) fn is_transient(error: &EngineError) -> bool {
@@ -18,7 +19,8 @@ pub(super) fn is_engine_failure(error: &EngineError) -> bool {
 }
 
 /// Returns true if a decode node that is not in `failed` is ready and meets the request's need for images.
-pub(super) fn has_other_engine(model: &ServedModel, failed: &[usize], sight: Sight<'_>) -> bool {
-    let is_other = |(i, node): (usize, &Arc<Node>)| !failed.contains(&i) && model.ready_seeing(node, sight).is_some();
+pub(super) fn has_other_engine(model: &ServedModel, failed: &[usize], image_need: ImageNeed<'_>) -> bool {
+    let is_other =
+        |(i, node): (usize, &Arc<Node>)| !failed.contains(&i) && model.ready_supporting(node, image_need).is_some();
     model.decode.iter().enumerate().any(is_other)
 }

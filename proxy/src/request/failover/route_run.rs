@@ -13,13 +13,13 @@ use tracing::{Instrument, Span};
 
 use super::token_deadline::{Overdue, TokenDeadline};
 use crate::request::plan::Plan;
-use crate::targets::nodes::Claim;
+use crate::targets::nodes::NodeClaim;
 
 /// A sequence on one route. Dropping it cancels the sequence there and returns its claims.
 pub(super) struct RouteRun {
     pub(super) plan: Plan,
     pub(super) deltas: SequenceStream,
-    pub(super) claims: Vec<Claim>,
+    pub(super) claims: Vec<NodeClaim>,
     /// When the plan was made; after a lost engine, when this one accepted the rest.
     pub(super) began: Instant,
     /// Tokens that a sequence may hold on the decode node. Known even after that node is gone.

@@ -12,7 +12,8 @@ use super::retryable::{is_engine_failure, is_transient};
 use super::route_run::{RouteRun, accept, projector_of};
 use crate::error::RequestError;
 use crate::request::plan::{self, Plan, PlanRequest};
-use crate::targets::nodes::{Sight, Task};
+use crate::targets::models::ImageNeed;
+use crate::targets::nodes::Task;
 
 /// Between two attempts to find an engine.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -60,7 +61,7 @@ pub(super) async fn take_up(
             return Err(lost.error);
         }
         // Failed nodes may be back by now, or have room.
-        if search.failed.len() >= lost.plan.model.n_seeing(Sight::by(projector_of(request))) {
+        if search.failed.len() >= lost.plan.model.n_supporting(ImageNeed::of_prompt(projector_of(request))) {
             search.failed = barred.into_iter().collect();
         }
         tokio::time::sleep(RETRY_PAUSE).await;
@@ -89,7 +90,7 @@ impl EngineSearch<'_> {
     async fn plan(&self, request: &SequenceRequest) -> Result<Plan, RequestError> {
         let model = &self.lost.plan.model;
         let projector = projector_of(request);
-        model.any_ready_but(&[], Sight::by(projector)).await?;
+        model.ready_node(None, &[], ImageNeed::of_prompt(projector)).await?;
         let tokens = [&request.prompt[..], &request.generated[..]].concat();
         let asked = PlanRequest {
             tokens: &tokens,

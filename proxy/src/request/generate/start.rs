@@ -18,8 +18,8 @@ use crate::request::caller::Caller;
 use crate::request::failover::{Resilient, StartRetry};
 use crate::request::plan::{self, Plan, PlanRequest};
 use crate::request::prompt::{self, PreparedPrompt};
-use crate::targets::model_loading::Stay;
-use crate::targets::nodes::ServedModel;
+use crate::targets::model_loading::ModelLease;
+use crate::targets::models::ServedModel;
 use crate::targets::upstreams::StartedChoice;
 
 /// An admitted request that no engine has begun.
@@ -61,7 +61,7 @@ pub(super) enum StartedChoices {
 /// The lease of a model that is loaded on demand, and how long loading took.
 #[derive(Default)]
 pub(super) struct Loaded {
-    pub(super) lease: Option<Stay>,
+    pub(super) lease: Option<ModelLease>,
     pub(super) waited: Duration,
 }
 
@@ -97,7 +97,7 @@ async fn try_start(
     retry: &mut StartRetry,
 ) -> Result<StartedRequest, RequestError> {
     let Starting { request, caller, watch } = starting;
-    let (node, info) = model.ready_as(&request.model, retry.failed(), retry.sight()).await?;
+    let (node, info) = model.ready_node(Some(&request.model), retry.failed(), retry.image_need()).await?;
     let span = tracing::info_span!(target: TARGET, parent: watch.span(), "prompt", node = node.name);
     let prompt = prompt::prepare(node, &info, model.longest_context(&info), request);
     let prompt = retry.call(model, node, prompt).instrument(span).await?;

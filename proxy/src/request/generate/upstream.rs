@@ -6,7 +6,8 @@ use tracing::Instrument;
 
 use super::start::{Loaded, StartedChoices, StartedRequest, Starting};
 use crate::error::RequestError;
-use crate::targets::nodes::{FallbackReason, ServedModel};
+use crate::targets::models::ServedModel;
+use crate::targets::nodes::FallbackReason;
 use crate::targets::upstreams::{self, ServedByUpstreams};
 
 /// Starts every choice on the first upstream that begins to answer. `reason` replaces the reason for which that

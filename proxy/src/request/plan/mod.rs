@@ -23,7 +23,8 @@ use crate::error::RequestError;
 use crate::observe::PlannedRoute;
 use crate::request::caller::Caller;
 use crate::request::prompt::PreparedPrompt;
-use crate::targets::nodes::{Claim, Node, ServedModel, Sight, Task, expected_output};
+use crate::targets::models::{ImageNeed, ServedModel, expected_output};
+use crate::targets::nodes::{Node, NodeClaim, Task};
 
 /// A decision with its reason.
 #[derive(Clone)]
@@ -218,7 +219,7 @@ fn decode_nodes(model: &ServedModel, request: &PlanRequest<'_>, size: &RequestSi
 fn unfit(model: &ServedModel, info: &NodeInfo, request: &PlanRequest<'_>) -> Option<BarReason> {
     // Reserve room for one new token, unless none is wanted.
     let n_needed = request.tokens.len() + usize::from(request.max_tokens != Some(0));
-    let is_blind = !Sight::by(request.projector).is_met_by(info);
+    let is_blind = !ImageNeed::of_prompt(request.projector).is_met_by(info);
     let barred = model.bars_decode(info).or(is_blind.then_some(BarReason::NoProjector));
     barred.or((n_needed > info.n_ctx as usize).then_some(BarReason::ContextTooSmall))
 }
@@ -287,7 +288,7 @@ impl Plan {
     }
 
     /// Registers the expected work with the chosen nodes, for as long as the claims live.
-    pub fn claim(&self) -> Vec<Claim> {
+    pub fn claim(&self) -> Vec<NodeClaim> {
         match self.prefill() {
             None => vec![self.decode().claim(1, self.n_missing)],
             Some(prefill) => vec![prefill.claim_prompt(self.n_missing), self.decode().claim(1, 0)],

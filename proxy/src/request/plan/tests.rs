@@ -16,7 +16,7 @@ async fn model(contexts: &[u32]) -> Arc<ServedModel> {
     for n_ctx in contexts {
         let sim = SimEngine::new(SimConfig { n_ctx: *n_ctx, ..SimConfig::default() });
         let health = Health::new("it");
-        health.answers(Arc::new(sim.info().await.unwrap()));
+        health.note_answer(Arc::new(sim.info().await.unwrap()));
         decode.push(Node::new(format!("holds {n_ctx}"), None, Arc::new(sim), health));
     }
     Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()))
@@ -67,7 +67,7 @@ async fn a_second_route_avoids_the_prefill_node_of_the_first() {
     let prefill = async |name: &str| {
         let sim = SimEngine::new(SimConfig::default());
         let health = Health::new(name);
-        health.answers(Arc::new(sim.info().await.unwrap()));
+        health.note_answer(Arc::new(sim.info().await.unwrap()));
         Node::new(name.into(), Some("http://192.0.2.1:9000".into()), Arc::new(sim), health)
     };
     let decode = model(&[1_000]).await.decode.clone();
@@ -118,7 +118,7 @@ async fn images_go_to_nodes_with_their_projector_and_are_not_handed_over() {
         let sim = SimEngine::new(SimConfig::default());
         let health = Health::new("it");
         let projector = projector.map(str::to_owned);
-        health.answers(Arc::new(NodeInfo { projector, ..sim.info().await.unwrap() }));
+        health.note_answer(Arc::new(NodeInfo { projector, ..sim.info().await.unwrap() }));
         // A node in both lists would be one that has its KV already.
         let name = if url.is_some() { "p" } else { "it" };
         Node::new(name.to_owned(), url.map(str::to_owned), Arc::new(sim), health)
@@ -174,12 +174,12 @@ async fn a_node_fails_at_one_task_and_does_the_other() {
     assert!(node.is_trusted(Task::Decode) && !node.is_trusted(Task::Prefill));
     node.succeeded(Task::Decode);
     assert_eq!(barred(), [None, prefill_busy], "a reply says nothing of its prefills");
-    assert_eq!(node.health.life().as_str(), "suspect");
+    assert_eq!(node.health.state().as_str(), "suspect");
     node.failed(Task::Decode, FailureReason::DecodeLost);
     hands_over(&model, 0, None);
     assert_eq!(barred(), [DECODE_LOST, None]);
     node.succeeded(Task::Decode);
-    assert_eq!((barred(), node.health.life().as_str()), ([None, None], "ready"));
+    assert_eq!((barred(), node.health.state().as_str()), ([None, None], "ready"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,9 @@
-//! What the machine has, and what a process holds of it.
+//! Memory of the machine and of a process.
 
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// The machine's memory, or what this group of processes may use of it, bytes. `None` where the system does not say.
+/// Bytes of memory that this process may use: the machine's, or the limit of its control group if that is less. `None` if
+/// the system does not report it.
 pub fn total_memory() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();
@@ -10,7 +11,7 @@ pub fn total_memory() -> Option<u64> {
     Some(system.total_memory().min(in_group)).filter(|&bytes| bytes > 0)
 }
 
-/// Resident memory of a process, bytes; `None` if it is gone.
+/// Bytes of resident memory of a process; `None` if it has ended.
 pub(super) fn resident_bytes(pid: u32) -> Option<u64> {
     let mut system = System::new();
     let pid = Pid::from_u32(pid);
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_holds_less_than_there_is() {
+    fn a_process_holds_less_than_the_machine_has() {
         let (own, total) = (resident_bytes(std::process::id()).unwrap(), total_memory().unwrap());
         assert!(own > 1 << 20 && own < total, "{own} of {total}");
         assert_eq!(resident_bytes(u32::MAX), None);

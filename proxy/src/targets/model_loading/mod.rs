@@ -1,18 +1,18 @@
-//! Which of this endpoint's own models are in memory: loaded when a request needs them, unloaded when none has for a
-//! while, or when another one needs the room.
+//! Which of this endpoint's own models are in memory. A model is loaded when a request needs it, and unloaded after its
+//! keep-alive time without a request, or when another model needs its memory.
 //!
-//! A request holds a [`Stay`] to its last token; a model with stays is never unloaded. Requests for a model that is not
-//! there start its process once and wait together. Room is given first come, first served: the model whose requests have
-//! waited longest is next, idle models make room for it in the order of their last use, and if it has waited for
+//! A request holds a [`ModelLease`] to its last token; a leased model is never unloaded. Requests for a model that is not in
+//! memory start its process once and wait together. Memory is given first come, first served: the model whose requests
+//! have waited longest is next, and idle models are unloaded for it in the order of their last use. Once it has waited for
 //! `YIELD_AFTER`, requests for other models wait behind it, so that a busy model cannot keep it out for ever.
 //!
-//! What a model takes is estimated from its file (weights, KV cache, compute buffers) and corrected upwards by what its
-//! process is seen to hold. What `[model]` takes is not given away; it never comes or goes.
+//! A model's memory is estimated from its file (weights, KV cache, compute buffers) and corrected upwards by what its
+//! process is measured to hold. The memory of `[model]`, which is always loaded, is not given away.
 
+mod load_report;
+mod loadable_model;
 mod machine;
-mod presence;
-mod resident;
-mod room;
+mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -22,240 +22,249 @@ use std::time::Duration;
 use baton_schemas::keep_alive::KeepAlive;
 use tokio::time::Instant;
 
+pub use self::load_report::{LoadReport, LoadState, UnloadReason};
+pub use self::loadable_model::{LoadableModel, LoadableSettings, ModelLease, ModelProcess};
 pub use self::machine::total_memory;
-pub use self::presence::{Presence, Unloaded};
-pub use self::resident::{Process, Resident, ResidentSettings, Stay};
-use self::room::{Room, Tenant};
+use self::memory::{MemoryFit, MemoryUse};
 use crate::error::RequestError;
-use crate::targets::nodes::Life;
+use crate::targets::nodes::NodeState;
 
-/// How often models are looked at: what has expired goes, and those who wait look whether there is room.
+/// How often expired models are unloaded, and waiting requests try again.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often processes are asked how much they hold.
+/// How often the memory of processes is measured.
 const MEASURE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long a model waits for room until requests for others wait behind it.
+/// How long a model waits for memory until requests for other models wait behind it.
 const YIELD_AFTER: Duration = Duration::from_secs(5);
 
-/// When to come back to a model that found no room, or is not loaded yet.
+/// When a client may come back to a model that found no memory, or is not loaded yet.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// What holds for all models together.
+/// Limits of all models together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes that all own models may take.
+pub struct LoadLimits {
+    /// Bytes that all own models may use.
     pub memory_budget: u64,
-    /// Of these, bytes that `[model]` takes.
+    /// Bytes of the budget that `[model]` uses.
     pub reserved: u64,
-    /// Requests that may wait for one model to be loaded.
+    /// The most requests that may wait for one model.
     pub max_waiting: usize,
-    /// How long they wait.
+    /// The longest that they wait.
     pub max_wait: Duration,
 }
 
-/// A small multiple of what engines queue, and longer than the largest models load.
-impl Default for Limits {
+/// `max_waiting` is a small multiple of an engine's queue; `max_wait` is longer than the largest models take to load.
+impl Default for LoadLimits {
     fn default() -> Self {
-        Limits { memory_budget: u64::MAX, reserved: 0, max_waiting: 256, max_wait: Duration::from_secs(300) }
+        LoadLimits { memory_budget: u64::MAX, reserved: 0, max_waiting: 256, max_wait: Duration::from_secs(300) }
     }
 }
 
-/// All own models that come and go. See the module.
+/// Loads and unloads own models. See the module.
 #[derive(Default)]
-pub struct Residency {
-    inner: Mutex<Inner>,
+pub struct ModelLoader {
+    inner: Mutex<LoaderState>,
 }
 
 #[derive(Default)]
-struct Inner {
-    limits: Limits,
-    /// Those of the configuration, and those that left it and still have streams.
-    residents: Vec<Arc<Resident>>,
+struct LoaderState {
+    limits: LoadLimits,
+    /// The configured models, and removed ones that still have streams.
+    models: Vec<Arc<LoadableModel>>,
 }
 
-/// What came of an attempt to use a model.
-enum Entry {
-    /// It is in memory, or on its way there.
-    In(Stay),
-    /// Others have to go first.
+/// The outcome of one attempt to use a model.
+enum LeaseAttempt {
+    /// The model is in memory or loading.
+    Granted(ModelLease),
+    /// Other models must be unloaded first.
     Wait,
 }
 
-impl Inner {
+impl LoaderState {
     fn budget(&self) -> u64 {
         self.limits.memory_budget.saturating_sub(self.limits.reserved)
     }
 
-    /// Whether `other` would have room once `this` were idle.
-    fn helps(&self, this: &Arc<Resident>, other: &Resident) -> bool {
-        let tenant = |resident: &Arc<Resident>| {
-            let tenant = resident.tenant();
-            Tenant { is_used: tenant.is_used && !Arc::ptr_eq(resident, this), ..tenant }
+    /// Returns true if `other` would have memory once `this` were idle.
+    fn would_make_room(&self, this: &Arc<LoadableModel>, other: &LoadableModel) -> bool {
+        let memory_use = |model: &Arc<LoadableModel>| {
+            let used = model.memory_use();
+            MemoryUse { is_used: used.is_used && !Arc::ptr_eq(model, this), ..used }
         };
-        let tenants: Vec<Tenant> = self.residents.iter().map(tenant).collect();
-        !matches!(room::find(other.bytes(), self.budget(), &tenants), Room::Later | Room::Never)
+        let uses: Vec<MemoryUse> = self.models.iter().map(memory_use).collect();
+        !matches!(memory::find(other.bytes(), self.budget(), &uses), MemoryFit::Later | MemoryFit::Never)
     }
 }
 
-impl Residency {
-    /// These models. Time passes for them as long as this lives.
-    pub fn new(limits: Limits, residents: Vec<Arc<Resident>>) -> Arc<Residency> {
-        let residency = Arc::new(Residency { inner: Mutex::new(Inner { limits, residents }) });
-        let watched = Arc::downgrade(&residency);
+impl ModelLoader {
+    /// A loader of these models. A task unloads and measures them until the loader is dropped.
+    pub fn new(limits: LoadLimits, models: Vec<Arc<LoadableModel>>) -> Arc<ModelLoader> {
+        let loader = Arc::new(ModelLoader { inner: Mutex::new(LoaderState { limits, models }) });
+        let watched = Arc::downgrade(&loader);
         tokio::spawn(async move {
             let mut measured_at = Instant::now();
-            while let Some(residency) = watched.upgrade() {
-                residency.expire();
+            while let Some(loader) = watched.upgrade() {
+                loader.expire();
                 if measured_at.elapsed() >= MEASURE_INTERVAL {
                     measured_at = Instant::now();
-                    residency.measure().await;
+                    loader.measure().await;
                 }
-                drop(residency);
+                drop(loader);
                 tokio::time::sleep(INTERVAL).await;
             }
         });
-        residency
+        loader
     }
 
-    /// Other models and limits from now on. Those that are not among them go when their streams have ended.
-    pub fn replace(&self, limits: Limits, residents: &[Arc<Resident>]) {
+    /// Replaces the models and limits. Removed models are unloaded when their streams have ended.
+    pub fn replace(&self, limits: LoadLimits, models: &[Arc<LoadableModel>]) {
         let mut inner = self.lock();
         inner.limits = limits;
-        let stays = |old: &Arc<Resident>| residents.iter().any(|new| Arc::ptr_eq(new, old));
-        inner.residents.iter().filter(|old| !stays(old)).for_each(|old| old.retire());
-        for new in residents {
-            if !inner.residents.iter().any(|old| Arc::ptr_eq(new, old)) {
-                inner.residents.push(Arc::clone(new));
+        let stays = |old: &Arc<LoadableModel>| models.iter().any(|new| Arc::ptr_eq(new, old));
+        inner.models.iter().filter(|old| !stays(old)).for_each(|old| old.retire());
+        for new in models {
+            if !inner.models.iter().any(|old| Arc::ptr_eq(new, old)) {
+                inner.models.push(Arc::clone(new));
             }
         }
     }
 
-    /// What holds for all of them.
-    pub fn limits(&self) -> Limits {
+    /// The limits now.
+    pub fn limits(&self) -> LoadLimits {
         self.lock().limits
     }
 
-    /// Uses a model, which is loaded if it is not there. `keep_alive` is how long it stays afterwards, if not as
-    /// configured. Dropping the future gives up.
+    /// Uses a model, and loads it first if it is not in memory. `keep_alive` overrides how long it stays in memory after
+    /// this use. Dropping the future gives up.
     ///
-    /// Errors: too many wait already, it could not be loaded, there was no room in time or never will be.
-    pub async fn stay(&self, resident: &Arc<Resident>, keep_alive: Option<KeepAlive>) -> Result<Stay, RequestError> {
-        let Limits { max_waiting, max_wait, .. } = self.limits();
-        let waiting = resident.wait(max_waiting)?;
+    /// Errors: too many requests wait already, the model could not be loaded, or there is no memory in time or ever.
+    pub async fn lease(
+        &self,
+        model: &Arc<LoadableModel>,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<ModelLease, RequestError> {
+        let LoadLimits { max_waiting, max_wait, .. } = self.limits();
+        let waiting = model.start_waiting(max_waiting)?;
         let deadline = Instant::now() + max_wait;
-        let stay = loop {
-            match self.enter(resident, keep_alive)? {
-                Entry::In(stay) => break stay,
-                Entry::Wait if Instant::now() >= deadline => {
-                    return Err(unavailable("other models are busy in the memory that it needs", RETRY_AFTER));
+        let lease = loop {
+            match self.try_lease(model, keep_alive)? {
+                LeaseAttempt::Granted(lease) => break lease,
+                LeaseAttempt::Wait if Instant::now() >= deadline => {
+                    return Err(RequestError::unavailable(
+                        "other models are busy in the memory that it needs",
+                        RETRY_AFTER,
+                    ));
                 }
-                Entry::Wait => tokio::time::sleep(INTERVAL).await,
+                LeaseAttempt::Wait => tokio::time::sleep(INTERVAL).await,
             }
         };
-        let mut state = resident.health.subscribe();
-        let settled = state.wait_for(|status| status.usable().is_some() || status.life() == Life::Down);
+        let mut state = model.health.subscribe();
+        let settled = state.wait_for(|status| status.usable().is_some() || status.state() == NodeState::Down);
         let outcome = match tokio::time::timeout_at(deadline, settled).await {
-            Err(_) => Err(unavailable("it is still being loaded", RETRY_AFTER)),
-            Ok(Err(_)) => Err(unavailable("it was removed", RETRY_AFTER)),
+            Err(_) => Err(RequestError::unavailable("it is still being loaded", RETRY_AFTER)),
+            Ok(Err(_)) => Err(RequestError::unavailable("it was removed", RETRY_AFTER)),
             Ok(Ok(status)) if status.usable().is_some() => Ok(()),
-            Ok(Ok(status)) => Err(unavailable(&status.words, status.retry_in)),
+            Ok(Ok(status)) => Err(RequestError::unavailable(&status.words, status.retry_in)),
         };
         drop(waiting);
-        outcome.map(|()| stay)
+        outcome.map(|()| lease)
     }
 
-    /// Lets a model go as soon as nothing uses it.
-    pub fn unload(&self, resident: &Resident) {
-        resident.keep(KeepAlive::For(Duration::ZERO));
+    /// Unloads a model as soon as no request uses it.
+    pub fn unload(&self, model: &LoadableModel) {
+        model.set_keep_alive(KeepAlive::For(Duration::ZERO));
         self.expire();
     }
 
-    /// Ends all processes, and waits until they have.
+    /// Ends all processes, and waits until they have ended.
     pub async fn stop(&self) {
-        let residents = self.lock().residents.clone();
-        residents.iter().for_each(|resident| resident.stop());
-        for resident in residents {
-            resident.gone().await;
+        let models = self.lock().models.clone();
+        models.iter().for_each(|model| model.stop());
+        for model in models {
+            model.wait_until_gone().await;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, LoaderState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One attempt. Starts the model's process if it may.
-    fn enter(&self, resident: &Arc<Resident>, keep_alive: Option<KeepAlive>) -> Result<Entry, RequestError> {
+    fn try_lease(
+        &self,
+        model: &Arc<LoadableModel>,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<LeaseAttempt, RequestError> {
         let inner = self.lock();
-        if resident.is_retired() && !resident.is_wanted() {
-            return Err(unavailable("it was removed", RETRY_AFTER));
+        if model.is_retired() && !model.is_wanted() {
+            return Err(RequestError::unavailable("it was removed", RETRY_AFTER));
         }
         let now = Instant::now();
-        let waits_longer = |other: &&Arc<Resident>, than: Instant| {
-            !Arc::ptr_eq(other, resident) && other.wants_room_since().is_some_and(|since| since < than)
+        let waits_longer = |other: &&Arc<LoadableModel>, than: Instant| {
+            !Arc::ptr_eq(other, model) && other.waiting_since().is_some_and(|since| since < than)
         };
-        if resident.is_wanted() {
+        if model.is_wanted() {
             let long_ago = now.checked_sub(YIELD_AFTER);
-            let waits = |other: &Arc<Resident>| long_ago.is_some_and(|then| waits_longer(&other, then));
-            let yields = inner.residents.iter().any(|other| waits(other) && inner.helps(resident, other));
-            return Ok(if yields { Entry::Wait } else { Entry::In(resident.enter(keep_alive)) });
+            let waits = |other: &Arc<LoadableModel>| long_ago.is_some_and(|then| waits_longer(&other, then));
+            let yields = inner.models.iter().any(|other| waits(other) && inner.would_make_room(model, other));
+            return Ok(if yields { LeaseAttempt::Wait } else { LeaseAttempt::Granted(model.lease(keep_alive)) });
         }
-        if let Some((why, wait)) = resident.failing() {
-            return Err(unavailable(&why, wait));
+        if let Some((why, wait)) = model.failing() {
+            return Err(RequestError::unavailable(&why, wait));
         }
-        let since = resident.wants_room(now);
-        if resident.holds_memory() || inner.residents.iter().any(|other| waits_longer(&other, since)) {
-            return Ok(Entry::Wait);
+        let since = model.wait_for_memory(now);
+        if model.holds_memory() || inner.models.iter().any(|other| waits_longer(&other, since)) {
+            return Ok(LeaseAttempt::Wait);
         }
-        let tenants: Vec<Tenant> = inner.residents.iter().map(|resident| resident.tenant()).collect();
-        match room::find(resident.bytes(), inner.budget(), &tenants) {
-            Room::Here => {
-                resident.load();
-                Ok(Entry::In(resident.enter(keep_alive)))
+        let uses: Vec<MemoryUse> = inner.models.iter().map(|model| model.memory_use()).collect();
+        match memory::find(model.bytes(), inner.budget(), &uses) {
+            MemoryFit::Now => {
+                model.load();
+                Ok(LeaseAttempt::Granted(model.lease(keep_alive)))
             }
-            Room::After(idle) => {
+            MemoryFit::AfterUnloading(idle) => {
                 for i in idle {
-                    inner.residents[i].unload(Unloaded::Memory);
+                    inner.models[i].unload(UnloadReason::Memory);
                 }
-                Ok(Entry::Wait)
+                Ok(LeaseAttempt::Wait)
             }
-            Room::Later => Ok(Entry::Wait),
-            Room::Never => Err(unavailable("it does not fit into the memory that models may take", RETRY_AFTER)),
+            MemoryFit::Later => Ok(LeaseAttempt::Wait),
+            MemoryFit::Never => {
+                Err(RequestError::unavailable("it does not fit into the memory that models may take", RETRY_AFTER))
+            }
         }
     }
 
-    /// Unloads what nobody needs any more.
+    /// Unloads models that are no longer needed.
     fn expire(&self) {
         let mut inner = self.lock();
-        for resident in &inner.residents {
-            if let Some(why) = resident.is_over() {
-                resident.unload(why);
+        for model in &inner.models {
+            if let Some(why) = model.unload_reason() {
+                model.unload(why);
             }
-            if resident.is_retired() && !resident.is_used() {
-                resident.stop();
+            if model.is_retired() && !model.is_used() {
+                model.stop();
             }
         }
-        inner.residents.retain(|resident| !(resident.is_retired() && resident.is_gone()));
+        inner.models.retain(|model| !(model.is_retired() && model.is_gone()));
     }
 
     async fn measure(&self) {
-        let residents = self.lock().residents.clone();
-        let running: Vec<_> = residents.into_iter().filter_map(|resident| Some((resident.pid()?, resident))).collect();
+        let models = self.lock().models.clone();
+        let running: Vec<_> = models.into_iter().filter_map(|model| Some((model.pid()?, model))).collect();
         if running.is_empty() {
             return;
         }
-        // It reads files of the system: quick, but not for the threads that serve.
+        // This reads system files, which would block the threads that serve requests.
         let measured = tokio::task::spawn_blocking(move || {
-            for (pid, resident) in running {
+            for (pid, model) in running {
                 if let Some(bytes) = machine::resident_bytes(pid) {
-                    resident.measured(pid, bytes);
+                    model.set_measured(pid, bytes);
                 }
             }
         });
         let _ = measured.await;
     }
-}
-
-fn unavailable(reason: &str, retry_after: Duration) -> RequestError {
-    RequestError::Unavailable { reason: reason.to_owned(), retry_after: retry_after.max(Duration::from_secs(1)) }
 }

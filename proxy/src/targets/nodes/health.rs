@@ -1,4 +1,4 @@
-//! A node's health: where it is in its life and why, who is told of it, and how often it got there.
+//! A node's health: its state and the reason for it, a subscription to changes, and a count of each transition.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use baton_schemas::EngineError;
 use baton_schemas::node::NodeInfo;
 use tokio::sync::watch;
 
-use super::life::{Life, Machine, News};
+use super::node_state::{NodeEvent, NodeState, StateMachine};
 
 /// Why a node came into its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +83,7 @@ impl StateReason {
 
 /// Why a node is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Why {
+pub struct StateChange {
     /// Its kind.
     pub reason: StateReason,
     /// In words that clients may see: no addresses.
@@ -92,62 +92,64 @@ pub struct Why {
     pub cause: String,
 }
 
-impl Why {
-    /// The same words for everybody.
-    pub fn plainly(reason: StateReason, words: &str) -> Why {
-        Why { reason, words: words.to_owned(), cause: words.to_owned() }
+impl StateChange {
+    /// A change with the same words for clients and operators.
+    pub fn new(reason: StateReason, words: &str) -> StateChange {
+        StateChange { reason, words: words.to_owned(), cause: words.to_owned() }
     }
 }
 
-impl From<&EngineError> for Why {
-    fn from(error: &EngineError) -> Why {
+impl From<&EngineError> for StateChange {
+    fn from(error: &EngineError) -> StateChange {
         let (reason, words) = match error {
             EngineError::Unauthorized => (StateReason::Unauthorized, "the node refused the cluster key"),
             EngineError::Unavailable { .. } => (StateReason::Silent, "the node cannot be reached"),
             EngineError::Lost { .. } => (StateReason::Unreachable, "the node cannot be reached"),
             _ => (StateReason::NoNode, "the node does not answer as it should"),
         };
-        // Without the words that would stand around it in a request's log line.
+        // Only the detail: the log line names the node already.
         let cause = match error {
             EngineError::Lost { detail } | EngineError::Internal { detail } => detail.clone(),
             other => other.to_string(),
         };
-        Why { reason, words: words.to_owned(), cause }
+        StateChange { reason, words: words.to_owned(), cause }
     }
 }
 
 /// A node's health at one moment.
 #[derive(Debug, Clone)]
-pub struct Status {
-    machine: Machine,
+pub struct HealthStatus {
+    machine: StateMachine,
     info: Option<Arc<NodeInfo>>,
-    /// Why it is in this state, in one word.
+    /// Why it is in this state.
     pub reason: StateReason,
-    /// The same for clients.
+    /// The same in a sentence that clients may see.
     pub words: String,
-    /// If it is down: until it is asked or started again.
+    /// If it is down: time until it is asked or started again.
     pub retry_in: Duration,
-    /// When it came into this state.
+    /// When it entered this state.
     pub since: SystemTime,
 }
 
-impl Status {
-    /// Where it is in its life.
-    pub fn life(&self) -> Life {
-        self.machine.life()
+impl HealthStatus {
+    /// Its state.
+    pub fn state(&self) -> NodeState {
+        self.machine.state()
     }
 
-    /// What it is, if it can be sent requests.
+    /// What the node runs, if it takes requests.
     pub fn usable(&self) -> Option<&Arc<NodeInfo>> {
-        self.info.as_ref().filter(|_| matches!(self.life(), Life::Ready | Life::Suspect))
+        self.info.as_ref().filter(|_| matches!(self.state(), NodeState::Ready | NodeState::Suspect))
     }
 
-    /// What it is, if it runs.
+    /// What the node runs, if its process is up.
     pub fn running(&self) -> Option<&Arc<NodeInfo>> {
-        self.info.as_ref().filter(|_| !matches!(self.life(), Life::Unloaded | Life::Starting | Life::Down))
+        self.info
+            .as_ref()
+            .filter(|_| !matches!(self.state(), NodeState::Unloaded | NodeState::Starting | NodeState::Down))
     }
 
-    /// It has left its last question unanswered.
+    /// Returns true if it left its last question unanswered.
     pub fn is_silent(&self) -> bool {
         self.machine.is_silent()
     }
@@ -155,190 +157,199 @@ impl Status {
 
 /// A change of a node's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Transition {
-    /// What it was.
-    pub from: Life,
-    /// What it is.
-    pub to: Life,
-    /// Why, in one word.
+pub struct StateTransition {
+    /// The state before.
+    pub from: NodeState,
+    /// The state after.
+    pub to: NodeState,
+    /// Why it changed.
     pub reason: StateReason,
 }
 
-/// See the module. Whoever learns something of the node says it here.
+/// See the module. Everything that learns something about the node notes it here.
 #[derive(Debug)]
 pub struct Health {
-    /// What it is called in the log.
-    who: String,
-    /// Somebody restarts it when it is frozen, and says so: silence alone never makes it down.
-    is_kept: bool,
-    status: watch::Sender<Status>,
-    transitions: Mutex<BTreeMap<Transition, u64>>,
+    /// Its name in the log.
+    name: String,
+    /// A supervisor restarts it when it is frozen, and notes that: silence alone never makes it down.
+    is_supervised: bool,
+    status: watch::Sender<HealthStatus>,
+    transitions: Mutex<BTreeMap<StateTransition, u64>>,
 }
 
 impl Health {
-    /// Of a node that has not answered yet.
-    pub fn new(who: impl Into<String>) -> Arc<Health> {
-        Health::with(who.into(), false)
+    /// The health of a node that has not answered yet.
+    pub fn new(name: impl Into<String>) -> Arc<Health> {
+        Health::with(name.into(), false)
     }
 
-    /// The same of one that is kept running, by whoever says that it fails or is started again: while it is silent it is
-    /// suspect, and requests wait for it.
-    pub fn of_a_kept_one(who: impl Into<String>) -> Arc<Health> {
-        Health::with(who.into(), true)
+    /// The health of a node whose supervisor notes each failure and restart. While it is silent it is suspect, and requests
+    /// wait for it.
+    pub fn supervised(name: impl Into<String>) -> Arc<Health> {
+        Health::with(name.into(), true)
     }
 
-    fn with(who: String, is_kept: bool) -> Arc<Health> {
-        let status = Status {
-            machine: Machine::default(),
+    fn with(name: String, is_supervised: bool) -> Arc<Health> {
+        let status = HealthStatus {
+            machine: StateMachine::default(),
             info: None,
             reason: StateReason::New,
             words: "the model is loading".to_owned(),
             retry_in: Duration::ZERO,
             since: SystemTime::now(),
         };
-        Arc::new(Health { who, is_kept, status: watch::Sender::new(status), transitions: Mutex::default() })
+        Arc::new(Health { name, is_supervised, status: watch::Sender::new(status), transitions: Mutex::default() })
     }
 
-    /// It has said what it is.
-    pub fn answers(&self, info: Arc<NodeInfo>) {
-        self.learn(News::Answers, &Why::plainly(StateReason::Answers, "it answers"), |status| {
-            let is_news = status.info.as_ref().is_none_or(|known| **known != *info);
-            if is_news {
+    /// It has answered with what it runs.
+    pub fn note_answer(&self, info: Arc<NodeInfo>) {
+        self.apply(NodeEvent::Answered, &StateChange::new(StateReason::Answers, "it answers"), |status| {
+            let is_new = status.info.as_ref().is_none_or(|known| **known != *info);
+            if is_new {
                 status.info = Some(info);
             }
-            is_news
+            is_new
         });
     }
 
-    /// The process that is known has shown that it lives. One that is down has to say what it is first.
-    pub fn lives(&self) {
-        // Looked at before, for the sake of the many signs that are no news; what counts is what it is when it is learned.
+    /// The known process has shown that it is alive. A node that is down must answer with what it runs first.
+    pub fn note_alive(&self) {
+        // Checked first because most signs of life change nothing. The event is judged by the state at that moment.
         if self.status.borrow().is_silent() {
-            self.learn(News::Lives, &Why::plainly(StateReason::Answers, "it answers"), |_| false);
+            self.apply(NodeEvent::Alive, &StateChange::new(StateReason::Answers, "it answers"), |_| false);
         }
     }
 
     /// Its process is starting, or its model is loading.
-    pub fn loads(&self, reason: StateReason) {
-        self.learn(News::Loads, &Why::plainly(reason, "the model is loading"), |_| false);
+    pub fn note_loading(&self, reason: StateReason) {
+        self.apply(NodeEvent::Loading, &StateChange::new(reason, "the model is loading"), |_| false);
     }
 
-    /// Nobody needs its model now, and its process is told to end.
-    pub fn leaves(&self) {
-        self.learn(News::Loads, &Why::plainly(StateReason::Unloads, "the model is being unloaded"), |_| false);
-    }
-
-    /// Nobody needs its model now, and its process has ended.
-    pub fn unloads(&self) {
-        self.learn(News::Unloads, &Why::plainly(StateReason::Unloaded, "the model is not loaded"), |status| {
-            status.retry_in = Duration::ZERO;
+    /// Its model is no longer wanted, and its process is told to end.
+    pub fn note_unloading(&self) {
+        self.apply(NodeEvent::Loading, &StateChange::new(StateReason::Unloads, "the model is being unloaded"), |_| {
             false
         });
     }
 
-    /// It was told to stop.
-    pub fn stops(&self) {
-        self.learn(News::Stops, &Why::plainly(StateReason::ToldToStop, "the node is stopping"), |_| false);
+    /// Its model is no longer wanted, and its process has ended.
+    pub fn note_unloaded(&self) {
+        self.apply(
+            NodeEvent::Unloaded,
+            &StateChange::new(StateReason::Unloaded, "the model is not loaded"),
+            |status| {
+                status.retry_in = Duration::ZERO;
+                false
+            },
+        );
     }
 
-    /// The stream of its loads has ended, or it does not say what its load is.
-    pub fn quiets(&self, why: &Why) {
-        self.learn(News::Quiets, why, |_| false);
+    /// It says that it was told to stop.
+    pub fn note_draining(&self) {
+        self.apply(NodeEvent::Draining, &StateChange::new(StateReason::ToldToStop, "the node is stopping"), |_| false);
+    }
+
+    /// Its load stream has ended, or it did not report its load.
+    pub fn note_silence(&self, why: &StateChange) {
+        self.apply(NodeEvent::FellSilent, why, |_| false);
     }
 
     /// It left a question unanswered. It is asked again after `retry_in`.
-    pub fn misses(&self, why: &Why, retry_in: Duration) {
-        self.learn(News::Misses, why, |status| {
+    pub fn note_missed_answer(&self, why: &StateChange, retry_in: Duration) {
+        self.apply(NodeEvent::MissedAnswer, why, |status| {
             status.retry_in = retry_in;
             false
         });
     }
 
     /// It cannot be used before `retry_in`.
-    pub fn fails(&self, why: &Why, retry_in: Duration) {
-        self.learn(News::Fails, why, |status| {
-            let is_news = status.retry_in != retry_in;
+    pub fn note_failure(&self, why: &StateChange, retry_in: Duration) {
+        self.apply(NodeEvent::Failed, why, |status| {
+            let is_new = status.retry_in != retry_in;
             status.retry_in = retry_in;
-            is_news
+            is_new
         });
     }
 
-    /// Requests to it fail, for a reason that its breaker counts.
-    pub fn breaker_opens(&self, reason: FailureReason) {
-        self.learn(News::Opens, &Why::plainly(StateReason::Failure(reason), reason.as_str()), |_| false);
+    /// A breaker of it has opened.
+    pub fn note_breaker_open(&self, reason: FailureReason) {
+        self.apply(NodeEvent::BreakerOpened, &StateChange::new(StateReason::Failure(reason), reason.as_str()), |_| {
+            false
+        });
     }
 
-    /// Requests may be sent to it as to any other.
-    pub fn breaker_closes(&self) {
-        self.learn(News::Closes, &Why::plainly(StateReason::BreakerClosed, "it answers"), |_| false);
+    /// All its breakers are closed.
+    pub fn note_breaker_closed(&self) {
+        self.apply(NodeEvent::BreakerClosed, &StateChange::new(StateReason::BreakerClosed, "it answers"), |_| false);
     }
 
-    /// Its health now.
-    pub fn status(&self) -> Status {
+    /// The health now.
+    pub fn status(&self) -> HealthStatus {
         self.status.borrow().clone()
     }
 
-    /// Where it is in its life.
-    pub fn life(&self) -> Life {
-        self.status.borrow().life()
+    /// Its state.
+    pub fn state(&self) -> NodeState {
+        self.status.borrow().state()
     }
 
-    /// What it is, if it can be sent requests.
+    /// What the node runs, if it takes requests.
     pub fn usable(&self) -> Option<Arc<NodeInfo>> {
         self.status.borrow().usable().map(Arc::clone)
     }
 
-    /// What it is, or was when it last said so.
+    /// What the node runs, or ran when it last answered.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.status.borrow().info.clone()
     }
 
-    /// Whether it has not come out of its first start: it has neither answered yet nor failed.
+    /// Returns true if it has neither answered nor failed since the endpoint started.
     pub fn is_new(&self) -> bool {
         self.transitions.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Whether it runs, as far as is known.
+    /// Returns true if its process is up, as far as is known.
     pub fn is_running(&self) -> bool {
         self.status.borrow().running().is_some()
     }
 
-    /// It has left its last question unanswered.
+    /// Returns true if it left its last question unanswered.
     pub fn is_silent(&self) -> bool {
         self.status.borrow().is_silent()
     }
 
-    /// Is told of changes.
-    pub fn subscribe(&self) -> watch::Receiver<Status> {
+    /// A receiver that sees every change.
+    pub fn subscribe(&self) -> watch::Receiver<HealthStatus> {
         self.status.subscribe()
     }
 
-    /// How often its state has changed, and how.
-    pub fn transitions(&self) -> BTreeMap<Transition, u64> {
+    /// How often each transition took place.
+    pub fn transitions(&self) -> BTreeMap<StateTransition, u64> {
         self.transitions.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes news into account; `note` notes what else they say, and whether that is a change by itself.
-    fn learn(&self, news: News, why: &Why, note: impl FnOnce(&mut Status) -> bool) {
+    /// Applies an event. `note` updates the rest of the status, and returns true if subscribers must see that.
+    fn apply(&self, event: NodeEvent, why: &StateChange, note: impl FnOnce(&mut HealthStatus) -> bool) {
         let mut transition = None;
         self.status.send_if_modified(|status| {
-            let is_news = note(status);
-            let (from, was_silent) = (status.life(), status.is_silent());
-            let is_silence = matches!(news, News::Misses | News::Quiets);
-            if !(self.is_kept && was_silent && is_silence) {
-                status.machine = status.machine.learn(news);
+            let is_new = note(status);
+            let from = status.state();
+            let was_silent = status.is_silent();
+            let is_silence = matches!(event, NodeEvent::MissedAnswer | NodeEvent::FellSilent);
+            if !(self.is_supervised && was_silent && is_silence) {
+                status.machine = status.machine.after(event);
             }
-            let to = status.life();
+            let to = status.state();
             if from != to {
-                transition = Some(Transition { from, to, reason: why.reason });
+                transition = Some(StateTransition { from, to, reason: why.reason });
                 status.since = SystemTime::now();
             }
-            // Of a node that stays down the last word counts.
-            if from != to || matches!(to, Life::Down | Life::Unloaded) {
+            // A node that stays down keeps its latest reason.
+            if from != to || matches!(to, NodeState::Down | NodeState::Unloaded) {
                 status.reason = why.reason;
                 status.words.clone_from(&why.words);
             }
-            is_news || from != to || was_silent != status.is_silent()
+            is_new || from != to || was_silent != status.is_silent()
         });
         if let Some(transition) = transition {
             *self.transitions.lock().unwrap_or_else(PoisonError::into_inner).entry(transition).or_default() += 1;
@@ -346,28 +357,36 @@ impl Health {
         }
     }
 
-    fn log(&self, transition: Transition, cause: &str) {
-        let (who, from, to) = (&self.who, transition.from.as_str(), transition.to.as_str());
+    fn log(&self, transition: StateTransition, cause: &str) {
+        let name = &self.name;
+        let (from, to) = (transition.from.as_str(), transition.to.as_str());
         let reason = transition.reason.as_str();
         match transition.to {
-            Life::Ready if transition.from == Life::Starting => tracing::info!(from, to, reason, "{who} answers"),
-            Life::Ready => tracing::warn!(from, to, reason, "{who} answers"),
-            Life::Unloaded => tracing::debug!(from, to, reason, "{who} has let its model go"),
-            Life::Starting if transition.reason == StateReason::Unloads => {
-                tracing::debug!(from, to, reason, "{who} lets its model go")
+            NodeState::Ready if transition.from == NodeState::Starting => {
+                tracing::info!(from, to, reason, "{name} answers")
             }
-            Life::Starting => tracing::info!(from, to, reason, "{who} is loading its model"),
-            Life::Draining => tracing::warn!(from, to, reason, "{who} was told to stop, and finishes what it runs"),
-            // It answers; a task's breaker is open still.
-            Life::Suspect if matches!(transition.from, Life::Down | Life::Starting) => {
-                tracing::warn!(from, to, reason, "{who} answers again; a request will try it");
+            NodeState::Ready => tracing::warn!(from, to, reason, "{name} answers"),
+            NodeState::Unloaded => tracing::debug!(from, to, reason, "{name} has unloaded its model"),
+            NodeState::Starting if transition.reason == StateReason::Unloads => {
+                tracing::debug!(from, to, reason, "{name} unloads its model")
             }
-            Life::Suspect => tracing::warn!(from, to, reason, "{who} may be lost: {cause}"),
-            // Told by who started it, to the operator who waits for it or in the log.
-            Life::Down if transition.reason == StateReason::StartFailed => {
-                tracing::info!(from, to, reason, "{who} cannot be used: {cause}")
+            NodeState::Starting => tracing::info!(from, to, reason, "{name} is loading its model"),
+            NodeState::Draining => tracing::warn!(
+                from,
+                to,
+                reason,
+                "{name} was told to stop: it finishes what it runs and takes nothing new"
+            ),
+            // It answers, but the breaker of one of its tasks is still open.
+            NodeState::Suspect if matches!(transition.from, NodeState::Down | NodeState::Starting) => {
+                tracing::warn!(from, to, reason, "{name} answers again; the next request tries it");
             }
-            Life::Down => tracing::warn!(from, to, reason, "{who} cannot be used: {cause}"),
+            NodeState::Suspect => tracing::warn!(from, to, reason, "{name} may be lost: {cause}"),
+            // The supervisor reports this failure itself, so it is no warning here.
+            NodeState::Down if transition.reason == StateReason::StartFailed => {
+                tracing::info!(from, to, reason, "{name} cannot be used: {cause}")
+            }
+            NodeState::Down => tracing::warn!(from, to, reason, "{name} cannot be used: {cause}"),
         }
     }
 }
@@ -381,39 +400,39 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_change_is_counted_once_with_its_reason_and_told() {
+    async fn each_change_is_counted_once_with_its_reason_and_seen_by_subscribers() {
         let info = Arc::new(SimEngine::new(SimConfig::default()).info().await.unwrap());
-        let (health, silent) = (Health::new("it"), Why::plainly(StateReason::Silent, "no answer"));
-        let mut told = health.subscribe();
-        health.loads(StateReason::Starts);
+        let (health, silent) = (Health::new("it"), StateChange::new(StateReason::Silent, "no answer"));
+        let mut changes = health.subscribe();
+        health.note_loading(StateReason::Starts);
         assert!(health.is_new());
         for _ in 0..2 {
-            health.answers(Arc::clone(&info));
+            health.note_answer(Arc::clone(&info));
         }
-        assert!(told.has_changed().unwrap());
-        told.mark_unchanged();
-        health.answers(Arc::clone(&info));
-        assert!(!told.has_changed().unwrap(), "nothing new");
-        health.misses(&silent, Duration::ZERO);
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        health.note_answer(Arc::clone(&info));
+        assert!(!changes.has_changed().unwrap(), "nothing has changed");
+        health.note_missed_answer(&silent, Duration::ZERO);
         assert!(health.status().usable().is_some(), "better than none");
-        health.lives();
-        health.lives();
-        health.breaker_opens(FailureReason::DecodeLost);
-        health.breaker_opens(FailureReason::Handoff(HandoffFailure::PrefillLost));
-        health.breaker_closes();
-        health.stops();
+        health.note_alive();
+        health.note_alive();
+        health.note_breaker_open(FailureReason::DecodeLost);
+        health.note_breaker_open(FailureReason::Handoff(HandoffFailure::PrefillLost));
+        health.note_breaker_closed();
+        health.note_draining();
         assert!(health.status().usable().is_none() && health.status().running().is_some());
-        health.misses(&Why::plainly(StateReason::Stopped, "it was stopped"), Duration::ZERO);
-        health.lives();
-        assert_eq!((health.life(), health.status().words.as_str()), (Life::Down, "it was stopped"));
-        let kept = Health::of_a_kept_one("it");
-        kept.answers(info);
+        health.note_missed_answer(&StateChange::new(StateReason::Stopped, "it was stopped"), Duration::ZERO);
+        health.note_alive();
+        assert_eq!((health.state(), health.status().words.as_str()), (NodeState::Down, "it was stopped"));
+        let supervised = Health::supervised("it");
+        supervised.note_answer(info);
         for _ in 0..3 {
-            kept.quiets(&silent);
+            supervised.note_silence(&silent);
         }
-        assert_eq!(kept.life(), Life::Suspect);
-        kept.loads(StateReason::Ended);
-        assert_eq!((kept.life(), kept.is_new()), (Life::Starting, false));
+        assert_eq!(supervised.state(), NodeState::Suspect);
+        supervised.note_loading(StateReason::Ended);
+        assert_eq!((supervised.state(), supervised.is_new()), (NodeState::Starting, false));
         let counted: Vec<_> = health
             .transitions()
             .into_iter()

@@ -1,32 +1,32 @@
-//! Whether two nodes run the same model, so that a sequence may begin on one and go on on the other.
+//! Whether two nodes run the same model, so that a sequence may begin on one and continue on the other.
 
 use baton_schemas::kv::{Fingerprint, KvLayout};
 use baton_schemas::node::NodeInfo;
 
-/// What a sequence's tokens depend on. Names are not part of it: the same file may be called differently on two machines,
-/// and two quantizations the same.
+/// What a sequence's tokens depend on. Names are not part of it: one file may have different names on two machines, and two
+/// quantizations the same name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ModelIdentity {
     /// Hashes of vocabulary and weights, and the shape of the KV. A model that cannot be handed over has none.
     kv: Option<(Fingerprint, KvLayout)>,
-    /// What is known of any model.
-    described: Description,
+    /// Decides for models without KV to hand over.
+    described: WeightsDescription,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Description {
+struct WeightsDescription {
     architecture: String,
     n_vocab: u32,
     n_params: u64,
     file_bytes: u64,
 }
 
-impl Identity {
-    /// Of the model that a node runs.
-    pub fn of(info: &NodeInfo) -> Identity {
-        Identity {
+impl ModelIdentity {
+    /// The identity of the model that a node runs.
+    pub fn of(info: &NodeInfo) -> ModelIdentity {
+        ModelIdentity {
             kv: info.kv.as_ref().map(|kv| (kv.fingerprint, kv.layout.clone())),
-            described: Description {
+            described: WeightsDescription {
                 architecture: info.architecture.clone(),
                 n_vocab: info.n_vocab,
                 n_params: info.facts.n_params,
@@ -35,8 +35,8 @@ impl Identity {
         }
     }
 
-    /// Whether a sequence gets the same tokens there.
-    pub fn is_same(&self, other: &Identity) -> bool {
+    /// Returns true if a sequence gets the same tokens on both.
+    pub fn is_same(&self, other: &ModelIdentity) -> bool {
         match (&self.kv, &other.kv) {
             (Some((one, _)), Some((other, _))) => one == other,
             (None, None) => self.described == other.described,
@@ -44,9 +44,9 @@ impl Identity {
         }
     }
 
-    /// Whether KV of `other` has this model's vocabulary and shape. Whether its weights are near enough is for the node
-    /// to say that takes it.
-    pub fn takes_kv_of(&self, other: &Identity) -> bool {
+    /// Returns true if KV of `other` has this model's vocabulary and shape. Whether its weights are near enough is decided
+    /// by the node that takes the KV.
+    pub fn takes_kv_of(&self, other: &ModelIdentity) -> bool {
         match (&self.kv, &other.kv) {
             (Some((one, shape)), Some((other, others))) => one.vocabulary == other.vocabulary && shape == others,
             _ => false,
@@ -71,18 +71,18 @@ mod tests {
         let (one, mut renamed) = (info("a", 256).await, info("a", 256).await);
         renamed.model = "another name".into();
         let other_weights = NodeInfo { model: "a".into(), ..info("b", 256).await };
-        let [a, renamed, b] = [&one, &renamed, &other_weights].map(Identity::of);
+        let [a, renamed, b] = [&one, &renamed, &other_weights].map(ModelIdentity::of);
         assert!(a.is_same(&renamed));
         assert!(!a.is_same(&b), "the same name on other weights");
         assert!(a.takes_kv_of(&b), "their KV has the same shape: the canary decides");
-        assert!(!a.takes_kv_of(&Identity::of(&info("a", 512).await)));
+        assert!(!a.takes_kv_of(&ModelIdentity::of(&info("a", 512).await)));
     }
 
     #[tokio::test]
     async fn a_model_without_kv_to_hand_over_is_known_by_what_it_says_of_itself() {
         let plain = NodeInfo { kv: None, ..info("a", 256).await };
         let larger = NodeInfo { n_vocab: plain.n_vocab + 1, ..plain.clone() };
-        let [plain, larger, handed] = [&plain, &larger, &info("a", 256).await].map(Identity::of);
+        let [plain, larger, handed] = [&plain, &larger, &info("a", 256).await].map(ModelIdentity::of);
         assert!(plain.is_same(&plain) && !plain.is_same(&larger) && !plain.is_same(&handed));
         assert!(!plain.takes_kv_of(&plain));
     }

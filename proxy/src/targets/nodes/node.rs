@@ -1,4 +1,4 @@
-//! A node of the pool: an engine somewhere, and everything this endpoint knows of it.
+//! A node: an engine on some machine, and everything that this endpoint knows about it.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,52 +15,56 @@ use baton_schemas::{EngineError, Token};
 use tokio::time::Instant;
 
 use super::breakers::{Breakers, Task};
-use super::follow::{LOAD_INTERVAL, follow};
-use super::health::{Health, StateReason, Why};
-use super::life::Life;
+use super::health::{Health, StateChange, StateReason};
+use super::identity::ModelIdentity;
+use super::load_stream::{Followed, LOAD_INTERVAL, follow};
+use super::node_state::NodeState;
 use super::prefixes::Prefixes;
-use super::{Identity, READY_WAIT, unavailable};
 use crate::error::RequestError;
 
-/// A node that has answered nothing for so long is frozen or cut off: no call to it is waited for any longer. A node
-/// answers from other threads than those that compute.
+/// How long a request waits for a node that is starting. A restart of the default model takes well under this; clients of
+/// a slower node are told to come back.
+pub const READY_WAIT: Duration = Duration::from_secs(10);
+
+/// A node that has answered nothing for this long is frozen or cut off, and every call to it is given up. A node answers
+/// from other threads than those that compute, so a busy node is not silent.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Node {
-    /// What it is called in `x-baton-route`: no address.
+    /// Its name in `x-baton-route`: no address.
     pub name: String,
-    /// Where other nodes reach it, if they do.
+    /// The base address under which other nodes reach it, if they do.
     pub url: Option<String>,
     /// Its client.
     pub engine: Arc<dyn Engine>,
-    /// Where it is in its life.
+    /// Its state and the reason for it.
     pub health: Arc<Health>,
-    /// Keep requests away while they fail. What comes of requests is told to the node, which tells them.
+    /// Keep requests away while they fail. Note outcomes with [`Node::failed`] and [`Node::succeeded`].
     pub breakers: Breakers,
     load: Mutex<NodeLoad>,
-    heard_at: Mutex<Instant>,
-    claims: Claims,
-    learned: Mutex<Learned>,
+    last_answer: Mutex<Instant>,
+    claims: ClaimedWork,
+    learned: Mutex<NodeMeasurements>,
 }
 
-/// What this endpoint has asked of a node and not got yet.
+/// What this endpoint has asked of a node and not received yet.
 #[derive(Debug, Default)]
-struct Claims {
+struct ClaimedWork {
     n_streams: AtomicU32,
     n_prompt_tokens: AtomicU32,
 }
 
 #[derive(Default)]
-struct Learned {
-    /// What the node was when it was learned.
+struct NodeMeasurements {
+    /// What the node ran when it was measured.
     of: Option<Arc<NodeInfo>>,
     rates: NodeRates,
     prefixes: Prefixes,
 }
 
 impl Node {
-    /// A node; its load is followed from now on, until it is dropped.
+    /// Creates a node and follows its load until it is dropped.
     pub fn new(name: String, url: Option<String>, engine: Arc<dyn Engine>, health: Arc<Health>) -> Arc<Node> {
         let node = Arc::new(Node {
             name,
@@ -69,106 +73,82 @@ impl Node {
             health,
             breakers: Breakers::default(),
             load: Mutex::default(),
-            heard_at: Mutex::new(Instant::now()),
-            claims: Claims::default(),
+            last_answer: Mutex::new(Instant::now()),
+            claims: ClaimedWork::default(),
             learned: Mutex::default(),
         });
         tokio::spawn(follow(Arc::downgrade(&node)));
         node
     }
 
-    /// What the node is, if it can be sent requests now.
+    /// What the node runs, if it takes requests now.
     pub fn info(&self) -> Option<Arc<NodeInfo>> {
         self.health.usable()
     }
 
-    /// Takes in what it says that it is doing, in answer to a question after `asked`.
-    pub(super) fn hears(&self, load: NodeLoad, asked: Instant) {
-        if let Some(info) = self.info() {
-            self.is_now(info);
-        }
-        *lock(&self.load) = load;
-        self.is_heard();
-        match load.phase {
-            // Another process than the one that was told to stop: it is asked what it is.
-            Phase::Serving if self.health.life() == Life::Draining => {
-                self.health.quiets(&Why::plainly(StateReason::Restarted, "the node was restarted"));
-            }
-            Phase::Serving => self.health.lives(),
-            Phase::Stopping => self.health.stops(),
-            Phase::Starting => self.health.loads(StateReason::Loading),
-        }
-        if self.breakers.answered(asked) {
-            self.closes();
-        }
-    }
-
-    /// It is not silent now.
-    pub(super) fn is_heard(&self) {
-        *lock(&self.heard_at) = Instant::now();
-    }
-
-    /// It failed at a task, for a reason that is the node's.
+    /// It failed at a task, and is to blame.
     pub fn failed(&self, task: Task, reason: FailureReason) {
         self.breakers.of(task).failed(reason);
-        self.health.breaker_opens(reason);
+        self.health.note_breaker_open(reason);
     }
 
-    /// It did a task well.
+    /// It succeeded at a task.
     pub fn succeeded(&self, task: Task) {
         self.breakers.of(task).succeeded();
-        self.closes();
+        self.note_breaker_closed();
     }
 
     /// One of its breakers has closed.
-    fn closes(&self) {
+    fn note_breaker_closed(&self) {
         if !self.breakers.is_any_open() {
-            self.health.breaker_closes();
+            self.health.note_breaker_closed();
         }
     }
 
-    /// Whether it is as good as any for a task: it answers, and does not fail at it.
+    /// Returns true if it answers and its breaker for the task lets requests pass.
     pub fn is_trusted(&self, task: Task) -> bool {
         self.breakers.of(task).would_pass() && !self.health.is_silent()
     }
 
-    /// What the node is, or was when it was last ready.
+    /// What the node runs, or ran when it was last ready.
     pub fn last_info(&self) -> Option<Arc<NodeInfo>> {
         self.health.last_info()
     }
 
-    /// Notes what the node is. One that was restarted with another model has to be learned anew.
-    fn is_now(&self, info: Arc<NodeInfo>) {
+    /// Notes what the node runs. Forgets all measurements if that is another model than before.
+    fn set_info(&self, info: Arc<NodeInfo>) {
         let mut learned = lock(&self.learned);
-        let is_other =
-            |was: &Arc<NodeInfo>| !Arc::ptr_eq(was, &info) && !Identity::of(was).is_same(&Identity::of(&info));
+        let is_other = |was: &Arc<NodeInfo>| {
+            !Arc::ptr_eq(was, &info) && !ModelIdentity::of(was).is_same(&ModelIdentity::of(&info))
+        };
         if learned.of.as_ref().is_some_and(is_other) {
-            *learned = Learned::default();
+            *learned = NodeMeasurements::default();
         }
         learned.of = Some(info);
     }
 
-    /// What the node is, once it is ready. Waits for one that is starting, but not for one that cannot start.
+    /// What the node runs, once it is ready. Waits up to [`READY_WAIT`] for a node that is starting. Errors: it cannot
+    /// be used, or is not ready in time.
     pub async fn ready(&self) -> Result<Arc<NodeInfo>, RequestError> {
         let mut health = self.health.subscribe();
-        let settled = health.wait_for(|status| status.life() != Life::Starting);
+        let settled = health.wait_for(|status| status.state() != NodeState::Starting);
         match tokio::time::timeout(READY_WAIT, settled).await {
             Ok(Ok(status)) => {
                 let usable = status.usable().map(Arc::clone);
-                usable.ok_or_else(|| unavailable(&status.words, status.retry_in))
+                usable.ok_or_else(|| RequestError::unavailable(&status.words, status.retry_in))
             }
-            Ok(Err(_)) => Err(unavailable("the engine has been stopped", READY_WAIT)),
-            Err(_) => Err(unavailable("the model is loading", READY_WAIT)),
+            Ok(Err(_)) => Err(RequestError::unavailable("the engine has been stopped", READY_WAIT)),
+            Err(_) => Err(RequestError::unavailable("the model is loading", READY_WAIT)),
         }
     }
 
-    /// Whether it is down.
-    pub fn has_failed(&self) -> bool {
-        self.health.life() == Life::Down
+    /// Returns true if it is down.
+    pub fn is_down(&self) -> bool {
+        self.health.state() == NodeState::Down
     }
 
-    /// Waits for a call to this node's engine, but no longer than the node shows that it lives. Errors: the call's, or
-    /// that the engine is lost.
+    /// Waits for a call to this node's engine as long as the node shows that it is alive. Errors: the call's, or that the
+    /// engine is lost.
     pub async fn call<T, E: From<EngineError>>(&self, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         tokio::select! {
             outcome = call => outcome,
@@ -178,28 +158,28 @@ impl Node {
 
     /// Returns once the node is down or has been silent for too long.
     async fn silence(&self) {
-        while self.health.is_running() && lock(&self.heard_at).elapsed() < SILENCE_TIMEOUT {
+        while self.health.is_running() && lock(&self.last_answer).elapsed() < SILENCE_TIMEOUT {
             tokio::time::sleep(LOAD_INTERVAL).await;
         }
     }
 
-    /// What a plan has to know of it, for a task and a prompt.
+    /// The node as a plan sees it, for a task and a prompt.
     pub fn view(&self, task: Task, scope: CacheScope, prompt: &[Token]) -> NodeView {
         let load = *lock(&self.load);
         let learned = lock(&self.learned);
         let info = self.info();
-        let barred = match self.health.life() {
-            Life::Unloaded => Some(BarReason::Unloaded),
-            Life::Starting => Some(BarReason::Starting),
-            Life::Draining => Some(BarReason::Draining),
-            Life::Down => Some(BarReason::Down),
-            Life::Ready | Life::Suspect => {
+        let barred = match self.health.state() {
+            NodeState::Unloaded => Some(BarReason::Unloaded),
+            NodeState::Starting => Some(BarReason::Starting),
+            NodeState::Draining => Some(BarReason::Draining),
+            NodeState::Down => Some(BarReason::Down),
+            NodeState::Ready | NodeState::Suspect => {
                 let silent = || self.health.is_silent().then_some(BarReason::Suspect);
                 self.breakers.of(task).bars().map(BarReason::from).or_else(silent)
             }
         };
-        // The node's own figures until this endpoint has better ones: they are not by length or batch.
-        let known = |curve: Curve, engines: f64| if curve.is_known() { curve } else { Curve::constant(engines) };
+        // Until this endpoint has measured a rate, the node's own figure is used. It depends on no length or batch size.
+        let known = |curve: Curve, reported: f64| if curve.is_known() { curve } else { Curve::constant(reported) };
         let n_streams = self.claims.n_streams.load(Ordering::Relaxed);
         NodeView {
             name: self.name.clone(),
@@ -219,67 +199,97 @@ impl Node {
         }
     }
 
-    /// Notes that the node is asked for a stream whose prompt has this many tokens to compute.
-    pub fn claim(self: &Arc<Self>, n_streams: u32, n_prompt_tokens: u32) -> Claim {
+    /// Notes that the node is asked for streams whose prompt has this many tokens to compute.
+    pub fn claim(self: &Arc<Self>, n_streams: u32, n_prompt_tokens: u32) -> NodeClaim {
         self.claims.n_streams.fetch_add(n_streams, Ordering::Relaxed);
         self.claims.n_prompt_tokens.fetch_add(n_prompt_tokens, Ordering::Relaxed);
-        Claim { node: Arc::clone(self), n_streams, n_prompt_tokens, is_prompt: false }
+        NodeClaim { node: Arc::clone(self), n_streams, n_prompt_tokens, is_prompt: false }
     }
 
-    /// Notes that the node is asked for the KV of a prompt, of which it has so many tokens to compute.
-    pub fn claim_prompt(self: &Arc<Self>, n_tokens: u32) -> Claim {
+    /// Notes that the node is asked for the KV of a prompt with this many tokens to compute.
+    pub fn claim_prompt(self: &Arc<Self>, n_tokens: u32) -> NodeClaim {
         let mut claim = self.claim(1, n_tokens);
         claim.is_prompt = true;
         claim
     }
 
-    /// What a decode node is told, to pull KV from this one.
+    /// Where a decode node pulls KV from this node; `None` if no other node reaches it.
     pub fn kv_source(&self) -> Option<KvSource> {
         Some(KvSource::at(self.url.clone()?))
     }
 
-    /// Takes measurements into account.
+    /// Updates the measured rates.
     pub fn learn(&self, update: impl FnOnce(&mut NodeRates)) {
         update(&mut lock(&self.learned).rates);
     }
 
-    /// What was measured.
+    /// The measured rates.
     pub fn rates(&self) -> NodeRates {
         lock(&self.learned).rates
     }
 
-    /// Notes that the node holds the KV of these tokens now.
+    /// Notes that the node now holds the KV of these tokens.
     pub fn remember(&self, scope: CacheScope, tokens: &[Token]) {
         lock(&self.learned).prefixes.remember(scope, tokens);
     }
 
-    /// Notes that the node's process has ended, and its caches with it.
+    /// Notes that the node's caches are lost, because its process has ended.
     pub fn forget(&self) {
         lock(&self.learned).prefixes.clear();
     }
 
-    /// Its process does not run, and so does nothing and keeps nothing.
-    pub(super) fn ends(&self) {
-        *lock(&self.load) = NodeLoad::default();
-        self.forget();
-    }
-
-    /// What the node is doing, as far as is known.
+    /// The load that the node reported last.
     pub fn load(&self) -> NodeLoad {
         *lock(&self.load)
     }
 }
 
-/// A part of a node's work that this endpoint asked for. Given back when dropped.
-pub struct Claim {
+impl Followed for Node {
+    fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    fn health(&self) -> &Health {
+        &self.health
+    }
+
+    fn set_load(&self, load: NodeLoad, asked: Instant) {
+        if let Some(info) = self.info() {
+            self.set_info(info);
+        }
+        *lock(&self.load) = load;
+        *lock(&self.last_answer) = Instant::now();
+        match load.phase {
+            // Not the process that was told to stop, so it must say what it runs.
+            Phase::Serving if self.health.state() == NodeState::Draining => {
+                self.health.note_silence(&StateChange::new(StateReason::Restarted, "the node was restarted"));
+            }
+            Phase::Serving => self.health.note_alive(),
+            Phase::Stopping => self.health.note_draining(),
+            Phase::Starting => self.health.note_loading(StateReason::Loading),
+        }
+        if self.breakers.answered(asked) {
+            self.note_breaker_closed();
+        }
+    }
+
+    fn clear_load(&self) {
+        *lock(&self.last_answer) = Instant::now();
+        *lock(&self.load) = NodeLoad::default();
+        self.forget();
+    }
+}
+
+/// Work that this endpoint has asked a node for. Dropping it gives the claim back.
+pub struct NodeClaim {
     node: Arc<Node>,
     n_streams: u32,
     n_prompt_tokens: u32,
-    /// For a prompt alone: no stream stays after it.
+    /// The claim is for a prompt alone: it ends when the prompt is computed.
     is_prompt: bool,
 }
 
-impl Claim {
+impl NodeClaim {
     /// The prompt is computed.
     pub fn prompt_done(&mut self) {
         let n_tokens = std::mem::take(&mut self.n_prompt_tokens);
@@ -294,7 +304,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for NodeClaim {
     fn drop(&mut self) {
         self.prompt_done();
         self.stream_done();

@@ -1,15 +1,15 @@
-//! Which prompts a node has seen, so that a conversation goes back to where its KV is.
+//! Which prompts a node has seen, so that a conversation returns to the node that holds its KV.
 //!
-//! An estimate: the node may have evicted what is remembered here. It decides where a request goes, never what is
-//! computed; the node's own account of its cache is the truth.
+//! This is an estimate: the node may have evicted what is remembered here. It decides where a request goes, never what is
+//! computed; the node itself knows what its cache holds.
 
 use std::collections::{HashMap, VecDeque};
 
 use baton_schemas::CacheScope;
 use baton_schemas::Token;
 
-/// Tokens of one step of a prefix. Short, because a step too few costs a slow machine milliseconds per token, which
-/// decides a short request's route; a step costs a hash.
+/// Tokens of a block. Short, because the tokens after the last whole block count as not cached, and on a slow machine they
+/// cost milliseconds each, which can decide a short request's route. A block costs one hash.
 const BLOCK: usize = 8;
 
 /// Blocks remembered for a node: half a million tokens.
@@ -32,7 +32,7 @@ impl Prefixes {
             self.seen.insert(hash, self.clock);
             self.order.push_back((hash, self.clock));
         }
-        // Entries that were used again since stand further back in the queue, too.
+        // A prefix that was used again has a second, newer entry in the queue.
         while self.seen.len() > MAX_BLOCKS || self.order.len() > 2 * MAX_BLOCKS {
             let Some((hash, age)) = self.order.pop_front() else { break };
             if self.seen.get(&hash) == Some(&age) {

@@ -1,7 +1,7 @@
-//! Whether an engine still answers.
+//! Liveness checks of an engine.
 //!
-//! A node answers these questions from other threads than the one that computes, so a long prefill or a slow decode
-//! step never makes it silent: one that is silent is stopped, swapped out or stuck.
+//! A node answers them from other threads than the one that computes, so a long prefill or a slow decode step never
+//! makes it silent. A silent node is stopped, swapped out or stuck.
 
 use std::time::Duration;
 
@@ -9,48 +9,47 @@ use baton_engines::Engine;
 use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
-/// How often an engine is asked. It is one small request.
+/// Between two checks. A check is one small request.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long an answer may take, also on a machine whose cores are all busy.
+/// How long an answer may take, even on a machine whose cores are all busy.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Questions in a row without an answer until an engine counts as frozen: one or two are lost to a busy moment.
+/// Missed answers in a row until an engine counts as frozen. One or two may be lost while the machine is busy.
 const MAX_MISSES: u32 = 3;
 
-/// An interval, longer or shorter by up to a fifth: endpoints and nodes that began together do not ask in step.
+/// The interval, up to a fifth longer or shorter, so that endpoints and nodes that started together do not ask in step.
 pub fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(rand::random_range(0.8..1.2))
 }
 
-/// What the engine is, if it says so in time.
+/// What the engine runs, if it answers in time.
 pub async fn info(engine: &dyn Engine) -> Result<NodeInfo, EngineError> {
     in_time(DEADLINE, engine.info()).await
 }
 
-/// What the engine is doing, if it says so in time.
+/// The engine's load, if it answers in time.
 pub async fn load(engine: &dyn Engine) -> Result<NodeLoad, EngineError> {
     in_time(DEADLINE, engine.load()).await
 }
 
-/// Keeps asking, tells each time what came of it, and returns once the engine has left three questions in a row
-/// unanswered.
-pub async fn until_frozen(engine: &dyn Engine, tell: impl Fn(Result<(), EngineError>)) {
-    until_frozen_within(engine, INTERVAL, DEADLINE, tell).await;
+/// Checks the engine again and again, reports each outcome to `report`, and returns after three missed answers in a row.
+pub async fn until_frozen(engine: &dyn Engine, report: impl Fn(Result<(), EngineError>)) {
+    until_frozen_within(engine, INTERVAL, DEADLINE, report).await;
 }
 
 async fn until_frozen_within(
     engine: &dyn Engine,
     interval: Duration,
     deadline: Duration,
-    tell: impl Fn(Result<(), EngineError>),
+    report: impl Fn(Result<(), EngineError>),
 ) {
     let mut n_missed = 0;
     while n_missed < MAX_MISSES {
         tokio::time::sleep(jittered(interval)).await;
         let answer = in_time(deadline, engine.load()).await;
         n_missed = if answer.is_ok() { 0 } else { n_missed + 1 };
-        tell(answer.map(drop));
+        report(answer.map(drop));
     }
 }
 

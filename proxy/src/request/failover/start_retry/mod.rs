@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use super::retryable::{has_other_engine, is_engine_failure, is_transient};
 use crate::error::RequestError;
-use crate::targets::nodes::{FallbackReason, Node, ServedModel, Sight, Task};
+use crate::targets::models::{ImageNeed, ServedModel};
+use crate::targets::nodes::{FallbackReason, Node, Task};
 
 /// How long a request that lost an engine before its first answer looks for another one.
 const START_DEADLINE: Duration = Duration::from_secs(10);
@@ -32,13 +33,13 @@ pub struct StartRetry {
     /// The first failure that an engine reported. One more engine is asked; if that fails too, the client gets this one.
     engine_failure: Option<EngineError>,
     has_upstream: bool,
-    sight: Sight<'static>,
+    image_need: ImageNeed<'static>,
 }
 
 impl StartRetry {
     /// The attempts of a request with these images.
     pub fn about(images: &[Image]) -> StartRetry {
-        StartRetry { sight: Sight::of(images), ..StartRetry::default() }
+        StartRetry { image_need: ImageNeed::of_images(images), ..StartRetry::default() }
     }
 
     /// An upstream can answer instead. Each node is asked once, and no lost node is waited for.
@@ -58,8 +59,8 @@ impl StartRetry {
     }
 
     /// What the request's images need of a node.
-    pub fn sight(&self) -> Sight<'static> {
-        self.sight
+    pub fn image_need(&self) -> ImageNeed<'static> {
+        self.image_need
     }
 
     /// A node answered: the next loss has as much time as the first.
@@ -89,7 +90,7 @@ impl StartRetry {
     /// Returns true if every node that supports the request's images has failed or refused it: one of them was chosen
     /// again because there is no other.
     fn has_asked_all(&self, model: &ServedModel) -> bool {
-        self.was_repeated || self.failed.len() >= model.n_seeing(self.sight)
+        self.was_repeated || self.failed.len() >= model.n_supporting(self.image_need)
     }
 
     /// Awaits a call to a decode node as long as the node shows that it is alive, and notes the outcome.
@@ -163,7 +164,7 @@ impl StartRetry {
 
     /// The engine or the request is to blame; one more engine shows which. A second failure is the request's.
     fn may_retry_failed(&mut self, model: &ServedModel, error: &EngineError) -> bool {
-        let may_retry = self.engine_failure.is_none() && has_other_engine(model, &self.failed, self.sight);
+        let may_retry = self.engine_failure.is_none() && has_other_engine(model, &self.failed, self.image_need);
         if may_retry {
             model.fallbacks.count(FallbackReason::EngineFailed);
             tracing::warn!(%error, "an engine failed; asking another one");
@@ -206,7 +207,7 @@ where
 {
     let mut retry = StartRetry::about(images);
     loop {
-        let outcome = match model.ready_for(name, retry.failed(), retry.sight()).await {
+        let outcome = match model.ready_node(name, retry.failed(), retry.image_need()).await {
             Ok((node, info)) => retry.call(model, node, call(Arc::clone(node), info)).await,
             Err(error) => Err(error),
         };

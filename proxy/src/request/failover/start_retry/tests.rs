@@ -18,7 +18,8 @@ use crate::http::HttpBackend;
 use crate::observe::tests::{caller, request};
 use crate::reply_event::EventKind;
 use crate::serve::request_service::RequestService;
-use crate::targets::nodes::{Health, Pool};
+use crate::targets::models::ModelPool;
+use crate::targets::nodes::Health;
 
 /// How a node ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,7 +95,7 @@ fn sim() -> SimEngine {
 
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
     let health = Health::new("it");
-    health.answers(Arc::new(engine.info().await.unwrap()));
+    health.note_answer(Arc::new(engine.info().await.unwrap()));
     Node::new(name.into(), None, Arc::new(engine), health)
 }
 
@@ -174,7 +175,7 @@ impl EngineWrapper for Refusing {
 /// An endpoint over these nodes.
 fn over(decode: Vec<Arc<Node>>) -> (RequestService, Arc<ServedModel>) {
     let model = Arc::new(ServedModel::new(OnceLock::from("m".to_owned()), Vec::new(), decode, Vec::new()));
-    let app = RequestService::over(Arc::new(Pool::of(vec![Arc::clone(&model)])));
+    let app = RequestService::over(Arc::new(ModelPool::of(vec![Arc::clone(&model)])));
     (app, model)
 }
 
@@ -195,8 +196,8 @@ async fn the_last_node_is_asked_though_its_breaker_is_open() {
 async fn a_request_that_all_refuse_ends_with_their_refusal() {
     // The third is not there to be asked.
     let (app, model) = over(vec![node("a", full()).await, node("b", full()).await, node("c", sim()).await]);
-    model.decode[2].health.fails(
-        &crate::targets::nodes::Why::plainly(crate::targets::nodes::StateReason::Unreachable, "gone"),
+    model.decode[2].health.note_failure(
+        &crate::targets::nodes::StateChange::new(crate::targets::nodes::StateReason::Unreachable, "gone"),
         Duration::from_secs(1),
     );
     let refused = app.generate(request("m"), caller()).await.err();
@@ -231,7 +232,7 @@ async fn a_request_that_an_engine_fails_at_is_asked_of_one_more() {
 async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
     let node = node(name, engine).await;
     let info = NodeInfo { projector: Some("eyes".to_owned()), ..(*node.info().unwrap()).clone() };
-    node.health.answers(Arc::new(info));
+    node.health.note_answer(Arc::new(info));
     node
 }
 
@@ -275,8 +276,8 @@ async fn an_image_is_refused_as_unseen_only_where_all_nodes_are_known_to_be_blin
     let (app, _) = over(vec![Arc::clone(&blind), Arc::clone(&seeing)]);
     let ask = async |app: &RequestService| app.generate(about_an_image(), caller()).await.err();
     assert!(ask(&app).await.is_none());
-    seeing.health.fails(
-        &crate::targets::nodes::Why::plainly(crate::targets::nodes::StateReason::Unreachable, "gone"),
+    seeing.health.note_failure(
+        &crate::targets::nodes::StateChange::new(crate::targets::nodes::StateReason::Unreachable, "gone"),
         Duration::from_secs(1),
     );
     let refused = ask(&app).await;

@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use super::take_up::{RETRY_PAUSE, TAKE_UP_DEADLINE};
 use super::*;
 use crate::request::plan::{PlanRequest, plan};
-use crate::targets::nodes::{FallbackReason, Health, Node, ServedModel, StateReason, Why, expected_output};
+use crate::targets::models::{ServedModel, expected_output};
+use crate::targets::nodes::{FallbackReason, Health, Node, StateChange, StateReason};
 
 /// A simulator whose streams break after so many tokens, a number of times.
 struct Mortal {
@@ -108,7 +109,7 @@ fn sim() -> SimEngine {
 async fn node(name: &str, engine: impl Engine) -> Arc<Node> {
     let info = engine.info().await.unwrap();
     let health = Health::new("it");
-    health.answers(Arc::new(info));
+    health.note_answer(Arc::new(info));
     Node::new(name.into(), None, Arc::new(engine), health)
 }
 
@@ -118,7 +119,7 @@ const EYES: &str = "eyes";
 async fn seeing(name: &str, engine: impl Engine) -> Arc<Node> {
     let node = node(name, engine).await;
     let info = NodeInfo { projector: Some(EYES.to_owned()), ..(*node.info().unwrap()).clone() };
-    node.health.answers(Arc::new(info));
+    node.health.note_answer(Arc::new(info));
     node
 }
 
@@ -213,15 +214,15 @@ async fn a_stream_waits_half_a_minute_for_an_engine_and_then_ends_with_an_error(
         let engine = mortal(3, 1);
         let info = Arc::new(Engine::info(&engine).await.unwrap());
         let health = Health::new("mortal");
-        health.answers(Arc::clone(&info));
+        health.note_answer(Arc::clone(&info));
         let model = model(vec![Node::new("mortal".into(), None, Arc::new(engine), Arc::clone(&health))]);
         // In the middle of the stream: 99 tokens of prompt at 10,000 a second, then one a millisecond.
         let goes = async {
             tokio::time::sleep(Duration::from_millis(12)).await;
-            health.fails(&Why::plainly(StateReason::Unreachable, "gone"), Duration::from_secs(2));
+            health.note_failure(&StateChange::new(StateReason::Unreachable, "gone"), Duration::from_secs(2));
             tokio::time::sleep(TAKE_UP_DEADLINE / 2).await;
             if comes_back {
-                health.answers(info);
+                health.note_answer(info);
             }
         };
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! One own model that comes and goes: its process, who uses it, and when it may go.
+//! One own model that is loaded on demand: its process, the requests that use it, and when it is unloaded.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,117 +11,116 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::presence::{Presence, Record, Unloaded};
-use super::room::Tenant;
-use super::unavailable;
+use super::load_report::{LoadHistory, LoadReport, LoadState, UnloadReason};
+use super::memory::MemoryUse;
 use crate::error::RequestError;
 use crate::log_target::NOTICE;
-use crate::targets::nodes::{Health, Life, Status};
+use crate::targets::nodes::{Health, HealthStatus, NodeState};
 
-/// How long a model that could not be loaded is not tried again, doubling with each failure in a row: each attempt may
-/// cost other models their place.
+/// The pause after a failed load. Doubles with each failure in a row, because each attempt may unload other models.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// What a model is before it is loaded, and how it is kept.
+/// What is known about a model before it is loaded, and how long it stays in memory.
 #[derive(Debug, Clone)]
-pub struct ResidentSettings {
-    /// For the log.
+pub struct LoadableSettings {
+    /// Its name in the log.
     pub name: String,
-    /// What it takes by its file, bytes.
+    /// Bytes of memory that it needs, estimated from its file.
     pub estimated_bytes: u64,
-    /// What its file says of it.
+    /// What its file says about it.
     pub outline: Option<Arc<NodeInfo>>,
     /// Sequences it decodes together.
     pub n_slots: u32,
-    /// How long it stays if a request does not say.
+    /// How long it stays in memory if a request does not say.
     pub keep_alive: KeepAlive,
 }
 
-/// The handles of its supervised process.
-pub struct Process {
-    /// Whether it is to run.
+/// The handles of a supervised process.
+pub struct ModelProcess {
+    /// Set to true to start the process, to false to end it.
     pub wanted: watch::Sender<bool>,
-    /// Its life.
+    /// Its state.
     pub health: Arc<Health>,
-    /// While there is a process, its id; else 0.
+    /// The id of the process; 0 if there is none.
     pub pid: Arc<AtomicU32>,
     /// Ends it for good.
     pub stop: CancellationToken,
-    /// Finishes when it is gone for good.
+    /// Finishes when it has ended for good.
     pub tracker: TaskTracker,
 }
 
 /// See the module.
-pub struct Resident {
-    /// Its life.
+pub struct LoadableModel {
+    /// Its state.
     pub health: Arc<Health>,
-    settings: Mutex<ResidentSettings>,
-    process: Process,
-    usage: Mutex<Usage>,
+    settings: Mutex<LoadableSettings>,
+    process: ModelProcess,
+    usage: Mutex<LoadableUsage>,
 }
 
-struct Usage {
+struct LoadableUsage {
     n_active: u32,
     n_waiting: usize,
     last_used: Instant,
     keep_alive: KeepAlive,
-    wants_room_since: Option<Instant>,
+    waiting_since: Option<Instant>,
     is_retired: bool,
-    /// Of its process that runs now.
+    /// What the running process holds.
     measured_bytes: u64,
     load_began: Option<Instant>,
     last_failure: Option<String>,
-    /// Loads that failed in a row, and until when no other is tried.
+    /// Failed loads in a row.
     n_failures: u32,
+    /// No load is tried before this.
     failing_until: Option<Instant>,
-    record: Record,
+    record: LoadHistory,
 }
 
-impl Resident {
-    /// A model whose process is supervised.
-    pub fn new(settings: ResidentSettings, process: Process) -> Arc<Resident> {
-        let usage = Usage {
+impl LoadableModel {
+    /// A model with its supervised process.
+    pub fn new(settings: LoadableSettings, process: ModelProcess) -> Arc<LoadableModel> {
+        let usage = LoadableUsage {
             n_active: 0,
             n_waiting: 0,
             last_used: Instant::now(),
             keep_alive: settings.keep_alive,
-            wants_room_since: None,
+            waiting_since: None,
             is_retired: false,
             measured_bytes: 0,
             load_began: None,
             last_failure: None,
             n_failures: 0,
             failing_until: None,
-            record: Record::default(),
+            record: LoadHistory::default(),
         };
         let (health, settings) = (Arc::clone(&process.health), Mutex::new(settings));
-        let resident = Arc::new(Resident { health, settings, process, usage: Mutex::new(usage) });
-        let (watched, mut state) = (Arc::downgrade(&resident), resident.health.subscribe());
+        let model = Arc::new(LoadableModel { health, settings, process, usage: Mutex::new(usage) });
+        let (watched, mut state) = (Arc::downgrade(&model), model.health.subscribe());
         tokio::spawn(async move {
             while state.changed().await.is_ok() {
                 let now = state.borrow_and_update().clone();
                 match watched.upgrade() {
-                    Some(resident) => resident.note(&now),
+                    Some(model) => model.note(&now),
                     None => return,
                 }
             }
         });
-        resident
+        model
     }
 
-    /// Keeps how the model came to be loaded.
-    fn note(&self, status: &Status) {
+    /// Notes that a load succeeded or failed.
+    fn note(&self, status: &HealthStatus) {
         let name = self.settings().name;
         let mut usage = self.usage();
-        match status.life() {
-            Life::Ready | Life::Suspect => {
+        match status.state() {
+            NodeState::Ready | NodeState::Suspect => {
                 if let Some(began) = usage.load_began.take() {
                     let took = began.elapsed();
                     usage.record.n_loads += 1;
                     usage.record.load_time += took;
                     usage.record.last_load = took;
-                    // Until now nobody could use it.
+                    // Its idle time starts only now.
                     usage.last_used = Instant::now();
                     tracing::info!(target: NOTICE, model = name, seconds = took.as_secs_f64(), "a model was loaded");
                 }
@@ -129,7 +128,7 @@ impl Resident {
                 usage.n_failures = 0;
                 usage.failing_until = None;
             }
-            Life::Down => {
+            NodeState::Down => {
                 let reason = &status.words;
                 usage.last_failure = Some(reason.clone());
                 if usage.load_began.take().is_some() {
@@ -139,54 +138,54 @@ impl Resident {
                 }
                 tracing::warn!(model = name, reason, "a model cannot be loaded");
             }
-            Life::Starting | Life::Draining => {}
-            Life::Unloaded => usage.measured_bytes = 0,
+            NodeState::Starting | NodeState::Draining => {}
+            NodeState::Unloaded => usage.measured_bytes = 0,
         }
     }
 
-    /// How it is kept now.
-    pub fn settings(&self) -> ResidentSettings {
+    /// The settings now.
+    pub fn settings(&self) -> LoadableSettings {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Keeps it otherwise, from its next use on, if this is not how it is kept.
+    /// Changes how long it stays in memory.
     pub fn reconfigure(&self, keep_alive: KeepAlive) {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut settings.keep_alive, keep_alive) == keep_alive {
             return;
         }
         drop(settings);
-        self.keep(keep_alive);
+        self.set_keep_alive(keep_alive);
     }
 
-    /// What it takes: what was estimated, or more if more was seen.
+    /// Bytes that it uses: the estimate, or the measured size if that is more.
     pub(super) fn bytes(&self) -> u64 {
         let estimated = self.settings.lock().unwrap_or_else(PoisonError::into_inner).estimated_bytes;
         estimated.max(self.usage().measured_bytes)
     }
 
-    /// Why and for how long it is not tried again, if it could not be loaded just now.
+    /// Why its last load failed and how long no other is tried; `None` if it may be tried.
     pub(super) fn failing(&self) -> Option<(String, Duration)> {
         let usage = self.usage();
         let left = usage.failing_until?.checked_duration_since(Instant::now())?;
         Some((usage.last_failure.clone().unwrap_or_default(), left))
     }
 
-    /// It is to be in memory.
+    /// Returns true if it should be in memory.
     pub(super) fn is_wanted(&self) -> bool {
         *self.process.wanted.borrow()
     }
 
-    /// Its process is there. One that could not start is not.
+    /// Returns true if its process is running or ending.
     pub(super) fn holds_memory(&self) -> bool {
-        self.health.life() != Life::Unloaded
+        self.health.state() != NodeState::Unloaded
     }
 
-    pub(super) fn tenant(&self) -> Tenant {
+    pub(super) fn memory_use(&self) -> MemoryUse {
         let (is_wanted, bytes) = (self.is_wanted(), self.bytes());
         let is_in = is_wanted || self.holds_memory();
         let usage = self.usage();
-        Tenant {
+        MemoryUse {
             bytes,
             is_in,
             is_leaving: is_in && !is_wanted,
@@ -195,24 +194,25 @@ impl Resident {
         }
     }
 
-    /// One more request waits. Errors: too many do.
-    pub(super) fn wait(self: &Arc<Self>, max_waiting: usize) -> Result<Waiting, RequestError> {
+    /// Counts one more waiting request. Errors: too many wait already.
+    pub(super) fn start_waiting(self: &Arc<Self>, max_waiting: usize) -> Result<LoadWaiter, RequestError> {
         let is_ready = self.health.usable().is_some();
         let mut usage = self.usage();
         if usage.n_waiting >= max_waiting && !is_ready {
-            return Err(unavailable("too many requests wait for it to be loaded", super::RETRY_AFTER));
+            let reason = "too many requests wait for it to be loaded";
+            return Err(RequestError::unavailable(reason, super::RETRY_AFTER));
         }
         usage.n_waiting += 1;
-        Ok(Waiting(Arc::clone(self)))
+        Ok(LoadWaiter(Arc::clone(self)))
     }
 
-    /// Since when its requests wait for room; from now on, if they did not.
-    pub(super) fn wants_room(&self, now: Instant) -> Instant {
-        *self.usage().wants_room_since.get_or_insert(now)
+    /// Since when its requests wait for memory: since now, if they did not wait before.
+    pub(super) fn wait_for_memory(&self, now: Instant) -> Instant {
+        *self.usage().waiting_since.get_or_insert(now)
     }
 
-    pub(super) fn wants_room_since(&self) -> Option<Instant> {
-        self.usage().wants_room_since
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        self.usage().waiting_since
     }
 
     /// Starts its process.
@@ -221,46 +221,46 @@ impl Resident {
         {
             let mut usage = self.usage();
             usage.load_began = Some(Instant::now());
-            usage.wants_room_since = None;
+            usage.waiting_since = None;
             usage.keep_alive = keep_alive;
         }
         self.process.wanted.send_replace(true);
     }
 
-    /// One more request uses it.
-    pub(super) fn enter(self: &Arc<Self>, keep_alive: Option<KeepAlive>) -> Stay {
+    /// Counts one more request that uses it.
+    pub(super) fn lease(self: &Arc<Self>, keep_alive: Option<KeepAlive>) -> ModelLease {
         let mut usage = self.usage();
         usage.n_active += 1;
         usage.last_used = Instant::now();
         usage.keep_alive = keep_alive.unwrap_or(usage.keep_alive);
-        Stay { resident: Arc::clone(self) }
+        ModelLease { model: Arc::clone(self) }
     }
 
-    /// It stays for so long after its last use.
-    pub(super) fn keep(&self, keep_alive: KeepAlive) {
+    /// Sets how long it stays in memory after its last use.
+    pub(super) fn set_keep_alive(&self, keep_alive: KeepAlive) {
         self.usage().keep_alive = keep_alive;
     }
 
-    /// Why it should go now, if it should.
-    pub(super) fn is_over(&self) -> Option<Unloaded> {
+    /// Why it should be unloaded now; `None` if it should stay.
+    pub(super) fn unload_reason(&self) -> Option<UnloadReason> {
         if !self.is_wanted() {
             return None;
         }
-        let has_failed = self.health.life() == Life::Down;
+        let has_failed = self.health.state() == NodeState::Down;
         let usage = self.usage();
         match usage.keep_alive {
             _ if usage.n_active > 0 => None,
-            _ if usage.is_retired => Some(Unloaded::Removed),
-            _ if has_failed => Some(Unloaded::Failed),
+            _ if usage.is_retired => Some(UnloadReason::Removed),
+            _ if has_failed => Some(UnloadReason::Failed),
             KeepAlive::Forever => None,
             KeepAlive::For(time) if usage.last_used.elapsed() < time => None,
-            keep_alive if keep_alive.is_nothing() => Some(Unloaded::Asked),
-            KeepAlive::For(_) => Some(Unloaded::Idle),
+            keep_alive if keep_alive.is_nothing() => Some(UnloadReason::Asked),
+            KeepAlive::For(_) => Some(UnloadReason::Idle),
         }
     }
 
     /// Ends its process. The next request starts it again.
-    pub(super) fn unload(&self, why: Unloaded) {
+    pub(super) fn unload(&self, why: UnloadReason) {
         if self.process.wanted.send_replace(false) {
             let name = self.settings().name;
             let mut usage = self.usage();
@@ -270,7 +270,7 @@ impl Resident {
         }
     }
 
-    /// No new request uses it.
+    /// Takes it out of service: it is unloaded after its last request.
     pub(super) fn retire(&self) {
         self.usage().is_retired = true;
     }
@@ -292,23 +292,24 @@ impl Resident {
         self.process.tracker.is_empty()
     }
 
-    pub(super) async fn gone(&self) {
+    pub(super) async fn wait_until_gone(&self) {
         self.process.tracker.wait().await;
     }
 
-    /// The process that has the model in memory.
+    /// The id of the process that has the model in memory.
     pub(super) fn pid(&self) -> Option<u32> {
         let is_ready = self.health.usable().is_some();
         Some(self.process.pid.load(Ordering::Relaxed)).filter(|pid| *pid > 0 && is_ready)
     }
 
-    pub(super) fn measured(&self, pid: u32, bytes: u64) {
+    /// Notes how many bytes a process holds.
+    pub(super) fn set_measured(&self, pid: u32, bytes: u64) {
         if self.pid() == Some(pid) {
             self.usage().measured_bytes = bytes;
         }
     }
 
-    /// What is known of the model without loading it.
+    /// What its file says about it.
     pub fn outline(&self) -> Option<Arc<NodeInfo>> {
         self.settings().outline
     }
@@ -318,28 +319,29 @@ impl Resident {
         self.settings().n_slots as usize
     }
 
-    /// How it is now.
-    pub fn presence(&self) -> Presence {
+    /// The model at this moment.
+    pub fn report(&self) -> LoadReport {
         let (is_wanted, bytes) = (self.is_wanted(), self.bytes());
-        let life = match (self.health.life(), is_wanted) {
-            (Life::Ready | Life::Suspect, true) => "loaded",
-            (Life::Down, true) => "failed",
-            (Life::Starting | Life::Unloaded | Life::Draining, true) => "loading",
-            (Life::Unloaded, false) => "unloaded",
-            (_, false) => "unloading",
-        };
+        let node_state = self.health.state();
         let usage = self.usage();
-        let life = if life == "unloaded" && usage.last_failure.is_some() { "failed" } else { life };
+        let state = match (node_state, is_wanted) {
+            (NodeState::Ready | NodeState::Suspect, true) => LoadState::Loaded,
+            (NodeState::Down, true) => LoadState::Failed,
+            (NodeState::Starting | NodeState::Unloaded | NodeState::Draining, true) => LoadState::Loading,
+            (NodeState::Unloaded, false) if usage.last_failure.is_some() => LoadState::Failed,
+            (NodeState::Unloaded, false) => LoadState::Unloaded,
+            (_, false) => LoadState::Unloading,
+        };
         let expires_at = match usage.keep_alive {
-            KeepAlive::For(time) if life == "loaded" => {
+            KeepAlive::For(time) if state == LoadState::Loaded => {
                 let since = if usage.n_active > 0 { Duration::ZERO } else { usage.last_used.elapsed() };
                 SystemTime::now().checked_add(time.saturating_sub(since))
             }
             _ => None,
         };
-        let Record { n_loads, load_time, last_load, unloads } = usage.record.clone();
-        Presence {
-            life,
+        let LoadHistory { n_loads, load_time, last_load, unloads } = usage.record.clone();
+        LoadReport {
+            state,
             bytes,
             measured_bytes: usage.measured_bytes,
             n_active: usage.n_active,
@@ -353,39 +355,39 @@ impl Resident {
         }
     }
 
-    fn usage(&self) -> MutexGuard<'_, Usage> {
+    fn usage(&self) -> MutexGuard<'_, LoadableUsage> {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Resident {
+impl Drop for LoadableModel {
     fn drop(&mut self) {
         self.process.stop.cancel();
     }
 }
 
-/// The right to use a model: it is not unloaded before this is dropped.
-pub struct Stay {
-    resident: Arc<Resident>,
+/// The right to use a model. The model is not unloaded before this is dropped.
+pub struct ModelLease {
+    model: Arc<LoadableModel>,
 }
 
-impl Drop for Stay {
+impl Drop for ModelLease {
     fn drop(&mut self) {
-        let mut usage = self.resident.usage();
+        let mut usage = self.model.usage();
         usage.n_active -= 1;
         usage.last_used = Instant::now();
     }
 }
 
-/// A request that waits for a model. Given up when dropped.
-pub(super) struct Waiting(Arc<Resident>);
+/// A request that waits for a model. Dropping it ends the wait.
+pub(super) struct LoadWaiter(Arc<LoadableModel>);
 
-impl Drop for Waiting {
+impl Drop for LoadWaiter {
     fn drop(&mut self) {
         let mut usage = self.0.usage();
         usage.n_waiting -= 1;
         if usage.n_waiting == 0 {
-            usage.wants_room_since = None;
+            usage.waiting_since = None;
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which weights a name stands for, as nodes come, go and change.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use baton_engines::Engine;
@@ -9,13 +10,14 @@ use baton_schemas::EngineError;
 use baton_schemas::node::{NodeInfo, NodeLoad};
 
 use super::*;
-use crate::account::KeyLimits;
+use crate::account::{Account, KeyLimits};
 use crate::error::RequestErrorKind;
 use crate::http::HttpBackend;
 use crate::observe::readiness::Readiness;
 use crate::serve::request_service::RequestService;
+use crate::targets::nodes::{Health, Node, StateChange, StateReason};
 
-/// An engine that is only looked at.
+/// An engine that reports its load and takes no requests.
 struct Silent;
 
 #[async_trait]
@@ -29,44 +31,42 @@ impl EngineWrapper for Silent {
     }
 }
 
-/// A node's life, in a test's hand.
-type Hand = Arc<Health>;
-
 /// A node runs these weights under this name.
-async fn runs(life: &Hand, weights: &str, name: &str) {
+async fn runs(health: &Arc<Health>, weights: &str, name: &str) {
     let sim = SimEngine::new(SimConfig { model: weights.into(), ..SimConfig::default() });
     let info = NodeInfo { model: name.into(), ..sim.info().await.unwrap() };
-    life.answers(Arc::new(info));
+    health.note_answer(Arc::new(info));
 }
 
-fn goes_down(life: &Hand) {
-    life.fails(&Why::plainly(StateReason::Unreachable, "gone"), Duration::from_secs(2));
+fn goes_down(health: &Arc<Health>) {
+    health.note_failure(&StateChange::new(StateReason::Unreachable, "gone"), Duration::from_secs(2));
 }
 
 /// An endpoint over two nodes that are starting, with or without a name for what they run.
-fn endpoint(name: Option<&str>) -> (RequestService, [Hand; 2]) {
-    let (mut decode, mut lives) = (Vec::new(), Vec::new());
+fn endpoint(name: Option<&str>) -> (RequestService, [Arc<Health>; 2]) {
+    let (mut decode, mut healths) = (Vec::new(), Vec::new());
     for i in 1..=2 {
-        let life = Health::new(format!("decode-{i}"));
-        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(Silent), Arc::clone(&life)));
-        lives.push(life);
+        let health = Health::new(format!("decode-{i}"));
+        decode.push(Node::new(format!("decode-{i}"), None, Arc::new(Silent), Arc::clone(&health)));
+        healths.push(health);
     }
     let name = name.map_or_else(OnceLock::new, |name| OnceLock::from(name.to_owned()));
     let model = ServedModel::new(name, Vec::new(), decode.clone(), Vec::new());
-    let pool = Arc::new(Pool::with_undeclared(vec![Arc::new(model)], decode));
+    let pool = Arc::new(ModelPool::with_undeclared(vec![Arc::new(model)], decode));
     keep_discovering(&pool, Vec::new(), Arc::new);
-    (RequestService::over(pool), lives.try_into().unwrap())
+    (RequestService::over(pool), healths.try_into().unwrap())
 }
 
 async fn discovered() {
     tokio::time::sleep(3 * DISCOVERY_INTERVAL).await;
 }
 
-/// The node that a request for this model would be asked of, or the error in a word.
+/// The node that a request for this model would be asked of, or the kind of the error.
 async fn serving(app: &RequestService, name: &str) -> Result<String, RequestErrorKind> {
     let account = Account::new("anyone", KeyLimits::default());
-    let model = app.targets.pool.find_for(Some(name), &account).map_err(|error| error.kind())?;
-    let ready = model.ready_as(name, &[], Sight::Unneeded).await.map_err(|error| error.kind())?;
+    let model =
+        app.targets.pool.find_for(Some(name), |model| account.may_use(model.names())).map_err(|error| error.kind())?;
+    let ready = model.ready_node(Some(name), &[], ImageNeed::None).await.map_err(|error| error.kind())?;
     Ok(ready.0.name.clone())
 }
 
@@ -85,7 +85,7 @@ async fn a_configured_name_is_for_what_the_first_node_runs_and_not_the_fastest()
     });
     assert_eq!(served.unwrap(), "decode-1");
     discovered().await;
-    // The other one serves what it runs under its own name, and everybody is told.
+    // The other node serves what it runs under its own name, and a warning says so.
     assert_eq!(serving(&app, "other").await.unwrap(), "decode-2");
     assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 1));
     let warnings = app.state(false).warnings;
@@ -108,8 +108,8 @@ async fn a_first_node_that_is_down_is_not_waited_for() {
 async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
     for configured in [Some("m"), None] {
         let (app, [first, second]) = endpoint(configured);
-        for life in [&first, &second] {
-            runs(life, "old", "m").await;
+        for health in [&first, &second] {
+            runs(health, "old", "m").await;
         }
         discovered().await;
         assert_eq!(serving(&app, "m").await.unwrap(), "decode-1");
@@ -131,7 +131,7 @@ async fn a_name_follows_its_nodes_to_new_weights_once_none_has_the_old() {
         assert_eq!((app.readiness(), app.warnings().len()), (Readiness::Ok, 0));
         assert_eq!(app.targets.pool.models().len(), 1);
         // Streams that began on the old weights do not go on on the new ones.
-        assert!(old[0].any_ready_but(&[], Sight::Unneeded).await.is_err());
+        assert!(old[0].ready_node(None, &[], ImageNeed::None).await.is_err());
 
         runs(&second, "new", "m").await;
         discovered().await;

@@ -1,8 +1,8 @@
-//! Measures what no request has measured yet, while nobody is waiting.
+//! Measures rates that no request has measured yet, on idle nodes.
 //!
 //! A plan needs a prefill rate and a decode rate of each decode node, a prefill rate of each prefill node, and the rate
-//! of each link between them. What is unknown is found out with one short made-up prompt, and links are looked at
-//! again from time to time, since a network changes without any request to show it.
+//! of each link between them. One short made-up prompt measures an unknown rate. Links are measured again from time to
+//! time, because a network changes without any request that would show it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,18 +15,19 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 use futures::StreamExt;
 use tokio::time::Instant;
 
-use super::{Node, ServedModel, Task};
+use super::served_model::ServedModel;
+use crate::targets::nodes::{Node, Task};
 
-/// How often the pool is looked at.
+/// Between two looks for unknown rates.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// How old a link's measurement may get on idle nodes.
 const LINK_AGE: Duration = Duration::from_secs(300);
 
-/// After a measurement that failed; doubling with each that fails in a row, up to [`LINK_AGE`].
+/// The pause after a failed measurement. Doubles with each failure in a row, up to [`LINK_AGE`].
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// One measurement at most.
+/// The longest that a measurement may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Tokens of a made-up prompt: enough for a rate, little enough for a slow machine.
@@ -35,9 +36,9 @@ const PROMPT_TOKENS: u32 = 256;
 /// Tokens of its reply.
 const OUTPUT_TOKENS: u32 = 8;
 
-/// What there is to find out.
+/// What has to be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Unknown {
+enum Measurement {
     /// Prefill and decode rates of a decode node.
     Decode(usize),
     /// The prefill rate of a prefill node, and a handoff from it to a decode node.
@@ -46,43 +47,43 @@ enum Unknown {
     Link(usize, usize),
 }
 
-/// When something is to be measured again.
+/// When something is measured again.
 #[derive(Debug, Clone, Copy)]
-struct Due {
+struct NextMeasurement {
     at: Instant,
-    /// Measurements that failed since one went well.
+    /// Failures since the last success.
     n_failed: u32,
 }
 
-impl Due {
-    /// After a measurement that went well, or failed as others had before.
-    fn after(is_measured: bool, before: Option<Due>) -> Due {
+impl NextMeasurement {
+    /// The next time after a measurement that succeeded or failed.
+    fn after(is_measured: bool, before: Option<NextMeasurement>) -> NextMeasurement {
         if is_measured {
-            return Due { at: Instant::now() + LINK_AGE, n_failed: 0 };
+            return NextMeasurement { at: Instant::now() + LINK_AGE, n_failed: 0 };
         }
         let n_failed = before.map_or(0, |due| due.n_failed);
         let pause = RETRY_AFTER.saturating_mul(1 << n_failed.min(8)).min(LINK_AGE);
-        Due { at: Instant::now() + pause, n_failed: n_failed.saturating_add(1) }
+        NextMeasurement { at: Instant::now() + pause, n_failed: n_failed.saturating_add(1) }
     }
 }
 
-/// Calibrates a model's nodes until the model is dropped. A model with one route needs no calibration: there is nothing
-/// to choose.
+/// Calibrates a model's nodes until the model is dropped. A model with one route needs no rates, because there is no
+/// choice.
 pub fn keep_calibrated(model: &Arc<ServedModel>) {
     if model.prefill.is_empty() && model.decode.len() < 2 {
         return;
     }
     let model = Arc::downgrade(model);
     tokio::spawn(async move {
-        let mut due: HashMap<Unknown, Due> = HashMap::new();
+        let mut due: HashMap<Measurement, NextMeasurement> = HashMap::new();
         while let Some(model) = model.upgrade() {
             for unknown in unknowns(&model, &due) {
                 let measured = tokio::time::timeout(DEADLINE, measure(&model, unknown)).await;
                 if let Ok(Err(error)) = &measured {
-                    tracing::debug!(?unknown, %error, "not measured");
+                    tracing::debug!(?unknown, %error, "a rate could not be measured; it is tried again later");
                 }
                 let is_measured = matches!(measured, Ok(Ok(())));
-                due.insert(unknown, Due::after(is_measured, due.get(&unknown).copied()));
+                due.insert(unknown, NextMeasurement::after(is_measured, due.get(&unknown).copied()));
             }
             drop(model);
             tokio::time::sleep(INTERVAL).await;
@@ -90,28 +91,28 @@ pub fn keep_calibrated(model: &Arc<ServedModel>) {
     });
 }
 
-fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Due>) -> Vec<Unknown> {
+fn unknowns(model: &ServedModel, due: &HashMap<Measurement, NextMeasurement>) -> Vec<Measurement> {
     let idle = |node: &Node, task| node.load().active_slots == 0 && node.is_trusted(task);
     let decodes = |node: &Node| model.ready_decode(node).is_some_and(|info| info.generates) && idle(node, Task::Decode);
     let prefills =
         |node: &Node| node.info().is_some_and(|info| model.bars_prefill(&info).is_none()) && idle(node, Task::Prefill);
-    let is_due = |unknown: &Unknown| due.get(unknown).is_none_or(|due| due.at <= Instant::now());
+    let is_due = |unknown: &Measurement| due.get(unknown).is_none_or(|due| due.at <= Instant::now());
     let links = model.routes.view().links;
     let mut found = Vec::new();
     for (d, decode) in model.decode.iter().enumerate().filter(|(_, node)| decodes(node)) {
         let rates = decode.rates();
         if !rates.decode.is_known() || !rates.prefill.is_known() {
-            found.push(Unknown::Decode(d));
+            found.push(Measurement::Decode(d));
         }
         for (p, prefill) in model.prefill.iter().enumerate().filter(|(_, node)| prefills(node)) {
             if prefill.url.is_none() || prefill.name == decode.name {
                 continue;
             }
-            found.push(Unknown::Link(p, d));
-            // A tail that one handoff does not show, on a slow link, more of them do not either.
-            let tried = due.get(&Unknown::Prefill(p, d)).is_some_and(|due| due.n_failed == 0);
+            found.push(Measurement::Link(p, d));
+            // On a slow link one handoff may not show the tail. Further ones would not show it, either.
+            let tried = due.get(&Measurement::Prefill(p, d)).is_some_and(|due| due.n_failed == 0);
             if !prefill.rates().prefill.is_known() || (links[p][d].tail_ms <= 0.0 && !tried) {
-                found.push(Unknown::Prefill(p, d));
+                found.push(Measurement::Prefill(p, d));
             }
         }
     }
@@ -119,11 +120,11 @@ fn unknowns(model: &ServedModel, due: &HashMap<Unknown, Due>) -> Vec<Unknown> {
     found
 }
 
-async fn measure(model: &ServedModel, unknown: Unknown) -> Result<(), EngineError> {
+async fn measure(model: &ServedModel, unknown: Measurement) -> Result<(), EngineError> {
     match unknown {
-        Unknown::Decode(decode) => try_out(model, Route { decode, prefill: None }).await,
-        Unknown::Prefill(prefill, decode) => try_out(model, Route { decode, prefill: Some(prefill) }).await,
-        Unknown::Link(prefill, decode) => {
+        Measurement::Decode(decode) => try_out(model, Route { decode, prefill: None }).await,
+        Measurement::Prefill(prefill, decode) => try_out(model, Route { decode, prefill: Some(prefill) }).await,
+        Measurement::Link(prefill, decode) => {
             let Some(source) = model.prefill[prefill].kv_source() else { return Ok(()) };
             let link = model.decode[decode].engine.measure_link(&source).await?;
             model.routes.learn_link(prefill, decode, |known| {
@@ -134,8 +135,8 @@ async fn measure(model: &ServedModel, unknown: Unknown) -> Result<(), EngineErro
     }
 }
 
-/// Sends a made-up prompt that nothing has cached down a route, in a cache scope of its own and with nothing kept on
-/// the decode node. Errors: the engine's, or that the KV did not come, though the decode node did without it.
+/// Runs a made-up prompt that no node has cached on a route, in a cache scope of its own. The decode node keeps nothing.
+/// Errors: the engine's, or that the handoff failed, even if the decode node computed the prompt itself.
 async fn try_out(model: &ServedModel, route: Route) -> Result<(), EngineError> {
     let node = &model.decode[route.decode];
     let Some(info) = node.info() else { return Ok(()) };
@@ -181,7 +182,7 @@ mod tests {
     use super::*;
     use crate::targets::nodes::Health;
 
-    /// A node to which so many pulls fail, and then none. Notes when it was asked to pull.
+    /// A node on which this many pulls fail, and later ones succeed. Notes when it was asked to pull.
     struct Pulling {
         sim: SimEngine,
         n_failures: AtomicU32,
@@ -220,7 +221,7 @@ mod tests {
         let info = Arc::new(Engine::info(&pulling).await.unwrap());
         let node = |name: &str, engine: Arc<dyn Engine>| {
             let health = Health::new(name);
-            health.answers(Arc::clone(&info));
+            health.note_answer(Arc::clone(&info));
             Node::new(name.into(), Some("http://192.0.2.1:9000".into()), engine, health)
         };
         let decode = vec![node("d", Arc::new(pulling))];

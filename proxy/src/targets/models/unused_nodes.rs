@@ -1,25 +1,27 @@
-//! Nodes that are up and not used as somebody may expect, because of the weights they run.
+//! Nodes that are up and do not serve the model that they seem to serve, because they run other weights.
 
 use std::fmt;
 
 use baton_schemas::node::NodeInfo;
 
-use super::{Node, Pool, ServedModel};
+use super::pool::ModelPool;
+use super::served_model::ServedModel;
+use crate::targets::nodes::Node;
 
-/// A decode node that does not serve a model it might be thought to serve.
+/// A decode node that does not serve the model that its name or the configuration suggests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unused {
+pub struct UnusedNode {
     /// The node.
     pub node: String,
     /// The model's public name.
     pub model: String,
-    /// The model that it serves instead; `None` if it is not used at all.
+    /// The model that it serves instead; `None` if it serves none.
     pub serves: Option<String>,
 }
 
-impl fmt::Display for Unused {
+impl fmt::Display for UnusedNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unused { node, model, serves } = self;
+        let UnusedNode { node, model, serves } = self;
         match serves {
             Some(serves) => write!(
                 f,
@@ -34,23 +36,23 @@ impl fmt::Display for Unused {
     }
 }
 
-impl Pool {
-    /// All of them, in the order of the configuration.
-    pub fn unused(&self) -> Vec<Unused> {
+impl ModelPool {
+    /// All unused nodes, in the order of the configuration.
+    pub fn unused_nodes(&self) -> Vec<UnusedNode> {
         let models = self.models();
-        // Nobody has said yet what a model is: whether a node runs it cannot be told.
-        if models.iter().any(|model| model.resident.is_none() && model.identity().is_none()) {
+        // Until every model's identity is known, a node may still turn out to run one of them.
+        if models.iter().any(|model| model.loadable.is_none() && model.identity().is_none()) {
             return Vec::new();
         }
         let name = |model: &ServedModel| model.name.get().cloned().unwrap_or_default();
         let unused = |node: &Node, info: &NodeInfo| {
-            let serves = models.iter().find(|model| model.resident.is_none() && model.bars_decode(info).is_none());
+            let serves = models.iter().find(|model| model.loadable.is_none() && model.bars_decode(info).is_none());
             let meant = models.iter().find(|model| match serves {
-                // The operator has given the name to all of these nodes.
+                // The operator has given this name to all nodes.
                 Some(_) => model.name_is_configured && !model.has_own_engine && model.bars_decode(info).is_some(),
-                None => model.is_called(&info.model),
+                None => model.has_name(&info.model),
             });
-            meant.map(|meant| Unused {
+            meant.map(|meant| UnusedNode {
                 node: node.name.clone(),
                 model: name(meant),
                 serves: serves.map(|model| name(model)),

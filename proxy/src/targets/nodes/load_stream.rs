@@ -1,44 +1,57 @@
-//! Follows what a node is doing: by the stream of its loads, and by asking where it has none.
+//! Follows a node's load: by its load stream, and by polling while the stream says nothing.
 //!
-//! A stream tells within a tenth of a second what has changed, has a line twice a second without a change, and ends with
-//! its node, so it also shows first when a node is lost. Whoever runs or watches the node then asks what has become of
-//! it. Where a stream says nothing (something on the way holds it back) the node is asked instead, and a stream is tried
-//! again later.
+//! A stream reports a change within a tenth of a second, repeats the load twice a second, and ends with its node, so it is
+//! also the first to show that a node is lost. Whoever runs or watches the node then checks it. If a stream stays silent
+//! from its start (a proxy in between may buffer it), the node is polled instead, and a stream is tried again later.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use baton_engines::Engine;
+use baton_schemas::node::NodeLoad;
 use futures::StreamExt;
 use tokio::time::Instant;
 
-use super::health::{StateReason, Why};
-use super::life::Life;
-use super::node::Node;
-use crate::targets::nodes::probe::jittered;
+use super::health::{Health, StateChange, StateReason};
+use super::node_state::NodeState;
+use super::probe::jittered;
 
-/// How often a node's load is asked for where it has no stream.
+/// Between two polls of a node whose stream says nothing.
 pub(super) const LOAD_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long an answer may take, and how long a stream may be silent.
 const LOAD_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How long a node is asked before a stream is tried again, doubling with each stream that said nothing.
+/// How long a node is polled before a stream is tried again. Doubles with each stream that says nothing.
 const FIRST_POLLS: Duration = Duration::from_secs(1);
 const MAX_POLLS: Duration = Duration::from_secs(300);
 
+/// A node whose load is followed.
+pub(super) trait Followed: Send + Sync {
+    fn engine(&self) -> &Arc<dyn Engine>;
+
+    fn health(&self) -> &Health;
+
+    /// The node reported this load in answer to a question that was sent at `asked`.
+    fn set_load(&self, load: NodeLoad, asked: Instant);
+
+    /// The node's process is not running: it has no load and no cache, and is not asked.
+    fn clear_load(&self);
+}
+
 /// Follows a node until it is dropped.
-pub(super) async fn follow(node: Weak<Node>) {
+pub(super) async fn follow<N: Followed>(node: Weak<N>) {
     let mut polls_for = FIRST_POLLS;
-    while let Some(is_running) = look_at(&node) {
+    while let Some(is_running) = check_running(&node) {
         if !is_running {
             tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
             continue;
         }
-        match stream(&node).await {
+        match read_stream(&node).await {
             Some(why) => {
                 polls_for = FIRST_POLLS;
                 if let Some(node) = node.upgrade() {
-                    node.health.quiets(&why);
+                    node.health().note_silence(&why);
                 }
                 tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
             }
@@ -50,66 +63,64 @@ pub(super) async fn follow(node: Weak<Node>) {
     }
 }
 
-/// Whether there is something to follow; `None` if the node was dropped.
-fn look_at(node: &Weak<Node>) -> Option<bool> {
+/// Returns true if the node is running; `None` if it was dropped.
+fn check_running<N: Followed>(node: &Weak<N>) -> Option<bool> {
     let node = node.upgrade()?;
-    let is_running = node.health.is_running();
+    let is_running = node.health().is_running();
     if !is_running {
-        // Not asked, so not silent; and a process that ends takes its work and its cache with it.
-        node.is_heard();
-        node.ends();
+        node.clear_load();
     }
     Some(is_running)
 }
 
-/// Reads the stream of a node's loads until it ends, and says why it did. `None` if it never said anything, which says
-/// nothing of its node.
-async fn stream(node: &Weak<Node>) -> Option<Why> {
-    let engine = Arc::clone(&node.upgrade()?.engine);
+/// Reads the load stream until it ends, and returns why it ended. `None` if it never reported a load, which says nothing
+/// about the node.
+async fn read_stream<N: Followed>(node: &Weak<N>) -> Option<StateChange> {
+    let engine = Arc::clone(node.upgrade()?.engine());
     let mut loads = tokio::time::timeout(LOAD_DEADLINE, engine.loads()).await.ok()?.ok()?;
-    let mut has_spoken = false;
+    let mut has_reported = false;
     loop {
         let asked = Instant::now();
         let load = tokio::time::timeout(LOAD_DEADLINE, loads.next()).await;
         let node = node.upgrade()?;
         let ended = match load {
             Ok(Some(Ok(load))) => {
-                node.hears(load, asked);
-                has_spoken = true;
+                node.set_load(load, asked);
+                has_reported = true;
                 continue;
             }
-            Ok(None) if node.health.life() == Life::Draining => {
-                Why::plainly(StateReason::Stopped, "the node was stopped")
+            Ok(None) if node.health().state() == NodeState::Draining => {
+                StateChange::new(StateReason::Stopped, "the node was stopped")
             }
-            Ok(None) => Why::plainly(StateReason::StreamEnded, "the stream of its loads has ended"),
-            Ok(Some(Err(error))) => Why { reason: StateReason::StreamLost, ..Why::from(&error) },
+            Ok(None) => StateChange::new(StateReason::StreamEnded, "the node's load stream has ended"),
+            Ok(Some(Err(error))) => StateChange { reason: StateReason::StreamLost, ..StateChange::from(&error) },
             Err(_) => silent(),
         };
-        return has_spoken.then_some(ended);
+        return has_reported.then_some(ended);
     }
 }
 
-/// Asks for a node's load again and again, for so long or until it is known to be gone.
-async fn poll(node: &Weak<Node>, polls_for: Duration) {
+/// Polls a node's load for this long, or until the node stops running.
+async fn poll<N: Followed>(node: &Weak<N>, polls_for: Duration) {
     let began = Instant::now();
-    while began.elapsed() < polls_for && look_at(node) == Some(true) {
-        let Some(engine) = node.upgrade().map(|node| Arc::clone(&node.engine)) else { return };
+    while began.elapsed() < polls_for && check_running(node) == Some(true) {
+        let Some(engine) = node.upgrade().map(|node| Arc::clone(node.engine())) else { return };
         let asked = Instant::now();
         let load = tokio::time::timeout(LOAD_DEADLINE, engine.load()).await;
         let Some(node) = node.upgrade() else { return };
         match load {
-            Ok(Ok(load)) => node.hears(load, asked),
-            Ok(Err(error)) => node.health.quiets(&Why::from(&error)),
-            Err(_) => node.health.quiets(&silent()),
+            Ok(Ok(load)) => node.set_load(load, asked),
+            Ok(Err(error)) => node.health().note_silence(&StateChange::from(&error)),
+            Err(_) => node.health().note_silence(&silent()),
         }
         drop(node);
         tokio::time::sleep(jittered(LOAD_INTERVAL)).await;
     }
 }
 
-fn silent() -> Why {
+fn silent() -> StateChange {
     let cause = format!("no answer within {} s", LOAD_DEADLINE.as_secs());
-    Why { reason: StateReason::Silent, words: "the node cannot be reached".to_owned(), cause }
+    StateChange { reason: StateReason::Silent, words: "the node cannot be reached".to_owned(), cause }
 }
 
 #[cfg(test)]
@@ -124,7 +135,7 @@ mod tests {
     use baton_schemas::node::{NodeInfo, NodeLoad, Phase};
 
     use super::*;
-    use crate::targets::nodes::Health;
+    use crate::targets::nodes::{Health, Node};
 
     /// What a stream of loads does after its lines.
     #[derive(Clone, Copy)]
@@ -180,13 +191,13 @@ mod tests {
     async fn follows(streams: &[(Vec<NodeLoad>, Then)], is_frozen: bool, secs: f32) -> (Vec<&'static str>, u32) {
         let engine = Scripted { streams: Mutex::new(streams.iter().cloned().collect()), is_frozen };
         let health = Health::new("it");
-        health.answers(Arc::new(Engine::info(&engine).await.unwrap()));
+        health.note_answer(Arc::new(Engine::info(&engine).await.unwrap()));
         let node = Node::new("it".into(), None, Arc::new(engine), Arc::clone(&health));
         let mut changes = health.subscribe();
         let mut seen = Vec::new();
         let watched = async {
             loop {
-                seen.push(changes.borrow_and_update().life().as_str());
+                seen.push(changes.borrow_and_update().state().as_str());
                 changes.changed().await.unwrap();
             }
         };
@@ -195,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_stream_says_is_known_at_once() {
+    async fn a_load_on_the_stream_is_known_at_once() {
         let streams = [(vec![active(1), active(2)], Then::IsSilent)];
         assert_eq!(follows(&streams, false, 1.0).await, (vec!["ready"], 2));
     }

@@ -1,4 +1,4 @@
-//! What was learned about a model's routes: links, how long replies are, and by how much predictions were wrong.
+//! What was learned about a model's routes: rates of links, lengths of replies, and the error of predictions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,35 +13,34 @@ const FIRST_GUESS_TOKENS: f64 = 256.0;
 /// Corrections stay within these: a factor beyond them is no error of the model but an outage.
 const CORRECTIONS: std::ops::RangeInclusive<f64> = 0.2..=5.0;
 
-/// See the module. Nodes are named by their places in the model's lists.
+/// See the module. Nodes are given by their indices in the model's lists.
 #[derive(Debug)]
-pub struct Routes {
-    learned: Mutex<Learned>,
+pub struct LearnedRoutes {
+    learned: Mutex<RouteMeasurements>,
     turns: AtomicU64,
 }
 
 #[derive(Debug, Clone)]
-struct Learned {
+struct RouteMeasurements {
     links: Vec<Vec<LinkRates>>,
-    corrections: Vec<Vec<Correction>>,
-    /// Tokens of a reply, by the most that its client would take.
+    corrections: Vec<Vec<RouteCorrection>>,
+    /// Tokens of a reply, by the limit that its client set.
     n_output: Curve,
     /// Mean of |ln(actual ÷ predicted)| of the time to first token, over the last predictions.
     error: f64,
 }
 
-/// What a route's predictions have been wrong by. It fades, so that a route which is avoided for what happened once is
-/// tried again.
+/// The factor by which a route's predictions were wrong. It fades, so that a route is tried again after one bad request.
 #[derive(Debug, Clone, Copy)]
-struct Correction {
-    /// Of the factor, when it was learned.
+struct RouteCorrection {
+    /// Logarithm of the factor at the time `at`.
     ln: f64,
     at: Instant,
 }
 
-impl Correction {
-    fn none() -> Correction {
-        Correction { ln: 0.0, at: Instant::now() }
+impl RouteCorrection {
+    fn none() -> RouteCorrection {
+        RouteCorrection { ln: 0.0, at: Instant::now() }
     }
 
     fn ln_now(&self) -> f64 {
@@ -49,50 +48,50 @@ impl Correction {
     }
 }
 
-/// A copy of what is known, for a snapshot.
+/// A copy for a snapshot.
 #[derive(Debug, Clone)]
-pub struct RoutesView {
+pub struct LearnedRoutesView {
     /// `[prefill][decode]`.
     pub links: Vec<Vec<LinkRates>>,
     /// See [`Snapshot`](baton_planner::snapshot::Snapshot).
     pub corrections: Vec<Vec<f64>>,
-    /// Tokens of a reply, by the most that its client would take; see [`expected_output`].
+    /// Tokens of a reply, by the limit that its client set; see [`expected_output`].
     pub n_output: Curve,
     /// Mean absolute error of predicted times to first token, as a factor's logarithm.
     pub error: f64,
 }
 
-impl Routes {
-    /// Nothing known of so many nodes.
-    pub fn new(n_prefill: usize, n_decode: usize) -> Routes {
-        let learned = Learned {
+impl LearnedRoutes {
+    /// Nothing is measured yet.
+    pub fn new(n_prefill: usize, n_decode: usize) -> LearnedRoutes {
+        let learned = RouteMeasurements {
             links: vec![vec![LinkRates::default(); n_decode]; n_prefill],
-            corrections: vec![vec![Correction::none(); n_decode]; n_prefill + 1],
+            corrections: vec![vec![RouteCorrection::none(); n_decode]; n_prefill + 1],
             n_output: Curve::default(),
             error: 0.0,
         };
-        Routes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
+        LearnedRoutes { learned: Mutex::new(learned), turns: AtomicU64::new(0) }
     }
 
     /// What is known now.
-    pub fn view(&self) -> RoutesView {
-        let Learned { links, corrections, n_output, error } = self.lock().clone();
-        let factors = |row: &Vec<Correction>| row.iter().map(|correction| correction.ln_now().exp()).collect();
+    pub fn view(&self) -> LearnedRoutesView {
+        let RouteMeasurements { links, corrections, n_output, error } = self.lock().clone();
+        let factors = |row: &Vec<RouteCorrection>| row.iter().map(|correction| correction.ln_now().exp()).collect();
         let corrections = corrections.iter().map(factors).collect();
-        RoutesView { links, corrections, n_output, error }
+        LearnedRoutesView { links, corrections, n_output, error }
     }
 
-    /// The number that the next request will have.
+    /// The number that the next request will get.
     pub fn turn(&self) -> u64 {
         self.turns.load(Ordering::Relaxed)
     }
 
-    /// The next request's number.
+    /// Takes the next request's number.
     pub fn next_turn(&self) -> u64 {
         self.turns.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes a measurement of a link into account.
+    /// Updates the rates of a link.
     pub fn learn_link(&self, prefill: usize, decode: usize, update: impl FnOnce(&mut LinkRates)) {
         if let Some(link) = self.lock().links.get_mut(prefill).and_then(|row| row.get_mut(decode)) {
             update(link);
@@ -118,42 +117,43 @@ impl Routes {
         let Some(ln) = ln_ratio(predicted_ms, actual_ms) else { return };
         let row = prefill.map_or(0, |p| 1 + p);
         if let Some(correction) = self.lock().corrections.get_mut(row).and_then(|row| row.get_mut(decode)) {
-            // In logarithms, so that twice and half are equally far from right.
+            // In logarithms, so that twice and half are equally wrong.
             let ln = (correction.ln_now() + LEARNING_RATE * ln).clamp(CORRECTIONS.start().ln(), CORRECTIONS.end().ln());
-            *correction = Correction { ln, at: Instant::now() };
+            *correction = RouteCorrection { ln, at: Instant::now() };
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Learned> {
+    fn lock(&self) -> MutexGuard<'_, RouteMeasurements> {
         self.learned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The logarithm of what a prediction was wrong by. `None` for nonsense.
+/// Logarithm of actual ÷ predicted; `None` unless both are positive.
 fn ln_ratio(predicted_ms: f64, actual_ms: f64) -> Option<f64> {
     let ratio = (actual_ms + NOISE_MS) / (predicted_ms + NOISE_MS);
     (predicted_ms > 0.0 && actual_ms > 0.0).then(|| ratio.ln())
 }
 
-/// Tokens that a reply of at most `max_tokens` will probably have, going by those before it. Clients that want a label
-/// and clients that want an essay set different limits, so replies under a similar limit tell the most.
+/// The expected tokens of a reply of at most `max_tokens`, from earlier replies under a similar limit: clients that want a
+/// label and clients that want an essay set different limits.
 pub fn expected_output(seen: &Curve, max_tokens: Option<u32>) -> f64 {
     let limit = limit(max_tokens);
     seen.at(limit).unwrap_or(FIRST_GUESS_TOKENS).min(limit)
 }
 
 fn limit(max_tokens: Option<u32>) -> f64 {
-    // Without a limit: beyond every real one.
+    // No limit counts as larger than every real one.
     max_tokens.map_or(f64::from(u32::MAX), |n| f64::from(n.max(1)))
 }
 
-/// An error of some milliseconds is large for a short prompt and says nothing about a long one. Milliseconds.
+/// Milliseconds added to both times of a ratio: an error of some milliseconds is large for a short prompt and says nothing
+/// about the model.
 const NOISE_MS: f64 = 50.0;
 
-/// After so long half of a correction is left, if nothing has confirmed it.
+/// After this time half of a correction is left.
 const HALF_LIFE: Duration = Duration::from_secs(600);
 
-/// Share of an error that is corrected at once. The rest may be noise.
+/// The share of an error that is corrected at once. The rest may be noise.
 const LEARNING_RATE: f64 = 0.2;
 
 #[cfg(test)]
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_systematic_error_is_gone_within_twenty_requests() {
-        let routes = Routes::new(1, 1);
+        let routes = LearnedRoutes::new(1, 1);
         // The model says 1,000 ms for what takes 2,500.
         for _ in 0..20 {
             let correction = routes.view().corrections[1][0];
@@ -175,7 +175,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_correction_that_nothing_confirms_fades() {
-        let routes = Routes::new(1, 1);
+        let routes = LearnedRoutes::new(1, 1);
         for _ in 0..50 {
             routes.correct(Some(0), 0, 1_000.0, 4_000.0);
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_reply_is_expected_to_be_as_long_as_others_under_its_limit() {
-        let routes = Routes::new(0, 1);
+        let routes = LearnedRoutes::new(0, 1);
         let expected = |max_tokens| expected_output(&routes.view().n_output, max_tokens);
         assert_eq!((expected(None), expected(Some(16))), (FIRST_GUESS_TOKENS, 16.0));
         for (max_tokens, n_tokens) in [(Some(1_000), 700), (Some(16), 2), (None, 300)] {
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn an_outage_or_nonsense_does_not_spoil_the_model() {
-        let routes = Routes::new(0, 1);
+        let routes = LearnedRoutes::new(0, 1);
         for (predicted, actual) in [(0.0, 5.0), (5.0, 0.0), (f64::NAN, 1.0), (1.0, 1e12), (1.0, 1e12)] {
             routes.correct(None, 0, predicted, actual);
             routes.note_error(predicted, actual);

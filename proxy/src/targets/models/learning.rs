@@ -1,18 +1,19 @@
-//! From what requests report to rates.
+//! Turns the timings of requests into rates.
 
 use baton_planner::cost::Route;
 use baton_planner::reason::FailureReason;
 use baton_schemas::handoff::{Blame, HandoffReport};
 use baton_schemas::sequence::Timings;
 
-use super::{ServedModel, Task};
+use super::served_model::ServedModel;
+use crate::targets::nodes::Task;
 
 /// Fewer measure the launch and not the rate.
 const MIN_TOKENS: f64 = 16.0;
 const MIN_STEPS: f64 = 4.0;
 
 impl ServedModel {
-    /// A handoff on this route succeeded, or failed for a reason that a breaker counts.
+    /// Learns from a handoff on this route: rates from a success, a breaker's count from a failure.
     pub fn learn_handoff(&self, route: Route, timings: &HandoffReport) {
         let Some((p, prefill)) = route.prefill.and_then(|p| Some((p, self.prefill.get(p)?))) else { return };
         if let Some(failure) = timings.failure {
@@ -26,8 +27,8 @@ impl ServedModel {
         prefill.succeeded(Task::Prefill);
         self.pairs.succeeded(p, route.decode);
         let computed = f64::from(timings.n_computed);
-        // Not from its slot to its last token: other prompts are computed meanwhile. A node that does not tell its share
-        // is taken for one that computes nothing else.
+        // Other prompts are computed between this one's first and last token, so only its share counts. A node that does
+        // not report its share is assumed to compute nothing else.
         let alone_ms =
             if timings.compute_ms > 0.0 { timings.compute_ms } else { timings.prefill_ms - timings.stalled_ms };
         if computed >= MIN_TOKENS {
@@ -36,7 +37,7 @@ impl ServedModel {
         self.routes.learn_link(p, route.decode, |link| link.learn_transfer(timings));
     }
 
-    /// A stream on this route is complete.
+    /// Learns from a complete stream on this route.
     pub fn learn_stream(&self, route: Route, timings: &Timings) {
         let Some(node) = self.decode.get(route.decode) else { return };
         node.learn(|rates| {

@@ -1,0 +1,101 @@
+//! What is shown of a model that is loaded on demand.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Whether a model is in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoadState {
+    /// It is not in memory.
+    #[default]
+    Unloaded,
+    /// Its process is starting.
+    Loading,
+    /// It takes requests.
+    Loaded,
+    /// Its process is ending.
+    Unloading,
+    /// Its last load failed.
+    Failed,
+}
+
+impl LoadState {
+    /// The word for tables and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LoadState::Unloaded => "unloaded",
+            LoadState::Loading => "loading",
+            LoadState::Loaded => "loaded",
+            LoadState::Unloading => "unloading",
+            LoadState::Failed => "failed",
+        }
+    }
+}
+
+/// Why a model was unloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum UnloadReason {
+    /// No request used it for its keep-alive time.
+    Idle,
+    /// A request asked for it.
+    Asked,
+    /// Another model needed its memory.
+    Memory,
+    /// It could not be loaded.
+    Failed,
+    /// It was removed from the configuration.
+    Removed,
+}
+
+impl UnloadReason {
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UnloadReason::Idle => "idle",
+            UnloadReason::Asked => "asked",
+            UnloadReason::Memory => "memory",
+            UnloadReason::Failed => "failed",
+            UnloadReason::Removed => "removed",
+        }
+    }
+}
+
+/// Loads and unloads of a model since the start.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LoadHistory {
+    pub(super) n_loads: u64,
+    pub(super) load_time: Duration,
+    pub(super) last_load: Duration,
+    pub(super) unloads: BTreeMap<UnloadReason, u64>,
+}
+
+/// A model that is loaded on demand, at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadReport {
+    /// Whether it is in memory.
+    pub state: LoadState,
+    /// Bytes that it uses when it is loaded.
+    pub bytes: u64,
+    /// Bytes that its process was measured to hold.
+    pub measured_bytes: u64,
+    /// Requests that use it.
+    pub n_active: u32,
+    /// Requests that wait for it to be loaded.
+    pub n_waiting: usize,
+    /// When it is unloaded if no request uses it; `None` if it is not loaded, or stays.
+    pub expires_at: Option<SystemTime>,
+    /// How often it was loaded.
+    pub n_loads: u64,
+    /// The time that all loads took together.
+    pub load_time: Duration,
+    /// The time that the last load took.
+    pub last_load: Duration,
+    /// How often it was unloaded, by reason.
+    pub unloads: BTreeMap<UnloadReason, u64>,
+    /// Why the last load failed; clients may see it.
+    pub last_failure: Option<String>,
+}

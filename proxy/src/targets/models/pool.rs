@@ -1,0 +1,151 @@
+//! All models that nodes serve, and the nodes that may turn out to run more of them.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::served_model::ServedModel;
+use crate::error::RequestError;
+use crate::targets::nodes::{Node, READY_WAIT};
+
+/// See the module.
+pub struct ModelPool {
+    /// In the order of the configuration; then in the order of their discovery.
+    models: RwLock<Vec<Arc<ServedModel>>>,
+    undeclared: RwLock<UndeclaredNodes>,
+}
+
+/// Nodes that were configured for no model in particular: each one's answer says which model it runs.
+#[derive(Default, Clone)]
+pub(super) struct UndeclaredNodes {
+    pub(super) decode: Vec<Arc<Node>>,
+    pub(super) prefill: Vec<Arc<Node>>,
+}
+
+impl ModelPool {
+    /// A pool of these models alone.
+    pub fn of(models: Vec<Arc<ServedModel>>) -> ModelPool {
+        ModelPool::with_undeclared(models, Vec::new())
+    }
+
+    /// A pool that also serves whatever these nodes run; see [`keep_discovering`](super::keep_discovering).
+    pub fn with_undeclared(models: Vec<Arc<ServedModel>>, undeclared: Vec<Arc<Node>>) -> ModelPool {
+        let undeclared = UndeclaredNodes { decode: undeclared, prefill: Vec::new() };
+        ModelPool { models: RwLock::new(models), undeclared: RwLock::new(undeclared) }
+    }
+
+    /// The models that are served now.
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns true if no model is served and no node may turn out to run one.
+    pub fn is_empty(&self) -> bool {
+        self.models().is_empty() && self.undeclared().decode.is_empty()
+    }
+
+    /// Slots of all ready decode nodes, and of models that can be loaded on demand.
+    pub fn n_slots(&self) -> usize {
+        let of_model = |model: &Arc<ServedModel>| -> usize {
+            let ready: usize =
+                model.decode.iter().filter_map(|node| model.ready_decode(node)).map(|info| info.n_slots as usize).sum();
+            // Requests must be admitted before the model is loaded for them.
+            ready.max(model.loadable.as_ref().map_or(0, |loadable| loadable.n_slots()))
+        };
+        self.models().iter().map(of_model).sum()
+    }
+
+    pub(super) fn undeclared(&self) -> UndeclaredNodes {
+        self.undeclared.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the prefill nodes that discovered models get.
+    pub(super) fn set_undeclared_prefill(&self, prefill: Vec<Arc<Node>>) {
+        self.undeclared.write().unwrap_or_else(PoisonError::into_inner).prefill = prefill;
+    }
+
+    pub(super) fn add(&self, model: Arc<ServedModel>) {
+        self.models.write().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
+
+    /// Puts `new` in the place of `old`, or removes `old`.
+    pub(super) fn replace(&self, old: &Arc<ServedModel>, new: Option<Arc<ServedModel>>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = models.iter().position(|model| Arc::ptr_eq(model, old)) {
+            models.splice(at..=at, new);
+        }
+    }
+
+    /// Replaces the nodes of all models except those that are loaded on demand. Running streams stay on their nodes.
+    /// `first` is served if no model was until now; `found` completes a model.
+    pub fn replace_nodes(
+        &self,
+        decode: &[Arc<Node>],
+        prefill: &[Arc<Node>],
+        first: impl FnOnce() -> ServedModel,
+        found: impl Fn(ServedModel) -> Arc<ServedModel>,
+    ) {
+        let undeclared = UndeclaredNodes { decode: decode.to_vec(), prefill: prefill.to_vec() };
+        *self.undeclared.write().unwrap_or_else(PoisonError::into_inner) = undeclared;
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let is_first = !decode.is_empty() && models.iter().all(|model| model.loadable.is_some());
+        let on_these = |model: &Arc<ServedModel>| {
+            if model.loadable.is_some() {
+                return Some(Arc::clone(model));
+            }
+            let own = model.decode.iter().take(usize::from(model.has_own_engine));
+            let decode: Vec<_> = own.chain(decode).map(Arc::clone).collect();
+            (!decode.is_empty()).then(|| found(model.with_nodes(decode, prefill.to_vec())))
+        };
+        let new = is_first.then(|| found(first())).into_iter().chain(models.iter().filter_map(on_these)).collect();
+        *models = new;
+    }
+
+    /// Replaces the first model that is not loaded on demand. Running streams keep the old one.
+    pub fn replace_first(&self, change: impl FnOnce(&ServedModel) -> Arc<ServedModel>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = models.iter_mut().find(|model| model.loadable.is_none()) {
+            *first = change(first);
+        }
+    }
+
+    /// Replaces the models that are loaded on demand. The new ones take the position of the old ones.
+    pub fn replace_loadable(&self, new: Vec<Arc<ServedModel>>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        let is_loadable = |model: &Arc<ServedModel>| model.loadable.is_some();
+        let at = models.iter().position(is_loadable).unwrap_or(models.len());
+        models.retain(|model| !is_loadable(model));
+        models.splice(at..at, new);
+    }
+
+    /// The model of this name. Errors: no such model, or a node that may run it has not answered yet.
+    fn find(&self, name: &str) -> Result<Arc<ServedModel>, RequestError> {
+        if let Some(found) = self.models().into_iter().find(|model| model.has_name(name)) {
+            return Ok(found);
+        }
+        if self.undeclared().decode.iter().any(|node| node.last_info().is_none()) {
+            let reason = "a node has not said yet which model it runs";
+            return Err(RequestError::unavailable(reason, Duration::from_secs(1)));
+        }
+        Err(RequestError::ModelNotFound { model: name.to_owned() })
+    }
+
+    /// The model of this name, or without a name the first one that `may_use` allows. Errors: no such model, it is not
+    /// allowed, or it is not known yet.
+    pub fn find_for(
+        &self,
+        name: Option<&str>,
+        may_use: impl Fn(&ServedModel) -> bool,
+    ) -> Result<Arc<ServedModel>, RequestError> {
+        let Some(name) = name else {
+            let none = || RequestError::unavailable("no model is served to this API key", READY_WAIT);
+            return self.models().into_iter().find(|model| may_use(model)).ok_or_else(none);
+        };
+        let model = self.find(name)?;
+        match (may_use(&model), model.name.get()) {
+            (true, _) => Ok(model),
+            (false, Some(_)) => Err(RequestError::ModelNotAllowed { model: name.to_owned() }),
+            // The model's own name is not known yet, so it may still turn out to be allowed.
+            (false, None) => Err(RequestError::unavailable("its node has not answered yet", READY_WAIT)),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A model under its public names, and the nodes that may serve it.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use baton_planner::deadlines::Deadlines;
+use baton_planner::policy::{Policy, PolicyName};
+use baton_planner::reason::BarReason;
+use baton_schemas::node::NodeInfo;
+use baton_schemas::sampling_fields::SamplingFields;
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+
+use super::image_support::ImageNeed;
+use super::learned_routes::LearnedRoutes;
+use super::renamed_weights::{ModelFate, ServingHistory};
+use crate::error::RequestError;
+use crate::model_name;
+use crate::targets::model_loading::LoadableModel;
+use crate::targets::nodes::{FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task};
+
+/// See the module. Its lists may hold nodes that turn out to run another model; plans bar those.
+pub struct ServedModel {
+    /// The name in `/v1/models`. Without a configured name it is unset until a node has answered with what it runs.
+    pub name: OnceLock<String>,
+    /// Other names that find it.
+    pub aliases: Vec<String>,
+    /// When it was put into service, for `created`.
+    pub since: SystemTime,
+    /// Nodes that may generate, at least one.
+    pub decode: Vec<Arc<Node>>,
+    /// Nodes that may compute prompts for them.
+    pub prefill: Vec<Arc<Node>>,
+    /// How requests are planned unless they ask for another policy.
+    pub policy: &'static dyn Policy,
+    /// How long a request waits for what its plan predicts.
+    pub deadlines: Deadlines,
+    /// What was learned about its routes.
+    pub routes: Arc<LearnedRoutes>,
+    /// Keep handoffs away from pairs of nodes that fail at them.
+    pub pairs: Arc<PairBreakers>,
+    /// How often its requests took another way than planned.
+    pub fallbacks: Arc<Fallbacks<FallbackReason>>,
+    /// Its first decode node is this endpoint's own engine, which decides what the model is. If that engine cannot start,
+    /// another node decides that has the model under one of these names.
+    pub has_own_engine: bool,
+    /// Its name comes from the configuration and not from a node.
+    pub name_is_configured: bool,
+    /// Sampling settings that apply where a client sets none.
+    pub sampling: SamplingFields,
+    /// If it is loaded on demand: its process. Requests hold a
+    /// [`ModelLease`](crate::targets::model_loading::ModelLease).
+    pub loadable: Option<Arc<LoadableModel>>,
+    history: ServingHistory,
+    identity: OnceLock<ModelIdentity>,
+}
+
+impl ServedModel {
+    /// A model served by these nodes.
+    pub fn new(
+        name: OnceLock<String>,
+        aliases: Vec<String>,
+        decode: Vec<Arc<Node>>,
+        prefill: Vec<Arc<Node>>,
+    ) -> ServedModel {
+        let routes = Arc::new(LearnedRoutes::new(prefill.len(), decode.len()));
+        let pairs = Arc::new(PairBreakers::new(prefill.len(), decode.len()));
+        ServedModel {
+            name_is_configured: name.get().is_some(),
+            name,
+            aliases,
+            since: SystemTime::now(),
+            history: ServingHistory::new(decode.len()),
+            decode,
+            prefill,
+            policy: PolicyName::default().policy(),
+            deadlines: Deadlines::default(),
+            routes,
+            pairs,
+            fallbacks: Arc::default(),
+            has_own_engine: false,
+            sampling: SamplingFields::default(),
+            loadable: None,
+            identity: OnceLock::new(),
+        }
+    }
+
+    /// Sets the identity of a model that was discovered on a node.
+    pub fn with_identity(self, identity: ModelIdentity) -> ServedModel {
+        ServedModel { identity: OnceLock::from(identity), name_is_configured: false, ..self }
+    }
+
+    /// Replaces `old` under the same names with the weights that its nodes run now.
+    pub(super) fn with_weights_of(old: &ServedModel, now: &NodeInfo) -> ServedModel {
+        let name = if old.name_is_configured { old.name.clone() } else { OnceLock::from(now.model.clone()) };
+        let new = ServedModel::new(name, old.aliases.clone(), old.decode.clone(), old.prefill.clone());
+        ServedModel {
+            fallbacks: Arc::clone(&old.fallbacks),
+            has_own_engine: old.has_own_engine,
+            name_is_configured: old.name_is_configured,
+            sampling: old.sampling,
+            loadable: old.loadable.clone(),
+            identity: OnceLock::from(ModelIdentity::of(now)),
+            ..new
+        }
+    }
+
+    /// The same model on other nodes. Nothing is known about its routes yet.
+    pub(super) fn with_nodes(&self, decode: Vec<Arc<Node>>, prefill: Vec<Arc<Node>>) -> ServedModel {
+        ServedModel {
+            since: self.since,
+            fallbacks: Arc::clone(&self.fallbacks),
+            has_own_engine: self.has_own_engine,
+            name_is_configured: self.name_is_configured,
+            sampling: self.sampling,
+            loadable: self.loadable.clone(),
+            identity: self.identity.clone(),
+            ..ServedModel::new(self.name.clone(), self.aliases.clone(), decode, prefill)
+        }
+    }
+
+    /// The same model on the same nodes with other names and defaults. What was learned about it stays.
+    pub fn with_names(&self, name: OnceLock<String>, aliases: Vec<String>, sampling: SamplingFields) -> ServedModel {
+        let same = self.with_nodes(self.decode.clone(), self.prefill.clone());
+        let same = ServedModel { name_is_configured: name.get().is_some(), name, aliases, ..same };
+        ServedModel {
+            policy: self.policy,
+            deadlines: self.deadlines,
+            sampling,
+            routes: Arc::clone(&self.routes),
+            pairs: Arc::clone(&self.pairs),
+            ..same
+        }
+    }
+
+    /// The nodes that decide what the model is.
+    fn deciding_nodes(&self) -> &[Arc<Node>] {
+        if self.has_own_engine { &self.decode[..1] } else { &self.decode }
+    }
+
+    /// All names, the public one first.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.name.get().into_iter().chain(&self.aliases)
+    }
+
+    /// Returns true if a name is one of its names. A model without a known name matches any: the client is told to come
+    /// back, and not that there is no such model.
+    pub(super) fn has_name(&self, name: &str) -> bool {
+        self.name.get().is_none() || self.names().any(|known| model_name::are_same(known, name))
+    }
+
+    /// What the model is: what the first of its deciding nodes runs that is up. The order of the list decides, and not which
+    /// node answers first: nodes that have not answered yet are waited for (they count as down after 2 s). If the model has
+    /// no configured name, that node also gives it its name.
+    pub fn identity(&self) -> Option<&ModelIdentity> {
+        if let Some(known) = self.identity.get() {
+            return Some(known);
+        }
+        let info = self.deciding_nodes().iter().find_map(|node| {
+            let status = node.health.status();
+            match status.state() {
+                NodeState::Starting | NodeState::Unloaded => Some(None),
+                _ => status.running().filter(|info| info.role.decodes()).map(|info| Some(Arc::clone(info))),
+            }
+        });
+        let stands_in = |info: &Arc<NodeInfo>| info.role.decodes() && self.has_name(&info.model);
+        let info = match info.flatten() {
+            None if self.has_lost_its_engine() => self.decode.iter().filter_map(|node| node.info()).find(stands_in)?,
+            info => info?,
+        };
+        let identity = self.identity.get_or_init(|| ModelIdentity::of(&info));
+        if identity.is_same(&ModelIdentity::of(&info)) {
+            self.name.get_or_init(|| info.model.clone());
+        }
+        Some(identity)
+    }
+
+    /// Returns true if its own engine could not be started and no other node has decided what the model is.
+    pub fn has_lost_its_engine(&self) -> bool {
+        self.has_own_engine && self.identity.get().is_none() && self.decode[0].is_down()
+    }
+
+    /// Why a node cannot generate for this model now; `None` if it can.
+    pub fn bars_decode(&self, info: &NodeInfo) -> Option<BarReason> {
+        match self.identity() {
+            _ if !info.role.decodes() => Some(BarReason::WrongRole),
+            None => Some(BarReason::Starting),
+            Some(ours) => (!ours.is_same(&ModelIdentity::of(info))).then_some(BarReason::OtherModel),
+        }
+    }
+
+    /// Why a node cannot compute prompts for this model; `None` if it can, as far as is known. The decode node checks again;
+    /// this saves it the attempt.
+    pub fn bars_prefill(&self, info: &NodeInfo) -> Option<BarReason> {
+        match self.identity() {
+            _ if !info.role.prefills() => Some(BarReason::WrongRole),
+            None => Some(BarReason::Starting),
+            Some(ours) => (!ours.takes_kv_of(&ModelIdentity::of(info))).then_some(BarReason::FINGERPRINT_MISMATCH),
+        }
+    }
+
+    /// What its engine reports, or while it is not loaded, what the engine reported last or its file says.
+    pub fn described(&self) -> Option<Arc<NodeInfo>> {
+        let ready = self.decode.iter().find_map(|node| self.ready_decode(node));
+        let not_loaded = || {
+            let loadable = self.loadable.as_ref()?;
+            self.decode.first().and_then(|node| node.last_info()).or_else(|| loadable.outline())
+        };
+        ready.or_else(not_loaded)
+    }
+
+    /// What a node runs, if it is ready and generates for this model.
+    pub fn ready_decode(&self, node: &Node) -> Option<Arc<NodeInfo>> {
+        node.info().filter(|info| self.bars_decode(info).is_none())
+    }
+
+    /// The same, if the node also supports the request's images.
+    pub fn ready_supporting(&self, node: &Node, need: ImageNeed<'_>) -> Option<Arc<NodeInfo>> {
+        self.ready_decode(node).filter(|info| need.is_met_by(info))
+    }
+
+    /// The number of decode nodes that support the request's images, now or when they are back. A node that has not answered
+    /// yet counts.
+    pub fn n_supporting(&self, need: ImageNeed<'_>) -> usize {
+        let supports = |info: &NodeInfo| self.bars_decode(info).is_none() && need.is_met_by(info);
+        self.decode.iter().filter(|node| node.last_info().is_none_or(|info| supports(&info))).count()
+    }
+
+    /// The most tokens that a sequence may hold on one of the ready nodes, or on the node that reported `known`.
+    pub fn longest_context(&self, known: &NodeInfo) -> u32 {
+        let others = self.decode.iter().filter_map(|node| self.ready_decode(node));
+        others.map(|info| info.n_ctx).max().unwrap_or(0).max(known.n_ctx)
+    }
+
+    /// A ready decode node that supports the request's images, and what it runs. Waits for nodes that are starting.
+    ///
+    /// Prefers a node that is not in `failed`, then one that is trusted, then the longest context. If all nodes are known not
+    /// to support the images, any ready node is returned, and its refusal is the answer. `name` is the model's name in the
+    /// request, if it has one: a model whose own name was unknown until now may turn out to be another.
+    ///
+    /// Errors: no node is ready in time, or the name is not this model's.
+    pub async fn ready_node(
+        &self,
+        name: Option<&str>,
+        failed: &[usize],
+        need: ImageNeed<'_>,
+    ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        let found = self.wait_for_ready(failed, need).await?;
+        if name.is_none_or(|name| self.has_name(name)) {
+            return Ok(found);
+        }
+        let reason = "its nodes have only now said which models they run";
+        Err(RequestError::unavailable(reason, Duration::from_secs(1)))
+    }
+
+    async fn wait_for_ready(
+        &self,
+        failed: &[usize],
+        need: ImageNeed<'_>,
+    ) -> Result<(&Arc<Node>, Arc<NodeInfo>), RequestError> {
+        if let Some(best) = self.best_ready(failed, need) {
+            return Ok(best);
+        }
+        let mut last = RequestError::unavailable("no engine serves this model", READY_WAIT);
+        let mut waits: FuturesUnordered<_> = self.decode.iter().map(|node| node.ready()).collect();
+        while let Some(outcome) = waits.next().await {
+            // Each answer may decide what the model is, and so which of the other nodes serve it.
+            if let Some(best) = self.best_ready(failed, need) {
+                return Ok(best);
+            }
+            if let Err(error) = outcome {
+                last = error;
+            }
+        }
+        Err(last)
+    }
+
+    /// What happens to the model. Call it regularly: it also notes which nodes have served the model.
+    pub(super) fn fate(&self) -> ModelFate {
+        let Some(ours) = self.identity() else { return ModelFate::Stays };
+        // A node that was restarted under the same name, or one that served the model under its configured name.
+        let may_take_name =
+            |info: &NodeInfo, has_run: bool| self.has_name(&info.model) || (self.name_is_configured && has_run);
+        self.history.fate(ours, self.deciding_nodes(), self.name_is_configured, may_take_name)
+    }
+
+    fn best_ready(&self, failed: &[usize], need: ImageNeed<'_>) -> Option<(&Arc<Node>, Arc<NodeInfo>)> {
+        let need = if self.n_supporting(need) == 0 { ImageNeed::None } else { need };
+        let nodes = self.decode.iter().enumerate();
+        let ready = nodes.filter_map(|(i, node)| Some((i, node, self.ready_supporting(node, need)?)));
+        let best =
+            ready.rev().max_by_key(|(i, node, info)| (!failed.contains(i), node.is_trusted(Task::Decode), info.n_ctx));
+        best.map(|(_, node, info)| (node, info))
+    }
+}

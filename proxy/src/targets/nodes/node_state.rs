@@ -1,0 +1,243 @@
+//! The state of a node, and how events change it.
+//!
+//! ```text
+//!           Answered          MissedAnswer      MissedAnswer
+//! Starting ───────────► Ready ───────────► Suspect ────────► Down
+//!     ▲                  │  ▲  Answered       │               │
+//!     │ Loading          │  └─────────────────┘◄──────────────┘ Answered
+//!     │                  │ Draining
+//!  (from any state)      └──────► Draining ── MissedAnswer ──► Down
+//! ```
+//!
+//! A node that answers while a breaker of it is open is suspect until the breaker closes. From any state, a node becomes
+//! unloaded when its model is no longer wanted, and starting when it is loaded again.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The state of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// Its model is not wanted now, so it has no process.
+    Unloaded,
+    /// It has not answered yet, its process is starting, or its model is loading.
+    #[default]
+    Starting,
+    /// It takes requests.
+    Ready,
+    /// It was told to stop: it finishes what it runs and takes nothing new.
+    Draining,
+    /// It left a question unanswered, or requests to it fail. It gets a request only if no ready node can take it.
+    Suspect,
+    /// It cannot be used.
+    Down,
+}
+
+impl NodeState {
+    /// All states.
+    pub const ALL: [NodeState; 6] = [
+        NodeState::Unloaded,
+        NodeState::Starting,
+        NodeState::Ready,
+        NodeState::Draining,
+        NodeState::Suspect,
+        NodeState::Down,
+    ];
+
+    /// The word for metrics, logs and JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NodeState::Unloaded => "unloaded",
+            NodeState::Starting => "starting",
+            NodeState::Ready => "ready",
+            NodeState::Draining => "draining",
+            NodeState::Suspect => "suspect",
+            NodeState::Down => "down",
+        }
+    }
+}
+
+/// What is learned about a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NodeEvent {
+    /// Its process is starting, or its model is loading.
+    Loading,
+    /// Its process has ended because its model is not wanted.
+    Unloaded,
+    /// It has answered, and serves.
+    Answered,
+    /// It says that it was told to stop.
+    Draining,
+    /// It left a question unanswered. The second time in a row makes it down; so does the first if it never answered.
+    MissedAnswer,
+    /// The same for a node that runs: its load stream ended, or it did not report its load. Says nothing about a node
+    /// that is starting.
+    FellSilent,
+    /// It cannot be used, and waiting does not help: it refuses the cluster key, or cannot start.
+    Failed,
+    /// The known process has shown that it is alive. Only a silent node changes its state.
+    Alive,
+    /// One of its breakers has opened.
+    BreakerOpened,
+    /// Its breakers have closed.
+    BreakerClosed,
+}
+
+/// What the state follows from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StateMachine {
+    reach: Reachability,
+    breaker_is_open: bool,
+}
+
+/// What the node's answers show.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Reachability {
+    Unloaded,
+    #[default]
+    Starting,
+    Answering,
+    Stopping,
+    Silent,
+    Gone,
+}
+
+impl StateMachine {
+    pub(super) fn state(self) -> NodeState {
+        match self.reach {
+            Reachability::Unloaded => NodeState::Unloaded,
+            Reachability::Starting => NodeState::Starting,
+            Reachability::Answering if self.breaker_is_open => NodeState::Suspect,
+            Reachability::Answering => NodeState::Ready,
+            Reachability::Stopping => NodeState::Draining,
+            Reachability::Silent => NodeState::Suspect,
+            Reachability::Gone => NodeState::Down,
+        }
+    }
+
+    /// Returns true if it left its last question unanswered and is not known to be gone.
+    pub(super) fn is_silent(self) -> bool {
+        self.reach == Reachability::Silent
+    }
+
+    /// The machine after an event.
+    #[must_use]
+    pub(super) fn after(self, event: NodeEvent) -> StateMachine {
+        let reach = match (self.reach, event) {
+            (_, NodeEvent::Loading) => Reachability::Starting,
+            (_, NodeEvent::Unloaded) => Reachability::Unloaded,
+            (_, NodeEvent::Answered) | (Reachability::Silent, NodeEvent::Alive) => Reachability::Answering,
+            // Late events of a process that has ended change nothing.
+            (Reachability::Unloaded, _) => Reachability::Unloaded,
+            (_, NodeEvent::Draining) => Reachability::Stopping,
+            (_, NodeEvent::Failed) => Reachability::Gone,
+            (Reachability::Answering, NodeEvent::MissedAnswer | NodeEvent::FellSilent) => Reachability::Silent,
+            (Reachability::Starting, NodeEvent::FellSilent) => Reachability::Starting,
+            (_, NodeEvent::MissedAnswer | NodeEvent::FellSilent) => Reachability::Gone,
+            (reach, NodeEvent::Alive | NodeEvent::BreakerOpened | NodeEvent::BreakerClosed) => reach,
+        };
+        let breaker_is_open = match event {
+            NodeEvent::BreakerOpened => true,
+            NodeEvent::BreakerClosed => false,
+            _ => self.breaker_is_open,
+        };
+        StateMachine { reach, breaker_is_open }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The states that follow from `from` by each event, in the order of [`ALL_EVENTS`].
+    fn check(path: &[NodeEvent], from: NodeState, expected: [NodeState; 9]) {
+        let machine = path.iter().fold(StateMachine::default(), |machine, event| machine.after(*event));
+        assert_eq!(machine.state(), from, "{path:?}");
+        for (event, expected) in ALL_EVENTS.into_iter().zip(expected) {
+            assert_eq!(machine.after(event).state(), expected, "{path:?}, then {event:?}");
+        }
+    }
+
+    const ALL_EVENTS: [NodeEvent; 9] = [
+        NodeEvent::Unloaded,
+        NodeEvent::Loading,
+        NodeEvent::Answered,
+        NodeEvent::Draining,
+        NodeEvent::MissedAnswer,
+        NodeEvent::FellSilent,
+        NodeEvent::Failed,
+        NodeEvent::BreakerOpened,
+        NodeEvent::BreakerClosed,
+    ];
+
+    #[test]
+    fn every_state_and_everything_that_can_be_learned_in_it() {
+        use NodeEvent::{
+            Answered, BreakerOpened, Draining as Drained, Failed, Loading, MissedAnswer, Unloaded as EventUnloaded,
+        };
+        use NodeState::{Down, Draining, Ready, Starting, Suspect, Unloaded};
+        let after = |rest: [NodeState; 8]| {
+            let mut all = [Unloaded; 9];
+            all[1..].copy_from_slice(&rest);
+            all
+        };
+        check(&[], Starting, after([Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]));
+        check(&[Answered], Ready, after([Starting, Ready, Draining, Suspect, Suspect, Down, Suspect, Ready]));
+        check(&[Answered, Drained], Draining, after([Starting, Ready, Draining, Down, Down, Down, Draining, Draining]));
+        check(
+            &[Answered, MissedAnswer],
+            Suspect,
+            after([Starting, Ready, Draining, Down, Down, Down, Suspect, Suspect]),
+        );
+        check(
+            &[Answered, BreakerOpened],
+            Suspect,
+            after([Starting, Suspect, Draining, Suspect, Suspect, Down, Suspect, Ready]),
+        );
+        check(
+            &[Answered, BreakerOpened, MissedAnswer],
+            Suspect,
+            after([Starting, Suspect, Draining, Down, Down, Down, Suspect, Suspect]),
+        );
+        check(
+            &[Answered, MissedAnswer, MissedAnswer],
+            Down,
+            after([Starting, Ready, Draining, Down, Down, Down, Down, Down]),
+        );
+        check(&[Failed], Down, after([Starting, Ready, Draining, Down, Down, Down, Down, Down]));
+        check(
+            &[Answered, Loading],
+            Starting,
+            after([Starting, Ready, Draining, Down, Starting, Down, Starting, Starting]),
+        );
+        // A node that was lost during a request and is back is suspect until a request succeeds.
+        let lost = [Answered, BreakerOpened, MissedAnswer, MissedAnswer];
+        check(&lost, Down, after([Starting, Suspect, Draining, Down, Down, Down, Down, Down]));
+        // Late events of a process that has ended change nothing.
+        let nothing = [Starting, Ready, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded, Unloaded];
+        check(&[Answered, Drained, EventUnloaded], Unloaded, after(nothing));
+    }
+
+    #[test]
+    fn a_sign_of_life_changes_only_a_silent_node() {
+        use NodeEvent::{Alive, Answered, Draining, Failed, Loading, MissedAnswer, Unloaded};
+        let alive = |path: &[NodeEvent]| {
+            let machine = path.iter().fold(StateMachine::default(), |machine, event| machine.after(*event));
+            (machine.state(), machine.after(Alive).state())
+        };
+        assert_eq!(alive(&[Answered, MissedAnswer]), (NodeState::Suspect, NodeState::Ready));
+        for path in [
+            &[][..],
+            &[Answered],
+            &[Answered, Draining],
+            &[Answered, MissedAnswer, MissedAnswer],
+            &[Failed],
+            &[Loading],
+            &[Unloaded],
+        ] {
+            let (before, after) = alive(path);
+            assert_eq!(before, after, "{path:?}");
+        }
+    }
+}
