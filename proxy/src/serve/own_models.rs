@@ -88,7 +88,11 @@ pub(super) struct SizedModel {
 }
 
 /// Reads a model's file and chooses its context and cache. Errors: it can never fit, or a file cannot be read.
-pub(super) fn size_model(model: LocalModelRef<'_>, path: &Path, limits: &LoadLimits) -> Result<SizedModel, CommandFailure> {
+pub(super) fn size_model(
+    model: LocalModelRef<'_>,
+    path: &Path,
+    limits: &LoadLimits,
+) -> Result<SizedModel, CommandFailure> {
     let LocalModelRef { source, engine } = model;
     let gguf = Gguf::open(path)?;
     let n_slots = engine.slots.unwrap_or(DEFAULT_SLOTS);

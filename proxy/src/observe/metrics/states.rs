@@ -10,7 +10,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::labels::Labels;
-use crate::observe::snapshot::{EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamState};
+use crate::observe::snapshot::{
+    EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamState,
+};
 use crate::targets::nodes::NodeState;
 
 type Gauges = Family<Labels, Gauge<f64, AtomicU64>>;

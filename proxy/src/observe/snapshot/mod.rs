@@ -17,9 +17,9 @@ pub use self::counts::{BreakerReport, FallbackState};
 pub use self::models::{LinkState, ModelState, ResidencyState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
 pub use self::upstreams::UpstreamState;
-pub use crate::targets::model_loading::LoadState;
 use crate::observe::readiness::failed_loads;
 use crate::observe::{Journal, RouteRecord};
+pub use crate::targets::model_loading::LoadState;
 use crate::targets::models::ModelPool;
 use crate::targets::upstreams::UpstreamPool;
 

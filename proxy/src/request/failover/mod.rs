@@ -63,7 +63,7 @@ enum SequenceState {
     /// Two engines race for the first token.
     Hedging(Box<Race>),
     /// No engine generates; one that continues is looked for.
-    TakingUp(LostRoute),
+    TakingUp(Box<LostRoute>),
     /// The last delta was passed on, or an error.
     Done,
 }
@@ -158,7 +158,7 @@ impl Resilient {
             let next = match std::mem::replace(&mut self.state, SequenceState::Done) {
                 SequenceState::Streaming(run) => self.stream(run).await?,
                 SequenceState::Hedging(race) => self.race(*race).await?,
-                SequenceState::TakingUp(lost) => self.take_up(lost).await?,
+                SequenceState::TakingUp(lost) => self.take_up(*lost).await?,
                 SequenceState::Done => return Ok(None),
             };
             self.state = next.state;
@@ -308,7 +308,7 @@ impl Resilient {
         if self.losses.n_in_a_row >= MAX_LOSSES {
             return Err(error);
         }
-        Ok(SequenceState::TakingUp(LostRoute { plan: run.plan, error }).into())
+        Ok(SequenceState::TakingUp(Box::new(LostRoute { plan: run.plan, error })).into())
     }
 
     /// Tells the node's breaker and the counters that the decode node does not go on.

@@ -17,7 +17,9 @@ use super::renamed_weights::{ModelFate, ServingHistory};
 use crate::error::RequestError;
 use crate::model_name;
 use crate::targets::model_loading::LoadableModel;
-use crate::targets::nodes::{FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task};
+use crate::targets::nodes::{
+    FallbackReason, Fallbacks, ModelIdentity, Node, NodeState, PairBreakers, READY_WAIT, Task,
+};
 
 /// See the module. Its lists may hold nodes that turn out to run another model; plans bar those.
 pub struct ServedModel {
