@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use baton_schemas::ollama::ErrorReply;
+use baton_schemas::ollama::OllamaErrorReply;
 use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest, OVERFLOW};
 use baton_schemas::{EngineError, anthropic};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -215,9 +215,10 @@ impl HttpFailure {
         let mut response = match dialect {
             Dialect::OpenAi => (self.status, Json(ErrorEnvelope { error: self.error })).into_response(),
             Dialect::Anthropic => {
-                (self.status, Json(anthropic::ErrorReply::new(self.status.as_u16(), self.error))).into_response()
+                (self.status, Json(anthropic::AnthropicErrorReply::new(self.status.as_u16(), self.error)))
+                    .into_response()
             }
-            Dialect::Ollama => (self.status, Json(ErrorReply::from(self.error))).into_response(),
+            Dialect::Ollama => (self.status, Json(OllamaErrorReply::from(self.error))).into_response(),
         };
         let headers = response.headers_mut();
         match self.retry {

@@ -8,7 +8,7 @@ use crate::openai::{ErrorBody, ErrorKind, OVERFLOW};
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "AnthropicError")]
-pub struct ErrorReply {
+pub struct AnthropicErrorReply {
     #[serde(rename = "type")]
     #[schemars(extend("const" = "error"))]
     kind: &'static str,
@@ -23,7 +23,7 @@ struct Detail {
     message: String,
 }
 
-impl ErrorReply {
+impl AnthropicErrorReply {
     /// The error in Anthropic's words, for a reply of this status.
     pub fn new(status: u16, error: ErrorBody) -> Self {
         let kind = match (status, error.kind) {
@@ -44,7 +44,7 @@ impl ErrorReply {
             (Some(OVERFLOW), ..) => format!("prompt is too long: {}", error.message),
             _ => error.message,
         };
-        ErrorReply { kind: "error", error: Detail { kind, message } }
+        AnthropicErrorReply { kind: "error", error: Detail { kind, message } }
     }
 
     /// As the last event of a stream.
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn every_error_has_a_type_that_the_sdk_knows() {
         let check = |status, kind, expected: &str| {
-            let json = serde_json::to_string(&ErrorReply::new(status, ErrorBody::new(kind, "Oh."))).unwrap();
+            let json = serde_json::to_string(&AnthropicErrorReply::new(status, ErrorBody::new(kind, "Oh."))).unwrap();
             assert_eq!(json, format!(r#"{{"type":"error","error":{{"type":"{expected}","message":"Oh."}}}}"#));
         };
         check(400, ErrorKind::InvalidRequest, "invalid_request_error");
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() {
         let error = ErrorBody::new(ErrorKind::InvalidRequest, "It exceeds 8.").code(OVERFLOW);
-        let said = |error| ErrorReply::new(400, error).error.message;
+        let said = |error| AnthropicErrorReply::new(400, error).error.message;
         assert_eq!(said(error.clone()), "prompt is too long: It exceeds 8.");
         let counted = ErrorBody { n_prompt_tokens: Some(9), n_ctx: Some(8), ..error };
         assert_eq!(said(counted), "prompt is too long: 9 tokens > 8 maximum. It exceeds 8.");

@@ -3,14 +3,14 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
-use super::reply::{Block, Counts, Reply, SIGNATURE, Stop, Usage};
+use super::reply::{Block, Counts, MessageReply, MessageUsage, SIGNATURE, Stop};
 use crate::tools::ToolCallDelta;
 
 /// Writes one message's events; each method gives server-sent events.
 #[derive(Debug, Default)]
-pub struct EventWriter {
+pub struct MessageEventWriter {
     /// The kind of the open block.
-    open: Option<Kind>,
+    open: Option<BlockKind>,
     /// Blocks that were closed.
     n_closed: u32,
     /// The first block was followed by Anthropic's ping.
@@ -18,7 +18,7 @@ pub struct EventWriter {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockKind {
     Thinking,
     Text,
     ToolUse,
@@ -26,21 +26,20 @@ enum Kind {
 
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schemars(rename = "MessageEvent")]
-enum Event<'a> {
-    MessageStart { message: &'a Reply },
+enum MessageEvent<'a> {
+    MessageStart { message: &'a MessageReply },
     ContentBlockStart { index: u32, content_block: &'a Block },
     Ping,
-    ContentBlockDelta { index: u32, delta: Delta<'a> },
+    ContentBlockDelta { index: u32, delta: BlockDelta<'a> },
     ContentBlockStop { index: u32 },
-    MessageDelta { delta: End<'a>, usage: &'a Counts },
+    MessageDelta { delta: MessageEnd<'a>, usage: &'a Counts },
     MessageStop,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type")]
 #[schemars(rename = "MessageDelta")]
-enum Delta<'a> {
+enum BlockDelta<'a> {
     #[serde(rename = "thinking_delta")]
     Thinking { thinking: &'a str },
     #[serde(rename = "signature_delta")]
@@ -52,23 +51,22 @@ enum Delta<'a> {
 }
 
 #[derive(Serialize, JsonSchema)]
-#[schemars(rename = "MessageEnd")]
-struct End<'a> {
+struct MessageEnd<'a> {
     stop_reason: &'static str,
     stop_sequence: Option<&'a str>,
     stop_details: Option<()>,
     container: Option<()>,
 }
 
-impl EventWriter {
+impl MessageEventWriter {
     /// The schema of one event's data.
     pub fn schema(generator: &mut SchemaGenerator) -> Schema {
-        generator.subschema_for::<Event<'_>>()
+        generator.subschema_for::<MessageEvent<'_>>()
     }
 
     /// Always the first.
-    pub fn begun(&mut self, message: &Reply) -> String {
-        write(&Event::MessageStart { message })
+    pub fn begun(&mut self, message: &MessageReply) -> String {
+        write(&MessageEvent::MessageStart { message })
     }
 
     /// More text.
@@ -76,14 +74,14 @@ impl EventWriter {
         if text.is_empty() {
             return String::new();
         }
-        self.turn_to(Kind::Text, &Block::text(String::new())) + &self.delta(Delta::Text { text })
+        self.turn_to(BlockKind::Text, &Block::text(String::new())) + &self.delta(BlockDelta::Text { text })
     }
 
     /// More of what the model thinks.
     pub fn thinking(&mut self, thinking: &str) -> String {
         // The signature comes as a delta of its own, at the end.
         let block = Block::Thinking { thinking: String::new(), signature: "" };
-        self.turn_to(Kind::Thinking, &block) + &self.delta(Delta::Thinking { thinking })
+        self.turn_to(BlockKind::Thinking, &block) + &self.delta(BlockDelta::Thinking { thinking })
     }
 
     /// A step of a call.
@@ -91,62 +89,65 @@ impl EventWriter {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
                 let block = Block::call(id.clone(), name.clone());
-                self.close() + &self.open(Kind::ToolUse, &block)
+                self.close() + &self.open(BlockKind::ToolUse, &block)
             }
-            ToolCallDelta::Arguments { fragment, .. } => self.delta(Delta::InputJson { partial_json: fragment }),
+            ToolCallDelta::Arguments { fragment, .. } => self.delta(BlockDelta::InputJson { partial_json: fragment }),
             ToolCallDelta::End { .. } => self.close(),
         }
     }
 
     /// A sign of life; clients skip it.
     pub fn ping() -> String {
-        write(&Event::Ping)
+        write(&MessageEvent::Ping)
     }
 
     /// The end.
-    pub fn ended(&mut self, stop: &Stop, usage: Usage) -> String {
+    pub fn ended(&mut self, stop: &Stop, usage: MessageUsage) -> String {
         let (stop_reason, stop_sequence) = (stop.reason(), stop.sequence.as_deref());
-        let delta = End { stop_reason, stop_sequence, stop_details: None, container: None };
-        self.close() + &write(&Event::MessageDelta { delta, usage: usage.counts() }) + &write(&Event::MessageStop)
+        let delta = MessageEnd { stop_reason, stop_sequence, stop_details: None, container: None };
+        self.close()
+            + &write(&MessageEvent::MessageDelta { delta, usage: usage.counts() })
+            + &write(&MessageEvent::MessageStop)
     }
 
     /// Goes on with the open block if it is of this kind, else with a new one.
-    fn turn_to(&mut self, kind: Kind, begun: &Block) -> String {
+    fn turn_to(&mut self, kind: BlockKind, begun: &Block) -> String {
         if self.open == Some(kind) { String::new() } else { self.close() + &self.open(kind, begun) }
     }
 
-    fn open(&mut self, kind: Kind, begun: &Block) -> String {
+    fn open(&mut self, kind: BlockKind, begun: &Block) -> String {
         self.open = Some(kind);
-        let ping = if std::mem::replace(&mut self.has_pinged, true) { String::new() } else { EventWriter::ping() };
-        write(&Event::ContentBlockStart { index: self.n_closed, content_block: begun }) + &ping
+        let ping =
+            if std::mem::replace(&mut self.has_pinged, true) { String::new() } else { MessageEventWriter::ping() };
+        write(&MessageEvent::ContentBlockStart { index: self.n_closed, content_block: begun }) + &ping
     }
 
-    fn delta(&self, delta: Delta<'_>) -> String {
-        write(&Event::ContentBlockDelta { index: self.n_closed, delta })
+    fn delta(&self, delta: BlockDelta<'_>) -> String {
+        write(&MessageEvent::ContentBlockDelta { index: self.n_closed, delta })
     }
 
     /// The open block, if there is one, ends.
     fn close(&mut self) -> String {
         let Some(kind) = self.open.take() else { return String::new() };
         let signature = match kind {
-            Kind::Thinking => self.delta(Delta::Signature { signature: SIGNATURE }),
-            Kind::Text | Kind::ToolUse => String::new(),
+            BlockKind::Thinking => self.delta(BlockDelta::Signature { signature: SIGNATURE }),
+            BlockKind::Text | BlockKind::ToolUse => String::new(),
         };
-        let stop = write(&Event::ContentBlockStop { index: self.n_closed });
+        let stop = write(&MessageEvent::ContentBlockStop { index: self.n_closed });
         self.n_closed += 1;
         signature + &stop
     }
 }
 
-fn write(event: &Event<'_>) -> String {
+fn write(event: &MessageEvent<'_>) -> String {
     let name = match event {
-        Event::MessageStart { .. } => "message_start",
-        Event::ContentBlockStart { .. } => "content_block_start",
-        Event::Ping => "ping",
-        Event::ContentBlockDelta { .. } => "content_block_delta",
-        Event::ContentBlockStop { .. } => "content_block_stop",
-        Event::MessageDelta { .. } => "message_delta",
-        Event::MessageStop => "message_stop",
+        MessageEvent::MessageStart { .. } => "message_start",
+        MessageEvent::ContentBlockStart { .. } => "content_block_start",
+        MessageEvent::Ping => "ping",
+        MessageEvent::ContentBlockDelta { .. } => "content_block_delta",
+        MessageEvent::ContentBlockStop { .. } => "content_block_stop",
+        MessageEvent::MessageDelta { .. } => "message_delta",
+        MessageEvent::MessageStop => "message_stop",
     };
     let json = serde_json::to_string(event).expect("plain structs with string keys always serialize");
     format!("event: {name}\ndata: {json}\n\n")
@@ -155,11 +156,11 @@ fn write(event: &Event<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::anthropic::reply::Content;
+    use crate::anthropic::reply::MessageContent;
     use crate::sequence::FinishReason;
 
-    fn begun(n_completion: u32) -> Reply {
-        Reply::begun("msg_1".into(), "m".into(), Usage::new(9, 4, n_completion, 0))
+    fn begun(n_completion: u32) -> MessageReply {
+        MessageReply::begun("msg_1".into(), "m".into(), MessageUsage::new(9, 4, n_completion, 0))
     }
 
     fn calls() -> [ToolCallDelta; 7] {
@@ -178,29 +179,29 @@ mod tests {
 
     #[test]
     fn a_transcript_has_anthropics_order_and_shapes() {
-        let mut writer = EventWriter::default();
+        let mut writer = MessageEventWriter::default();
         let mut transcript = writer.begun(&begun(0)) + &writer.text("Hi") + &writer.text(" \u{1F600}");
         let stop = Stop { reason: FinishReason::Stop, sequence: Some("END".into()) };
-        transcript += &writer.ended(&stop, Usage::new(9, 4, 3, 0));
+        transcript += &writer.ended(&stop, MessageUsage::new(9, 4, 3, 0));
         assert_eq!(transcript, include_str!("golden/events.sse"));
     }
 
     #[test]
     fn thinking_text_and_calls_are_blocks_one_after_the_other() {
-        let mut writer = EventWriter::default();
+        let mut writer = MessageEventWriter::default();
         let mut transcript = writer.begun(&begun(0)) + &writer.thinking("h") + &writer.thinking("m");
         transcript += &writer.text("So");
         for step in calls() {
             transcript += &writer.call(&step);
         }
         let stop = Stop { reason: FinishReason::ToolCalls, sequence: None };
-        transcript += &writer.ended(&stop, Usage::new(9, 4, 20, 2));
+        transcript += &writer.ended(&stop, MessageUsage::new(9, 4, 20, 2));
         assert_eq!(transcript, include_str!("golden/calls.sse"));
     }
 
     #[test]
     fn a_whole_message_has_its_shape() {
-        let mut content = Content::default();
+        let mut content = MessageContent::default();
         content.text("H");
         content.text("i");
         let ended = begun(3).ended(content, Stop { reason: FinishReason::Length, sequence: None });
@@ -208,13 +209,13 @@ mod tests {
             serde_json::to_string(&ended).unwrap(),
             r#"{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hi","citations":null}],"stop_reason":"max_tokens","stop_sequence":null,"stop_details":null,"container":null,"usage":{"input_tokens":5,"cache_creation_input_tokens":0,"cache_read_input_tokens":4,"output_tokens":3,"output_tokens_details":{"thinking_tokens":0},"server_tool_use":null,"cache_creation":{"ephemeral_5m_input_tokens":0,"ephemeral_1h_input_tokens":0},"inference_geo":null,"service_tier":"standard"}}"#
         );
-        let nothing = begun(3).ended(Content::default(), Stop { reason: FinishReason::Stop, sequence: None });
+        let nothing = begun(3).ended(MessageContent::default(), Stop { reason: FinishReason::Stop, sequence: None });
         assert!(serde_json::to_string(&nothing).unwrap().contains(r#""content":[],"stop_reason":"end_turn""#));
     }
 
     #[test]
     fn a_whole_messages_calls_have_objects_even_if_they_are_cut() {
-        let mut content = Content::default();
+        let mut content = MessageContent::default();
         content.thinking("hm");
         calls().iter().for_each(|step| content.call(step));
         content.call(&ToolCallDelta::Begin { index: 2, id: "call_3".into(), name: "f".into() });

@@ -11,6 +11,6 @@ pub mod request;
 mod messages;
 mod tools;
 
-pub use error::ErrorReply;
-pub use events::EventWriter;
+pub use error::AnthropicErrorReply;
+pub use events::MessageEventWriter;
 pub use request::{CountBody, CountRequest, MessagesBody, MessagesRequest};

@@ -10,7 +10,7 @@ use crate::tools::ToolCallDelta;
 /// A reply, or its beginning.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Message")]
-pub struct Reply {
+pub struct MessageReply {
     id: String,
     #[serde(rename = "type")]
     #[schemars(extend("const" = "message"))]
@@ -24,7 +24,7 @@ pub struct Reply {
     stop_sequence: Option<String>,
     stop_details: Option<()>,
     container: Option<()>,
-    usage: Usage,
+    usage: MessageUsage,
 }
 
 /// A part of a message. In a stream's first event of it, its text is empty.
@@ -85,13 +85,13 @@ pub const SIGNATURE: &str = "dW5zaWduZWQ=";
 
 /// The blocks of a whole message as they come to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Content {
+pub struct MessageContent {
     blocks: Vec<Block>,
     /// The last block's call is open, with these arguments so far.
     arguments: Option<String>,
 }
 
-impl Content {
+impl MessageContent {
     /// More text.
     pub fn text(&mut self, more: &str) {
         match self.blocks.last_mut() {
@@ -146,8 +146,7 @@ impl Content {
 
 /// Token counts. Those of the prompt that were cached are counted apart from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "MessageUsage")]
-pub struct Usage {
+pub struct MessageUsage {
     #[serde(flatten)]
     counts: Counts,
     cache_creation: CacheCreation,
@@ -163,7 +162,7 @@ pub(super) struct Counts {
     cache_creation_input_tokens: u32,
     cache_read_input_tokens: u32,
     output_tokens: u32,
-    output_tokens_details: OutputDetails,
+    output_tokens_details: MessageOutputDetails,
     server_tool_use: Option<()>,
 }
 
@@ -175,12 +174,11 @@ struct CacheCreation {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "MessageOutputDetails")]
-struct OutputDetails {
+struct MessageOutputDetails {
     thinking_tokens: u32,
 }
 
-impl Usage {
+impl MessageUsage {
     /// The usage of a prompt with `n_cached` cached tokens and of the reply so far, with `n_reasoning` tokens of thinking.
     pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
         let counts = Counts {
@@ -188,11 +186,11 @@ impl Usage {
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: n_cached.min(n_prompt),
             output_tokens: n_completion,
-            output_tokens_details: OutputDetails { thinking_tokens: n_reasoning },
+            output_tokens_details: MessageOutputDetails { thinking_tokens: n_reasoning },
             server_tool_use: None,
         };
         let cache_creation = CacheCreation::default();
-        Usage { counts, cache_creation, inference_geo: None, service_tier: "standard" }
+        MessageUsage { counts, cache_creation, inference_geo: None, service_tier: "standard" }
     }
 
     /// The counts alone.
@@ -221,11 +219,11 @@ impl Stop {
     }
 }
 
-impl Reply {
+impl MessageReply {
     /// Before its first block.
-    pub fn begun(id: String, model: String, usage: Usage) -> Self {
+    pub fn begun(id: String, model: String, usage: MessageUsage) -> Self {
         let (kind, role) = ("message", "assistant");
-        Reply {
+        MessageReply {
             id,
             kind,
             role,
@@ -240,8 +238,13 @@ impl Reply {
     }
 
     /// With all its blocks. A message that says nothing has none.
-    pub fn ended(self, content: Content, stop: Stop) -> Self {
-        Reply { content: content.into_blocks(), stop_reason: Some(stop.reason()), stop_sequence: stop.sequence, ..self }
+    pub fn ended(self, content: MessageContent, stop: Stop) -> Self {
+        MessageReply {
+            content: content.into_blocks(),
+            stop_reason: Some(stop.reason()),
+            stop_sequence: stop.sequence,
+            ..self
+        }
     }
 }
 

@@ -56,7 +56,7 @@ pub struct PullProgress {
 /// `{"error": "…"}`: a whole reply, or the last line of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaError")]
-pub struct ErrorReply {
+pub struct OllamaErrorReply {
     /// What happened.
     pub error: String,
     /// Of a request that does not fit the context: `context_length_exceeded`. This and what follows is not Ollama's; it
@@ -71,9 +71,9 @@ pub struct ErrorReply {
     pub n_ctx: Option<u32>,
 }
 
-impl From<ErrorBody> for ErrorReply {
-    fn from(error: ErrorBody) -> ErrorReply {
+impl From<ErrorBody> for OllamaErrorReply {
+    fn from(error: ErrorBody) -> OllamaErrorReply {
         let ErrorBody { message, code, n_prompt_tokens, n_ctx, .. } = error;
-        ErrorReply { error: message, code: code.filter(|code| *code == OVERFLOW), n_prompt_tokens, n_ctx }
+        OllamaErrorReply { error: message, code: code.filter(|code| *code == OVERFLOW), n_prompt_tokens, n_ctx }
     }
 }

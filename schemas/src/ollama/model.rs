@@ -12,8 +12,7 @@ pub const NEVER: &str = "2318-01-01T00:00:00Z";
 
 /// The reply to `GET /api/tags` and `GET /api/ps`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "OllamaModelList")]
-pub struct ModelList {
+pub struct OllamaModelList {
     /// All of them.
     pub models: Vec<Model>,
 }
@@ -228,10 +227,12 @@ mod tests {
     #[test]
     fn lists_and_show_have_ollamas_shape() {
         let since = || "2026-01-02T03:04:05Z".to_owned();
-        let tags = ModelList { models: vec![Model::listed("smollm2", since(), Some(&info()))] };
+        let tags = OllamaModelList { models: vec![Model::listed("smollm2", since(), Some(&info()))] };
         check(tags, include_str!("golden/tags.json"));
         check(
-            ModelList { models: vec![Model::running("smollm2", &info(), info().memory.bytes(), NEVER.to_owned())] },
+            OllamaModelList {
+                models: vec![Model::running("smollm2", &info(), info().memory.bytes(), NEVER.to_owned())],
+            },
             include_str!("golden/ps.json"),
         );
         check(Show::new(since(), &info()), include_str!("golden/show.json"));

@@ -11,8 +11,7 @@ use crate::sequence::{FinishReason, Timings, Token};
 
 /// One line, or a whole reply.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "OllamaLine")]
-pub struct Line<'a> {
+pub struct OllamaLine<'a> {
     /// The model, as the client wrote it.
     pub model: &'a str,
     /// RFC 3339.
@@ -27,7 +26,7 @@ pub struct Line<'a> {
     pub done: bool,
     /// What the last line says.
     #[serde(flatten)]
-    pub end: Option<End>,
+    pub end: Option<OllamaEnd>,
 }
 
 /// The text of a line, under the name that its route has for it.
@@ -46,7 +45,7 @@ pub enum Text {
         thinking: String,
         /// Whole calls: Ollama does not cut them up.
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        tool_calls: Vec<ToolCall>,
+        tool_calls: Vec<OllamaToolCall>,
     },
     /// Of `/api/generate`.
     #[serde(untagged)]
@@ -73,18 +72,16 @@ impl Text {
 
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "OllamaToolCall")]
-pub struct ToolCall {
+pub struct OllamaToolCall {
     /// By which the tool's message may refer to it.
     pub id: String,
     /// Which one, with what.
-    pub function: FunctionCall,
+    pub function: OllamaFunctionCall,
 }
 
-/// Part of [`ToolCall`].
+/// Part of [`OllamaToolCall`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "OllamaFunctionCall")]
-pub struct FunctionCall {
+pub struct OllamaFunctionCall {
     /// Its place among the message's calls.
     pub index: u32,
     /// One of the request's tools.
@@ -95,8 +92,7 @@ pub struct FunctionCall {
 
 /// Why a reply ended, and where its time went.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "OllamaEnd")]
-pub struct End {
+pub struct OllamaEnd {
     /// `stop`, `length`, `load` or `unload`.
     #[schemars(extend("enum" = ["stop", "length", "load", "unload"]))]
     pub done_reason: &'static str,
@@ -109,7 +105,7 @@ pub struct End {
     pub metrics: Option<Metrics>,
 }
 
-impl End {
+impl OllamaEnd {
     /// The end of a generation.
     pub fn generated(reason: FinishReason, metrics: Metrics) -> Self {
         let done_reason = match reason {
@@ -117,12 +113,12 @@ impl End {
             FinishReason::Stop | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
         };
-        End { done_reason, context: Vec::new(), metrics: Some(metrics) }
+        OllamaEnd { done_reason, context: Vec::new(), metrics: Some(metrics) }
     }
 
     /// The answer to a request without anything to answer.
     pub fn loaded(wish: LoadOnly) -> Self {
-        End { done_reason: wish.done_reason(), context: Vec::new(), metrics: None }
+        OllamaEnd { done_reason: wish.done_reason(), context: Vec::new(), metrics: None }
     }
 }
 
@@ -166,13 +162,13 @@ fn nanoseconds(ms: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ollama::ErrorReply;
+    use crate::ollama::OllamaErrorReply;
     use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::Logprobs;
 
-    fn line(text: Text) -> Line<'static> {
+    fn line(text: Text) -> OllamaLine<'static> {
         let created_at = "2026-01-02T03:04:05.678901Z".to_owned();
-        Line { model: "m", created_at, text, logprobs: vec![], done: false, end: None }
+        OllamaLine { model: "m", created_at, text, logprobs: vec![], done: false, end: None }
     }
 
     #[test]
@@ -185,28 +181,31 @@ mod tests {
             predicted_ms: 5.25,
             ..Timings::default()
         };
-        let end = |reason| Some(End::generated(reason, Metrics::new(12.5, 3, 2, &timings)));
+        let end = |reason| Some(OllamaEnd::generated(reason, Metrics::new(12.5, 3, 2, &timings)));
         let chat = |text: &str| line(Text::message(text.into()));
         let plain = |text: &str| line(Text::response(text.into()));
-        let function = FunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
-        let (thinking, tool_calls) = ("hm".to_owned(), vec![ToolCall { id: "call_1".into(), function }]);
+        let function =
+            OllamaFunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
+        let (thinking, tool_calls) = ("hm".to_owned(), vec![OllamaToolCall { id: "call_1".into(), function }]);
         let calling = Text::Message { role: "assistant", content: String::new(), thinking, tool_calls };
         let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] })];
         let lines = [
             chat("Hi"),
-            Line { logprobs, ..chat(" \u{1F600}\n") },
-            Line { done: true, end: end(FinishReason::Stop), ..chat("") },
+            OllamaLine { logprobs, ..chat(" \u{1F600}\n") },
+            OllamaLine { done: true, end: end(FinishReason::Stop), ..chat("") },
             line(calling),
             plain("Hi"),
             line(Text::Response { response: String::new(), thinking: "hm".into() }),
-            Line { done: true, end: end(FinishReason::Length), ..plain("") },
-            Line { done: true, end: Some(End::loaded(LoadOnly::Load)), ..chat("") },
-            Line { done: true, end: Some(End::loaded(LoadOnly::Unload)), ..plain("") },
+            OllamaLine { done: true, end: end(FinishReason::Length), ..plain("") },
+            OllamaLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Load)), ..chat("") },
+            OllamaLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Unload)), ..plain("") },
         ];
         let mut transcript: String = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
-        transcript +=
-            &serde_json::to_string(&ErrorReply::from(ErrorBody::new(ErrorKind::Unavailable, "The engine stopped.")))
-                .unwrap();
+        transcript += &serde_json::to_string(&OllamaErrorReply::from(ErrorBody::new(
+            ErrorKind::Unavailable,
+            "The engine stopped.",
+        )))
+        .unwrap();
         assert_eq!(transcript + "\n", include_str!("golden/lines.ndjson"));
     }
 

@@ -1,7 +1,7 @@
 //! The reply to `POST /v1/chat/completions`: one object, or a stream of chunks.
 //!
 //! Field order is part of the contract's shape and pinned by the tests. What breaks real clients is avoided by
-//! construction: a delta carries a role only where [`Delta::role`] made it, and `finish_reason` is always present.
+//! construction: a delta carries a role only where [`ChatDelta::role`] made it, and `finish_reason` is always present.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -164,7 +164,7 @@ pub struct ChunkChoice {
     /// From 0.
     pub index: u32,
     /// What is new.
-    pub delta: Delta,
+    pub delta: ChatDelta,
     /// Of the tokens in this delta.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Null but in a choice's last chunk.
@@ -174,8 +174,7 @@ pub struct ChunkChoice {
 
 /// What is new in a choice.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
-#[schemars(rename = "ChatDelta")]
-pub struct Delta {
+pub struct ChatDelta {
     /// Only in a choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
@@ -241,38 +240,38 @@ impl ToolCallFragment {
 impl ChunkChoice {
     /// A choice's first chunk.
     pub fn role(index: u32) -> Self {
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
+        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), ..ChatDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More text.
     pub fn content(index: u32, text: String, logprobs: Option<ChoiceLogprobs>) -> Self {
-        let delta = Delta { content: Some(text), ..Delta::default() };
+        let delta = ChatDelta { content: Some(text), ..ChatDelta::default() };
         ChunkChoice { index, delta, logprobs, finish_reason: None }
     }
 
     /// More of what the model thinks.
     pub fn reasoning(index: u32, text: &str) -> Self {
         let (reasoning_content, reasoning) = (Some(text.to_owned()), Some(text.to_owned()));
-        let delta = Delta { reasoning_content, reasoning, ..Delta::default() };
+        let delta = ChatDelta { reasoning_content, reasoning, ..ChatDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More of a call.
     pub fn tool_call(index: u32, fragment: ToolCallFragment) -> Self {
-        let delta = Delta { tool_calls: vec![fragment], ..Delta::default() };
+        let delta = ChatDelta { tool_calls: vec![fragment], ..ChatDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More of a function's call.
     pub fn function_call(index: u32, fragment: FunctionFragment) -> Self {
-        let delta = Delta { function_call: Some(fragment), ..Delta::default() };
+        let delta = ChatDelta { function_call: Some(fragment), ..ChatDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// A choice's last chunk, with [`finish_reason`] or [`function_finish_reason`].
     pub fn finish(index: u32, finish_reason: &'static str) -> Self {
-        ChunkChoice { index, delta: Delta::default(), logprobs: None, finish_reason: Some(finish_reason) }
+        ChunkChoice { index, delta: ChatDelta::default(), logprobs: None, finish_reason: Some(finish_reason) }
     }
 }
 

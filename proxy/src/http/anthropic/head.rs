@@ -1,6 +1,6 @@
 //! Data shared by a whole message and a streamed message.
 
-use baton_schemas::anthropic::reply::{Reply, Usage};
+use baton_schemas::anthropic::reply::{MessageReply, MessageUsage};
 
 use crate::http::reply_totals::ReplyTotals;
 
@@ -14,11 +14,11 @@ pub(super) struct MessageHead {
 }
 
 impl MessageHead {
-    pub(super) fn begun(&self, usage: Usage) -> Reply {
-        Reply::begun(self.id.clone(), self.model.clone(), usage)
+    pub(super) fn begun(&self, usage: MessageUsage) -> MessageReply {
+        MessageReply::begun(self.id.clone(), self.model.clone(), usage)
     }
 }
 
-pub(super) fn usage(totals: &ReplyTotals) -> Usage {
-    Usage::new(totals.n_prompt, totals.n_cached, totals.n_completion, totals.n_reasoning)
+pub(super) fn usage(totals: &ReplyTotals) -> MessageUsage {
+    MessageUsage::new(totals.n_prompt, totals.n_cached, totals.n_completion, totals.n_reasoning)
 }

@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_schemas::FinishReason;
-use baton_schemas::anthropic::events::EventWriter;
-use baton_schemas::anthropic::reply::{Content, Reply, Stop, TokenCount};
+use baton_schemas::anthropic::events::MessageEventWriter;
+use baton_schemas::anthropic::reply::{MessageContent, MessageReply, Stop, TokenCount};
 use baton_schemas::anthropic::{CountBody, MessagesBody};
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
 use baton_schemas::openai::InvalidRequest;
@@ -33,8 +33,8 @@ use crate::request::caller::Caller;
 pub(super) fn routes() -> Routes {
     let created = Operation::new("The assistant's next message")
         .takes::<MessagesBody>()
-        .replies::<Reply>()
-        .streams(EventWriter::schema)
+        .replies::<MessageReply>()
+        .streams(MessageEventWriter::schema)
         .planned();
     let counted = Operation::new("Tokens of a prompt").takes::<CountBody>().replies::<TokenCount>().of_model();
     Routes::default()
@@ -100,7 +100,7 @@ async fn count(
 
 /// Collects a whole reply. Dropping the future cancels the request.
 async fn whole(mut steps: RequestSteps, head: MessageHead) -> Result<Response, RequestError> {
-    let (mut content, mut totals) = (Content::default(), ReplyTotals::new(1));
+    let (mut content, mut totals) = (MessageContent::default(), ReplyTotals::new(1));
     let mut end = Stop { reason: FinishReason::Stop, sequence: None };
     while let Some(step) = steps.next().await {
         let step = step?;

@@ -1,7 +1,7 @@
 //! Writes request steps as the events of a message.
 
 use baton_schemas::anthropic::reply::Stop;
-use baton_schemas::anthropic::{ErrorReply, EventWriter};
+use baton_schemas::anthropic::{AnthropicErrorReply, MessageEventWriter};
 
 use super::head::{MessageHead, usage};
 use crate::http::HttpFailure;
@@ -14,7 +14,7 @@ use crate::reply_event::EventKind;
 /// Writes the stream of one reply.
 pub(super) struct MessageWriter {
     head: MessageHead,
-    events: EventWriter,
+    events: MessageEventWriter,
     totals: ReplyTotals,
     has_begun: bool,
     stop: Option<Stop>,
@@ -24,7 +24,7 @@ impl MessageWriter {
     pub(super) fn new(head: MessageHead) -> Self {
         MessageWriter {
             head,
-            events: EventWriter::default(),
+            events: MessageEventWriter::default(),
             totals: ReplyTotals::new(1),
             has_begun: false,
             stop: None,
@@ -66,11 +66,11 @@ impl StreamWriter for MessageWriter {
     }
 
     fn fail(&mut self, failure: HttpFailure) -> String {
-        ErrorReply::new(failure.status.as_u16(), failure.error).to_sse()
+        AnthropicErrorReply::new(failure.status.as_u16(), failure.error).to_sse()
     }
 
     /// Writes a ping, or a comment before the first event: client accumulators require `message_start` to be first.
     fn heartbeat(&self, place: Option<usize>) -> String {
-        if self.has_begun { EventWriter::ping() } else { comment(place) }
+        if self.has_begun { MessageEventWriter::ping() } else { comment(place) }
     }
 }

@@ -1,7 +1,7 @@
 //! Errors in Ollama's wording and envelope.
 
 use axum::response::{IntoResponse, Response};
-use baton_schemas::ollama::ErrorReply;
+use baton_schemas::ollama::OllamaErrorReply;
 use baton_schemas::openai::InvalidRequest;
 
 use crate::error::RequestError;
@@ -24,7 +24,7 @@ impl OllamaFailure {
 }
 
 /// Writes a failure as the last line of a stream.
-pub(super) fn line(failure: HttpFailure) -> ErrorReply {
+pub(super) fn line(failure: HttpFailure) -> OllamaErrorReply {
     failure.error.into()
 }
 

@@ -12,7 +12,7 @@ use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::ollama::LoadOnly;
 use baton_schemas::ollama::OllamaChatRequest;
 use baton_schemas::ollama::OllamaGenerateRequest;
-use baton_schemas::ollama::reply::End;
+use baton_schemas::ollama::reply::OllamaEnd;
 use baton_schemas::tools::CallCollector;
 use futures::StreamExt;
 
@@ -77,7 +77,7 @@ async fn answer(
         let outcome = or_drained(&drain, load_or_unload(&state, &caller, &shape.model, wish, keep_alive)).await;
         outcome
             .and_then(|outcome| outcome)
-            .map(|()| Json(shape.last(LineContent::default(), &[], End::loaded(wish))).into_response())
+            .map(|()| Json(shape.last(LineContent::default(), &[], OllamaEnd::loaded(wish))).into_response())
     } else {
         let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
         let steps = steps(state.backend, generate, caller.clone(), drain);

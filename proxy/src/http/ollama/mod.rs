@@ -11,8 +11,8 @@ mod reply;
 mod unsupported;
 
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
-use baton_schemas::ollama::model::{ModelList, Show};
-use baton_schemas::ollama::reply::Line;
+use baton_schemas::ollama::model::{OllamaModelList, Show};
+use baton_schemas::ollama::reply::OllamaLine;
 use baton_schemas::ollama::{ModelBody, OlderEmbedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody};
 use baton_schemas::ollama::{PullProgress, Version};
 
@@ -22,10 +22,10 @@ use super::openapi::{Operation, Routes};
 /// All routes under `/api`.
 pub(super) fn routes() -> Routes {
     let generates = |summary| {
-        let operation = Operation::new(summary).replies::<Line<'_>>().streams_lines::<Line<'_>>();
+        let operation = Operation::new(summary).replies::<OllamaLine<'_>>().streams_lines::<OllamaLine<'_>>();
         operation.planned()
     };
-    let lists = |summary| Operation::new(summary).replies::<ModelList>();
+    let lists = |summary| Operation::new(summary).replies::<OllamaModelList>();
     let show = Operation::new("Describe a model").takes::<ModelBody>().replies::<Show>().of_model();
     let pull = Operation::new("Check that a model is already present").takes::<ModelBody>().fails(&[404]);
     let pull = pull.replies::<PullProgress>().streams_lines::<PullProgress>();

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use baton_schemas::ollama::model::{Model, ModelList, NEVER, Show};
+use baton_schemas::ollama::model::{Model, NEVER, OllamaModelList, Show};
 use baton_schemas::ollama::{ModelRequest, Version};
 
 use super::failure::OllamaFailure;
@@ -14,23 +14,29 @@ use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 
 /// `GET /api/tags`: lists all models that the caller's key may use, under each of their names.
-pub(super) async fn tags(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
+pub(super) async fn tags(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+) -> Json<OllamaModelList> {
     let models = state.models_for(&caller);
     let listed = models.iter().flat_map(|model| {
         model.names.iter().map(|name| Model::listed(name, rfc3339(model.since), model.info.as_deref()))
     });
-    Json(ModelList { models: listed.collect() })
+    Json(OllamaModelList { models: listed.collect() })
 }
 
 /// `GET /api/ps`: lists the models that are ready, under their public names.
-pub(super) async fn running(State(state): State<HttpState>, Extension(caller): Extension<Caller>) -> Json<ModelList> {
+pub(super) async fn running(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+) -> Json<OllamaModelList> {
     let models = state.models_for(&caller);
     let running = models.iter().filter(|model| model.is_loaded()).filter_map(|model| {
         let expires_at = model.presence.as_ref().and_then(|presence| presence.expires_at);
         let expires_at = expires_at.map_or_else(|| NEVER.to_owned(), rfc3339);
         Some(Model::running(model.names.first()?, model.info.as_deref()?, model.memory_bytes(), expires_at))
     });
-    Json(ModelList { models: running.collect() })
+    Json(OllamaModelList { models: running.collect() })
 }
 
 /// `POST /api/show`: describes a model.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
-use baton_schemas::ollama::reply::{End, FunctionCall, Line, Metrics, Text, ToolCall};
+use baton_schemas::ollama::reply::{Metrics, OllamaEnd, OllamaFunctionCall, OllamaLine, OllamaToolCall, Text};
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::tools;
 
@@ -25,7 +25,7 @@ pub(super) struct LineContent {
     pub(super) text: String,
     pub(super) thinking: String,
     /// Only in a chat: `/api/generate` has no tools.
-    pub(super) calls: Vec<ToolCall>,
+    pub(super) calls: Vec<OllamaToolCall>,
 }
 
 impl LineContent {
@@ -38,8 +38,8 @@ impl LineContent {
     pub(super) fn call(call: tools::ToolCall) -> Self {
         match serde_json::from_str(&call.arguments) {
             Ok(arguments) => {
-                let function = FunctionCall { index: call.index, name: call.name, arguments };
-                LineContent { calls: vec![ToolCall { id: call.id, function }], ..LineContent::default() }
+                let function = OllamaFunctionCall { index: call.index, name: call.name, arguments };
+                LineContent { calls: vec![OllamaToolCall { id: call.id, function }], ..LineContent::default() }
             }
             Err(_) => LineContent::unfinished(&call),
         }
@@ -70,26 +70,26 @@ pub(super) struct LineShape {
 
 impl LineShape {
     /// Writes a line that is not the last.
-    pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> Line<'_> {
+    pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> OllamaLine<'_> {
         let LineContent { text, thinking, calls } = said;
         let text = match self.route {
             OllamaRoute::Chat => Text::Message { role: "assistant", content: text, thinking, tool_calls: calls },
             OllamaRoute::Generate => Text::Response { response: text, thinking },
         };
         let logprobs = tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
-        Line { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
+        OllamaLine { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
     }
 
     /// Writes the last or only line.
-    pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: End) -> Line<'_> {
-        Line { done: true, end: Some(end), ..self.line(said, tokens) }
+    pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: OllamaEnd) -> OllamaLine<'_> {
+        OllamaLine { done: true, end: Some(end), ..self.line(said, tokens) }
     }
 
     /// Ollama's word for the finish reason.
-    pub(super) fn end(&self, reason: FinishReason, totals: &ReplyTotals) -> End {
+    pub(super) fn end(&self, reason: FinishReason, totals: &ReplyTotals) -> OllamaEnd {
         let total_ms = self.since.elapsed().as_secs_f64() * 1e3;
         let metrics = Metrics::new(total_ms, totals.n_prompt, totals.n_completion, &totals.timings);
-        End { context: totals.context.clone(), ..End::generated(reason, metrics) }
+        OllamaEnd { context: totals.context.clone(), ..OllamaEnd::generated(reason, metrics) }
     }
 }
 

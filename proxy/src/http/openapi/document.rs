@@ -183,8 +183,8 @@ fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> 
 fn envelope(dialect: Dialect, generator: &mut SchemaGenerator) -> Schema {
     match dialect {
         Dialect::OpenAi => generator.subschema_for::<ErrorEnvelope>(),
-        Dialect::Ollama => generator.subschema_for::<ollama::ErrorReply>(),
-        Dialect::Anthropic => generator.subschema_for::<anthropic::ErrorReply>(),
+        Dialect::Ollama => generator.subschema_for::<ollama::OllamaErrorReply>(),
+        Dialect::Anthropic => generator.subschema_for::<anthropic::AnthropicErrorReply>(),
     }
 }
 

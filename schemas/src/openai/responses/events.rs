@@ -3,8 +3,8 @@
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
-use super::output::{Item, Kind, Output, Part, Status, last_status};
-use super::response::{End, Failure, Head, Response, ResponseUsage};
+use super::output::{Output, OutputItem, OutputKind, OutputPart, OutputStatus, last_status};
+use super::response::{Response, ResponseEnd, ResponseFailure, ResponseHead, ResponseUsage};
 use crate::openai::logprobs::TokenLogprob;
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
@@ -14,24 +14,23 @@ use crate::tools::ToolCallDelta;
 ///
 /// An item is opened by what first belongs to it and closed by what no longer does.
 #[derive(Debug)]
-pub struct EventWriter {
-    head: Head,
+pub struct ResponseEventWriter {
+    head: ResponseHead,
     output: Output,
     n_written: u64,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type")]
-#[schemars(rename = "ResponseEvent")]
-enum Event<'a> {
+enum ResponseEvent<'a> {
     #[serde(rename = "response.created")]
     Created { response: &'a Response },
     #[serde(rename = "response.in_progress")]
     InProgress { response: &'a Response },
     #[serde(rename = "response.output_item.added")]
-    ItemAdded { output_index: usize, item: &'a Item },
+    ItemAdded { output_index: usize, item: &'a OutputItem },
     #[serde(rename = "response.content_part.added")]
-    PartAdded { item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
+    PartAdded { item_id: &'a str, output_index: usize, content_index: usize, part: &'a OutputPart },
     #[serde(rename = "response.output_text.delta")]
     TextDelta {
         item_id: &'a str,
@@ -53,13 +52,13 @@ enum Event<'a> {
     #[serde(rename = "response.reasoning_text.done")]
     ReasoningDone { item_id: &'a str, output_index: usize, content_index: usize, text: &'a str },
     #[serde(rename = "response.content_part.done")]
-    PartDone { item_id: &'a str, output_index: usize, content_index: usize, part: &'a Part },
+    PartDone { item_id: &'a str, output_index: usize, content_index: usize, part: &'a OutputPart },
     #[serde(rename = "response.function_call_arguments.delta")]
     ArgumentsDelta { item_id: &'a str, output_index: usize, delta: &'a str },
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone { item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
     #[serde(rename = "response.output_item.done")]
-    ItemDone { output_index: usize, item: &'a Item },
+    ItemDone { output_index: usize, item: &'a OutputItem },
     #[serde(rename = "response.completed")]
     Completed { response: &'a Response },
     #[serde(rename = "response.incomplete")]
@@ -72,20 +71,20 @@ enum Event<'a> {
 #[schemars(rename = "NumberedResponseEvent")]
 struct Numbered<'a> {
     #[serde(flatten)]
-    event: &'a Event<'a>,
+    event: &'a ResponseEvent<'a>,
     sequence_number: u64,
 }
 
-impl EventWriter {
+impl ResponseEventWriter {
     /// The schema of one event's data.
     pub fn schema(generator: &mut SchemaGenerator) -> Schema {
         generator.subschema_for::<Numbered<'_>>()
     }
 
     /// A writer for the response with this head.
-    pub fn new(head: Head) -> Self {
+    pub fn new(head: ResponseHead) -> Self {
         let output = head.no_output();
-        EventWriter { head, output, n_written: 0 }
+        ResponseEventWriter { head, output, n_written: 0 }
     }
 
     /// Tokens are drawn like this. To be said before anything is written.
@@ -96,32 +95,39 @@ impl EventWriter {
     /// The first two events.
     pub fn created(&mut self) -> String {
         let response = self.head.in_progress();
-        self.write(&Event::Created { response: &response }) + &self.write(&Event::InProgress { response: &response })
+        self.write(&ResponseEvent::Created { response: &response })
+            + &self.write(&ResponseEvent::InProgress { response: &response })
     }
 
     /// More text, with the log-probabilities of its tokens if they were asked for.
     pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob]) -> String {
-        if delta.is_empty() && (logprobs.is_empty() || !self.output.is_in(Kind::Message)) {
+        if delta.is_empty() && (logprobs.is_empty() || !self.output.is_in(OutputKind::Message)) {
             return String::new();
         }
-        let is_new = !self.output.is_in(Kind::Message);
-        let closing = if is_new { self.close(Status::Completed) } else { String::new() };
+        let is_new = !self.output.is_in(OutputKind::Message);
+        let closing = if is_new { self.close(OutputStatus::Completed) } else { String::new() };
         self.output.text(delta, logprobs);
         let opening = if is_new { self.opened() } else { String::new() };
         let (output_index, item_id) = self.place();
         closing
             + &opening
-            + &self.write(&Event::TextDelta { item_id: &item_id, output_index, content_index: 0, delta, logprobs })
+            + &self.write(&ResponseEvent::TextDelta {
+                item_id: &item_id,
+                output_index,
+                content_index: 0,
+                delta,
+                logprobs,
+            })
     }
 
     /// More of what the model thinks.
     pub fn reasoning(&mut self, delta: &str) -> String {
-        let is_new = !self.output.is_in(Kind::Reasoning);
-        let closing = if is_new { self.close(Status::Completed) } else { String::new() };
+        let is_new = !self.output.is_in(OutputKind::Reasoning);
+        let closing = if is_new { self.close(OutputStatus::Completed) } else { String::new() };
         self.output.reasoning(delta);
         let opening = if is_new { self.opened() } else { String::new() };
         let (output_index, item_id) = self.place();
-        let event = Event::ReasoningDelta { item_id: &item_id, output_index, content_index: 0, delta };
+        let event = ResponseEvent::ReasoningDelta { item_id: &item_id, output_index, content_index: 0, delta };
         closing + &opening + &self.write(&event)
     }
 
@@ -129,21 +135,21 @@ impl EventWriter {
     pub fn call(&mut self, step: &ToolCallDelta) -> String {
         match step {
             ToolCallDelta::Begin { .. } => {
-                let closing = self.close(Status::Completed);
+                let closing = self.close(OutputStatus::Completed);
                 self.output.call(step);
                 closing + &self.opened()
             }
             ToolCallDelta::Arguments { fragment, .. } => {
                 self.output.call(step);
                 let (output_index, item_id) = self.place();
-                self.write(&Event::ArgumentsDelta { item_id: &item_id, output_index, delta: fragment })
+                self.write(&ResponseEvent::ArgumentsDelta { item_id: &item_id, output_index, delta: fragment })
             }
-            ToolCallDelta::End { .. } => self.close(Status::Completed),
+            ToolCallDelta::End { .. } => self.close(OutputStatus::Completed),
         }
     }
 
     /// The end of what is open, and of the response.
-    pub fn finished(&mut self, end: End, usage: ResponseUsage) -> String {
+    pub fn finished(&mut self, end: ResponseEnd, usage: ResponseUsage) -> String {
         let mut events = String::new();
         if self.output.items().is_empty() {
             self.output.open_message();
@@ -153,32 +159,33 @@ impl EventWriter {
         let response = &self.head.finished(end, self.output.items().to_vec(), usage);
         events
             + &match end.reason {
-                FinishReason::Stop | FinishReason::ToolCalls => self.write(&Event::Completed { response }),
-                FinishReason::Length => self.write(&Event::Incomplete { response }),
+                FinishReason::Stop | FinishReason::ToolCalls => self.write(&ResponseEvent::Completed { response }),
+                FinishReason::Length => self.write(&ResponseEvent::Incomplete { response }),
             }
     }
 
     /// The end of a response that failed.
-    pub fn failed(&mut self, failure: Failure) -> String {
+    pub fn failed(&mut self, failure: ResponseFailure) -> String {
         let response = self.head.failed(failure);
-        self.write(&Event::Failed { response: &response })
+        self.write(&ResponseEvent::Failed { response: &response })
     }
 
     /// The last item has begun.
     fn opened(&mut self) -> String {
-        let Some(item) = self.output.items().last().map(Item::begun) else { return String::new() };
+        let Some(item) = self.output.items().last().map(OutputItem::begun) else { return String::new() };
         let (output_index, item_id) = self.place();
-        let added = self.write(&Event::ItemAdded { output_index, item: &item });
+        let added = self.write(&ResponseEvent::ItemAdded { output_index, item: &item });
         let part = match item {
-            Item::Reasoning { .. } => Kind::Reasoning.empty_part(),
-            Item::Message { .. } => Kind::Message.empty_part(),
-            Item::FunctionCall { .. } => return added,
+            OutputItem::Reasoning { .. } => OutputKind::Reasoning.empty_part(),
+            OutputItem::Message { .. } => OutputKind::Message.empty_part(),
+            OutputItem::FunctionCall { .. } => return added,
         };
-        added + &self.write(&Event::PartAdded { item_id: &item_id, output_index, content_index: 0, part: &part })
+        added
+            + &self.write(&ResponseEvent::PartAdded { item_id: &item_id, output_index, content_index: 0, part: &part })
     }
 
     /// The open item, if there is one, ends.
-    fn close(&mut self, status: Status) -> String {
+    fn close(&mut self, status: OutputStatus) -> String {
         if !self.output.is_open() {
             return String::new();
         }
@@ -188,24 +195,24 @@ impl EventWriter {
         let item_id = &*item_id;
         let mut events = String::new();
         match &item {
-            Item::Reasoning { content, .. } | Item::Message { content, .. } => {
+            OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. } => {
                 for (content_index, part) in content.iter().enumerate() {
                     events += &self.write(&match part {
-                        Part::OutputText { text, logprobs, .. } => {
-                            Event::TextDone { item_id, output_index, content_index, text, logprobs }
+                        OutputPart::OutputText { text, logprobs, .. } => {
+                            ResponseEvent::TextDone { item_id, output_index, content_index, text, logprobs }
                         }
-                        Part::ReasoningText { text } => {
-                            Event::ReasoningDone { item_id, output_index, content_index, text }
+                        OutputPart::ReasoningText { text } => {
+                            ResponseEvent::ReasoningDone { item_id, output_index, content_index, text }
                         }
                     });
-                    events += &self.write(&Event::PartDone { item_id, output_index, content_index, part });
+                    events += &self.write(&ResponseEvent::PartDone { item_id, output_index, content_index, part });
                 }
             }
-            Item::FunctionCall { name, arguments, .. } => {
-                events += &self.write(&Event::ArgumentsDone { item_id, output_index, name, arguments });
+            OutputItem::FunctionCall { name, arguments, .. } => {
+                events += &self.write(&ResponseEvent::ArgumentsDone { item_id, output_index, name, arguments });
             }
         }
-        events + &self.write(&Event::ItemDone { output_index, item: &item })
+        events + &self.write(&ResponseEvent::ItemDone { output_index, item: &item })
     }
 
     /// Index and id of the last item.
@@ -214,7 +221,7 @@ impl EventWriter {
         (items.len().saturating_sub(1), items.last().map(|item| item.id().to_owned()).unwrap_or_default())
     }
 
-    fn write(&mut self, event: &Event<'_>) -> String {
+    fn write(&mut self, event: &ResponseEvent<'_>) -> String {
         let json = serde_json::to_string(&Numbered { event, sequence_number: self.n_written });
         self.n_written += 1;
         let json = json.expect("plain structs with string keys always serialize");
@@ -222,24 +229,24 @@ impl EventWriter {
     }
 }
 
-impl Event<'_> {
+impl ResponseEvent<'_> {
     fn name(&self) -> &'static str {
         match self {
-            Event::Created { .. } => "response.created",
-            Event::InProgress { .. } => "response.in_progress",
-            Event::ItemAdded { .. } => "response.output_item.added",
-            Event::PartAdded { .. } => "response.content_part.added",
-            Event::TextDelta { .. } => "response.output_text.delta",
-            Event::TextDone { .. } => "response.output_text.done",
-            Event::ReasoningDelta { .. } => "response.reasoning_text.delta",
-            Event::ReasoningDone { .. } => "response.reasoning_text.done",
-            Event::PartDone { .. } => "response.content_part.done",
-            Event::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
-            Event::ArgumentsDone { .. } => "response.function_call_arguments.done",
-            Event::ItemDone { .. } => "response.output_item.done",
-            Event::Completed { .. } => "response.completed",
-            Event::Incomplete { .. } => "response.incomplete",
-            Event::Failed { .. } => "response.failed",
+            ResponseEvent::Created { .. } => "response.created",
+            ResponseEvent::InProgress { .. } => "response.in_progress",
+            ResponseEvent::ItemAdded { .. } => "response.output_item.added",
+            ResponseEvent::PartAdded { .. } => "response.content_part.added",
+            ResponseEvent::TextDelta { .. } => "response.output_text.delta",
+            ResponseEvent::TextDone { .. } => "response.output_text.done",
+            ResponseEvent::ReasoningDelta { .. } => "response.reasoning_text.delta",
+            ResponseEvent::ReasoningDone { .. } => "response.reasoning_text.done",
+            ResponseEvent::PartDone { .. } => "response.content_part.done",
+            ResponseEvent::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            ResponseEvent::ArgumentsDone { .. } => "response.function_call_arguments.done",
+            ResponseEvent::ItemDone { .. } => "response.output_item.done",
+            ResponseEvent::Completed { .. } => "response.completed",
+            ResponseEvent::Incomplete { .. } => "response.incomplete",
+            ResponseEvent::Failed { .. } => "response.failed",
         }
     }
 }
@@ -252,7 +259,7 @@ mod tests {
     use crate::openai::responses::Echo;
     use crate::sequence::Logprobs;
 
-    fn head() -> Head {
+    fn head() -> ResponseHead {
         let echo = Echo {
             instructions: Some("be brief".into()),
             max_output_tokens: Some(5),
@@ -272,25 +279,26 @@ mod tests {
             prompt_cache_key: Some("k".into()),
             user: None,
         };
-        Head { stem: "1".into(), created_at: 1, model: "m".into(), echo }
+        ResponseHead { stem: "1".into(), created_at: 1, model: "m".into(), echo }
     }
 
     #[test]
     fn a_transcript_has_openais_order_and_shapes() {
-        let mut writer = EventWriter::new(head());
+        let mut writer = ResponseEventWriter::new(head());
         let logprob = TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] });
         let mut transcript = writer.created() + &writer.text("Hi", &[logprob]);
         transcript += &writer.text(" \u{1F600}", &[]);
-        transcript += &writer.finished(End { reason: FinishReason::Length, at: 2 }, ResponseUsage::new(9, 4, 2, 0));
-        let mut writer = EventWriter::new(head());
+        transcript +=
+            &writer.finished(ResponseEnd { reason: FinishReason::Length, at: 2 }, ResponseUsage::new(9, 4, 2, 0));
+        let mut writer = ResponseEventWriter::new(head());
         transcript += &writer.created();
-        transcript += &writer.failed(Failure { code: "server_error", message: "The engine stopped.".into() });
+        transcript += &writer.failed(ResponseFailure { code: "server_error", message: "The engine stopped.".into() });
         assert_eq!(transcript, include_str!("../golden/response_events.sse"));
     }
 
     #[test]
     fn reasoning_text_and_calls_are_items_one_after_the_other() {
-        let mut writer = EventWriter::new(head());
+        let mut writer = ResponseEventWriter::new(head());
         let begin = |index, id: &str| ToolCallDelta::Begin { index, id: id.into(), name: "f".into() };
         let arguments = |index, fragment: &str| ToolCallDelta::Arguments { index, fragment: fragment.into() };
         let mut transcript =
@@ -306,7 +314,8 @@ mod tests {
         ] {
             transcript += &writer.call(&step);
         }
-        transcript += &writer.finished(End { reason: FinishReason::ToolCalls, at: 2 }, ResponseUsage::new(9, 4, 20, 3));
+        transcript +=
+            &writer.finished(ResponseEnd { reason: FinishReason::ToolCalls, at: 2 }, ResponseUsage::new(9, 4, 20, 3));
         assert_eq!(transcript, include_str!("../golden/response_calls.sse"));
     }
 

@@ -11,7 +11,7 @@ pub mod response;
 mod input;
 mod tools;
 
-pub use events::EventWriter;
+pub use events::ResponseEventWriter;
 pub use output::Output;
 pub use request::{ResponsesBody, ResponsesRequest};
-pub use response::{Echo, Head};
+pub use response::{Echo, ResponseHead};

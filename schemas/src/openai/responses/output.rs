@@ -10,8 +10,7 @@ use crate::tools::ToolCallDelta;
 /// An item of a response.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schemars(rename = "OutputItem")]
-pub enum Item {
+pub enum OutputItem {
     /// What the model thought before it went on.
     Reasoning {
         /// `rs_…`
@@ -19,20 +18,20 @@ pub enum Item {
         /// Always empty: reasoning is not summarised.
         summary: [(); 0],
         /// One part, once there is any.
-        content: Vec<Part>,
+        content: Vec<OutputPart>,
         /// Always null.
         encrypted_content: Option<()>,
         /// How far it is.
-        status: Status,
+        status: OutputStatus,
     },
     /// What it said.
     Message {
         /// `msg_…`
         id: String,
         /// How far it is.
-        status: Status,
+        status: OutputStatus,
         /// One part, once there is any.
-        content: Vec<Part>,
+        content: Vec<OutputPart>,
         /// Always `assistant`.
         role: &'static str,
     },
@@ -47,15 +46,14 @@ pub enum Item {
         /// JSON in a string, in the model's own words.
         arguments: String,
         /// How far it is.
-        status: Status,
+        status: OutputStatus,
     },
 }
 
 /// How far an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[schemars(rename = "OutputStatus")]
-pub enum Status {
+pub enum OutputStatus {
     /// More may come.
     InProgress,
     /// All is there.
@@ -67,8 +65,7 @@ pub enum Status {
 /// A text in an item.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[schemars(rename = "OutputPart")]
-pub enum Part {
+pub enum OutputPart {
     /// Of a message.
     OutputText {
         /// Always empty.
@@ -87,16 +84,18 @@ pub enum Part {
 
 /// The kinds of items that hold text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum OutputKind {
     Reasoning,
     Message,
 }
 
-impl Kind {
-    pub(super) fn empty_part(self) -> Part {
+impl OutputKind {
+    pub(super) fn empty_part(self) -> OutputPart {
         match self {
-            Kind::Reasoning => Part::ReasoningText { text: String::new() },
-            Kind::Message => Part::OutputText { annotations: [], logprobs: Vec::new(), text: String::new() },
+            OutputKind::Reasoning => OutputPart::ReasoningText { text: String::new() },
+            OutputKind::Message => {
+                OutputPart::OutputText { annotations: [], logprobs: Vec::new(), text: String::new() }
+            }
         }
     }
 }
@@ -106,7 +105,7 @@ impl Kind {
 pub struct Output {
     /// A part of each item's id that no other response has.
     stem: String,
-    items: Vec<Item>,
+    items: Vec<OutputItem>,
     is_open: bool,
 }
 
@@ -120,13 +119,13 @@ impl Output {
     ///
     /// Tokens without text are markup, between items as well as in them; only those in a message are kept.
     pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob]) {
-        if !self.is_in(Kind::Message) {
+        if !self.is_in(OutputKind::Message) {
             if delta.is_empty() {
                 return;
             }
-            self.turn_to(Kind::Message);
+            self.turn_to(OutputKind::Message);
         }
-        if let Some(Part::OutputText { text, logprobs: all, .. }) = self.part() {
+        if let Some(OutputPart::OutputText { text, logprobs: all, .. }) = self.part() {
             text.push_str(delta);
             all.extend_from_slice(logprobs);
         }
@@ -134,10 +133,10 @@ impl Output {
 
     /// More of what the model thinks.
     pub fn reasoning(&mut self, delta: &str) {
-        if !self.is_in(Kind::Reasoning) {
-            self.turn_to(Kind::Reasoning);
+        if !self.is_in(OutputKind::Reasoning) {
+            self.turn_to(OutputKind::Reasoning);
         }
-        if let Some(Part::ReasoningText { text }) = self.part() {
+        if let Some(OutputPart::ReasoningText { text }) = self.part() {
             text.push_str(delta);
         }
     }
@@ -146,18 +145,18 @@ impl Output {
     pub fn call(&mut self, step: &ToolCallDelta) {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
-                self.close(Status::Completed);
+                self.close(OutputStatus::Completed);
                 let (call_id, name, arguments) = (id.clone(), name.clone(), String::new());
-                let (id, status) = (self.new_id("fc"), Status::InProgress);
-                self.items.push(Item::FunctionCall { id, call_id, name, arguments, status });
+                let (id, status) = (self.new_id("fc"), OutputStatus::InProgress);
+                self.items.push(OutputItem::FunctionCall { id, call_id, name, arguments, status });
                 self.is_open = true;
             }
             ToolCallDelta::Arguments { fragment, .. } => {
-                if let Some(Item::FunctionCall { arguments, .. }) = self.items.last_mut() {
+                if let Some(OutputItem::FunctionCall { arguments, .. }) = self.items.last_mut() {
                     arguments.push_str(fragment);
                 }
             }
-            ToolCallDelta::End { .. } => self.close(Status::Completed),
+            ToolCallDelta::End { .. } => self.close(OutputStatus::Completed),
         }
     }
 
@@ -170,26 +169,26 @@ impl Output {
     }
 
     /// All of it.
-    pub fn into_items(self) -> Vec<Item> {
+    pub fn into_items(self) -> Vec<OutputItem> {
         self.items
     }
 
     /// The items so far.
-    pub fn items(&self) -> &[Item] {
+    pub fn items(&self) -> &[OutputItem] {
         &self.items
     }
 
     /// Opens a message that says nothing yet.
     pub(super) fn open_message(&mut self) {
-        self.turn_to(Kind::Message);
+        self.turn_to(OutputKind::Message);
     }
 
     /// Returns true if more of this kind continues the open item.
-    pub(super) fn is_in(&self, kind: Kind) -> bool {
+    pub(super) fn is_in(&self, kind: OutputKind) -> bool {
         let last = self.items.last().filter(|_| self.is_open);
         match kind {
-            Kind::Reasoning => matches!(last, Some(Item::Reasoning { .. })),
-            Kind::Message => matches!(last, Some(Item::Message { .. })),
+            OutputKind::Reasoning => matches!(last, Some(OutputItem::Reasoning { .. })),
+            OutputKind::Message => matches!(last, Some(OutputItem::Message { .. })),
         }
     }
 
@@ -198,33 +197,34 @@ impl Output {
     }
 
     /// Closes the open item and opens one of this kind, with an empty part.
-    fn turn_to(&mut self, kind: Kind) {
-        self.close(Status::Completed);
-        let (status, content) = (Status::InProgress, vec![kind.empty_part()]);
+    fn turn_to(&mut self, kind: OutputKind) {
+        self.close(OutputStatus::Completed);
+        let (status, content) = (OutputStatus::InProgress, vec![kind.empty_part()]);
         self.items.push(match kind {
-            Kind::Reasoning => {
-                Item::Reasoning { id: self.new_id("rs"), summary: [], content, encrypted_content: None, status }
+            OutputKind::Reasoning => {
+                OutputItem::Reasoning { id: self.new_id("rs"), summary: [], content, encrypted_content: None, status }
             }
-            Kind::Message => Item::Message { id: self.new_id("msg"), status, content, role: "assistant" },
+            OutputKind::Message => OutputItem::Message { id: self.new_id("msg"), status, content, role: "assistant" },
         });
         self.is_open = true;
     }
 
     /// The open item, if there is one, is at its end.
-    pub(super) fn close(&mut self, end: Status) {
+    pub(super) fn close(&mut self, end: OutputStatus) {
         if std::mem::replace(&mut self.is_open, false)
             && let Some(last) = self.items.last_mut()
         {
-            let (Item::Reasoning { status, .. } | Item::Message { status, .. } | Item::FunctionCall { status, .. }) =
-                last;
+            let (OutputItem::Reasoning { status, .. }
+            | OutputItem::Message { status, .. }
+            | OutputItem::FunctionCall { status, .. }) = last;
             *status = end;
         }
     }
 
-    fn part(&mut self) -> Option<&mut Part> {
+    fn part(&mut self) -> Option<&mut OutputPart> {
         match self.items.last_mut() {
-            Some(Item::Reasoning { content, .. } | Item::Message { content, .. }) => content.last_mut(),
-            Some(Item::FunctionCall { .. }) | None => None,
+            Some(OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. }) => content.last_mut(),
+            Some(OutputItem::FunctionCall { .. }) | None => None,
         }
     }
 
@@ -234,31 +234,32 @@ impl Output {
 }
 
 /// The status of what is open when a response ends for this reason.
-pub(super) fn last_status(reason: FinishReason) -> Status {
+pub(super) fn last_status(reason: FinishReason) -> OutputStatus {
     match reason {
-        FinishReason::Stop | FinishReason::ToolCalls => Status::Completed,
-        FinishReason::Length => Status::Incomplete,
+        FinishReason::Stop | FinishReason::ToolCalls => OutputStatus::Completed,
+        FinishReason::Length => OutputStatus::Incomplete,
     }
 }
 
-impl Item {
+impl OutputItem {
     /// The id that other events refer to.
     pub(super) fn id(&self) -> &str {
-        let (Item::Reasoning { id, .. } | Item::Message { id, .. } | Item::FunctionCall { id, .. }) = self;
+        let (OutputItem::Reasoning { id, .. } | OutputItem::Message { id, .. } | OutputItem::FunctionCall { id, .. }) =
+            self;
         id
     }
 
     /// The item when it began.
-    pub(super) fn begun(&self) -> Item {
+    pub(super) fn begun(&self) -> OutputItem {
         let mut begun = self.clone();
         match &mut begun {
-            Item::Reasoning { content, status, .. } | Item::Message { content, status, .. } => {
+            OutputItem::Reasoning { content, status, .. } | OutputItem::Message { content, status, .. } => {
                 content.clear();
-                *status = Status::InProgress;
+                *status = OutputStatus::InProgress;
             }
-            Item::FunctionCall { arguments, status, .. } => {
+            OutputItem::FunctionCall { arguments, status, .. } => {
                 arguments.clear();
-                *status = Status::InProgress;
+                *status = OutputStatus::InProgress;
             }
         }
         begun

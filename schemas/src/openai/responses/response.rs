@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::output::{Item, Output};
+use super::output::{Output, OutputItem};
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
 
@@ -59,7 +59,7 @@ impl Echo {
 
 /// The part of a response that is known before its first token.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Head {
+pub struct ResponseHead {
     /// The common ending of the ids of the response and its items.
     pub stem: String,
     /// Seconds since the Unix epoch.
@@ -72,7 +72,7 @@ pub struct Head {
 
 /// How and when a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct End {
+pub struct ResponseEnd {
     /// The engine's reason.
     pub reason: FinishReason,
     /// Seconds since the Unix epoch.
@@ -90,7 +90,7 @@ pub struct Response {
     #[schemars(extend("enum" = ["in_progress", "completed", "incomplete", "failed"]))]
     status: &'static str,
     background: bool,
-    error: Option<Failure>,
+    error: Option<ResponseFailure>,
     frequency_penalty: f32,
     incomplete_details: Option<Value>,
     instructions: Option<String>,
@@ -98,7 +98,7 @@ pub struct Response {
     max_tool_calls: Option<u32>,
     metadata: Map<String, Value>,
     model: String,
-    output: Vec<Item>,
+    output: Vec<OutputItem>,
     parallel_tool_calls: bool,
     presence_penalty: f32,
     previous_response_id: Option<()>,
@@ -120,8 +120,7 @@ pub struct Response {
 
 /// Why a response failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "ResponseFailure")]
-pub struct Failure {
+pub struct ResponseFailure {
     /// For programs.
     pub code: &'static str,
     /// For people.
@@ -132,21 +131,19 @@ pub struct Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ResponseUsage {
     input_tokens: u32,
-    input_tokens_details: InputDetails,
+    input_tokens_details: ResponseInputDetails,
     output_tokens: u32,
-    output_tokens_details: OutputDetails,
+    output_tokens_details: ResponseOutputDetails,
     total_tokens: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "ResponseInputDetails")]
-struct InputDetails {
+struct ResponseInputDetails {
     cached_tokens: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "ResponseOutputDetails")]
-struct OutputDetails {
+struct ResponseOutputDetails {
     reasoning_tokens: u32,
 }
 
@@ -155,15 +152,15 @@ impl ResponseUsage {
     pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
         ResponseUsage {
             input_tokens: n_prompt,
-            input_tokens_details: InputDetails { cached_tokens: n_cached },
+            input_tokens_details: ResponseInputDetails { cached_tokens: n_cached },
             output_tokens: n_completion,
-            output_tokens_details: OutputDetails { reasoning_tokens: n_reasoning },
+            output_tokens_details: ResponseOutputDetails { reasoning_tokens: n_reasoning },
             total_tokens: n_prompt.saturating_add(n_completion),
         }
     }
 }
 
-impl Head {
+impl ResponseHead {
     /// Before anything was put out.
     pub fn no_output(&self) -> Output {
         Output::new(self.stem.clone())
@@ -175,7 +172,7 @@ impl Head {
     }
 
     /// The end, at this time and for its reason. Only what is completed has a time of completion.
-    pub fn finished(&self, end: End, output: Vec<Item>, usage: ResponseUsage) -> Response {
+    pub fn finished(&self, end: ResponseEnd, output: Vec<OutputItem>, usage: ResponseUsage) -> Response {
         let (status, completed_at, incomplete_details) = match end.reason {
             FinishReason::Stop | FinishReason::ToolCalls => ("completed", Some(end.at), None),
             FinishReason::Length => ("incomplete", None, Some(json!({"reason": "max_output_tokens"}))),
@@ -184,11 +181,11 @@ impl Head {
     }
 
     /// The response of a request that failed.
-    pub fn failed(&self, failure: Failure) -> Response {
+    pub fn failed(&self, failure: ResponseFailure) -> Response {
         Response { error: Some(failure), ..self.response("failed", Vec::new()) }
     }
 
-    fn response(&self, status: &'static str, output: Vec<Item>) -> Response {
+    fn response(&self, status: &'static str, output: Vec<OutputItem>) -> Response {
         let echo = self.echo.clone();
         Response {
             id: format!("resp_{}", self.stem),

@@ -9,8 +9,8 @@ use axum::{Extension, Json};
 use baton_schemas::FinishReason;
 use baton_schemas::openai::ResponsesBody;
 use baton_schemas::openai::ResponsesRequest;
-use baton_schemas::openai::responses::response::{self, End};
-use baton_schemas::openai::responses::{EventWriter, Head};
+use baton_schemas::openai::responses::response::{self, ResponseEnd};
+use baton_schemas::openai::responses::{ResponseEventWriter, ResponseHead};
 use futures::StreamExt;
 use uuid::Uuid;
 
@@ -30,7 +30,7 @@ pub(super) fn operation() -> Operation {
     Operation::new("Continue a conversation")
         .takes::<ResponsesBody>()
         .replies::<response::Response>()
-        .streams(EventWriter::schema)
+        .streams(ResponseEventWriter::schema)
         .planned()
 }
 
@@ -44,8 +44,12 @@ pub async fn create(
     let ResponsesRequest { generate, stream, echo } = ResponsesRequest::parse(&body, rand::random())?;
     // Drop the body before generating: 32 slow streams would hold 32 bodies.
     drop(body);
-    let head =
-        Head { stem: Uuid::new_v4().simple().to_string(), created_at: now(), model: generate.model.clone(), echo };
+    let head = ResponseHead {
+        stem: Uuid::new_v4().simple().to_string(),
+        created_at: now(),
+        model: generate.model.clone(),
+        echo,
+    };
     let steps = steps(state.backend, generate, caller.clone(), drain.map(|Extension(drain)| drain).unwrap_or_default());
     let response = if stream {
         streamed::respond(steps, ResponseWriter::new(head), &state.config, &caller).await
@@ -56,7 +60,7 @@ pub async fn create(
 }
 
 /// Collects a whole reply. Dropping the future cancels the request.
-async fn whole(mut steps: RequestSteps, mut head: Head) -> Result<Response, RequestError> {
+async fn whole(mut steps: RequestSteps, mut head: ResponseHead) -> Result<Response, RequestError> {
     let (mut output, mut totals) = (head.no_output(), ReplyTotals::new(1));
     let mut end = FinishReason::Stop;
     while let Some(step) = steps.next().await {
@@ -79,8 +83,8 @@ async fn whole(mut steps: RequestSteps, mut head: Head) -> Result<Response, Requ
         }
     }
     output.finish(end);
-    let mut response =
-        Json(head.finished(End { reason: end, at: now() }, output.into_items(), usage(&totals))).into_response();
+    let mut response = Json(head.finished(ResponseEnd { reason: end, at: now() }, output.into_items(), usage(&totals)))
+        .into_response();
     insert_route(response.headers_mut(), &totals.route);
     Ok(response)
 }

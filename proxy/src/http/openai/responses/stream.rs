@@ -1,8 +1,8 @@
 //! Writes request steps as the events of a response.
 
 use baton_schemas::FinishReason;
-use baton_schemas::openai::responses::response::{End, Failure as ResponseFailure};
-use baton_schemas::openai::responses::{EventWriter, Head};
+use baton_schemas::openai::responses::response::{ResponseEnd, ResponseFailure};
+use baton_schemas::openai::responses::{ResponseEventWriter, ResponseHead};
 
 use super::parts::{logprobs, now, usage};
 use crate::http::HttpFailure;
@@ -14,15 +14,20 @@ use crate::reply_event::EventKind;
 
 /// Writes the stream of one reply.
 pub(super) struct ResponseWriter {
-    events: EventWriter,
+    events: ResponseEventWriter,
     totals: ReplyTotals,
     is_created: bool,
     reason: Option<FinishReason>,
 }
 
 impl ResponseWriter {
-    pub(super) fn new(head: Head) -> Self {
-        ResponseWriter { events: EventWriter::new(head), totals: ReplyTotals::new(1), is_created: false, reason: None }
+    pub(super) fn new(head: ResponseHead) -> Self {
+        ResponseWriter {
+            events: ResponseEventWriter::new(head),
+            totals: ReplyTotals::new(1),
+            is_created: false,
+            reason: None,
+        }
     }
 
     /// Writes the first events, once.
@@ -57,7 +62,7 @@ impl StreamWriter for ResponseWriter {
     /// Writes the last event. Without a finish reason the reply has not ended, so nothing is written.
     fn finish(&mut self) -> String {
         let Some(reason) = self.reason.take() else { return String::new() };
-        self.create() + &self.events.finished(End { reason, at: now() }, usage(&self.totals))
+        self.create() + &self.events.finished(ResponseEnd { reason, at: now() }, usage(&self.totals))
     }
 
     fn fail(&mut self, failure: HttpFailure) -> String {
