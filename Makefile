@@ -54,7 +54,8 @@ check: ## Formatting, lints, docs and the direction of dependencies
 	@$(TIMED) clippy cargo clippy $(PROFILE) --locked --workspace --all-targets -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(TIMED) doc cargo doc $(PROFILE) --locked --workspace --no-deps --quiet
 	scripts/check-dependencies.sh
-	scripts/check-circles.py --count
+	scripts/check-circles.py
+	scripts/check-docs.py
 	@$(TIMED) deny scripts/deny.sh
 
 deny: ## Licences and sources of everything that is linked in
