@@ -7,7 +7,7 @@
 //! This is one attempt at one server. The proxy decides which server is asked, how often, and what its failures mean for
 //! the next request. Redirects are not followed; every wait has a deadline, every line and reply a limit.
 //!
-//! To add a kind, implement [`protocol::Protocol`] in a file of its own and name it in [`registry`] and [`kind`].
+//! To add a kind, implement `protocol::Protocol` in a file of its own and name it in `registry` and `kind`.
 
 mod body;
 mod call;

@@ -1,6 +1,6 @@
 //! The life of a request: target, admission, prompt, plan, start, hold.
 //!
-//! This file shows the order of the stages. [`start`] contains prompt, plan and start; [`hold`] keeps the reply until
+//! This file shows the order of the stages. `start` contains prompt, plan and start; `hold` keeps the reply until
 //! its last token.
 
 mod choice;

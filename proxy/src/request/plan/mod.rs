@@ -1,6 +1,6 @@
 //! Chooses the nodes that serve a request.
 //!
-//! [`snapshot`] describes the nodes at one moment, [`cost`] predicts the time of every route from it, and a [`policy`]
+//! `snapshot` describes the nodes at one moment, `cost` predicts the time of every route from it, and a `policy`
 //! chooses. Those are pure; this module connects them to the nodes.
 
 pub mod explanation;
