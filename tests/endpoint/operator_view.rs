@@ -104,7 +104,7 @@ async fn status_is_shown_while_the_endpoint_waits_for_its_last_streams() {
     let running = ask(&server, "none", 150).send().await.unwrap();
     server.signal(Signal::TERM);
     let status = || String::from_utf8(baton(&["status", address(&server)]).stdout).unwrap();
-    eventually_async("the stop", || async { status().contains("1 of") && status().contains("told to stop") }).await;
+    eventually_async("the stop", || async { status().contains("1 of") && status().contains("stopping") }).await;
     assert!(running.text().await.unwrap().ends_with("data: [DONE]\n\n"));
 }
 

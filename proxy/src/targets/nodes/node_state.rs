@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 /// The state of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+// The name in /openapi.json, where `NodeState` is the report of a node.
+#[schemars(rename = "Life")]
 #[serde(rename_all = "snake_case")]
 pub enum NodeState {
     /// Its model is not wanted now, so it has no process.
