@@ -176,8 +176,9 @@ impl MessagesRequest {
 
 impl MessagesBody {
     fn check(self, drawn_seed: u64) -> Result<MessagesRequest, InvalidRequest> {
-        let max_tokens = self.max_tokens.get("")?.count();
-        let CheckedPrompt { model, chat, thinking, constraint } = self.prompt.check()?;
+        let limit = self.max_tokens;
+        let (prompt, max_tokens) = self.prompt.check(|| Ok(limit.get("")?.count()))?;
+        let CheckedPrompt { model, chat, thinking, constraint } = prompt;
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
         let generate = GenerateRequest {
             model,
@@ -206,7 +207,7 @@ impl CountRequest {
     /// Reads a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         // A constraint has no tokens, but a mistake in it is one here as it will be in the message.
-        let CheckedPrompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check()?;
+        let CheckedPrompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check(|| Ok(()))?.0;
         Ok(CountRequest { model, chat })
     }
 }
@@ -220,8 +221,13 @@ struct CheckedPrompt {
 }
 
 impl PromptBody {
-    fn check(self) -> Result<CheckedPrompt, InvalidRequest> {
+    /// `next` is checked right after the model: an error names the first wrong field in this order.
+    fn check<T>(
+        self,
+        next: impl FnOnce() -> Result<T, InvalidRequest>,
+    ) -> Result<(CheckedPrompt, T), InvalidRequest> {
         let model = self.model.get("")?.0;
+        let next = next()?;
         let thinking = match self.thinking.get("")? {
             Some(thinking) => Some(thinking.check()?),
             None => None,
@@ -247,7 +253,7 @@ impl PromptBody {
         let conversation =
             Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
         let chat = ChatPrompt { conversation, tools: self.tools.check()? };
-        Ok(CheckedPrompt { model, chat, thinking, constraint })
+        Ok((CheckedPrompt { model, chat, thinking, constraint }, next))
     }
 }
 
@@ -332,6 +338,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_or_honoured_is_named() {
         refused(json!({"max_tokens": null}), "max_tokens");
+        refused(json!({"model": null, "max_tokens": null}), "model");
         refused(json!({"max_tokens": 0}), "max_tokens");
         refused(json!({"model": ""}), "model");
         refused(json!({"messages": []}), "messages");

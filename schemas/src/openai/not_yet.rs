@@ -62,9 +62,16 @@ pub(crate) struct NotYetInChats;
 impl RefusedFields for NotYetInChats {
     const FIELDS: &'static [RefusedField] = &[
         unless(0.0, "echo", "Echoing the prompt"),
-        never("audio", "Audio output"),
-        never("web_search_options", "Web search"),
     ];
+}
+
+/// Other output than text. Named after `modalities`, which clients that want sound send too.
+#[derive(Debug)]
+pub(crate) struct OtherOutput;
+
+impl RefusedFields for OtherOutput {
+    const FIELDS: &'static [RefusedField] =
+        &[never("audio", "Audio output"), never("web_search_options", "Web search")];
 }
 
 object! {
@@ -98,6 +105,8 @@ object! {
         /// Replies are text.
         #[schemars(extend("items" = {"type": "string", "const": "text"}))]
         modalities: Field<Items<Value>>,
+        #[schemars(skip)]
+        output: Unsupported<OtherOutput>,
     }
 }
 
@@ -107,7 +116,7 @@ impl MediaBody {
         if self.modalities.get("")?.unwrap_or_default().sound().any(|modality| modality != "text") {
             return Err(InvalidRequest::unsupported("modalities", "Output other than text"));
         }
-        Ok(())
+        self.output.check("")
     }
 }
 
@@ -151,6 +160,7 @@ mod tests {
         check(json!({"cache_prompt": true, "store": true, "made_up": {"x": 1}}), None);
         check(json!({"modalities": ["text", "audio"]}), Some("modalities"));
         check(json!({"audio": {"voice": "x"}}), Some("audio"));
+        check(json!({"audio": {"voice": "x"}, "modalities": ["text", "audio"]}), Some("modalities"));
         check(json!({"web_search_options": {}}), Some("web_search_options"));
     }
 }

@@ -244,9 +244,11 @@ impl Resilient {
                 }
                 self.progress.start(n_cached).then_some(delta)
             }
-            SequenceEvent::Handoff(timings) => {
-                run.learn_handoff(&timings, &self.request);
-                self.progress.hand_over(&timings).then_some(delta)
+            SequenceEvent::Handoff(report) => {
+                // A node of an older version does not send the hidden time.
+                let report = report.with_unhidden(report.unhidden_ms);
+                run.learn_handoff(&report, &self.request);
+                self.progress.hand_over(&report).then_some(SequenceEvent::Handoff(report))
             }
             SequenceEvent::Token(token) => {
                 if !run.has_token {
