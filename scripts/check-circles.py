@@ -15,7 +15,10 @@ from pathlib import Path
 CRATES = ["schemas", "engines", "proxy", "proxy/fetch", "proxy/planner", "proxy/reply", "proxy/bench", "proxy/cli"]
 
 # Rooms of proxy/src, from the top down: a room may import those below it, never one above.
-FLOORS = ["serve", "config", "http", "request", "observe", "targets", "error"]
+FLOORS = [
+    "serve", "config", "http", "request", "observe", "targets",
+    "account", "reply_event", "choice_clock", "model_name", "log_target", "error",
+]
 
 WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 DEFINITION = re.compile(
