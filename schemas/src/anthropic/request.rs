@@ -222,10 +222,7 @@ struct CheckedPrompt {
 
 impl PromptBody {
     /// `next` is checked right after the model: an error names the first wrong field in this order.
-    fn check<T>(
-        self,
-        next: impl FnOnce() -> Result<T, InvalidRequest>,
-    ) -> Result<(CheckedPrompt, T), InvalidRequest> {
+    fn check<T>(self, next: impl FnOnce() -> Result<T, InvalidRequest>) -> Result<(CheckedPrompt, T), InvalidRequest> {
         let model = self.model.get("")?.0;
         let next = next()?;
         let thinking = match self.thinking.get("")? {

@@ -60,9 +60,7 @@ impl RefusedFields for NotYet {
 pub(crate) struct NotYetInChats;
 
 impl RefusedFields for NotYetInChats {
-    const FIELDS: &'static [RefusedField] = &[
-        unless(0.0, "echo", "Echoing the prompt"),
-    ];
+    const FIELDS: &'static [RefusedField] = &[unless(0.0, "echo", "Echoing the prompt")];
 }
 
 /// Other output than text. Named after `modalities`, which clients that want sound send too.
