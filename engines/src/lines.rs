@@ -4,7 +4,7 @@ use baton_schemas::EngineError;
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 
-/// A delta with 20 alternatives is some kilobytes; whoever sends more than this is no server of models.
+/// A token with 20 alternatives takes some kilobytes. No model server sends a longer line.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The lines of a byte stream.

@@ -12,8 +12,8 @@ use crate::token::Token;
 pub struct KvSource {
     /// Base address of the prefill node, `http://host:port` or `https://host:port`.
     pub url: String,
-    /// How long no new position has to come until the pull is given up, milliseconds, however the prefill node shows that
-    /// it lives. Where nothing is known of how long the handoff takes, the decode node's own patience counts.
+    /// The pull is given up after this long without a new position, milliseconds, even if the prefill node shows signs of
+    /// life. `None`: nothing was predicted, and the decode node's own limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_ms: Option<u32>,
     /// The trace that the pull belongs to, as a W3C `traceparent`.
@@ -22,7 +22,7 @@ pub struct KvSource {
 }
 
 impl KvSource {
-    /// A node about which no more is known than its address, for a pull that belongs to no trace.
+    /// A node of which only the address is known, for a pull that belongs to no trace.
     pub fn at(url: impl Into<String>) -> KvSource {
         KvSource { url: url.into(), patience_ms: None, traceparent: None }
     }
@@ -44,7 +44,7 @@ pub struct PrefillRequest {
     /// Whose prompt this is; see [`CacheScope`].
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
-    /// Keep nothing of it: for made-up prompts that nobody will continue.
+    /// Do not cache the prompt: it was made up for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
 }
@@ -127,12 +127,11 @@ impl HandoffFailure {
 /// The nodes to avoid for a while after a failed handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// A node that is slower than predicted serves others well, as far as is known; predictions learn of it.
+    /// Neither: a node that is slower than predicted may serve others well, and predictions learn its speed.
     Nobody,
-    /// The prefill node, whoever pulls.
+    /// The prefill node, for every decode node.
     Prefill,
-    /// The two together: what one of them runs, trusts or can take in, which says nothing of the prefill node for
-    /// others.
+    /// Only this pair: other decode nodes may still use the prefill node.
     Pair,
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// that sends its signs of life for ever must not hold a request for ever.
 const SLOWEST_PULL: f64 = 20.0;
 
-/// No prediction is worth more patience, whatever a node is told.
+/// The upper limit of a pull's deadline, whatever a plan predicts.
 const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// The deadline of a pull, which every verified position moves.

@@ -8,8 +8,8 @@ use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::node::KvIdentity;
 
-/// How long a peer is taken for what it was. Each reply's head is compared with it all the same, so a peer that was
-/// restarted with another model is noticed at once.
+/// How long a peer's identity is cached. Each reply's head is still compared with it, so a peer that was restarted with
+/// another model is noticed at once.
 const ADMITTED_FOR: Duration = Duration::from_secs(300);
 
 /// How soon a peer that was refused is looked at again.

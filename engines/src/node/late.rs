@@ -11,7 +11,7 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
-/// Another engine, once there is one. Until then it tells a load and refuses the rest.
+/// Stands in for an engine that is still loading: reports its load, refuses the rest, and forwards once it is there.
 #[derive(Clone, Default)]
 pub struct LateEngine(Arc<OnceLock<Arc<dyn Engine>>>);
 

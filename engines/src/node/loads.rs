@@ -1,6 +1,6 @@
-//! What the node is doing, told as it changes: whoever plans with it knows within a tenth of a second.
+//! Streams the node's load as it changes, within a tenth of a second.
 //!
-//! A line is made when there is room for it on the way: a reader that is slow gets newer loads, and not more of them.
+//! A line is made only when the connection has room for it: a slow reader gets newer loads, not more of them.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use super::{NodeService, lines, refusal};
 /// Streams at once. An endpoint has one.
 pub(super) const MAX_STREAMS: usize = 64;
 
-/// How often a load without a change is told all the same.
+/// The interval of lines while the load does not change.
 pub const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// How soon a change is told.
+/// A change is sent within this time.
 const TICK: Duration = Duration::from_millis(100);
 
 /// How long a node that was told to stop takes new requests, so that those who send them have heard of it.

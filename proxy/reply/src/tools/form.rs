@@ -17,7 +17,7 @@ use super::{Calls, FIELD, ToolFormat, format_of};
 /// Calls in one reply at most, where there may be several.
 const MAX_CALLS: u32 = 16;
 
-/// Tokens at the end of a prompt that hold a tag, whatever they are.
+/// Tokens at the end of a prompt that are enough to hold any tag.
 const TAIL_TOKENS: usize = 16;
 
 /// How a prompt leaves reasoning.

@@ -20,7 +20,7 @@ use crate::targets::nodes::{FallbackReason, Node, Task};
 /// How long a request that lost an engine before its first answer looks for another one.
 const START_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Between two retry.
+/// The pause between two retries.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request's attempts to begin.
