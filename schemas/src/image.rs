@@ -126,7 +126,8 @@ pub enum Segment<'a> {
 pub fn segments<'a>(text: &'a str, images: &[Image]) -> Vec<Segment<'a>> {
     let marks: Vec<String> = images.iter().map(Image::mark).collect();
     let mut segments = Vec::new();
-    let (mut begun, mut looked_at) = (0, 0);
+    let mut begun = 0;
+    let mut looked_at = 0;
     while let Some(found) = text[looked_at..].find(MARK) {
         let at = looked_at + found;
         match marks.iter().enumerate().find(|(_, mark)| text[at..].starts_with(mark.as_str())) {

@@ -56,7 +56,8 @@ fn seconds(text: &str) -> Option<f64> {
     if !text.is_empty() && text.chars().all(is_digit) {
         return number(text);
     }
-    let (mut rest, mut sum) = (text, None);
+    let mut rest = text;
+    let mut sum = None;
     while !rest.is_empty() {
         let (digits, after) = rest.split_at(rest.find(|c| !is_digit(c))?);
         let (unit, after) = after.split_at(after.find(is_digit).unwrap_or(after.len()));

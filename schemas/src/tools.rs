@@ -216,8 +216,8 @@ impl CallCollector {
     pub fn take(&mut self, step: &ToolCallDelta) -> Option<ToolCall> {
         match step {
             ToolCallDelta::Begin { index, id, name } => {
-                let (id, name) = (id.clone(), name.clone());
-                self.0 = Some(ToolCall { index: *index, id, name, arguments: String::new() });
+                let arguments = String::new();
+                self.0 = Some(ToolCall { index: *index, id: id.clone(), name: name.clone(), arguments });
                 None
             }
             ToolCallDelta::Arguments { fragment, .. } => {

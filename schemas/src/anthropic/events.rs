@@ -103,8 +103,8 @@ impl MessageEventWriter {
 
     /// The end.
     pub fn ended(&mut self, stop: &Stop, usage: MessageUsage) -> String {
-        let (stop_reason, stop_sequence) = (stop.reason(), stop.sequence.as_deref());
-        let delta = MessageEnd { stop_reason, stop_sequence, stop_details: None, container: None };
+        let stop_sequence = stop.sequence.as_deref();
+        let delta = MessageEnd { stop_reason: stop.reason(), stop_sequence, stop_details: None, container: None };
         self.close()
             + &write(&MessageEvent::MessageDelta { delta, usage: usage.counts() })
             + &write(&MessageEvent::MessageStop)

@@ -55,7 +55,7 @@ pub enum Block {
         /// Its arguments.
         input: Map<String, Value>,
         /// The caller.
-        caller: Caller,
+        caller: ToolUseCaller,
     },
 }
 
@@ -67,14 +67,15 @@ impl Block {
 
     /// A call before its arguments.
     pub(super) fn call(id: String, name: String) -> Self {
-        Block::ToolUse { id, name, input: Map::new(), caller: Caller::Direct }
+        Block::ToolUse { id, name, input: Map::new(), caller: ToolUseCaller::Direct }
     }
 }
 
 /// The caller of a tool: always the model itself, never code that it ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Caller {
+#[schemars(rename = "Caller")]
+pub enum ToolUseCaller {
     /// The model.
     Direct,
 }
@@ -222,11 +223,10 @@ impl Stop {
 impl MessageReply {
     /// Before its first block.
     pub fn begun(id: String, model: String, usage: MessageUsage) -> Self {
-        let (kind, role) = ("message", "assistant");
         MessageReply {
             id,
-            kind,
-            role,
+            kind: "message",
+            role: "assistant",
             model,
             content: Vec::new(),
             stop_reason: None,

@@ -6,7 +6,7 @@
 mod props;
 mod requests;
 
-pub use props::{Props, Slot, slots};
+pub use props::{Props, SlotInfo, slots};
 pub use requests::{ApplyTemplate, ApplyTemplateBody, Detokenize, DetokenizeBody, Tokenize, TokenizeBody};
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -99,7 +99,8 @@ impl Props {
 
 /// One slot in the reply to `GET /slots`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Slot {
+#[schemars(rename = "Slot")]
+pub struct SlotInfo {
     /// From 0.
     pub id: u32,
     /// Tokens it may hold.
@@ -111,7 +112,7 @@ pub struct Slot {
 }
 
 /// The slots of a node. It says how many are taken and not which: the first ones stand for them.
-pub fn slots(info: &NodeInfo, load: &NodeLoad) -> Vec<Slot> {
-    let slot = |id| Slot { id, n_ctx: info.n_ctx, speculative: false, is_processing: id < load.active_slots };
+pub fn slots(info: &NodeInfo, load: &NodeLoad) -> Vec<SlotInfo> {
+    let slot = |id| SlotInfo { id, n_ctx: info.n_ctx, speculative: false, is_processing: id < load.active_slots };
     (0..info.n_slots).map(slot).collect()
 }

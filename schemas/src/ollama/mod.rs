@@ -48,7 +48,8 @@ impl Default for Version {
 
 /// The reply to `POST /api/pull`, or a line of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct PullProgress {
+#[schemars(rename = "PullProgress")]
+pub struct OllamaPullProgress {
     /// How far it is.
     pub status: &'static str,
 }

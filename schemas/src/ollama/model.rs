@@ -150,15 +150,13 @@ impl Show {
             model_info[format!("{architecture}.embedding_length")] = embedding.n_embd.into();
         }
         let is_embedding_model = info.embedding.is_some_and(|embedding| embedding.is_trained);
-        // One or the other, as Ollama has it, though most models that complete also give vectors.
-        let task = match (info.generates, is_embedding_model) {
-            (_, true) => Some("embedding"),
-            (true, false) => Some("completion"),
-            (false, false) => None,
-        };
+        // Never both, as in Ollama, though most models that complete also give vectors.
+        let completes = info.generates && !is_embedding_model;
+        let embedding = is_embedding_model.then_some("embedding");
+        let completion = completes.then_some("completion");
         let insert = info.facts.infill.is_some().then_some("insert");
-        // Where the template knows no tools, the system message tells of them.
-        let chats = task == Some("completion") && info.has_chat_template;
+        // A template without a form for tools does not matter: the system message then describes them.
+        let chats = completes && info.has_chat_template;
         let vision = info.projector.is_some().then_some("vision");
         let tools = chats.then_some("tools");
         let thinking = (chats && thinks(&info.facts.chat_template)).then_some("thinking");
@@ -167,7 +165,7 @@ impl Show {
             template: info.facts.chat_template.clone(),
             details: Details::of(info),
             model_info: model_info.as_object().cloned().unwrap_or_default(),
-            capabilities: task.into_iter().chain(vision).chain(insert).chain(tools).chain(thinking).collect(),
+            capabilities: [embedding, completion, vision, insert, tools, thinking].into_iter().flatten().collect(),
             modified_at,
         }
     }

@@ -25,13 +25,13 @@ object! {
 fn either_name(schema: &mut Schema) {
     let object = schema.ensure_object();
     object.remove("required");
-    let (name, none) = (json!({ "type": "string", "minLength": 1 }), json!({ "type": "null" }));
+    let name = json!({ "type": "string", "minLength": 1 });
     object["properties"]["model"]["type"] = json!(["string", "null"]);
     object.insert(
         "anyOf".to_owned(),
         json!([
             { "required": ["model"], "properties": { "model": name } },
-            { "required": ["name"], "properties": { "name": name, "model": none } },
+            { "required": ["name"], "properties": { "name": name, "model": { "type": "null" } } },
         ]),
     );
 }

@@ -11,7 +11,8 @@ use crate::sequence::{FinishReason, Timings, Token};
 
 /// One line, or a whole reply.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct OllamaLine<'a> {
+#[schemars(rename = "OllamaLine")]
+pub struct OllamaReplyLine<'a> {
     /// The model, as the client wrote it.
     pub model: &'a str,
     /// RFC 3339.
@@ -166,9 +167,9 @@ mod tests {
     use crate::openai::{ErrorBody, ErrorKind};
     use crate::sequence::Logprobs;
 
-    fn line(text: Text) -> OllamaLine<'static> {
+    fn line(text: Text) -> OllamaReplyLine<'static> {
         let created_at = "2026-01-02T03:04:05.678901Z".to_owned();
-        OllamaLine { model: "m", created_at, text, logprobs: vec![], done: false, end: None }
+        OllamaReplyLine { model: "m", created_at, text, logprobs: vec![], done: false, end: None }
     }
 
     #[test]
@@ -186,19 +187,19 @@ mod tests {
         let plain = |text: &str| line(Text::response(text.into()));
         let function =
             OllamaFunctionCall { index: 0, name: "f".into(), arguments: Map::from_iter([("a".into(), 1.into())]) };
-        let (thinking, tool_calls) = ("hm".to_owned(), vec![OllamaToolCall { id: "call_1".into(), function }]);
-        let calling = Text::Message { role: "assistant", content: String::new(), thinking, tool_calls };
+        let tool_calls = vec![OllamaToolCall { id: "call_1".into(), function }];
+        let calling = Text::Message { role: "assistant", content: String::new(), thinking: "hm".into(), tool_calls };
         let logprobs = vec![TokenLogprob::new(b"Hi", &Logprobs { chosen: -0.5, top: vec![] })];
         let lines = [
             chat("Hi"),
-            OllamaLine { logprobs, ..chat(" \u{1F600}\n") },
-            OllamaLine { done: true, end: end(FinishReason::Stop), ..chat("") },
+            OllamaReplyLine { logprobs, ..chat(" \u{1F600}\n") },
+            OllamaReplyLine { done: true, end: end(FinishReason::Stop), ..chat("") },
             line(calling),
             plain("Hi"),
             line(Text::Response { response: String::new(), thinking: "hm".into() }),
-            OllamaLine { done: true, end: end(FinishReason::Length), ..plain("") },
-            OllamaLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Load)), ..chat("") },
-            OllamaLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Unload)), ..plain("") },
+            OllamaReplyLine { done: true, end: end(FinishReason::Length), ..plain("") },
+            OllamaReplyLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Load)), ..chat("") },
+            OllamaReplyLine { done: true, end: Some(OllamaEnd::loaded(LoadOnly::Unload)), ..plain("") },
         ];
         let mut transcript: String = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n").collect();
         transcript += &serde_json::to_string(&OllamaErrorReply::from(ErrorBody::new(

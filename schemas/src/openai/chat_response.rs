@@ -1,7 +1,7 @@
 //! The reply to `POST /v1/chat/completions`: one object, or a stream of chunks.
 //!
 //! Field order is part of the contract's shape and pinned by the tests. What breaks real clients is avoided by
-//! construction: a delta carries a role only where [`ChatDelta::role`] made it, and `finish_reason` is always present.
+//! construction: a delta carries a role only where [`ChunkChoice::role`] made it, and `finish_reason` is always present.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -40,7 +40,7 @@ impl ReplyHead {
 pub type ChatCompletion = Completion<Choice>;
 
 /// One event of a chat's stream.
-pub type ChatChunk<'a> = Chunk<'a, ChunkChoice>;
+pub type ChatChunk<'a> = CompletionChunk<'a, ChunkChoice>;
 
 /// A whole reply with choices of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
@@ -90,7 +90,7 @@ pub struct ReplyMessage {
     pub reasoning: Option<String>,
     /// The tools it calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tool_calls: Vec<ToolCall>,
+    pub tool_calls: Vec<ReplyToolCall>,
     /// The function it calls, for requests with `functions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionCall>,
@@ -99,14 +99,12 @@ pub struct ReplyMessage {
 impl ReplyMessage {
     /// The assistant said this.
     pub fn new(content: String) -> Self {
-        let (reasoning_content, reasoning) = (None, None);
-        let content = Some(content);
         ReplyMessage {
             role: "assistant",
-            content,
+            content: Some(content),
             refusal: None,
-            reasoning_content,
-            reasoning,
+            reasoning_content: None,
+            reasoning: None,
             tool_calls: Vec::new(),
             function_call: None,
         }
@@ -115,7 +113,8 @@ impl ReplyMessage {
 
 /// A call of a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct ToolCall {
+#[schemars(rename = "ToolCall")]
+pub struct ReplyToolCall {
     /// By which the tool's message refers to it.
     pub id: String,
     /// Always `function`.
@@ -133,17 +132,17 @@ pub struct FunctionCall {
     pub arguments: String,
 }
 
-impl ToolCall {
+impl ReplyToolCall {
     /// A call without its arguments.
     pub fn new(id: String, name: String) -> Self {
-        ToolCall { id, r#type: "function", function: FunctionCall { name, arguments: String::new() } }
+        ReplyToolCall { id, r#type: "function", function: FunctionCall { name, arguments: String::new() } }
     }
 }
 
 /// One event of a stream with choices of this kind.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChunkOf{C}")]
-pub struct Chunk<'a, C> {
+pub struct CompletionChunk<'a, C> {
     /// The common part, the same in every chunk.
     #[serde(flatten)]
     pub head: &'a ReplyHead,
@@ -164,7 +163,7 @@ pub struct ChunkChoice {
     /// From 0.
     pub index: u32,
     /// What is new.
-    pub delta: ChatDelta,
+    pub delta: ReplyDelta,
     /// Of the tokens in this delta.
     pub logprobs: Option<ChoiceLogprobs>,
     /// Null but in a choice's last chunk.
@@ -174,7 +173,8 @@ pub struct ChunkChoice {
 
 /// What is new in a choice.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
-pub struct ChatDelta {
+#[schemars(rename = "ChatDelta")]
+pub struct ReplyDelta {
     /// Only in a choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
@@ -240,38 +240,38 @@ impl ToolCallFragment {
 impl ChunkChoice {
     /// A choice's first chunk.
     pub fn role(index: u32) -> Self {
-        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()), ..ChatDelta::default() };
+        let delta = ReplyDelta { role: Some("assistant"), content: Some(String::new()), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More text.
     pub fn content(index: u32, text: String, logprobs: Option<ChoiceLogprobs>) -> Self {
-        let delta = ChatDelta { content: Some(text), ..ChatDelta::default() };
+        let delta = ReplyDelta { content: Some(text), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs, finish_reason: None }
     }
 
     /// More of what the model thinks.
     pub fn reasoning(index: u32, text: &str) -> Self {
-        let (reasoning_content, reasoning) = (Some(text.to_owned()), Some(text.to_owned()));
-        let delta = ChatDelta { reasoning_content, reasoning, ..ChatDelta::default() };
+        let text = || Some(text.to_owned());
+        let delta = ReplyDelta { reasoning_content: text(), reasoning: text(), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More of a call.
     pub fn tool_call(index: u32, fragment: ToolCallFragment) -> Self {
-        let delta = ChatDelta { tool_calls: vec![fragment], ..ChatDelta::default() };
+        let delta = ReplyDelta { tool_calls: vec![fragment], ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// More of a function's call.
     pub fn function_call(index: u32, fragment: FunctionFragment) -> Self {
-        let delta = ChatDelta { function_call: Some(fragment), ..ChatDelta::default() };
+        let delta = ReplyDelta { function_call: Some(fragment), ..ReplyDelta::default() };
         ChunkChoice { index, delta, logprobs: None, finish_reason: None }
     }
 
     /// A choice's last chunk, with [`finish_reason`] or [`function_finish_reason`].
     pub fn finish(index: u32, finish_reason: &'static str) -> Self {
-        ChunkChoice { index, delta: ChatDelta::default(), logprobs: None, finish_reason: Some(finish_reason) }
+        ChunkChoice { index, delta: ReplyDelta::default(), logprobs: None, finish_reason: Some(finish_reason) }
     }
 }
 

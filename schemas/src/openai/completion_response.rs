@@ -79,7 +79,7 @@ impl TextLogprobs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openai::chat_response::{Chunk, Completion, ReplyHead};
+    use crate::openai::chat_response::{Completion, CompletionChunk, ReplyHead};
     use crate::openai::usage::{TimingsReport, Usage};
     use crate::sequence::Alternative;
 
@@ -108,11 +108,12 @@ mod tests {
     #[test]
     fn a_stream_has_openais_shape_and_order() {
         let head = head();
-        let chunk = |choice: TextChoice| Chunk { head: &head, choices: vec![choice], usage: None, timings: None };
+        let chunk =
+            |choice: TextChoice| CompletionChunk { head: &head, choices: vec![choice], usage: None, timings: None };
         let chunks = [
             chunk(TextChoice::text(1, "Hi\n".into(), None)),
             chunk(TextChoice::finish(1, FinishReason::Length)),
-            Chunk {
+            CompletionChunk {
                 choices: vec![],
                 usage: Some(Some(Usage::new(3, 1, 2))),
                 ..chunk(TextChoice::finish(0, FinishReason::Stop))

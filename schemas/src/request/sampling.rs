@@ -102,7 +102,8 @@ impl Read for LogitBias {
     const EXPECTED: &'static str = "an object";
 
     fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
-        let (mut n, mut biases) = (0, Ok(Vec::new()));
+        let mut n = 0;
+        let mut biases = Ok(Vec::new());
         each_field(fields, |key, fields| {
             n += 1;
             let bias = fields.next_value_seed(JsonReader::<Value>::new())?;

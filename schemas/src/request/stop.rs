@@ -23,7 +23,8 @@ impl Read for StopStrings {
     }
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
-        let (mut n, mut stops) = (0, Ok(Vec::new()));
+        let mut n = 0;
+        let mut stops = Ok(Vec::new());
         each_item(items, |item: Reading<StopString>| {
             n += 1;
             match (&mut stops, item) {

@@ -193,7 +193,8 @@ pub(crate) fn check_tools<T: Definition>(
     choice: ToolChoice,
     parallel: bool,
 ) -> Result<ToolUse, InvalidRequest> {
-    let (mut defined, mut places) = (Vec::new(), Vec::new());
+    let mut defined = Vec::new();
+    let mut places = Vec::new();
     for (idx, tool) in tools.get("")?.unwrap_or_default().each(T::FORM.list).enumerate() {
         let (place, tool) = tool?;
         if let Some(tool) = tool.tool(&place)? {

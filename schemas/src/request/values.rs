@@ -196,7 +196,8 @@ impl Read for Tokens {
     const EXPECTED: &'static str = "an array";
 
     fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
-        let (mut tokens, mut is_sound) = (Vec::new(), true);
+        let mut tokens = Vec::new();
+        let mut is_sound = true;
         each_item(items, |item: Reading<TokenId>| match item {
             Ok(token) if is_sound => tokens.push(token.0),
             _ => is_sound = false,

@@ -4,7 +4,7 @@ mod state;
 mod text;
 
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
-use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, Slot, TokenizeReply};
+use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply};
 
 use super::openapi::{Operation, Routes};
 
@@ -18,7 +18,7 @@ pub(super) fn routes() -> Routes {
     let props = of_model(Operation::new("Describe a model and its defaults")).replies::<Props>();
     let slots = of_model(Operation::new("List the slots and their state"))
         .asks("fail_on_no_slot", "Any value: answer 503 if no slot is free")
-        .replies::<Vec<Slot>>();
+        .replies::<Vec<SlotInfo>>();
     Routes::default()
         .post("/tokenize", text::tokenize, tokenize.of_model())
         .post("/detokenize", text::detokenize, detokenize.of_model())

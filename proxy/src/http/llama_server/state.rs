@@ -3,7 +3,7 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::{Extension, Json};
-use baton_schemas::llama_server::{Props, Slot, slots};
+use baton_schemas::llama_server::{Props, SlotInfo, slots};
 use serde::Deserialize;
 
 use crate::error::RequestError;
@@ -38,7 +38,7 @@ pub(super) async fn list_slots(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Json<Vec<Slot>>, HttpFailure> {
+) -> Result<Json<Vec<SlotInfo>>, HttpFailure> {
     let Wanted { model, fail_on_no_slot } = wanted.map(|Query(wanted)| wanted).unwrap_or_default();
     let failed = |error: RequestError| HttpFailure::of_request(&error, &caller.request_id);
     let model = state.backend.describe(model.as_deref(), &caller).await.map_err(failed)?;

@@ -12,9 +12,9 @@ mod unsupported;
 
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
 use baton_schemas::ollama::model::{OllamaModelList, Show};
-use baton_schemas::ollama::reply::OllamaLine;
+use baton_schemas::ollama::reply::OllamaReplyLine;
 use baton_schemas::ollama::{ModelBody, OlderEmbedBody, OllamaChatBody, OllamaEmbedBody, OllamaGenerateBody};
-use baton_schemas::ollama::{PullProgress, Version};
+use baton_schemas::ollama::{OllamaPullProgress, Version};
 
 use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
@@ -22,13 +22,13 @@ use super::openapi::{Operation, Routes};
 /// All routes under `/api`.
 pub(super) fn routes() -> Routes {
     let generates = |summary| {
-        let operation = Operation::new(summary).replies::<OllamaLine<'_>>().streams_lines::<OllamaLine<'_>>();
+        let operation = Operation::new(summary).replies::<OllamaReplyLine<'_>>().streams_lines::<OllamaReplyLine<'_>>();
         operation.planned()
     };
     let lists = |summary| Operation::new(summary).replies::<OllamaModelList>();
     let show = Operation::new("Describe a model").takes::<ModelBody>().replies::<Show>().of_model();
     let pull = Operation::new("Check that a model is already present").takes::<ModelBody>().fails(&[404]);
-    let pull = pull.replies::<PullProgress>().streams_lines::<PullProgress>();
+    let pull = pull.replies::<OllamaPullProgress>().streams_lines::<OllamaPullProgress>();
     let embed = Operation::new("Compute the embeddings of texts").takes::<OllamaEmbedBody>().replies::<EmbedReply>();
     let older =
         Operation::new("Compute the embedding of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use baton_schemas::ollama::{ModelRequest, PullProgress};
+use baton_schemas::ollama::{ModelRequest, OllamaPullProgress};
 use http::{HeaderValue, header};
 
 use super::failure::OllamaFailure;
@@ -22,7 +22,7 @@ pub(super) async fn pull(
     let request = ModelRequest::parse(&body?.0)?;
     models::find(state.models_for(&caller), &request.model)
         .map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))?;
-    let progress = |status| PullProgress { status };
+    let progress = |status| OllamaPullProgress { status };
     let success = progress("success");
     if !request.stream {
         return Ok(Json(success).into_response());

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
-use baton_schemas::ollama::reply::{Metrics, OllamaEnd, OllamaFunctionCall, OllamaLine, OllamaToolCall, Text};
+use baton_schemas::ollama::reply::{Metrics, OllamaEnd, OllamaFunctionCall, OllamaReplyLine, OllamaToolCall, Text};
 use baton_schemas::openai::logprobs::TokenLogprob;
 use baton_schemas::tools;
 
@@ -70,19 +70,19 @@ pub(super) struct LineShape {
 
 impl LineShape {
     /// Writes a line that is not the last.
-    pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> OllamaLine<'_> {
+    pub(super) fn line(&self, said: LineContent, tokens: &[TokenLogprobs]) -> OllamaReplyLine<'_> {
         let LineContent { text, thinking, calls } = said;
         let text = match self.route {
             OllamaRoute::Chat => Text::Message { role: "assistant", content: text, thinking, tool_calls: calls },
             OllamaRoute::Generate => Text::Response { response: text, thinking },
         };
         let logprobs = tokens.iter().map(|token| TokenLogprob::new(&token.bytes, &token.logprobs)).collect();
-        OllamaLine { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
+        OllamaReplyLine { model: &self.model, created_at: now(), text, logprobs, done: false, end: None }
     }
 
     /// Writes the last or only line.
-    pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: OllamaEnd) -> OllamaLine<'_> {
-        OllamaLine { done: true, end: Some(end), ..self.line(said, tokens) }
+    pub(super) fn last(&self, said: LineContent, tokens: &[TokenLogprobs], end: OllamaEnd) -> OllamaReplyLine<'_> {
+        OllamaReplyLine { done: true, end: Some(end), ..self.line(said, tokens) }
     }
 
     /// Ollama's word for the finish reason.

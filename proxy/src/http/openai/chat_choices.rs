@@ -3,7 +3,7 @@
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::openai::chat_response::{
-    Choice, ChunkChoice, FunctionCall, ReplyMessage, ToolCall, ToolCallFragment, finish_reason, function_finish_reason,
+    Choice, ChunkChoice, FunctionCall, ReplyMessage, ReplyToolCall, ToolCallFragment, finish_reason, function_finish_reason,
 };
 use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
 use baton_schemas::tools::ToolCallDelta;
@@ -68,7 +68,7 @@ impl Choices for ChatChoices {
                 whole.message.function_call = Some(FunctionCall { name: name.clone(), arguments: String::new() });
             }
             ToolCallDelta::Begin { id, name, .. } => {
-                whole.message.tool_calls.push(ToolCall::new(id.clone(), name.clone()));
+                whole.message.tool_calls.push(ReplyToolCall::new(id.clone(), name.clone()));
             }
             ToolCallDelta::Arguments { fragment, .. } => {
                 if let Some(arguments) = self.arguments(&mut whole.message) {

@@ -9,7 +9,7 @@ use baton_schemas::GenerateRequest;
 use baton_schemas::generate::Input;
 use baton_schemas::openai::CompletionBody;
 use baton_schemas::openai::CompletionRequest;
-use baton_schemas::openai::chat_response::{Chunk, Completion, ReplyHead};
+use baton_schemas::openai::chat_response::{CompletionChunk, Completion, ReplyHead};
 use baton_schemas::openai::completion_response::TextChoice;
 
 use super::text_choices::TextChoices;
@@ -25,7 +25,7 @@ pub(super) fn operation() -> Operation {
     Operation::new("Continue texts")
         .takes::<CompletionBody>()
         .replies::<Completion<TextChoice>>()
-        .streams_marked(|generator| generator.subschema_for::<Chunk<'_, TextChoice>>())
+        .streams_marked(|generator| generator.subschema_for::<CompletionChunk<'_, TextChoice>>())
         .planned()
 }
 

@@ -2,7 +2,7 @@
 //! (an SDK helper indexes its list by it), then text, one end per choice, the usage if requested, `[DONE]`.
 
 use baton_schemas::openai::ErrorEnvelope;
-use baton_schemas::openai::chat_response::Chunk;
+use baton_schemas::openai::chat_response::CompletionChunk;
 use baton_schemas::openai::usage::{TimingsReport, Usage};
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ impl<C: Choices> ChunkWriter<C> {
 
     fn chunk(&self, choices: Vec<C::Delta>, usage: Option<Usage>, timings: Option<TimingsReport>) -> String {
         let usage = self.shape.include_usage.then_some(usage);
-        event(&Chunk { head: &self.shape.head, choices, usage, timings })
+        event(&CompletionChunk { head: &self.shape.head, choices, usage, timings })
     }
 }
 

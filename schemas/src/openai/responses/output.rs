@@ -146,9 +146,13 @@ impl Output {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
                 self.close(OutputStatus::Completed);
-                let (call_id, name, arguments) = (id.clone(), name.clone(), String::new());
-                let (id, status) = (self.new_id("fc"), OutputStatus::InProgress);
-                self.items.push(OutputItem::FunctionCall { id, call_id, name, arguments, status });
+                self.items.push(OutputItem::FunctionCall {
+                    id: self.new_id("fc"),
+                    call_id: id.clone(),
+                    name: name.clone(),
+                    arguments: String::new(),
+                    status: OutputStatus::InProgress,
+                });
                 self.is_open = true;
             }
             ToolCallDelta::Arguments { fragment, .. } => {
@@ -199,7 +203,8 @@ impl Output {
     /// Closes the open item and opens one of this kind, with an empty part.
     fn turn_to(&mut self, kind: OutputKind) {
         self.close(OutputStatus::Completed);
-        let (status, content) = (OutputStatus::InProgress, vec![kind.empty_part()]);
+        let status = OutputStatus::InProgress;
+        let content = vec![kind.empty_part()];
         self.items.push(match kind {
             OutputKind::Reasoning => {
                 OutputItem::Reasoning { id: self.new_id("rs"), summary: [], content, encrypted_content: None, status }
