@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::constraint::Constraint;
 use crate::image::Image;
 use crate::keep_alive::KeepAlive;
+use crate::message_role::MessageRole;
 pub use crate::sampling::Sampling;
 use crate::sampling_fields::SamplingFields;
 use crate::token::Token;
@@ -124,8 +125,8 @@ pub struct Conversation {
 /// One message. Serializes to exactly the JSON that chat templates read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant` or `tool`.
-    pub role: String,
+    /// Who speaks.
+    pub role: MessageRole,
     /// The text; empty where the client sent null or nothing.
     #[serde(default)]
     pub content: String,
@@ -141,4 +142,11 @@ pub struct Message {
     /// The speaker's or tool's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+}
+
+impl Message {
+    /// A message that is only a text.
+    pub fn new(role: MessageRole, content: String) -> Message {
+        Message { role, content, ..Message::default() }
+    }
 }

@@ -60,7 +60,7 @@ impl ControlTokens {
         let value = |value: &Value| map_strings(value, &text);
         let values = |values: &[Value]| values.iter().map(value).collect();
         let message = |message: &Message| Message {
-            role: text(&message.role),
+            role: message.role,
             content: text(&message.content),
             reasoning_content: message.reasoning_content.as_ref().map(text),
             tool_calls: values(&message.tool_calls),

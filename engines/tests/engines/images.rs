@@ -11,7 +11,7 @@ use baton_engines::llama::{LlamaConfig, LlamaEngine};
 use baton_engines::{Engine, SequenceStream};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::image::{Image, PromptImages, is_placeholder, runs};
-use baton_schemas::{EngineError, SequenceEvent, SequenceRequest, Token};
+use baton_schemas::{EngineError, MessageRole, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 use image::{ImageFormat, Rgb, RgbImage};
 use tiny_gguf::projector::{self, N_ROWS, Projector};
@@ -60,7 +60,7 @@ fn blue() -> Image {
 fn question(images: &[Image]) -> Conversation {
     let marks: String = images.iter().map(Image::mark).collect();
     let content = format!("Look: {marks}\nWhat do you see?");
-    let messages = vec![Message { role: "user".into(), content, ..Message::default() }];
+    let messages = vec![Message::new(MessageRole::User, content)];
     Conversation { messages, images: images.to_vec(), ..Conversation::default() }
 }
 
@@ -173,7 +173,7 @@ async fn a_text_beside_images_says_what_it_says_alone() {
     let engine = eyed(&model, Projector::Mlp, SMOL);
     let text = async |engine: &LlamaEngine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
-        let messages = vec![Message { role: "user".into(), content, ..Message::default() }];
+        let messages = vec![Message::new(MessageRole::User, content)];
         let prompt = engine.render(&Conversation { messages, ..Conversation::default() }).await.unwrap();
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let request = SequenceRequest { prompt, sampling, max_tokens: Some(40), ..SequenceRequest::default() };

@@ -7,6 +7,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use baton_engines::trace;
 use baton_planner::policy::{Policy, PolicyName};
+use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{HeaderMap, Method, StatusCode};
 
@@ -57,7 +58,7 @@ fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'stat
     let Some(name) = headers.get(POLICY_HEADER) else { return Ok(None) };
     if !account.limits.may_choose_policy {
         let message = format!("This API key may not choose how its requests are planned: leave out {POLICY_HEADER}.");
-        let error = ErrorBody::new(ErrorKind::Permission, message).code("policy_not_allowed");
+        let error = ErrorBody::new(ErrorKind::Permission, message).code(ErrorCode::PolicyNotAllowed);
         return Err(HttpFailure::new(StatusCode::FORBIDDEN, error));
     }
     let known = name.to_str().ok().and_then(PolicyName::parse);
@@ -76,6 +77,6 @@ fn is_public(request: &Request) -> bool {
 
 fn missing_key() -> HttpFailure {
     let message = "A valid API key is required, as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'.";
-    let error = ErrorBody::new(ErrorKind::Authentication, message).code("invalid_api_key");
+    let error = ErrorBody::new(ErrorKind::Authentication, message).code(ErrorCode::InvalidApiKey);
     HttpFailure::new(StatusCode::UNAUTHORIZED, error)
 }

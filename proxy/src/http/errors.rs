@@ -8,8 +8,8 @@ use std::time::Duration;
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use baton_schemas::ollama::OllamaErrorReply;
-use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest, OVERFLOW};
-use baton_schemas::{EngineError, anthropic};
+use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
+use baton_schemas::{EngineError, ErrorCode, anthropic};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
@@ -96,7 +96,7 @@ impl HttpFailure {
         let error = ErrorBody::new(ErrorKind::Server, "The server failed on this request.");
         HttpFailure {
             retry: Retry::Never,
-            ..HttpFailure::new(StatusCode::INTERNAL_SERVER_ERROR, error.code("internal_error"))
+            ..HttpFailure::new(StatusCode::INTERNAL_SERVER_ERROR, error.code(ErrorCode::InternalError))
         }
     }
 }
@@ -110,7 +110,8 @@ impl From<&RequestError> for HttpFailure {
 fn map(error: &RequestError) -> HttpFailure {
     match error {
         RequestError::ModelNotFound { .. } => {
-            let body = ErrorBody::new(ErrorKind::NotFound, error.to_string()).code("model_not_found").param("model");
+            let body =
+                ErrorBody::new(ErrorKind::NotFound, error.to_string()).code(ErrorCode::ModelNotFound).param("model");
             HttpFailure::new(StatusCode::NOT_FOUND, body)
         }
         RequestError::Incapable { .. } => HttpFailure::invalid(error),
@@ -119,21 +120,23 @@ fn map(error: &RequestError) -> HttpFailure {
             HttpFailure { error: failure.error.param(*field), ..failure }
         }
         RequestError::ImagesUnsupported { field, .. } => {
-            let failure = coded(HttpFailure::invalid(error), "unsupported_parameter");
+            let failure = coded(HttpFailure::invalid(error), ErrorCode::UnsupportedParameter);
             HttpFailure { error: failure.error.param(field.clone()), ..failure }
         }
         RequestError::ModelNotAllowed { .. } => {
-            let body = ErrorBody::new(ErrorKind::Permission, error.to_string()).code("model_not_allowed");
+            let body = ErrorBody::new(ErrorKind::Permission, error.to_string()).code(ErrorCode::ModelNotAllowed);
             HttpFailure::new(StatusCode::FORBIDDEN, body.param("model"))
         }
-        RequestError::RateLimited { retry_after, .. } => limited(error, "rate_limit_exceeded", *retry_after),
-        RequestError::TooManyAtOnce { retry_after, .. } => limited(error, "concurrency_limit_exceeded", *retry_after),
+        RequestError::RateLimited { retry_after, .. } => limited(error, ErrorCode::RateLimitExceeded, *retry_after),
+        RequestError::TooManyAtOnce { retry_after, .. } => {
+            limited(error, ErrorCode::ConcurrencyLimitExceeded, *retry_after)
+        }
         RequestError::InputTooLong { n_tokens, n_ctx, .. } => {
             overflow(HttpFailure::invalid(error), *n_tokens, *n_ctx, "input")
         }
         // 503, not 429: the server is full, and the caller did nothing wrong. 429 is for limits per key.
         RequestError::Overloaded { retry_after, .. } => {
-            coded(HttpFailure::unavailable(error, *retry_after), "queue_full")
+            coded(HttpFailure::unavailable(error, *retry_after), ErrorCode::QueueFull)
         }
         RequestError::Unavailable { retry_after, .. } => HttpFailure::unavailable(error, *retry_after),
         RequestError::Engine(engine) => map_engine(engine),
@@ -146,10 +149,10 @@ fn map_engine(error: &EngineError) -> HttpFailure {
             overflow(HttpFailure::invalid(error), *n_prompt, *n_ctx, "messages")
         }
         EngineError::ContextExceeded { .. } => {
-            let failure = coded(HttpFailure::invalid(error), OVERFLOW);
+            let failure = coded(HttpFailure::invalid(error), ErrorCode::ContextLengthExceeded);
             HttpFailure { error: failure.error.param("messages"), ..failure }
         }
-        EngineError::QueueFull { .. } => coded(HttpFailure::unavailable(error, SOON), "queue_full"),
+        EngineError::QueueFull { .. } => coded(HttpFailure::unavailable(error, SOON), ErrorCode::QueueFull),
         EngineError::InvalidRequest { field, .. } => {
             let failure = HttpFailure::invalid(error);
             HttpFailure { error: ErrorBody { param: field.clone(), ..failure.error }, ..failure }
@@ -171,18 +174,18 @@ fn map_engine(error: &EngineError) -> HttpFailure {
 }
 
 /// Creates a 429: the caller exceeded its own limit, not the server's.
-fn limited(error: &RequestError, code: &'static str, after: Duration) -> HttpFailure {
+fn limited(error: &RequestError, code: ErrorCode, after: Duration) -> HttpFailure {
     let body = ErrorBody::new(ErrorKind::RateLimit, error.to_string()).code(code);
     HttpFailure { retry: Retry::After(after), ..HttpFailure::new(StatusCode::TOO_MANY_REQUESTS, body) }
 }
 
 /// Adds the token counts from which agents decide how much of a conversation to compact.
 fn overflow(failure: HttpFailure, n_prompt: u32, n_ctx: u32, param: &str) -> HttpFailure {
-    let error = failure.error.code(OVERFLOW).param(param);
+    let error = failure.error.code(ErrorCode::ContextLengthExceeded).param(param);
     HttpFailure { error: ErrorBody { n_prompt_tokens: Some(n_prompt), n_ctx: Some(n_ctx), ..error }, ..failure }
 }
 
-fn coded(failure: HttpFailure, code: &'static str) -> HttpFailure {
+fn coded(failure: HttpFailure, code: ErrorCode) -> HttpFailure {
     HttpFailure { error: failure.error.code(code), ..failure }
 }
 
@@ -251,7 +254,7 @@ impl HttpFailure {
 mod tests {
     use super::*;
 
-    fn check(error: impl Into<RequestError>, expected: (u16, ErrorKind, Option<&str>, Retry)) {
+    fn check(error: impl Into<RequestError>, expected: (u16, ErrorKind, Option<ErrorCode>, Retry)) {
         let error = error.into();
         let failure = HttpFailure::of_request(&error, "r");
         let got = (failure.status.as_u16(), failure.error.kind, failure.error.code, failure.retry);
@@ -267,23 +270,23 @@ mod tests {
         let ms = Duration::from_millis;
         check(
             RequestError::ModelNotFound { model: "x".into() },
-            (404, ErrorKind::NotFound, Some("model_not_found"), Retry::Unsaid),
+            (404, ErrorKind::NotFound, Some(ErrorCode::ModelNotFound), Retry::Unsaid),
         );
         check(
             RequestError::Overloaded { limit: 4, retry_after: ms(300) },
-            (503, ErrorKind::Unavailable, Some("queue_full"), after(ms(300))),
+            (503, ErrorKind::Unavailable, Some(ErrorCode::QueueFull), after(ms(300))),
         );
         check(
             RequestError::RateLimited { unit: "tokens", limit: 4, retry_after: ms(700) },
-            (429, ErrorKind::RateLimit, Some("rate_limit_exceeded"), after(ms(700))),
+            (429, ErrorKind::RateLimit, Some(ErrorCode::RateLimitExceeded), after(ms(700))),
         );
         check(
             RequestError::TooManyAtOnce { limit: 4, retry_after: ms(700) },
-            (429, ErrorKind::RateLimit, Some("concurrency_limit_exceeded"), after(ms(700))),
+            (429, ErrorKind::RateLimit, Some(ErrorCode::ConcurrencyLimitExceeded), after(ms(700))),
         );
         check(
             RequestError::ModelNotAllowed { model: "x".into() },
-            (403, ErrorKind::Permission, Some("model_not_allowed"), Retry::Unsaid),
+            (403, ErrorKind::Permission, Some(ErrorCode::ModelNotAllowed), Retry::Unsaid),
         );
         check(
             RequestError::Unavailable { reason: "loading".into(), retry_after: ms(2000) },
@@ -291,13 +294,16 @@ mod tests {
         );
         check(
             EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 },
-            (400, ErrorKind::InvalidRequest, Some("context_length_exceeded"), Retry::Unsaid),
+            (400, ErrorKind::InvalidRequest, Some(ErrorCode::ContextLengthExceeded), Retry::Unsaid),
         );
         check(
             EngineError::ContextExceeded { message: "too long".into() },
-            (400, ErrorKind::InvalidRequest, Some("context_length_exceeded"), Retry::Unsaid),
+            (400, ErrorKind::InvalidRequest, Some(ErrorCode::ContextLengthExceeded), Retry::Unsaid),
         );
-        check(EngineError::QueueFull { limit: 2 }, (503, ErrorKind::Unavailable, Some("queue_full"), after(SOON)));
+        check(
+            EngineError::QueueFull { limit: 2 },
+            (503, ErrorKind::Unavailable, Some(ErrorCode::QueueFull), after(SOON)),
+        );
         check(EngineError::invalid("no"), (400, ErrorKind::InvalidRequest, None, Retry::Unsaid));
         check(EngineError::Template { message: "no".into() }, (400, ErrorKind::InvalidRequest, None, Retry::Unsaid));
         check(EngineError::Unsupported { feature: "this".into() }, (501, ErrorKind::NotSupported, None, Retry::Never));
@@ -305,9 +311,12 @@ mod tests {
             EngineError::Unavailable { reason: "restarting".into() },
             (503, ErrorKind::Unavailable, None, after(SOON)),
         );
-        check(EngineError::Unauthorized, (500, ErrorKind::Server, Some("internal_error"), Retry::Never));
+        check(EngineError::Unauthorized, (500, ErrorKind::Server, Some(ErrorCode::InternalError), Retry::Never));
         check(EngineError::lost("10.0.0.7:9000 reset"), (503, ErrorKind::Unavailable, None, after(SOON)));
-        check(EngineError::internal("/srv/m.gguf"), (500, ErrorKind::Server, Some("internal_error"), Retry::Never));
+        check(
+            EngineError::internal("/srv/m.gguf"),
+            (500, ErrorKind::Server, Some(ErrorCode::InternalError), Retry::Never),
+        );
     }
 
     #[test]

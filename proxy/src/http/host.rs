@@ -5,6 +5,7 @@
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
 use http::{StatusCode, Version, header};
@@ -62,6 +63,6 @@ fn bad_host_header(problem: &str) -> HttpFailure {
 fn host_not_allowed() -> HttpFailure {
     let message = "This server listens on loopback and only answers under local names. \
                    Its operator can add the name in 'Host' to allowed_hosts.";
-    let error = ErrorBody::new(ErrorKind::Permission, message).code("host_not_allowed");
+    let error = ErrorBody::new(ErrorKind::Permission, message).code(ErrorCode::HostNotAllowed);
     HttpFailure::new(StatusCode::FORBIDDEN, error)
 }

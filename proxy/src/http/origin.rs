@@ -7,6 +7,7 @@
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{StatusCode, header};
 
@@ -28,6 +29,6 @@ pub async fn check(State(access): State<SharedAccess>, request: Request, next: N
 fn origin_not_allowed() -> HttpFailure {
     let message =
         "Web pages of this origin may not use this server. Its operator can add the origin to allowed_origins.";
-    let error = ErrorBody::new(ErrorKind::Permission, message).code("origin_not_allowed");
+    let error = ErrorBody::new(ErrorKind::Permission, message).code(ErrorCode::OriginNotAllowed);
     HttpFailure::new(StatusCode::FORBIDDEN, error)
 }

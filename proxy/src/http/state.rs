@@ -12,6 +12,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
@@ -51,7 +52,7 @@ pub async fn show(
     }
     let Ok(place) = Arc::clone(&state.watchers.0).try_acquire_owned() else {
         let message = format!("{MAX_WATCHERS} streams of states are open already.");
-        let error = ErrorBody::new(ErrorKind::Unavailable, message).code("too_many_watchers");
+        let error = ErrorBody::new(ErrorKind::Unavailable, message).code(ErrorCode::TooManyWatchers);
         let retry = Retry::After(INTERVAL);
         return Err(HttpFailure { retry, ..HttpFailure::new(StatusCode::SERVICE_UNAVAILABLE, error) });
     };
@@ -77,7 +78,7 @@ pub(super) fn may_observe(caller: &Caller) -> Result<bool, HttpFailure> {
         CallerRole::Operator => Ok(true),
         CallerRole::Guest => {
             let message = "This API key may not see the server at work. Its operator can set 'operator = true' for it.";
-            let error = ErrorBody::new(ErrorKind::Permission, message).code("operator_key_required");
+            let error = ErrorBody::new(ErrorKind::Permission, message).code(ErrorCode::OperatorKeyRequired);
             Err(HttpFailure::new(StatusCode::FORBIDDEN, error))
         }
     }

@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::openai::{ErrorBody, ErrorKind, OVERFLOW};
+use crate::error_code::ErrorCode;
+use crate::openai::{ErrorBody, ErrorKind};
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -38,10 +39,10 @@ impl AnthropicErrorReply {
         };
         // Clients look for these words to compact the conversation.
         let message = match (error.code, error.n_prompt_tokens, error.n_ctx) {
-            (Some(OVERFLOW), Some(n_prompt), Some(n_ctx)) => {
+            (Some(ErrorCode::ContextLengthExceeded), Some(n_prompt), Some(n_ctx)) => {
                 format!("prompt is too long: {n_prompt} tokens > {n_ctx} maximum. {}", error.message)
             }
-            (Some(OVERFLOW), ..) => format!("prompt is too long: {}", error.message),
+            (Some(ErrorCode::ContextLengthExceeded), ..) => format!("prompt is too long: {}", error.message),
             _ => error.message,
         };
         AnthropicErrorReply { kind: "error", error: Detail { kind, message } }
@@ -75,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() {
-        let error = ErrorBody::new(ErrorKind::InvalidRequest, "It exceeds 8.").code(OVERFLOW);
+        let error = ErrorBody::new(ErrorKind::InvalidRequest, "It exceeds 8.").code(ErrorCode::ContextLengthExceeded);
         let said = |error| AnthropicErrorReply::new(400, error).error.message;
         assert_eq!(said(error.clone()), "prompt is too long: It exceeds 8.");
         let counted = ErrorBody { n_prompt_tokens: Some(9), n_ctx: Some(8), ..error };

@@ -3,7 +3,7 @@
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
 //! `anthropic-beta` headers, and any unknown field.
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, json_schema};
 use serde::Deserialize;
 use serde_json::{Map, json};
 
@@ -11,12 +11,14 @@ use super::messages::{MessagesMessage, SystemText, check_history};
 use super::tools::MessagesToolsBody;
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
-use crate::openai::messages::MessageList;
+use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, join, object};
+use crate::request::history::MessageList;
 use crate::request::images::Images;
-use crate::request::read::read;
+use crate::request::read::{Read, Reading, read};
 use crate::request::sampling::SamplingBody;
+use crate::request::schema::described;
 use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject, Word, Words};
 
@@ -78,39 +80,35 @@ object! {
     /// How the reply has to be.
     pub(crate) struct OutputConfig {
         /// How hard the model is to think.
-        effort: Field<Word<OutputEffort>>,
+        effort: Field<OutputEffort>,
         /// What the text has to be.
         format: Field<OutputFormat>,
     }
 }
 
-/// See [`OutputConfig`].
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[schemars(inline)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum OutputEffort {
-    Low,
-    Medium,
-    High,
-    Xhigh,
-    Max,
-}
+/// The part of the scale that Anthropic's dialect has.
+#[derive(Debug)]
+pub(crate) struct OutputEffort(ReasoningEffort);
 
-impl Words for OutputEffort {
-    const WORDS: &'static str = "low, medium, high, xhigh or max";
-}
+const EFFORTS: [ReasoningEffort; 5] = [
+    ReasoningEffort::Low,
+    ReasoningEffort::Medium,
+    ReasoningEffort::High,
+    ReasoningEffort::Xhigh,
+    ReasoningEffort::Max,
+];
 
-impl OutputEffort {
-    fn as_str(self) -> &'static str {
-        match self {
-            OutputEffort::Low => "low",
-            OutputEffort::Medium => "medium",
-            OutputEffort::High => "high",
-            OutputEffort::Xhigh => "xhigh",
-            OutputEffort::Max => "max",
-        }
+impl Read for OutputEffort {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(word: &str) -> Reading<Self> {
+        ReasoningEffort::among(word, &EFFORTS).map(OutputEffort)
     }
 }
+
+described!([] OutputEffort: |_generator| {
+    json_schema!({ "type": "string", "enum": EFFORTS.map(ReasoningEffort::as_str) })
+});
 
 object! {
     /// JSON that a schema describes.
@@ -242,8 +240,7 @@ impl PromptBody {
             template_args.insert("enable_thinking".to_owned(), (thinking == ThinkingKind::Enabled).into());
         }
         if let Some(effort) = effort {
-            // Templates read it under the name that chats have for it.
-            template_args.insert("reasoning_effort".to_owned(), effort.0.as_str().into());
+            effort.0.set(&mut template_args);
         }
         let mut images = Images::default();
         let messages = check_history(self.system.get("")?, self.messages.get("")?, &mut images)?;

@@ -8,6 +8,7 @@ use super::options::{Options, OptionsBody};
 use crate::generate::{GenerateRequest, Input};
 use crate::keep_alive::{KeepAlive, MAX_CHARS};
 use crate::openai::TopLogprobs;
+use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, ObjectMember as _, Required, object};
 use crate::request::read::{Read, Reading, ValueProblem};
@@ -83,16 +84,18 @@ impl CommonBody {
     }
 }
 
-/// Whether and how hard to think.
+/// Whether the model thinks, and how hard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Think {
     Off,
     On,
-    /// With an effort, one of [`EFFORTS`].
-    Effort(&'static str),
+    /// On, with one of [`EFFORTS`].
+    Effort(ReasoningEffort),
 }
 
-const EFFORTS: [&str; 4] = ["low", "medium", "high", "max"];
+/// The part of the scale that Ollama's dialect has.
+const EFFORTS: [ReasoningEffort; 4] =
+    [ReasoningEffort::Low, ReasoningEffort::Medium, ReasoningEffort::High, ReasoningEffort::Max];
 
 impl Think {
     /// The variables of the chat template, for those that know these switches.
@@ -100,7 +103,7 @@ impl Think {
         let mut args = Map::new();
         args.insert("enable_thinking".to_owned(), (self != Think::Off).into());
         if let Think::Effort(effort) = self {
-            args.insert("reasoning_effort".to_owned(), effort.into());
+            effort.set(&mut args);
         }
         args
     }
@@ -118,14 +121,13 @@ impl Read for Think {
     }
 
     fn string(word: &str) -> Reading<Self> {
-        let effort = EFFORTS.into_iter().find(|effort| *effort == word);
-        effort.map(Think::Effort).ok_or_else(|| Self::wrong("a string"))
+        ReasoningEffort::among(word, &EFFORTS).map(Think::Effort).map_err(|_| Self::wrong("a string"))
     }
 }
 
 described!([] Think: named "Think", |_generator| json_schema!({
     "description": "Whether and how hard to think.",
-    "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS }],
+    "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS.map(ReasoningEffort::as_str) }],
 }));
 
 /// What a request without a prompt asks for.

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::common::{Common, CommonBody, LoadOnly};
 use crate::generate::{Conversation, GenerateRequest, Input, Message};
 use crate::image::MAX_IMAGES;
+use crate::message_role::MessageRole;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
 use crate::request::images::{ImageFile, Images};
@@ -83,9 +84,10 @@ impl OllamaGenerateRequest {
             (Some(suffix), _) => Input::Infill { prefix: prompt, suffix },
             (None, true) => Input::Text(prompt),
             (None, false) => {
-                let message = |role: &str, content| Message { role: role.into(), content, ..Message::default() };
-                let system = body.system.get("")?.filter(|text| !text.is_empty()).map(|text| message("system", text));
-                let messages = system.into_iter().chain([message("user", marks + &prompt)]).collect();
+                let system = body.system.get("")?.filter(|text| !text.is_empty());
+                let system = system.map(|text| Message::new(MessageRole::System, text));
+                let user = Message::new(MessageRole::User, marks + &prompt);
+                let messages = system.into_iter().chain([user]).collect();
                 Input::Chat(Conversation { messages, tools: Vec::new(), template_args, images: images.into_vec() })
             }
         };

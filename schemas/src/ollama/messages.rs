@@ -1,23 +1,24 @@
 //! A client's `messages` → a [`Conversation`](crate::generate::Conversation)'s messages, in the one form that chat
 //! templates read.
 
-use schemars::JsonSchema;
-use serde::Deserialize;
+use schemars::json_schema;
 use serde_json::{Map, Value};
 
 use crate::generate::Message;
 use crate::image::MAX_IMAGES;
-use crate::openai::messages::template_call;
+use crate::message_role::MessageRole;
+use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, join, object};
+use crate::request::history::{template_call, with_one_system_message};
 use crate::request::images::{ImageFile, Images};
+use crate::request::schema::described;
 use crate::request::values::{NonEmpty, Word, Words};
-use crate::request::{InvalidRequest, history};
 
 object! {
     /// A message of the history.
     pub(crate) struct OllamaMessage {
         /// Who speaks.
-        role: Required<Word<OllamaRole>>,
+        role: Required<Word<MessageRole>>,
         /// What is said.
         content: Field<String>,
         /// What the model thought.
@@ -34,31 +35,13 @@ object! {
     }
 }
 
-/// Who speaks.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[schemars(inline)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum OllamaRole {
-    System,
-    User,
-    Assistant,
-    Tool,
-}
-
-impl Words for OllamaRole {
+impl Words for MessageRole {
     const WORDS: &'static str = "system, user, assistant or tool";
 }
 
-impl OllamaRole {
-    fn as_str(self) -> &'static str {
-        match self {
-            OllamaRole::System => "system",
-            OllamaRole::User => "user",
-            OllamaRole::Assistant => "assistant",
-            OllamaRole::Tool => "tool",
-        }
-    }
-}
+described!([] MessageRole: |_generator| {
+    json_schema!({ "type": "string", "enum": MessageRole::ALL.map(MessageRole::as_str) })
+});
 
 object! {
     /// A call that the model made earlier.
@@ -91,13 +74,13 @@ pub(super) fn check(
         let (at, message) = message?;
         message.check(&at, images)
     });
-    Ok(history::with_one_system_message(messages.collect::<Result<_, _>>()?))
+    Ok(with_one_system_message(messages.collect::<Result<_, _>>()?))
 }
 
 impl OllamaMessage {
     fn check(self, at: &str, images: &mut Images) -> Result<Message, InvalidRequest> {
         let role = self.role.optional(at)?;
-        let wrong = || InvalidRequest::at(join(at, "role"), format_args!("must be {}", OllamaRole::WORDS));
+        let wrong = || InvalidRequest::at(join(at, "role"), format_args!("must be {}", MessageRole::WORDS));
         let role = role.ok_or_else(wrong)?.0;
         // Before the text, as Ollama has them.
         let marks = images.add_list(self.images, at)?;
@@ -112,7 +95,7 @@ impl OllamaMessage {
             tool_calls.push(template_call(id, &name, arguments.into()));
         }
         Ok(Message {
-            role: role.as_str().to_owned(),
+            role,
             content: marks + &self.content.get(at)?.unwrap_or_default(),
             reasoning_content: self.thinking.get(at)?.filter(|text| !text.is_empty()),
             tool_calls,

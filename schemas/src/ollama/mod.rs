@@ -26,7 +26,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use self::options::defaults as default_sampling;
-use crate::openai::{ErrorBody, OVERFLOW};
+use crate::error_code::ErrorCode;
+use crate::openai::ErrorBody;
 
 /// The version of Ollama whose API this is: plain `x.y.z`, since clients parse each part as an integer, and new enough
 /// for those that insist on one.
@@ -63,7 +64,8 @@ pub struct OllamaErrorReply {
     /// Of a request that does not fit the context: `context_length_exceeded`. This and what follows is not Ollama's; it
     /// is for programs, another endpoint in front of this one among them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub code: Option<&'static str>,
+    #[schemars(with = "Option<String>")]
+    pub code: Option<ErrorCode>,
     /// With it: tokens in the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_prompt_tokens: Option<u32>,
@@ -75,6 +77,7 @@ pub struct OllamaErrorReply {
 impl From<ErrorBody> for OllamaErrorReply {
     fn from(error: ErrorBody) -> OllamaErrorReply {
         let ErrorBody { message, code, n_prompt_tokens, n_ctx, .. } = error;
-        OllamaErrorReply { error: message, code: code.filter(|code| *code == OVERFLOW), n_prompt_tokens, n_ctx }
+        let code = code.filter(|code| *code == ErrorCode::ContextLengthExceeded);
+        OllamaErrorReply { error: message, code, n_prompt_tokens, n_ctx }
     }
 }

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::error_code::ErrorCode;
 use crate::request::InvalidRequest;
 
 /// The `type` of an error.
@@ -34,9 +35,6 @@ pub enum ErrorKind {
     Unavailable,
 }
 
-/// The code of a request that does not fit the context.
-pub const OVERFLOW: &str = "context_length_exceeded";
-
 /// The object under `error`. The first four keys are always present: clients read them without asking.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ErrorBody {
@@ -47,8 +45,9 @@ pub struct ErrorBody {
     pub kind: ErrorKind,
     /// The field at fault.
     pub param: Option<String>,
-    /// For programs, exactly.
-    pub code: Option<&'static str>,
+    /// For programs, exactly. Null if the class says it all.
+    #[schemars(with = "Option<String>")]
+    pub code: Option<ErrorCode>,
     /// On context overflow: tokens in the prompt. Agents read it to decide how much to compact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_prompt_tokens: Option<u32>,
@@ -64,7 +63,7 @@ impl ErrorBody {
     }
 
     /// The same with a code.
-    pub fn code(self, code: &'static str) -> Self {
+    pub fn code(self, code: ErrorCode) -> Self {
         ErrorBody { code: Some(code), ..self }
     }
 
@@ -117,7 +116,7 @@ mod tests {
         let overflow =
             ErrorBody { n_prompt_tokens: Some(9), n_ctx: Some(8), ..ErrorBody::new(ErrorKind::InvalidRequest, "Big.") };
         check(
-            overflow.code("context_length_exceeded").param("messages"),
+            overflow.code(ErrorCode::ContextLengthExceeded).param("messages"),
             r#"{"error":{"message":"Big.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded","n_prompt_tokens":9,"n_ctx":8}}"#,
         );
     }

@@ -26,7 +26,7 @@ pub use chat_request::{ChatBody, ChatRequest};
 pub(crate) use chat_request::{TopLogprobs, conversation};
 pub use completion_request::{CompletionBody, CompletionRequest};
 pub use embeddings::{EmbeddingsBody, EmbeddingsRequest};
-pub use error::{ErrorBody, ErrorEnvelope, ErrorKind, OVERFLOW};
+pub use error::{ErrorBody, ErrorEnvelope, ErrorKind};
 pub use responses::{ResponsesBody, ResponsesRequest};
 pub(crate) use template_args::TemplateBody;
 

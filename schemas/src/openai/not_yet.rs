@@ -123,6 +123,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::ErrorCode;
     use crate::request::read::read;
 
     /// `expected` is the field that is refused.
@@ -132,7 +133,7 @@ mod tests {
         let refused = refused.or_else(|| read(bytes.as_bytes()).and_then(MediaBody::check).err());
         assert_eq!(refused.as_ref().and_then(|error| error.param.as_deref()), expected, "{body}");
         if let Some(error) = refused {
-            assert_eq!(error.code, Some("unsupported_parameter"), "{body}");
+            assert_eq!(error.code, Some(ErrorCode::UnsupportedParameter), "{body}");
         }
     }
 

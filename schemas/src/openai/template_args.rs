@@ -1,15 +1,14 @@
 //! Extra variables for the model's own chat template: the only thing a client may say to it, never a template.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::{Map, Value};
 
+use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
 use crate::request::read::{Read, Reading};
 use crate::request::unsupported::Demand;
-use crate::request::values::{Word, Words};
 
 /// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
 const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
@@ -18,7 +17,7 @@ object! {
     /// Variables of the chat template.
     pub(crate) struct TemplateBody {
         /// How hard the model is to think.
-        reasoning_effort: Field<Word<Effort>>,
+        reasoning_effort: Field<ReasoningEffort>,
         /// Whether it is to think, for templates that know this switch.
         enable_thinking: Field<bool>,
         /// Other variables of the chat template.
@@ -41,47 +40,6 @@ impl Read for TemplateArgs {
     }
 }
 
-/// How hard a model is to think, where its template knows that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[schemars(inline)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Effort {
-    None,
-    Minimal,
-    Low,
-    Medium,
-    High,
-    Xhigh,
-    Max,
-}
-
-impl Words for Effort {
-    const WORDS: &'static str = "none, minimal, low, medium, high, xhigh or max";
-}
-
-impl Effort {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Effort::None => "none",
-            Effort::Minimal => "minimal",
-            Effort::Low => "low",
-            Effort::Medium => "medium",
-            Effort::High => "high",
-            Effort::Xhigh => "xhigh",
-            Effort::Max => "max",
-        }
-    }
-
-    /// Tells the template how hard to think, under the names that templates read. No effort at all is no thinking, for
-    /// templates that know that switch alone.
-    pub(crate) fn set(self, args: &mut Map<String, Value>) {
-        args.insert("reasoning_effort".to_owned(), self.as_str().into());
-        if self == Effort::None {
-            args.entry("enable_thinking").or_insert(false.into());
-        }
-    }
-}
-
 impl TemplateBody {
     /// The variables, under the names that templates of reasoning models read.
     pub(crate) fn check(self) -> Result<Map<String, Value>, InvalidRequest> {
@@ -96,7 +54,7 @@ impl TemplateBody {
             args.insert("enable_thinking".to_owned(), thinking.into());
         }
         if let Some(effort) = self.reasoning_effort.get("")? {
-            effort.0.set(&mut args);
+            effort.set(&mut args);
         }
         Ok(args)
     }

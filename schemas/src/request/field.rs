@@ -48,6 +48,11 @@ pub(crate) fn join(at: &str, name: &str) -> String {
     if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
 }
 
+/// The error for a missing field `name` of the object at `at`.
+pub(crate) fn missing(at: &str, name: &str) -> InvalidRequest {
+    InvalidRequest::at(join(at, name), "is missing")
+}
+
 /// A field that may be missing. Null counts as missing: many SDKs send every optional field they know as null.
 ///
 /// One word in size while it is missing, since an array may have millions of empty objects.
@@ -65,6 +70,11 @@ impl<T> Field<T> {
     pub(crate) fn get(self, at: &str) -> Result<Option<T>, InvalidRequest> {
         let Some(present) = self.0 else { return Ok(None) };
         present.reading.map_err(|problem| InvalidRequest::at(join(at, present.name), problem))
+    }
+
+    /// Returns the value of a field that is required here, though not in every variant of its object.
+    pub(crate) fn required(self, name: &str, at: &str) -> Result<T, InvalidRequest> {
+        self.get(at)?.ok_or_else(|| missing(at, name))
     }
 
     /// The same field, where only `expected` is right.

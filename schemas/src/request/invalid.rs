@@ -1,35 +1,43 @@
-//! Why a body cannot be answered. Dialects dress it in their own envelopes.
+//! Why a request is refused. Each dialect writes it in its own error envelope.
 
-/// A body that is not a request this server can answer. Always a 400; safe to show.
+use crate::error_code::ErrorCode;
+
+/// A body that this server cannot answer. Always a 400; the message is safe to show to clients.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidRequest {
     /// The problem, in a full sentence.
     pub message: String,
-    /// The field at fault, e.g. `messages[0].content`.
+    /// The path of the wrong field, e.g. `messages[0].content`.
     pub param: Option<String>,
-    /// A stable word for programs, e.g. `unsupported_parameter`.
-    pub code: Option<&'static str>,
+    /// The machine-readable reason, if there is one.
+    pub code: Option<ErrorCode>,
 }
 
 impl InvalidRequest {
-    /// A field whose value is wrong.
+    /// Refuses a field because of its value.
     pub fn at(param: impl Into<String>, problem: impl std::fmt::Display) -> Self {
         let param = param.into();
         InvalidRequest { message: format!("Invalid '{param}': {problem}."), param: Some(param), code: None }
     }
 
-    /// A field that asks for something this server does not do.
+    /// Refuses a field that asks for something this server does not do.
     pub fn unsupported(param: impl Into<String>, what: impl std::fmt::Display) -> Self {
         InvalidRequest {
             message: format!("{what} is not supported by this server yet."),
             param: Some(param.into()),
-            code: Some("unsupported_parameter"),
+            code: Some(ErrorCode::UnsupportedParameter),
         }
     }
 
-    /// A body that is wrong as a whole.
+    /// Refuses a body as a whole.
     pub fn body(message: impl Into<String>) -> Self {
         InvalidRequest { message: message.into(), param: None, code: None }
     }
+}
+
+/// Quotes a client's word for a message, cut to 40 characters.
+pub(crate) fn quoted(word: &str) -> String {
+    let cut: String = word.chars().take(40).collect();
+    format!("\"{}\"", cut.escape_debug())
 }

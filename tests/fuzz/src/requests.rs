@@ -4,7 +4,7 @@
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
 use baton_schemas::generate::{ChatPrompt, GenerateRequest, Input};
 use baton_schemas::openai::{ChatRequest, CompletionRequest, InvalidRequest, ResponsesRequest};
-use baton_schemas::{llama_server, ollama, openai, tools};
+use baton_schemas::{MessageRole, llama_server, ollama, openai, tools};
 
 /// OpenAI's routes.
 pub fn openai(input: &[u8]) -> bool {
@@ -70,7 +70,7 @@ fn generates(request: &GenerateRequest) -> bool {
     assert_eq!(tools::check(&request.tools), Ok(()), "unchecked tools");
     let Input::Chat(conversation) = &request.input else { return true };
     assert!(conversation.tools.is_empty(), "a dialect wrote tools in a form of its own");
-    let n_system = conversation.messages.iter().filter(|message| message.role == "system").count();
+    let n_system = conversation.messages.iter().filter(|message| message.role == MessageRole::System).count();
     assert!(n_system <= 1, "{n_system} system messages");
     true
 }

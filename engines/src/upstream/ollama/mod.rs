@@ -2,6 +2,7 @@
 
 mod lines;
 
+use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::embed::{EmbedInput, EmbedRequest};
 use baton_schemas::generate::{Conversation, Input, Message};
@@ -240,7 +241,7 @@ fn message(message: &Message) -> Value {
     if !message.tool_calls.is_empty() {
         written.insert("tool_calls".to_owned(), calls_of(message, false).into());
     }
-    let tool = message.name.as_ref().filter(|_| message.role == "tool");
+    let tool = message.name.as_ref().filter(|_| message.role == MessageRole::Tool);
     for (name, value) in [
         ("thinking", message.reasoning_content.as_ref()),
         ("tool_call_id", message.tool_call_id.as_ref()),

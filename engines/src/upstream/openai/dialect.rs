@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use baton_schemas::MessageRole;
 use baton_schemas::constraint::Constraint;
 use baton_schemas::embed::{EmbedInput, EmbedRequest};
 use baton_schemas::generate::{Conversation, Input};
@@ -224,7 +225,7 @@ impl DialectWriter<'_> {
 /// The conversation's messages in OpenAI's form.
 pub(in crate::upstream) fn messages(conversation: &Conversation, with_reasoning: bool) -> Vec<Value> {
     let mut ids = CallIds::default();
-    conversation.messages.iter().map(|m| ids.complete(message(m, with_reasoning))).collect()
+    conversation.messages.iter().map(|m| ids.complete(m.role, message(m, with_reasoning))).collect()
 }
 
 fn message(message: &baton_schemas::generate::Message, with_reasoning: bool) -> Value {
@@ -258,7 +259,7 @@ struct CallIds {
 }
 
 impl CallIds {
-    fn complete(&mut self, mut message: Value) -> Value {
+    fn complete(&mut self, role: MessageRole, mut message: Value) -> Value {
         if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
             self.unanswered.clear();
             for call in calls.iter_mut().filter_map(Value::as_object_mut) {
@@ -269,7 +270,7 @@ impl CallIds {
                 self.unanswered.push_back(id.clone());
             }
         }
-        if message["role"] == "tool" {
+        if role == MessageRole::Tool {
             match message.get("tool_call_id").cloned() {
                 Some(id) => self.unanswered.retain(|unanswered| *unanswered != id),
                 None => message["tool_call_id"] = self.unanswered.pop_front().unwrap_or_else(|| "call_0".into()),

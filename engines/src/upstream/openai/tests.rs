@@ -5,7 +5,7 @@ use baton_schemas::generate::{Conversation, Input, Message, Sampling};
 use baton_schemas::keep_alive::KeepAlive;
 use baton_schemas::sampling_fields::SamplingFields;
 use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
-use baton_schemas::{EngineError, GenerateRequest};
+use baton_schemas::{EngineError, GenerateRequest, MessageRole};
 use serde_json::{Value, json};
 
 use super::*;
@@ -35,7 +35,7 @@ pub(in crate::upstream) fn settings(kind: UpstreamKind) -> UpstreamSettings {
 
 /// A chat that asks for nothing in particular.
 pub(in crate::upstream) fn request() -> GenerateRequest {
-    let message = Message { role: "user".into(), content: "hi".into(), ..Message::default() };
+    let message = Message::new(MessageRole::User, "hi".into());
     GenerateRequest {
         model: "m".into(),
         input: Input::Chat(Conversation { messages: vec![message], ..Conversation::default() }),
@@ -126,8 +126,8 @@ fn with_tools(request: &mut GenerateRequest, choice: ToolChoice) {
     request.tools = ToolUse { tools, choice, parallel: false };
     let Input::Chat(conversation) = &mut request.input else { panic!() };
     let calls = vec![json!({ "type": "function", "function": { "name": "f", "arguments": { "a": 1 } } })];
-    let assistant = Message { role: "assistant".into(), tool_calls: calls, ..Message::default() };
-    let result = Message { role: "tool".into(), content: "1".into(), ..Message::default() };
+    let assistant = Message { role: MessageRole::Assistant, tool_calls: calls, ..Message::default() };
+    let result = Message::new(MessageRole::Tool, "1".into());
     conversation.messages.extend([assistant, result]);
 }
 

@@ -10,7 +10,7 @@ use baton_schemas::embed::{EmbedEvent, EmbedSequences};
 use baton_schemas::generate::{Conversation, Message, Sampling};
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::{GeneratedToken, Group};
-use baton_schemas::{EngineError, FinishReason, SequenceEvent, SequenceRequest, Token};
+use baton_schemas::{EngineError, FinishReason, MessageRole, SequenceEvent, SequenceRequest, Token};
 use futures::StreamExt;
 
 const N_SLOTS: usize = 4;
@@ -186,7 +186,7 @@ async fn logprobs_are_sorted_and_complete(engine: &Arc<dyn Engine>) {
 }
 
 async fn a_conversation_is_rendered_to_tokens(engine: &Arc<dyn Engine>) {
-    let message = Message { role: "user".into(), content: "Hello, wörld 🙂".into(), ..Message::default() };
+    let message = Message::new(MessageRole::User, "Hello, wörld 🙂".into());
     let conversation = Conversation { messages: vec![message], ..Conversation::default() };
     let tokens = engine.render(&conversation).await.unwrap();
     let text = engine.detokenize(&tokens).await.unwrap();

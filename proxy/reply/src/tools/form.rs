@@ -7,7 +7,7 @@ use baton_schemas::constraint::{Constraint, Rule};
 use baton_schemas::generate::{Conversation, Input};
 use baton_schemas::thinking::{ThinkTags, thinks};
 use baton_schemas::tools::{Strictness, Tool, ToolChoice, ToolUse};
-use baton_schemas::{GenerateRequest, Token};
+use baton_schemas::{GenerateRequest, MessageRole, Token};
 use serde_json::{Value, json};
 
 use super::reader::{Holds, ReplyReader};
@@ -34,7 +34,7 @@ enum Opening {
 /// A conversation as this template is to render it: with the tools that the model is told of, and with earlier calls in
 /// the form that the template reads.
 pub fn present<'a>(conversation: &'a Conversation, tools: &ToolUse, template: &str) -> Cow<'a, Conversation> {
-    let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == "tool");
+    let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == MessageRole::Tool);
     if tools.offered().is_empty() && !has_calls() {
         return Cow::Borrowed(conversation);
     }

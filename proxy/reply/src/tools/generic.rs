@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use baton_schemas::MessageRole;
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::{Conversation, Message};
 use baton_schemas::tools::{Tool, ToolUse};
@@ -64,15 +65,19 @@ fn instructions(tools: &ToolUse) -> String {
     )
 }
 
-/// Puts the instructions behind the system message, or where a template refuses those, before the first other one.
+/// Appends the instructions to the system message. If the template refuses system messages, they go before the first
+/// message of the user.
 fn instruct(messages: &mut Vec<Message>, instructions: &str, template: &str) {
-    let message =
-        |role: &str| Message { role: role.to_owned(), content: instructions.to_owned(), ..Message::default() };
     let refuses_system = template.contains("System role not supported");
     match messages.first_mut() {
-        Some(first) if first.role == "system" => first.content = joined(&first.content, instructions),
-        Some(first) if refuses_system && first.role == "user" => first.content = joined(instructions, &first.content),
-        _ => messages.insert(0, message(if refuses_system { "user" } else { "system" })),
+        Some(first) if first.role == MessageRole::System => first.content = joined(&first.content, instructions),
+        Some(first) if refuses_system && first.role == MessageRole::User => {
+            first.content = joined(instructions, &first.content);
+        }
+        _ => {
+            let role = if refuses_system { MessageRole::User } else { MessageRole::System };
+            messages.insert(0, Message::new(role, instructions.to_owned()));
+        }
     }
 }
 
@@ -85,17 +90,17 @@ fn spelled_out(messages: Vec<Message>) -> Vec<Message> {
     let mut spelled: Vec<Message> = Vec::with_capacity(messages.len());
     let mut after_result = false;
     for mut message in messages {
-        let is_result = message.role == "tool";
+        let is_result = message.role == MessageRole::Tool;
         if is_result {
             let content = format!("<tool_response>\n{}\n</tool_response>", message.content);
-            message = Message { role: "user".to_owned(), content, ..Message::default() };
+            message = Message::new(MessageRole::User, content);
         }
         let calls = std::mem::take(&mut message.tool_calls);
         for call in &calls {
             message.content = joined_line(&message.content, &spelled_call(call));
         }
         match spelled.last_mut() {
-            Some(last) if after_result && message.role == "user" => {
+            Some(last) if after_result && message.role == MessageRole::User => {
                 last.content = joined_line(&last.content, &message.content);
             }
             _ => spelled.push(message),
@@ -122,14 +127,14 @@ mod tests {
     use super::*;
 
     fn message(role: &str, content: &str) -> Message {
-        Message { role: role.into(), content: content.into(), ..Message::default() }
+        Message::new(MessageRole::of(role).unwrap(), content.into())
     }
 
-    fn presented(messages: Vec<Message>, tools: &ToolUse, template: &str) -> Vec<(String, String)> {
+    fn presented(messages: Vec<Message>, tools: &ToolUse, template: &str) -> Vec<(&'static str, String)> {
         let mut conversation = Conversation { messages, ..Conversation::default() };
         Generic.present(&mut conversation, tools, template);
         assert!(conversation.tools.is_empty());
-        conversation.messages.into_iter().map(|message| (message.role, message.content)).collect()
+        conversation.messages.into_iter().map(|message| (message.role.as_str(), message.content)).collect()
     }
 
     fn one_tool() -> ToolUse {
@@ -143,7 +148,7 @@ mod tests {
         let told = presented(vec![message("system", "Be brief."), message("user", "hi")], &one_tool(), "");
         assert!(told[0].1.starts_with("Be brief.\n\nYou can call these functions:\n{\"name\":\"f\""), "{}", told[0].1);
         let told = presented(vec![message("user", "hi")], &one_tool(), "");
-        assert_eq!((told[0].0.as_str(), told[1].1.as_str()), ("system", "hi"));
+        assert_eq!((told[0].0, told[1].1.as_str()), ("system", "hi"));
         let refusing = "raise_exception('System role not supported')";
         let told = presented(vec![message("user", "hi")], &one_tool(), refusing);
         assert!(told.len() == 1 && told[0].1.ends_with("\n\nhi"), "{told:?}");
@@ -168,7 +173,7 @@ mod tests {
             ("assistant", "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>"),
             ("user", "<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response>\nso?"),
         ];
-        assert_eq!(told, expected.map(|(role, content)| (role.to_owned(), content.to_owned())));
+        assert_eq!(told, expected.map(|(role, content)| (role, content.to_owned())));
         // A template that knows calls keeps them.
         assert_eq!(presented(history(), &ToolUse::default(), "message.tool_calls")[2].0, "tool");
     }

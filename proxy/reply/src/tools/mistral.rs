@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_schemas::MessageRole;
 use baton_schemas::constraint::Rule;
 use baton_schemas::generate::Conversation;
 use baton_schemas::tools::{MAX_NAME_CHARS, Tool, ToolUse};
@@ -83,7 +84,7 @@ fn name_calls(conversation: &mut Conversation) {
             }
             unanswered.push_back(id);
         }
-        if message.role == "tool" {
+        if message.role == MessageRole::Tool {
             let id = message.tool_call_id.as_deref().map(short_id);
             if let Some(id) = &id {
                 unanswered.retain(|open| open != id);
@@ -250,12 +251,12 @@ mod tests {
         let call = |id: Value| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": {} } });
         let without = json!({ "type": "function", "function": { "name": "f", "arguments": {} } });
         let calls = Message {
-            role: "assistant".into(),
+            role: MessageRole::Assistant,
             tool_calls: vec![call(json!("call_17")), call(json!("abc123XYZ")), without],
             ..Message::default()
         };
         let result = |id: Option<&str>| Message {
-            role: "tool".into(),
+            role: MessageRole::Tool,
             tool_call_id: id.map(str::to_owned),
             ..Message::default()
         };

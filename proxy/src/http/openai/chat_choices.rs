@@ -3,7 +3,8 @@
 use baton_reply::TokenLogprobs;
 use baton_schemas::FinishReason;
 use baton_schemas::openai::chat_response::{
-    Choice, ChunkChoice, FunctionCall, ReplyMessage, ReplyToolCall, ToolCallFragment, finish_reason, function_finish_reason,
+    Choice, ChunkChoice, FunctionCall, ReplyMessage, ReplyToolCall, ToolCallFragment, finish_reason,
+    function_finish_reason,
 };
 use baton_schemas::openai::logprobs::{ChoiceLogprobs, TokenLogprob};
 use baton_schemas::tools::ToolCallDelta;

@@ -9,7 +9,7 @@ use baton_schemas::GenerateRequest;
 use baton_schemas::generate::Input;
 use baton_schemas::openai::CompletionBody;
 use baton_schemas::openai::CompletionRequest;
-use baton_schemas::openai::chat_response::{CompletionChunk, Completion, ReplyHead};
+use baton_schemas::openai::chat_response::{Completion, CompletionChunk, ReplyHead};
 use baton_schemas::openai::completion_response::TextChoice;
 
 use super::text_choices::TextChoices;

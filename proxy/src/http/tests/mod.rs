@@ -195,7 +195,7 @@ impl HttpBackend for Fake {
         self.describe(model, caller).await?;
         let tools = chat.tools.offered().iter().map(|tool| format!("tool: {}\n", tool.name));
         let messages = chat.conversation.messages.iter();
-        Ok(tools.chain(messages.map(|message| format!("{}: {}\n", message.role, message.content))).collect())
+        Ok(tools.chain(messages.map(|message| format!("{}: {}\n", message.role.as_str(), message.content))).collect())
     }
 
     fn state(&self, with_addresses: bool) -> EndpointState {

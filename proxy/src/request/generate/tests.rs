@@ -2,7 +2,7 @@
 
 use baton_schemas::FinishReason;
 use baton_schemas::generate::{Conversation, Input, Message};
-use baton_schemas::{EngineError, Token};
+use baton_schemas::{EngineError, MessageRole, Token};
 use futures::StreamExt;
 
 use super::*;
@@ -16,7 +16,7 @@ const LONG: u32 = 1_000_000;
 
 /// A chat of one message, of whose reply all tokens are told.
 fn chat(text: &str, context: &[Token]) -> GenerateRequest {
-    let message = Message { role: "user".into(), content: text.into(), ..Message::default() };
+    let message = Message::new(MessageRole::User, text.into());
     let conversation = Conversation { messages: vec![message], ..Conversation::default() };
     GenerateRequest { input: Input::Chat(conversation), context: Some(context.to_vec()), ..request("m") }
 }

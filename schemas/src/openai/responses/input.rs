@@ -4,13 +4,16 @@ use schemars::{JsonSchema, Schema};
 use serde::de::SeqAccess;
 
 use crate::generate::Message;
-use crate::openai::messages::{Arguments, Content, template_call};
+use crate::message_role::MessageRole;
+use crate::openai::messages::{Arguments, ChatContent, openai_role};
+use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, join, object};
+use crate::request::history::{template_call, with_one_system_message};
 use crate::request::images::Images;
+use crate::request::invalid::quoted;
 use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::Variant;
 use crate::request::values::NonEmpty;
-use crate::request::{InvalidRequest, history};
 
 /// The history.
 #[derive(Debug, JsonSchema)]
@@ -53,7 +56,7 @@ object! {
         #[schemars(extend("enum" = ["system", "developer", "user", "assistant"]))]
         role: Field<String>,
         /// What is said.
-        content: Field<Content>,
+        content: Field<ChatContent>,
         /// The call of a function, or the call that this is the output of.
         call_id: Field<NonEmpty>,
         /// Which function.
@@ -61,7 +64,7 @@ object! {
         /// With what.
         arguments: Field<Arguments>,
         /// The function's result.
-        output: Field<Content>,
+        output: Field<ChatContent>,
     }
     by "type" {
         Variant { words: &["message"], is_default: true, needs: &["role", "content"], ..Variant::NEW },
@@ -78,10 +81,10 @@ impl ResponsesInput {
     pub(super) fn check(self, instructions: Option<&str>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
         let mut history = ResponseTurns { messages: Vec::new(), reasoning: None, has_skipped: false, images };
         if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
-            history.push("system", instructions.to_owned());
+            history.push(MessageRole::System, instructions.to_owned());
         }
         match self {
-            ResponsesInput::Text(text) => history.push("user", text),
+            ResponsesInput::Text(text) => history.push(MessageRole::User, text),
             ResponsesInput::Items(items) => {
                 for item in items.each("input") {
                     let (at, item) = item?;
@@ -92,7 +95,7 @@ impl ResponsesInput {
         if history.messages.is_empty() && history.has_skipped {
             return Err(InvalidRequest::at("input", "holds nothing that a model could read"));
         }
-        Ok(history::with_one_system_message(history.messages))
+        Ok(with_one_system_message(history.messages))
     }
 }
 
@@ -107,8 +110,8 @@ struct ResponseTurns<'i> {
 }
 
 impl ResponseTurns<'_> {
-    fn push(&mut self, role: &str, content: String) {
-        self.messages.push(Message { role: role.to_owned(), content, ..Message::default() });
+    fn push(&mut self, role: MessageRole, content: String) {
+        self.messages.push(Message::new(role, content));
     }
 
     fn add(&mut self, at: &str, mut item: InputItem) -> Result<(), InvalidRequest> {
@@ -125,23 +128,17 @@ impl ResponseTurns<'_> {
                 Err(InvalidRequest::at(join(at, "type"), "nothing is stored here that an item could refer to"))
             }
             Some(other) => {
-                let other: String = other.chars().take(40).collect();
-                let what = format!("An item of type \"{}\"", other.escape_debug());
-                Err(InvalidRequest::unsupported(join(at, "type"), what))
+                Err(InvalidRequest::unsupported(join(at, "type"), format!("An item of type {}", quoted(other))))
             }
         }
     }
 
     fn message(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
-        let role = match item.role.get(at)?.as_deref() {
-            Some("system" | "developer") => "system",
-            Some("user") => "user",
-            Some("assistant") => "assistant",
-            _ => return Err(InvalidRequest::at(join(at, "role"), "must be system, developer, user or assistant")),
-        };
-        let content = item.content.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "content"), "is missing"))?;
-        let content = content.check(&join(at, "content"), self.images)?;
-        if role == "assistant" {
+        let role = item.role.get(at)?.as_deref().and_then(openai_role).filter(|role| *role != MessageRole::Tool);
+        let role =
+            role.ok_or_else(|| InvalidRequest::at(join(at, "role"), "must be system, developer, user or assistant"))?;
+        let content = item.content.required("content", at)?.check(&join(at, "content"), self.images)?;
+        if role == MessageRole::Assistant {
             let message = self.turn();
             // A turn has one text; a second one in a row is a turn of its own.
             if message.content.is_empty() && message.tool_calls.is_empty() {
@@ -154,18 +151,18 @@ impl ResponseTurns<'_> {
     }
 
     fn function_call(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
-        let name = item.name.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "name"), "is missing"))?;
-        let call_id = required_id(item.call_id, at)?;
+        let name = item.name.required("name", at)?;
+        let call_id = item.call_id.required("call_id", at)?.0;
         let arguments = Arguments::or_none(item.arguments.get(at)?);
         self.turn().tool_calls.push(template_call(Some(call_id), &name.0, arguments));
         Ok(())
     }
 
     fn function_call_output(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
-        let tool_call_id = Some(required_id(item.call_id, at)?);
+        let tool_call_id = Some(item.call_id.required("call_id", at)?.0);
         let output = item.output.get(at)?.map(|output| output.check(&join(at, "output"), self.images));
         let content = output.transpose()?.unwrap_or_default();
-        self.messages.push(Message { role: "tool".into(), content, tool_call_id, ..Message::default() });
+        self.messages.push(Message { tool_call_id, ..Message::new(MessageRole::Tool, content) });
         Ok(())
     }
 
@@ -173,10 +170,10 @@ impl ResponseTurns<'_> {
     fn reason(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
         let parts = match item.content.expecting("an array").get(at)? {
             None => return Ok(()),
-            Some(Content::Text(_)) => {
+            Some(ChatContent::Text(_)) => {
                 return Err(InvalidRequest::at(join(at, "content"), "must be an array, but is a string"));
             }
-            Some(Content::Parts(parts)) => parts,
+            Some(ChatContent::Parts(parts)) => parts,
         };
         let texts: Vec<String> = parts.sound().filter_map(|part| part.text.sound()).collect();
         if !texts.is_empty() {
@@ -187,8 +184,8 @@ impl ResponseTurns<'_> {
 
     /// The assistant's current turn: the last message if it is the assistant's, else a new one.
     fn turn(&mut self) -> &mut Message {
-        if self.reasoning.is_some() || self.messages.last().is_none_or(|last| last.role != "assistant") {
-            self.push("assistant", String::new());
+        if self.reasoning.is_some() || self.messages.last().is_none_or(|last| last.role != MessageRole::Assistant) {
+            self.push(MessageRole::Assistant, String::new());
         }
         let at = self.messages.len() - 1;
         let message = &mut self.messages[at];
@@ -203,11 +200,6 @@ impl ResponseTurns<'_> {
 /// OpenAI's servers, a client's shell, and tools without a schema.
 fn is_of_skipped_tool(kind: &str) -> bool {
     kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
-}
-
-fn required_id(call_id: Field<NonEmpty>, at: &str) -> Result<String, InvalidRequest> {
-    let call_id = call_id.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, "call_id"), "is missing"))?;
-    Ok(call_id.0)
 }
 
 #[cfg(test)]

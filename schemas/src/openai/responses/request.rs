@@ -12,7 +12,8 @@ use super::tools::{self, ResponseToolsBody};
 use crate::constraint::{Constraint, check_schema};
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
 use crate::openai::chat_request::TopLogprobs;
-use crate::openai::template_args::{Effort, TemplateBody};
+use crate::openai::template_args::TemplateBody;
+use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, Required, object};
 use crate::request::images::Images;
@@ -21,7 +22,7 @@ use crate::request::sampling::SamplingBody;
 use crate::request::schema::Variant;
 use crate::request::stop::StopStrings;
 use crate::request::unsupported::Demand;
-use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject, Word};
+use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
 
 /// OpenAI's limit on what it echoes.
 const MAX_METADATA: usize = 16;
@@ -122,7 +123,7 @@ object! {
     #[schemars(rename = "Reasoning")]
     pub(crate) struct ReasoningBody {
         /// How hard.
-        effort: Field<Word<Effort>>,
+        effort: Field<ReasoningEffort>,
     }
 }
 
@@ -151,7 +152,7 @@ impl ResponsesBody {
         let max_tokens = self.max_output_tokens.get("")?.and_then(Integer::count);
         let (constraint, format) = TextConfig::check(self.text.get("")?)?;
         let effort = match self.reasoning.get("")? {
-            Some(reasoning) => reasoning.effort.get("reasoning")?.map(|effort| effort.0),
+            Some(reasoning) => reasoning.effort.get("reasoning")?,
             None => None,
         };
         let mut template_args = self.template.check()?;

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::MessageRole;
 use crate::generate::{Message, Sampling};
 use crate::sampling_fields::SamplingFields;
 use crate::tools::ToolUse;
@@ -18,7 +19,7 @@ fn parsed(extra: &Value) -> Result<ChatRequest, InvalidRequest> {
 
 /// The request a smallest body becomes, changed by `change`.
 fn check(extra: Value, change: impl FnOnce(&mut ChatRequest)) {
-    let user = Message { role: "user".into(), content: "hi".into(), ..Message::default() };
+    let user = Message::new(MessageRole::User, "hi".into());
     let mut expected = ChatRequest {
         generate: GenerateRequest {
             model: "m".into(),

@@ -6,14 +6,15 @@
 
 use serde_json::json;
 
-use super::functions::FunctionsBody;
-use super::messages::{ChatMessage, MessageList};
-use super::not_yet::{MediaBody, NotYetBody};
-use super::response_format::ResponseFormat;
-use super::template_args::TemplateBody;
 use crate::generate::{Conversation, GenerateRequest, Input, Sampling};
+use crate::openai::functions::FunctionsBody;
+use crate::openai::messages::ChatMessage;
+use crate::openai::not_yet::{MediaBody, NotYetBody};
+use crate::openai::response_format::ResponseFormat;
+use crate::openai::template_args::TemplateBody;
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, Required, object};
+use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::read;
 use crate::request::sampling::SamplingBody;
@@ -171,5 +172,4 @@ pub(crate) fn conversation(
 }
 
 #[cfg(test)]
-#[path = "chat_request_tests.rs"]
 mod tests;

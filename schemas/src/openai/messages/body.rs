@@ -1,0 +1,213 @@
+//! The declaration of a chat's messages: what is read and what `/openapi.json` describes.
+
+use schemars::{JsonSchema, Schema};
+use serde::de::{MapAccess, SeqAccess};
+use serde_json::{Map, Value, json};
+
+use crate::request::field::{Field, Items, Required, object};
+use crate::request::read::{Read, Reading};
+use crate::request::schema::{Variant, described};
+use crate::request::unsupported::Demand;
+use crate::request::values::NonEmpty;
+
+/// An assistant's message has at least one of these.
+fn describe_assistant(schema: &mut Schema) {
+    schema.ensure_object()["anyOf"][1]["anyOf"] = json!([
+        {"required": ["content"]},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+        {"required": ["function_call"], "properties": {"function_call": {"type": "object"}}},
+        {"required": ["reasoning_content"], "properties": {"reasoning_content": {"type": "string"}}},
+        {"required": ["reasoning"], "properties": {"reasoning": {"type": "string"}}},
+    ]);
+}
+
+object! {
+    /// A message of the history.
+    #[schemars(transform = describe_assistant)]
+    pub(crate) struct ChatMessage {
+        /// Who speaks. `developer` is `system`, and `function` is `tool`.
+        role: Field<String>,
+        /// What is said. An assistant's message may have calls or reasoning instead.
+        content: Field<ChatContent>,
+        /// The speaker's or the tool's name.
+        name: Field<String>,
+        /// Which call this is the result of.
+        tool_call_id: Field<String>,
+        /// The model's reasoning, kept for the template.
+        reasoning_content: Field<String>,
+        /// The same under OpenRouter's name.
+        reasoning: Field<String>,
+        /// What the model called.
+        tool_calls: Field<Items<EarlierCall>>,
+        /// What the model called, in the older form.
+        function_call: Field<EarlierFunction>,
+    }
+    by "role" {
+        Variant {
+            words: &["system", "developer", "user", "tool", "function"],
+            needs_key: &["content"],
+            may_have: &["name", "tool_call_id", "reasoning_content", "reasoning"],
+            ..Variant::NEW
+        },
+        Variant {
+            words: &["assistant"],
+            may_have: &[
+                "content", "name", "tool_call_id", "reasoning_content", "reasoning", "tool_calls", "function_call",
+            ],
+            ..Variant::NEW
+        },
+    }
+}
+
+/// A message's content. Audio and files are a 400, and so are images for a model without a projector.
+#[derive(Debug, JsonSchema)]
+#[schemars(rename = "Content")]
+#[serde(untagged)]
+pub(crate) enum ChatContent {
+    /// A text.
+    Text(String),
+    /// Texts, which newlines will join, and images.
+    Parts(Items<ContentPart>),
+}
+
+impl Read for ChatContent {
+    const EXPECTED: &'static str = "a string, null or an array of parts";
+
+    fn string(text: &str) -> Reading<Self> {
+        Ok(ChatContent::Text(text.to_owned()))
+    }
+
+    fn array<'de, A: SeqAccess<'de>>(items: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Items::array(items)?.map(ChatContent::Parts))
+    }
+}
+
+object! {
+    /// A text or an image among others.
+    pub(crate) struct ContentPart {
+        /// What it is, in any dialect's words.
+        r#type: Field<String>,
+        /// The text.
+        text: Field<String>,
+        /// What the model said when it refused.
+        refusal: Field<String>,
+        /// The image itself: URLs are never fetched.
+        image_url: Field<ImageUrl>,
+        #[schemars(skip)]
+        file_id: Field<Demand>,
+    }
+    by "type" {
+        Variant { words: &["text", "input_text", "output_text"], needs: &["text"], ..Variant::NEW },
+        Variant { words: &["refusal"], needs: &["refusal"], ..Variant::NEW },
+        Variant { words: &["image_url", "input_image"], needs: &["image_url"], ..Variant::NEW },
+    }
+}
+
+/// An image, plain or in an object.
+#[derive(Debug, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum ImageUrl {
+    /// As responses have it.
+    Plain(DataUri),
+    /// As chats have it.
+    Object(ImageObject),
+}
+
+impl Read for ImageUrl {
+    const EXPECTED: &'static str = "an object with a URL, or a URL";
+
+    fn string(uri: &str) -> Reading<Self> {
+        Ok(ImageUrl::Plain(DataUri(uri.to_owned())))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(ImageObject::object(fields)?.map(ImageUrl::Object))
+    }
+}
+
+object! {
+    /// An image in an object.
+    #[schemars(inline)]
+    pub(crate) struct ImageObject {
+        /// The image.
+        url: Required<DataUri>,
+    }
+}
+
+/// A PNG, JPEG, WebP or GIF file as a data URI in base64.
+#[derive(Debug, JsonSchema)]
+#[schemars(inline)]
+pub(crate) struct DataUri(
+    #[schemars(regex(pattern = r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$"))] pub(super) String,
+);
+
+impl Read for DataUri {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(uri: &str) -> Reading<Self> {
+        Ok(DataUri(uri.to_owned()))
+    }
+}
+
+object! {
+    /// A call that the model made earlier.
+    pub(crate) struct EarlierCall {
+        /// By which its result refers to it.
+        id: Field<String>,
+        /// The only type there is.
+        #[schemars(extend("enum" = ["function", null]))]
+        r#type: Field<String>,
+        /// Which function, with what.
+        function: Required<EarlierFunction>,
+    }
+}
+
+object! {
+    /// A function that was called.
+    pub(crate) struct EarlierFunction {
+        /// Its name.
+        name: Required<NonEmpty>,
+        /// Its arguments.
+        arguments: Field<Arguments>,
+    }
+}
+
+/// The arguments of an earlier call, as an object. What a model once wrote and nobody can parse stays a string:
+/// refusing it would end the conversation for good, since the client replays its history with every request.
+#[derive(Debug)]
+pub(crate) struct Arguments(Value);
+
+impl Arguments {
+    /// Those of a call whose arguments may be missing.
+    pub(crate) fn or_none(arguments: Option<Arguments>) -> Value {
+        arguments.map_or_else(|| Value::Object(Map::new()), |arguments| arguments.0)
+    }
+}
+
+impl Read for Arguments {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(text: &str) -> Reading<Self> {
+        if text.trim().is_empty() {
+            return Ok(Arguments(Value::Object(Map::new())));
+        }
+        Ok(Arguments(match serde_json::from_str(text) {
+            Ok(object @ Value::Object(_)) => object,
+            _ => text.into(),
+        }))
+    }
+
+    fn object<'de, A: MapAccess<'de>>(fields: A) -> Result<Reading<Self>, A::Error> {
+        Ok(Value::object(fields)?.map(Arguments))
+    }
+}
+
+described!([] Arguments: named "Arguments", |_generator| {
+    schemars::json_schema!({
+        "description": "The arguments of a call.",
+        "anyOf": [
+            { "description": "As JSON in a string.", "type": "string" },
+            { "description": "As they are.", "type": "object", "additionalProperties": true },
+        ],
+    })
+});

@@ -1,0 +1,135 @@
+//! The messages of a chat → the messages of a [`Conversation`](crate::generate::Conversation), in the form that chat
+//! templates read.
+
+use serde_json::Value;
+
+use super::body::{Arguments, ChatContent, ChatMessage, ContentPart, EarlierCall, EarlierFunction, ImageUrl};
+use crate::generate::Message;
+use crate::message_role::MessageRole;
+use crate::request::InvalidRequest;
+use crate::request::field::{join, missing};
+use crate::request::history::{JoinedParts, MessageList, template_call, with_one_system_message};
+use crate::request::images::Images;
+use crate::request::invalid::quoted;
+
+impl MessageList<ChatMessage> {
+    /// Returns the messages as templates read them, and adds their images to `images`.
+    pub(crate) fn check(self, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
+        let messages = self.0.each("messages").map(|message| {
+            let (at, message) = message?;
+            message.check(&at, images)
+        });
+        Ok(with_one_system_message(messages.collect::<Result<_, _>>()?))
+    }
+}
+
+/// Returns the role that a word means to OpenAI. No template knows its newer name of the system, `developer`, or its
+/// older name of a tool, `function`.
+pub(crate) fn openai_role(word: &str) -> Option<MessageRole> {
+    match word {
+        "developer" => Some(MessageRole::System),
+        "function" => Some(MessageRole::Tool),
+        _ => MessageRole::of(word),
+    }
+}
+
+impl ChatMessage {
+    fn check(self, at: &str, images: &mut Images) -> Result<Message, InvalidRequest> {
+        let word = self.role.required("role", at)?;
+        let role = openai_role(&word).ok_or_else(|| {
+            let problem = format!("must be system, developer, user, assistant or tool, but is {}", quoted(&word));
+            InvalidRequest::at(join(at, "role"), problem)
+        })?;
+        let mut tool_calls = Vec::new();
+        if role == MessageRole::Assistant {
+            for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {
+                let (at, call) = call?;
+                tool_calls.push(call.check(&at)?);
+            }
+            if let Some(call) = self.function_call.get(at)? {
+                // The older form has no id: the result names the function.
+                tool_calls.push(call.check(&join(at, "function_call"), None)?);
+            }
+        }
+        // Two names are in use: DeepSeek's, which llama-server and vLLM adopted, and OpenRouter's. Both are checked.
+        let under_deepseeks_name = self.reasoning_content.get(at)?;
+        let under_openrouters_name = self.reasoning.get(at)?;
+        let reasoning_content = under_deepseeks_name.or(under_openrouters_name);
+        let may_be_missing = role == MessageRole::Assistant && (!tool_calls.is_empty() || reasoning_content.is_some());
+        if !self.content.has_key() && !may_be_missing {
+            return Err(missing(at, "content"));
+        }
+        let content = self.content.get(at)?.map(|content| content.check(&join(at, "content"), images)).transpose()?;
+        Ok(Message {
+            role,
+            content: content.unwrap_or_default(),
+            reasoning_content,
+            tool_calls,
+            tool_call_id: self.tool_call_id.get(at)?,
+            name: self.name.get(at)?,
+        })
+    }
+}
+
+impl ChatContent {
+    /// Returns the text, with marks where images are, and adds the images to `images`.
+    pub(crate) fn check(self, at: &str, images: &mut Images) -> Result<String, InvalidRequest> {
+        let parts = match self {
+            ChatContent::Text(text) => return Ok(text),
+            ChatContent::Parts(parts) => parts,
+        };
+        let mut joined = JoinedParts::default();
+        for part in parts.each(at) {
+            let (at, part) = part?;
+            part.check(&at, images, &mut joined)?;
+        }
+        Ok(joined.into_string())
+    }
+}
+
+impl ContentPart {
+    fn check(self, at: &str, images: &mut Images, joined: &mut JoinedParts) -> Result<(), InvalidRequest> {
+        match self.r#type.required("type", at)?.as_str() {
+            "text" | "input_text" | "output_text" => joined.push_text(&self.text.required("text", at)?),
+            "refusal" => joined.push_text(&self.refusal.required("refusal", at)?),
+            "image_url" | "input_image" => {
+                let field = join(at, "image_url");
+                let mark = match self.image_url.get(at)? {
+                    Some(ImageUrl::Plain(uri)) => images.add_uri(&uri.0, field)?,
+                    Some(ImageUrl::Object(object)) => {
+                        images.add_uri(&object.url.get(&field)?.0, join(&field, "url"))?
+                    }
+                    None if self.file_id.is_given() => {
+                        let problem = "nothing is stored here: send the image itself as a data URI";
+                        return Err(InvalidRequest::at(join(at, "file_id"), problem));
+                    }
+                    None => return Err(missing(at, "image_url")),
+                };
+                joined.push_image(&mark);
+            }
+            // Audio and files belong here once an engine can take them.
+            other => return Err(InvalidRequest::unsupported(at, format!("Content of type {}", quoted(other)))),
+        }
+        Ok(())
+    }
+}
+
+impl EarlierCall {
+    fn check(self, at: &str) -> Result<Value, InvalidRequest> {
+        if self.r#type.get(at)?.is_some_and(|kind| kind != "function") {
+            return Err(InvalidRequest::unsupported(join(at, "type"), "A tool call other than 'function'"));
+        }
+        let function = self.function.get(at)?;
+        let id = self.id.get(at)?;
+        function.check(&join(at, "function"), id)
+    }
+}
+
+impl EarlierFunction {
+    /// Returns the call as templates read it.
+    fn check(self, at: &str, id: Option<String>) -> Result<Value, InvalidRequest> {
+        let name = self.name.get(at)?.0;
+        let arguments = Arguments::or_none(self.arguments.get(at)?);
+        Ok(template_call(id, &name, arguments))
+    }
+}

@@ -1,0 +1,75 @@
+//! How hard a model is asked to think: one scale, of which each dialect has a part.
+
+use schemars::json_schema;
+use serde_json::{Map, Value};
+
+use crate::request::read::{Read, Reading, ValueProblem};
+use crate::request::schema::described;
+
+/// How hard a model is asked to think, for templates that have such a variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReasoningEffort {
+    None,
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl ReasoningEffort {
+    const ALL: [ReasoningEffort; 7] = [
+        ReasoningEffort::None,
+        ReasoningEffort::Minimal,
+        ReasoningEffort::Low,
+        ReasoningEffort::Medium,
+        ReasoningEffort::High,
+        ReasoningEffort::Xhigh,
+        ReasoningEffort::Max,
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            ReasoningEffort::None => "none",
+            ReasoningEffort::Minimal => "minimal",
+            ReasoningEffort::Low => "low",
+            ReasoningEffort::Medium => "medium",
+            ReasoningEffort::High => "high",
+            ReasoningEffort::Xhigh => "xhigh",
+            ReasoningEffort::Max => "max",
+        }
+    }
+
+    /// Reads a word of a dialect that has only `efforts`.
+    pub(crate) fn among(word: &str, efforts: &[ReasoningEffort]) -> Reading<ReasoningEffort> {
+        let effort = efforts.iter().find(|effort| effort.as_str() == word);
+        effort.copied().ok_or_else(|| {
+            let words: Vec<&str> = efforts.iter().map(|effort| effort.as_str()).collect();
+            let (last, others) = words.split_last().expect("every dialect has an effort");
+            ValueProblem::Value(format!("must be {} or {last}", others.join(", ")))
+        })
+    }
+
+    /// Sets the variables that templates read. No effort also turns thinking off, for templates that have only that
+    /// switch.
+    pub(crate) fn set(self, args: &mut Map<String, Value>) {
+        args.insert("reasoning_effort".to_owned(), self.as_str().into());
+        if self == ReasoningEffort::None {
+            args.entry("enable_thinking").or_insert(false.into());
+        }
+    }
+}
+
+/// OpenAI's dialect has the whole scale.
+impl Read for ReasoningEffort {
+    const EXPECTED: &'static str = String::EXPECTED;
+
+    fn string(word: &str) -> Reading<Self> {
+        Self::among(word, &Self::ALL)
+    }
+}
+
+described!([] ReasoningEffort: |_generator| {
+    json_schema!({ "type": "string", "enum": Self::ALL.map(Self::as_str) })
+});
