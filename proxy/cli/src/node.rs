@@ -233,30 +233,13 @@ fn puller(key: &str, args: &NodeArgs, transport: Transport) -> Result<Option<Arc
     Ok(Some(Arc::new(puller)))
 }
 
-fn engine_options(options: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
-    let template = options.chat_template_file.as_ref().map(|path| {
+fn engine_options(args: EngineArgs, model: NodeModel) -> Result<EngineOptions, NodeFailure> {
+    let template = args.chat_template_file.as_ref().map(|path| {
         std::fs::read_to_string(path)
             .map_err(|e| NodeFailure::setup(format!("cannot read the chat template {}: {e}", path.display())))
     });
-    Ok(EngineOptions {
-        kind: options.engine.unwrap_or_default(),
-        model: model.path,
-        name: model.name,
-        n_slots: options.slots,
-        n_ctx: options.ctx_size,
-        n_cells: options.kv_cells,
-        n_ubatch: options.ubatch,
-        n_threads: options.threads,
-        n_gpu_layers: options.gpu_layers,
-        device: options.device,
-        mmap: options.mmap,
-        prefill_budget: options.prefill_budget,
-        max_queued: options.max_queued,
-        chat_template: template.transpose()?,
-        projector: options.mmproj,
-        sim_prefill_tps: options.sim_prefill_tps,
-        sim_decode_tps: options.sim_decode_tps,
-    })
+    let chat_template = template.transpose()?;
+    Ok(EngineOptions { model: model.path, name: model.name, chat_template, ..args.into() })
 }
 
 /// Ends this process when the parent is gone, however it went. The pipe is the portable way; on Linux the kernel's

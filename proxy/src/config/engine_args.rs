@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use baton_engines::limits;
-use baton_engines::registry::EngineKind;
+use baton_engines::registry::{EngineKind, EngineOptions};
 use baton_schemas::kv::Codec;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -175,6 +175,29 @@ impl EngineArgs {
             ("--sim-decode-tps", rate(self.sim_decode_tps)),
         ];
         options.into_iter().filter_map(|(name, value)| Some([name.into(), value?])).flatten().collect()
+    }
+}
+
+/// The engine's options, without the model, its name and its chat template: those are files that the caller finds.
+impl From<EngineArgs> for EngineOptions {
+    fn from(args: EngineArgs) -> EngineOptions {
+        EngineOptions {
+            kind: args.engine.unwrap_or_default(),
+            n_slots: args.slots,
+            n_ctx: args.ctx_size,
+            n_cells: args.kv_cells,
+            n_ubatch: args.ubatch,
+            n_threads: args.threads,
+            n_gpu_layers: args.gpu_layers,
+            device: args.device,
+            mmap: args.mmap,
+            prefill_budget: args.prefill_budget,
+            max_queued: args.max_queued,
+            projector: args.mmproj,
+            sim_prefill_tps: args.sim_prefill_tps,
+            sim_decode_tps: args.sim_decode_tps,
+            ..EngineOptions::default()
+        }
     }
 }
 
