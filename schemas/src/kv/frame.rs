@@ -115,7 +115,8 @@ impl FrameHeader {
         let short = || FrameError::FrameTooShort { n_bytes: bytes.len() };
         let (fixed, rest) = bytes.split_first_chunk::<FIXED_BYTES>().ok_or_else(short)?;
         let [a0, a1, a2, a3, b0, b1, b2, b3, prefix @ .., codec, z0, z1, z2, n0, n1, n2, n3] = *fixed;
-        let (p0, p1) = (u32::from_le_bytes([a0, a1, a2, a3]), u32::from_le_bytes([b0, b1, b2, b3]));
+        let p0 = u32::from_le_bytes([a0, a1, a2, a3]);
+        let p1 = u32::from_le_bytes([b0, b1, b2, b3]);
         let codec = Codec::from_number(codec).ok_or(FrameError::UnknownCodec { p0, p1, codec })?;
         if [z0, z1, z2] != [0; 3] {
             return Err(FrameError::FrameReserved { p0, p1 });

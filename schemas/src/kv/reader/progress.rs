@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::payload::Payload;
 use super::received::HandoffRecord;
+use super::record::OpenRecord;
 use super::rows::IncomingRows;
 use crate::kv::codec::{Codec, Decoder};
 use crate::kv::error::FrameError;
@@ -70,7 +71,7 @@ impl<P: Placement> ReaderProgress<P> {
     }
 
     /// Checks the header of the next record, and says how its payload is received.
-    pub(super) fn open(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<(RecordHeader, Payload), FrameError> {
+    pub(super) fn open(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<OpenRecord, FrameError> {
         let header = RecordHeader::parse(bytes, self.n_records)?;
         let RecordHeader { kind, index: record, length } = header;
         if (kind == RecordKind::Head) != (record == 0) {
@@ -94,7 +95,7 @@ impl<P: Placement> ReaderProgress<P> {
             RecordKind::Frame => Payload::Encoded(Vec::new()),
         };
         self.n_records = record.checked_add(1).ok_or(FrameError::TooManyRecords)?;
-        Ok((header, payload))
+        Ok(OpenRecord { header, payload })
     }
 
     /// Room for the rows of a plain frame, once its header has come. Nothing but memory depends on that header before
@@ -113,9 +114,9 @@ impl<P: Placement> ReaderProgress<P> {
     }
 
     /// Parses a record whose MAC is correct.
-    pub(super) fn accept(&mut self, (header, payload): (RecordHeader, Payload)) -> Result<HandoffRecord, FrameError> {
-        let RecordHeader { kind, index: record, .. } = header;
-        match (payload, kind) {
+    pub(super) fn accept(&mut self, opened: OpenRecord) -> Result<HandoffRecord, FrameError> {
+        let RecordHeader { kind, index: record, .. } = opened.header;
+        match (opened.payload, kind) {
             (Payload::Message(json), RecordKind::Head) => self.head(&json).map(HandoffRecord::Head),
             (Payload::Message(json), RecordKind::Wait) => {
                 self.wait(parse(record, kind, &json)?, record).map(HandoffRecord::Wait)
@@ -174,7 +175,8 @@ impl<P: Placement> ReaderProgress<P> {
     }
 
     fn end(&self, message: HandoffEnd, record: u32) -> Result<HandoffEnd, FrameError> {
-        let (start, end) = (self.handoff.start, self.handoff.end());
+        let start = self.handoff.start;
+        let end = self.handoff.end();
         if self.next != end {
             return Err(FrameError::Incomplete { next: self.next, end });
         }

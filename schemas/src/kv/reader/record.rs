@@ -26,20 +26,25 @@ impl<const N: usize> Fixed<N> {
     }
 }
 
+/// A record's header and the received part of its payload.
+pub(super) struct OpenRecord {
+    pub(super) header: RecordHeader,
+    pub(super) payload: Payload,
+}
+
 /// A record whose header has come.
 pub(super) struct IncomingRecord {
-    header: RecordHeader,
+    record: OpenRecord,
     hasher: blake3::Hasher,
     n_missing: u64,
-    payload: Payload,
 }
 
 impl IncomingRecord {
-    /// A record with the header `header`, which reads as `bytes`.
-    pub(super) fn new(key: &HandoffKey, bytes: &[u8], (header, payload): (RecordHeader, Payload)) -> Self {
+    /// A record whose header was parsed from `bytes`.
+    pub(super) fn new(key: &HandoffKey, bytes: &[u8], record: OpenRecord) -> Self {
         let mut hasher = key.hasher();
         hasher.update(bytes);
-        IncomingRecord { header, hasher, n_missing: header.length, payload }
+        IncomingRecord { hasher, n_missing: record.header.length, record }
     }
 
     /// Takes as much of the payload as there is off `input`.
@@ -50,17 +55,18 @@ impl IncomingRecord {
     ) -> Result<(), FrameError> {
         let mut bytes = take(input, usize::try_from(self.n_missing).unwrap_or(usize::MAX));
         self.n_missing -= bytes.len() as u64;
-        if let Payload::Header(header, length) = &mut self.payload {
+        let OpenRecord { header: RecordHeader { length: n_payload, .. }, payload } = &mut self.record;
+        if let Payload::Header(header, length) = payload {
             header.extend_from_slice(take(&mut bytes, *length - header.len()));
             if header.len() < *length {
                 return Ok(());
             }
             self.hasher.update(header);
-            let n_body = self.header.length - header.len() as u64;
+            let n_body = *n_payload - header.len() as u64;
             let (header, rows) = progress.open_rows(header, n_body)?;
-            self.payload = Payload::Plain(header, rows);
+            *payload = Payload::Plain(header, rows);
         }
-        match &mut self.payload {
+        match payload {
             // Grows with what has come, not with what was claimed.
             Payload::Message(payload) | Payload::Encoded(payload) => payload.extend_from_slice(bytes),
             Payload::Header(..) => {}
@@ -74,15 +80,16 @@ impl IncomingRecord {
     }
 
     /// The record, if this is its MAC.
-    pub(super) fn verify(mut self, mac: [u8; 32]) -> Result<(RecordHeader, Payload), FrameError> {
-        if let Payload::Message(payload) | Payload::Encoded(payload) = &self.payload {
+    pub(super) fn verify(mut self, mac: [u8; 32]) -> Result<OpenRecord, FrameError> {
+        if let Payload::Message(payload) | Payload::Encoded(payload) = &self.record.payload {
             self.hasher.update(payload);
         }
         // This comparison takes the same time wherever the bytes differ.
         if self.hasher.finalize() != blake3::Hash::from_bytes(mac) {
-            return Err(FrameError::Mac { record: self.header.index, kind: self.header.kind });
+            let RecordHeader { index: record, kind, .. } = self.record.header;
+            return Err(FrameError::Mac { record, kind });
         }
-        Ok((self.header, self.payload))
+        Ok(self.record)
     }
 }
 
