@@ -1,13 +1,14 @@
-//! llama.cpp's sequence state, put together: where each row goes, and the only way to make an [`ImportBlob`].
+//! Writes llama.cpp's sequence state: where each row goes, and the only way to make an [`ImportBlob`].
 //!
-//! llama.cpp believes what it is given: gapped, repeated or impossible positions, trailing bytes and NaN are all taken
-//! without a word, and the last of these spoils every sequence of the cache. So nothing else than an [`ImportBlob`]
-//! reaches it, and its headers are written here, from a checked layout and consecutive positions; rows are looked
-//! through for values that are no numbers. The format is in [`super::blob`].
+//! llama.cpp checks nothing: it accepts positions with gaps, repeated or impossible positions, trailing bytes and NaN,
+//! and one NaN spoils every sequence of the cache. So only an [`ImportBlob`] reaches it. Its headers are written here,
+//! from a checked layout and consecutive positions. Every value is checked to be finite exactly once: those of a
+//! [`VerifiedKv`] by the reader that made it, those of a plain [`Chunk`] in [`ImportBlob::build`]. The format is in
+//! [`super::blob`].
 
 use std::ops::Range;
 
-use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, all_finite};
+use baton_schemas::kv::{Chunk, Dtype, KvLayout, Places, VerifiedKv, all_finite};
 
 use super::blob::{BlobError, CELL_BYTES, MAGIC, TENSOR_HEADER_BYTES, has_v};
 
@@ -16,31 +17,31 @@ pub const MAX_POSITIONS: u32 = 1 << 16;
 
 /// Where the rows of a chunk lie in a blob.
 ///
-/// A reader from the network allocates `n_bytes`, reads each tensor's rows straight into its range, and calls
-/// [`BlobPlacement::seal`]; no row is copied on the way.
+/// A reader of a handoff puts each tensor's rows at their [`BlobPlacement::places`], and [`BlobPlacement::seal`] makes
+/// its buffer the blob: no row is copied after it was received.
 #[derive(Debug, Clone)]
 pub struct BlobPlacement {
     layout: KvLayout,
     positions: Range<u32>,
     starts: Vec<u32>,
     n_bytes: usize,
-    /// Where each section begins.
+    /// First byte of each section.
     sections: Vec<usize>,
     rows: Vec<Range<usize>>,
-    /// Everything that is no row: where it lies in the blob, and its part of `header_bytes`.
+    /// Everything except rows: its offset in the blob, and its part of `header_bytes`.
     headers: Vec<(usize, Range<usize>)>,
     header_bytes: Vec<u8>,
 }
 
 impl BlobPlacement {
-    /// For the KV of `positions`, of which section `i` holds the rows from `section_starts[i]` on. The rules are those
-    /// of [`Chunk::check`]; at most [`MAX_POSITIONS`].
+    /// The placement for the KV of `positions`, at most [`MAX_POSITIONS`]. Section `i` holds the rows from
+    /// `section_starts[i]` on. The rules are those of [`Chunk::check`].
     pub fn new(layout: &KvLayout, positions: Range<u32>, section_starts: &[u32]) -> Result<Self, BlobError> {
         layout.check()?;
         let values = has_v(layout)?;
         let wrong = |what: String| Err(BlobError::Positions(what));
         let Range { start: p0, end: p1 } = positions;
-        // The last position llama.cpp can hold is one below its own largest number, which it never removes again.
+        // llama.cpp can hold the largest i32 as a position but never removes it again.
         if p0 >= p1 || p1 - p0 > MAX_POSITIONS || p1 > i32::MAX.cast_unsigned() {
             return wrong(format!("{p0}..{p1}, of at most {MAX_POSITIONS} positions"));
         }
@@ -68,52 +69,56 @@ impl BlobPlacement {
         placement.laid_out(values).ok_or_else(|| BlobError::Shape("a state of more bytes than memory".into()))
     }
 
-    /// Length of the blob.
+    /// Length of the blob, bytes.
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
     }
 
-    /// Where each tensor's rows lie, in the order of [`Chunk::tensors`]; an empty range for a V that is not there.
+    /// The byte range of each tensor's rows, in the order of [`Chunk::tensors`]; empty for a V that does not exist.
     pub fn rows(&self) -> &[Range<usize>] {
         &self.rows
     }
 
-    /// The same for a reader of handoff streams: there a V that is not there has no range.
+    /// The same ranges for a reader of handoff streams, which has none for a V that does not exist.
     pub fn places(&self) -> Places {
         let has_v = self.layout.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [true, l.v.is_some()]);
         let tensors = self.rows.iter().zip(has_v).filter(|(_, is_there)| *is_there).map(|(rows, _)| rows.clone());
         Places { n_bytes: self.n_bytes, tensors: tensors.collect() }
     }
 
-    /// Positions the blob holds.
+    /// The positions that the blob holds.
     pub fn positions(&self) -> Range<u32> {
         self.positions.clone()
     }
 
-    /// Makes a blob of a buffer whose [`BlobPlacement::rows`] have been filled: writes everything else into it and
-    /// looks through the rows. Errors: another length than [`BlobPlacement::n_bytes`]; a value that is not finite.
-    pub fn seal(self, mut blob: Vec<u8>) -> Result<ImportBlob, BlobError> {
-        if blob.len() != self.n_bytes {
-            return Err(BlobError::Shape(format!("a buffer of {} bytes for {}", blob.len(), self.n_bytes)));
+    /// Makes a blob of KV whose rows a reader put at [`BlobPlacement::places`]: writes everything between the rows. The
+    /// reader has checked the values. Errors: the KV has another layout, other positions or other places.
+    pub fn seal(self, kv: VerifiedKv) -> Result<ImportBlob, BlobError> {
+        let span = kv.span();
+        if *kv.layout() != self.layout || (span.p0..span.p1) != self.positions || span.starts != self.starts {
+            return Err(BlobError::Shape(format!("KV of {span:?} for the positions {:?}", self.positions)));
         }
+        if kv.tensors() != self.places().tensors || kv.buffer().len() != self.n_bytes {
+            return Err(BlobError::Shape("the rows were received into other places than the blob's".into()));
+        }
+        Ok(self.complete(kv.into_buffer()))
+    }
+
+    /// Writes everything between the rows. The caller has checked the buffer's length and its rows.
+    fn complete(self, mut blob: Vec<u8>) -> ImportBlob {
         for (at, part) in &self.headers {
             blob[*at..*at + part.len()].copy_from_slice(&self.header_bytes[part.clone()]);
         }
-        for (tensor, (dtype, rows)) in self.dtypes().zip(&self.rows).enumerate() {
-            if !all_finite(dtype, &blob[rows.clone()]) {
-                return Err(BlobError::NotFinite { tensor });
-            }
-        }
-        Ok(ImportBlob { placement: self, bytes: blob })
+        ImportBlob { placement: self, bytes: blob }
     }
 
-    /// Of each tensor, in the canonical order; an absent V counts as its K.
+    /// The value type of each tensor, in the canonical order; a V that does not exist counts as its K.
     fn dtypes(&self) -> impl Iterator<Item = Dtype> {
         let layers = self.layout.sections.iter().flat_map(|s| &s.layers);
         layers.flat_map(|l| [l.k.dtype, l.v.unwrap_or(l.k).dtype])
     }
 
-    /// Goes through the blob once. `None` if it has more bytes than a `usize` counts.
+    /// Lays out the blob from its first byte to its last. `None` if it has more bytes than a `usize` counts.
     fn laid_out(mut self, values: bool) -> Option<Self> {
         self.header(&MAGIC.to_le_bytes())?;
         self.header(&SEQUENCE.to_le_bytes())?;
@@ -165,10 +170,10 @@ impl BlobPlacement {
     }
 }
 
-/// Before the first section: magic and sequence.
+/// Bytes before the first section: magic and sequence.
 const HEADER_BYTES: usize = 8;
 
-/// llama.cpp reads the sequence's number and forgets it: the destination is an argument.
+/// llama.cpp ignores the sequence number in a blob: the destination is an argument.
 const SEQUENCE: u32 = 0;
 
 fn cell(position: u32) -> [u8; CELL_BYTES] {
@@ -179,53 +184,58 @@ fn cell(position: u32) -> [u8; CELL_BYTES] {
     cell
 }
 
-/// A sequence state that llama.cpp may be given: consecutive positions, rows of a checked layout, finite values.
+/// A sequence state that is safe to import: consecutive positions, rows of a checked layout, finite values.
 pub struct ImportBlob {
     placement: BlobPlacement,
     bytes: Vec<u8>,
 }
 
 impl ImportBlob {
-    /// From a chunk, whose rows are copied.
+    /// Copies the rows of a chunk that no reader has verified. Errors: the chunk does not fit the layout; a value is
+    /// not finite.
     pub fn build(chunk: &Chunk, layout: &KvLayout) -> Result<ImportBlob, BlobError> {
         chunk.check(layout)?;
         let starts: Vec<u32> = chunk.sections.iter().map(|s| s.start).collect();
         let placement = BlobPlacement::new(layout, chunk.p0..chunk.p1, &starts)?;
         let mut blob = vec![0; placement.n_bytes()];
-        for (rows, range) in chunk.tensors().zip(placement.rows()) {
+        for (tensor, ((rows, dtype), range)) in chunk.tensors().zip(placement.dtypes()).zip(&placement.rows).enumerate()
+        {
+            if !all_finite(dtype, rows) {
+                return Err(BlobError::NotFinite { tensor });
+            }
             blob[range.clone()].copy_from_slice(rows);
         }
-        placement.seal(blob)
+        Ok(placement.complete(blob))
     }
 
-    /// The blob.
+    /// The whole blob, as llama.cpp reads it.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The buffer, to be used again.
+    /// The buffer, for reuse.
     pub fn into_buffer(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// The layout it was made for.
+    /// The layout of its rows.
     pub fn layout(&self) -> &KvLayout {
         &self.placement.layout
     }
 
-    /// Positions it holds.
+    /// The positions that it holds.
     pub fn positions(&self) -> Range<u32> {
         self.placement.positions()
     }
 
-    /// First position of the windowed section, if there is one and it holds any.
+    /// First position of the windowed section. `None` if there is no such section or it is empty.
     pub(super) fn window_start(&self) -> Option<u32> {
         let windowed = self.placement.layout.sections.iter().zip(&self.placement.starts);
         let start = windowed.filter(|(section, _)| section.window.is_some()).map(|(_, start)| *start).next();
         start.filter(|start| *start < self.placement.positions.end)
     }
 
-    /// A blob of the last section alone, which llama.cpp takes with its `PARTIAL_ONLY` flag.
+    /// A blob of the last section alone, for llama.cpp's `PARTIAL_ONLY` flag.
     pub(super) fn last_section(&self) -> Vec<u8> {
         let start = self.placement.sections.last().copied().unwrap_or_default();
         [&self.bytes[..HEADER_BYTES], &self.bytes[start..]].concat()

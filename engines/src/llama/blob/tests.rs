@@ -1,6 +1,9 @@
-//! Blobs of made-up models: there and back, and every way of being wrong.
+//! Blobs of invented models: written and parsed again, and damaged in every way.
 
-use baton_schemas::kv::{Dtype, LayerShape, RopePairing};
+use baton_schemas::kv::{
+    Codec, Contiguous, Dtype, Fingerprint, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, LayerShape,
+    Placement, Places, RopePairing, Span, VerifiedKv,
+};
 
 use super::*;
 use crate::llama::placement::{BlobPlacement, ImportBlob};
@@ -24,7 +27,7 @@ fn latent() -> KvLayout {
     KvLayout { rope: RopePairing::Interleaved, sections: vec![Section { window: None, layers }] }
 }
 
-/// A chunk whose every byte is another than its neighbours'.
+/// A chunk in which each byte differs from its neighbours.
 fn filled(layout: &KvLayout, positions: Range<u32>, starts: &[u32]) -> Chunk {
     let mut next = 0u8;
     let mut rows = |n_rows: u32, rows: Option<Rows>| -> Bytes {
@@ -48,21 +51,21 @@ fn blob(chunk: &Chunk, layout: &KvLayout) -> Bytes {
 }
 
 #[test]
-fn what_is_built_is_what_is_parsed() {
+fn a_blob_that_was_built_parses_to_the_same_chunk() {
     for (layout, starts) in [(windowed(), vec![4, 7]), (windowed(), vec![4, 9]), (latent(), vec![4])] {
         let filled = filled(&layout, 4..9, &starts);
         let blob = blob(&filled, &layout);
         let parsed = chunk(&blob, &layout, 4..9).unwrap();
         assert_eq!(parsed, filled);
-        // The rows are parts of the blob.
+        // The rows are slices of the blob.
         let bounds = blob.as_ptr_range();
         assert!(parsed.tensors().filter(|t| !t.is_empty()).all(|t| bounds.contains(&t.as_ptr())));
     }
 }
 
-/// The smallest blob there is, byte for byte as llama.cpp writes it.
+/// The smallest possible blob, byte for byte as llama.cpp writes it.
 #[test]
-fn the_format_is_that_of_the_table() {
+fn the_format_is_as_documented() {
     let layout = KvLayout {
         rope: RopePairing::None,
         sections: vec![Section { window: None, layers: vec![shape(Dtype::F16, 1, Some(2))] }],
@@ -183,32 +186,67 @@ fn a_placement_of_impossible_positions_is_refused() {
     assert!(matches!(BlobPlacement::new(&wide, 4..9, &[4, 4]), Err(BlobError::Layout(_))));
 }
 
+/// A chunk that a reader has received into `placement`, through the wire format.
+fn received(chunk: &Chunk, layout: &KvLayout, placement: impl Placement) -> VerifiedKv {
+    let handoff = Handoff {
+        id: HandoffId([0; 16]),
+        fingerprint: Fingerprint { vocabulary: [0; 32], weights: [0; 32] },
+        layout: layout.clone(),
+        start: chunk.p0,
+        tokens: (0..chunk.p1).collect(),
+    };
+    let mut reader = HandoffReader::with_placement(b"key", handoff.clone(), &[Codec::None], placement).unwrap();
+    // The rest of a used buffer is overwritten.
+    reader.recycle(vec![0x5A; 4096]);
+    let (mut writer, head) = HandoffWriter::begin(b"key", handoff, Codec::None).unwrap();
+    reader.read(&mut &head.concat()[..]).unwrap();
+    match reader.read(&mut &writer.frame(chunk).unwrap().concat()[..]) {
+        Ok(Some(HandoffRecord::Frame(kv))) => kv,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn rows_read_into_their_places_need_no_copy() {
+fn rows_received_into_their_places_need_no_copy() {
     let layout = windowed();
     let expected = filled(&layout, 4..9, &[4, 7]);
     let placement = BlobPlacement::new(&layout, 4..9, &[4, 7]).unwrap();
-    // Whatever else is in the buffer is overwritten.
-    let mut buffer = vec![0x5A; placement.n_bytes()];
-    for (rows, range) in expected.tensors().zip(placement.rows()) {
-        buffer[range.clone()].copy_from_slice(rows);
-    }
-    let (before, sealed) = (buffer.as_ptr(), placement.seal(buffer).unwrap());
+    let places = placement.places();
+    let kv = received(&expected, &layout, |_: &Span, _: &KvLayout| -> Places { places.clone() });
+    let before = kv.buffer().as_ptr();
+    let sealed = placement.seal(kv).unwrap();
     assert_eq!(sealed.bytes().as_ptr(), before);
     assert_eq!(sealed.bytes(), &blob(&expected, &layout)[..]);
 }
 
 #[test]
-fn nothing_that_is_not_finite_is_sealed() {
+fn kv_of_other_places_positions_or_layouts_is_not_sealed() {
     let layout = windowed();
-    let placement = BlobPlacement::new(&layout, 4..9, &[4, 7]).unwrap();
-    for (tensor, range) in placement.rows().iter().enumerate() {
-        let mut buffer = vec![0; placement.n_bytes()];
-        // An exponent of all ones in both formats, in the last value.
-        buffer[range.end - 2..range.end].copy_from_slice(&[0x80, 0x7F]);
-        let refused = placement.clone().seal(buffer).err();
-        assert_eq!(refused, Some(BlobError::NotFinite { tensor }));
+    let kv = received(&filled(&layout, 4..9, &[4, 7]), &layout, Contiguous);
+    let latent = latent();
+    for placement in [
+        BlobPlacement::new(&layout, 4..9, &[4, 7]),
+        BlobPlacement::new(&layout, 4..9, &[4, 6]),
+        BlobPlacement::new(&layout, 5..9, &[5, 7]),
+        BlobPlacement::new(&latent, 4..9, &[4]),
+    ] {
+        assert!(matches!(placement.unwrap().seal(kv.clone()), Err(BlobError::Shape(_))));
     }
-    let short = vec![0; placement.n_bytes() - 1];
-    assert!(matches!(placement.seal(short), Err(BlobError::Shape(_))));
+}
+
+#[test]
+fn a_chunk_with_a_value_that_is_not_finite_becomes_no_blob() {
+    let layout = latent();
+    let chunk = filled(&layout, 4..9, &[4]);
+    assert!(ImportBlob::build(&chunk, &layout).is_ok());
+    for layer in 0..2 {
+        let mut wrong = chunk.clone();
+        let mut rows = wrong.sections[0].layers[layer].k.to_vec();
+        // An exponent of all ones, in the last value.
+        let end = rows.len();
+        rows[end - 2..].copy_from_slice(&[0x80, 0x7F]);
+        wrong.sections[0].layers[layer].k = rows.into();
+        let refused = ImportBlob::build(&wrong, &layout).err();
+        assert_eq!(refused, Some(BlobError::NotFinite { tensor: 2 * layer }));
+    }
 }

@@ -1,4 +1,4 @@
-//! KV in and out, between steps.
+//! Imports and exports KV between steps.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,28 +15,28 @@ use super::Scheduler;
 use crate::engine::KvEvent;
 use crate::handoff::{KvPuller, PlaceRows, PullOrder};
 
-/// What importing may take between two steps, if others stream: a chunk that begins before this is over is finished.
+/// The time for imports between two steps while others stream. A chunk that was begun within it is finished.
 const IMPORT_SHARE: Duration = Duration::from_millis(2);
 
-/// What a chunk of computed KV has at most, in bytes, if nothing is left to compute meanwhile. Export, digest, wire and
-/// import overlap from chunk to chunk; below this, waking threads costs more than that saves.
+/// The size of chunks once all of the KV is computed, bytes. Export, hashing, transfer and import of consecutive chunks
+/// overlap; in smaller chunks, waking threads costs more than that saves.
 const CACHED_CHUNK: usize = 6 << 20;
 
-/// Positions of such a chunk at least: each costs two copies of sequences and a pass over the cells.
+/// The fewest positions of such a chunk: each costs two copies of sequences and a pass over the cells.
 const MIN_CHUNK: usize = 32;
 
-/// What handing KV over takes. The engine of a model whose KV cannot be handed over has none.
+/// The parts for handing KV over. An engine whose model's KV cannot be handed over has none.
 pub(crate) struct Handoffs {
     pub(crate) transfer: KvTransfer,
-    /// How a chunk lies in memory that llama.cpp reads.
+    /// Lays out the buffer of a received chunk as llama.cpp reads it.
     pub(crate) placement: Arc<PlaceRows>,
-    /// Fetches KV; `None` where nobody asks for it.
+    /// Fetches KV from prefill nodes. `None` for an engine that never pulls.
     pub(crate) puller: Option<Arc<dyn KvPuller>>,
-    /// Makes the scheduler look again.
+    /// Wakes the scheduler.
     pub(crate) wake: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Has a chunk's rows put where llama.cpp's state format has them, so that nothing is copied to import it.
+/// Places a chunk's rows where llama.cpp's state format has them, so that the import copies nothing.
 pub(crate) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
     let layout = Arc::clone(transfer.layout());
     Arc::new(move |span, _| {
@@ -46,12 +46,12 @@ pub(crate) fn blob_placement(transfer: &KvTransfer) -> Arc<PlaceRows> {
 }
 
 impl Scheduler<'_> {
-    /// Asks the sequence's KV source for what is missing, if it has a source and anything is.
+    /// Starts to pull the KV that the sequence lacks, if its request names a source.
     pub(super) fn begin_import(&mut self, slot: usize) {
         let n_kept = self.slots[slot].kv.len();
         let Some(sequence) = &mut self.running[slot] else { return };
         let wanted = &sequence.tokens[..sequence.n_prefill()];
-        // One attempt for a sequence: one that was set back computes what it lost.
+        // A sequence pulls only once: after a preemption it computes the KV that it lost.
         let Some(source) = sequence.request.kv_source.take().filter(|_| n_kept < wanted.len()) else { return };
         let Some(handoffs) = &self.handoffs else { return };
         let Some(puller) = &handoffs.puller else { return };
@@ -67,8 +67,7 @@ impl Scheduler<'_> {
         sequence.import = Some(Import::new(puller.pull(order, Arc::clone(&handoffs.wake))));
     }
 
-    /// Takes in what has come for every sequence that waits for KV: one chunk, and more of them while that takes little
-    /// of the time of running streams.
+    /// Imports the chunks that have arrived: one for each sequence that waits for KV, and more within [`IMPORT_SHARE`].
     pub(super) fn import_chunks(&mut self) {
         let began = Instant::now();
         for slot in 0..self.slots.len() {
@@ -76,7 +75,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Takes in what a sequence's pull has next. False if there is nothing yet, or no more.
+    /// Handles the next event of a sequence's pull. Returns false if none has arrived.
     fn import_next(&mut self, slot: usize) -> bool {
         let Some(import) = self.running[slot].as_mut().and_then(|s| s.import.as_mut()) else { return false };
         match import.poll() {
@@ -84,7 +83,7 @@ impl Scheduler<'_> {
             Some(KvEvent::End(report)) => self.end_import(slot, report),
             Some(KvEvent::Chunk(chunk)) => {
                 if let Err(error) = self.import_chunk(slot, chunk) {
-                    tracing::warn!(slot, error, "a verified chunk could not be imported");
+                    tracing::warn!(slot, error, "a chunk cannot be imported; the rest of the prompt is computed here");
                     self.fail_import(slot);
                 }
             }
@@ -97,16 +96,16 @@ impl Scheduler<'_> {
         let n_kv = self.slots[slot].kv.len();
         let span = chunk.span().clone();
         while !self.make_room((span.p1 - span.p0) as usize) {
-            // The youngest sequence went back to the queue. If it was this one, its import is gone with it.
+            // The youngest sequence went back to the queue. If it was this one, its import has ended.
             if self.running[slot].as_ref().is_none_or(|s| s.import.is_none()) {
                 return Ok(());
             }
         }
         let handoffs = self.handoffs.as_ref().ok_or("this model's KV is not handed over")?;
         let transfer = &handoffs.transfer;
-        // The buffer becomes the blob: no row is copied.
+        // The chunk's buffer becomes the blob: no row is copied.
         let placement = BlobPlacement::new(transfer.layout(), span.p0..span.p1, &span.starts);
-        let blob = placement.and_then(|p| p.seal(chunk.into_buffer())).map_err(|e| e.to_string())?;
+        let blob = placement.and_then(|p| p.seal(chunk)).map_err(|e| e.to_string())?;
         let imported = transfer.import(&mut self.context, slot as u32, n_kv as u32, &blob);
         imported.map_err(|e| e.to_string())?;
         transfer.buffers().put(blob.into_buffer());
@@ -118,9 +117,9 @@ impl Scheduler<'_> {
         Ok(())
     }
 
-    /// Whether a slot has what its next token looks back at. An import may leave out what only its end does not need: the
-    /// slot of one that is under way, or was broken off, can lack a part of a sliding window, and llama.cpp would compute
-    /// on without it.
+    /// Returns true if a slot has all the KV that its next token attends to. An import leaves out windowed rows that
+    /// are not needed at its end. So during an import, or after it broke off, a slot can lack a part of its sliding
+    /// window, and llama.cpp would compute on without it.
     pub(super) fn window_is_whole(&self, slot: usize) -> bool {
         let Some(handoffs) = self.handoffs.as_ref().filter(|h| h.transfer.has_window()) else { return true };
         let n_kv = self.slots[slot].kv.len();
@@ -134,21 +133,26 @@ impl Scheduler<'_> {
         }
     }
 
-    /// From here on the sequence is like any other: what is not there it computes.
+    /// Ends an import. The sequence computes the KV that it still lacks.
     fn end_import(&mut self, slot: usize, report: HandoffReport) {
         let Some(sequence) = &mut self.running[slot] else { return };
         sequence.import = None;
         sequence.send(Ok(SequenceEvent::Handoff(report)));
         if let Some(failure) = report.failure {
-            tracing::warn!(slot, failure = failure.as_str(), n_tokens = report.n_tokens, "the rest is computed here");
+            tracing::warn!(
+                slot,
+                failure = failure.as_str(),
+                n_tokens = report.n_tokens,
+                "a handoff failed; the rest of the prompt is computed here"
+            );
         }
-        // A pull that broke off may have left out what a sliding window looks back at from here.
+        // A pull that broke off may have left out rows of the sliding window.
         if !self.window_is_whole(slot) {
             self.cut(slot, 0);
         }
     }
 
-    /// Sends what has been computed to those who asked for it, as far as they keep up.
+    /// Sends computed KV to the nodes that requested it, as far as they keep up.
     pub(super) fn export_chunks(&mut self) {
         let Some(handoffs) = &self.handoffs else { return };
         let transfer = handoffs.transfer.clone();
@@ -164,7 +168,7 @@ impl Scheduler<'_> {
             match transfer.export(&mut self.context, slot as u32, positions, export.end()) {
                 Ok(chunk) => export.send(Exported { chunk, took: began.elapsed(), waited }),
                 Err(error) => {
-                    tracing::error!(slot, %error, "computed KV could not be exported");
+                    tracing::error!(slot, %error, "computed KV cannot be exported; the prefill fails");
                     sequence.send(Err(EngineError::internal(error)));
                     self.release(slot);
                 }
