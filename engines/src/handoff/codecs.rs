@@ -1,7 +1,7 @@
-//! Which codec a link's KV travels in, from measured rates.
+//! Chooses the codec for each link from measured rates.
 //!
-//! KV moves at the slower of two rates: what the prefill node encodes, and what the link carries times what the codec
-//! saves. Where the link is faster than a codec, that codec costs time; where it is slower, it saves some.
+//! KV moves at the slower of two rates: the prefill node's encoding rate, and the link's rate times the codec's ratio
+//! of compression. A codec saves time on a link that is slower than the codec, and costs time on a faster one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,43 +9,44 @@ use std::sync::{Mutex, PoisonError};
 use baton_schemas::handoff::LinkMeasurement;
 use baton_schemas::kv::{Codec, CodecEffect};
 
-/// Links remembered; more than any cluster this is for.
+/// The most links that are remembered; more than a cluster has.
 const MAX_LINKS: usize = 256;
 
-/// Weight of the newest measurement in a rate.
+/// Weight of the newest measurement in a moving average.
 const WEIGHT: f64 = 0.3;
 
-/// A codec has to be this much faster than rows as they are: it also costs both nodes' processors.
+/// A codec must be this much faster than no codec, because it also takes processor time on both nodes.
 const MIN_GAIN: f64 = 1.03;
 
-/// Less plain KV than this times the start of an encoder and not its rate, bytes.
+/// The least plain KV for a measurement, bytes. Less of it measures the encoder's start and not its rate.
 const ENOUGH_BYTES: u64 = 1 << 20;
 
-/// One transfer, as it was measured.
+/// The measurement of one transfer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
-    /// Plain KV.
+    /// Bytes of KV before encoding.
     pub(super) n_plain: u64,
-    /// What of it was received.
+    /// Bytes received.
     pub(super) n_wire: u64,
-    /// The prefill node's time for encoding it, milliseconds, by its own account.
+    /// Time that encoding took, as reported by the prefill node, milliseconds.
     pub(super) encode_ms: f64,
 }
 
+/// The measured rate of a link and the measured effects of codecs on it.
 #[derive(Default)]
-struct LinkRates {
-    /// Bytes per second, if measured.
+struct CodecRates {
+    /// The link's rate in bytes per second, if it was measured.
     bps: Option<f64>,
     effects: HashMap<Codec, CodecEffect>,
 }
 
-/// Rates of the links to prefill nodes, by their addresses.
+/// The rates of the links to prefill nodes, by the nodes' addresses.
 #[derive(Default)]
-pub(super) struct LinkCodecs(Mutex<HashMap<String, LinkRates>>);
+pub(super) struct LinkCodecs(Mutex<HashMap<String, CodecRates>>);
 
 impl LinkCodecs {
-    /// The allowed codecs for a pull from `url`, best first. Rows as they are while nothing is known of the link; the
-    /// operator's order stands where only one is allowed.
+    /// The allowed codecs for a pull from `url`, fastest first. Without a measurement of the link, no codec is the
+    /// fastest.
     pub(super) fn choose(&self, url: &str, allowed: &[Codec]) -> Vec<Codec> {
         let links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let link = links.get(url);
@@ -60,7 +61,7 @@ impl LinkCodecs {
         best_first
     }
 
-    /// Takes in what the link carried.
+    /// Records a measurement of the link's rate.
     pub(super) fn measured(&self, url: &str, link: &LinkMeasurement) {
         let bps = link.n_bytes as f64 / link.seconds;
         if bps.is_finite() && bps > 0.0 {
@@ -68,7 +69,7 @@ impl LinkCodecs {
         }
     }
 
-    /// Takes in what a codec did.
+    /// Records the effect of a codec in a transfer. Transfers of little KV are ignored.
     pub(super) fn used(&self, url: &str, codec: Codec, sample: Sample) {
         let encode_bps = sample.n_plain as f64 / (sample.encode_ms / 1e3);
         let ratio = sample.n_plain as f64 / sample.n_wire as f64;
@@ -82,7 +83,7 @@ impl LinkCodecs {
         });
     }
 
-    fn update(&self, url: &str, change: impl FnOnce(&mut LinkRates)) {
+    fn update(&self, url: &str, change: impl FnOnce(&mut CodecRates)) {
         let mut links = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if links.len() >= MAX_LINKS && !links.contains_key(url) {
             links.clear();
@@ -102,20 +103,20 @@ mod tests {
     }
 
     #[test]
-    fn a_codec_is_used_where_the_link_is_slower_than_it() {
+    fn a_codec_is_used_on_links_that_are_slower_than_it() {
         let codecs = LinkCodecs::default();
-        assert_eq!(codecs.choose("a", &LOSSLESS)[0], Codec::None, "nothing is known of the link");
+        assert_eq!(codecs.choose("a", &LOSSLESS)[0], Codec::None, "the link was not measured");
         codecs.measured("a", &link(1_250_000_000));
         codecs.measured("b", &link(125_000_000));
         assert_eq!(codecs.choose("a", &LOSSLESS)[0], Codec::None);
         assert_eq!(codecs.choose("b", &LOSSLESS)[0], Codec::PlanesZstd);
         assert_eq!(codecs.choose("b", &Codec::ALL)[0], Codec::Q8_0);
-        assert_eq!(codecs.choose("b", &[Codec::None]), [Codec::None], "what is not allowed is not used");
-        assert_eq!(codecs.choose("b", &LOSSLESS).len(), 2, "a node that knows only the others is understood too");
+        assert_eq!(codecs.choose("b", &[Codec::None]), [Codec::None], "only allowed codecs are used");
+        assert_eq!(codecs.choose("b", &LOSSLESS).len(), 2, "the others follow, for a node that lacks the first");
     }
 
     #[test]
-    fn what_a_peer_shows_outweighs_what_was_assumed() {
+    fn measurements_replace_assumptions() {
         let codecs = LinkCodecs::default();
         codecs.measured("a", &link(300_000_000));
         assert_eq!(codecs.choose("a", &LOSSLESS)[0], Codec::PlanesZstd);

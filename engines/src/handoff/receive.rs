@@ -1,4 +1,4 @@
-//! One pull: a request to a prefill node, and the records that answer it.
+//! One pull: sends a request to a prefill node and reads the records of its reply.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use super::{LocalKv, PullEnd, PullOrder};
 use crate::remote::accepted;
 use crate::trace;
 
-/// What all pulls of an engine share.
+/// The client that all pulls of an engine share.
 pub(super) struct PullClient {
     pub(super) http: Client,
     pub(super) cluster_key: String,
@@ -27,17 +27,17 @@ pub(super) struct PullClient {
     pub(super) links: LinkCodecs,
 }
 
-/// A prefill node whose KV is taken.
+/// A prefill node whose KV is accepted.
 pub(super) struct PrefillPeer<'a> {
     pub(super) url: &'a str,
-    /// What it runs.
+    /// The fingerprint of its model.
     pub(super) fingerprint: Fingerprint,
-    /// What it may answer with, best first.
+    /// The codecs that it may use, fastest first.
     pub(super) codecs: &'a [Codec],
 }
 
 impl PullClient {
-    /// One pull. What arrives is verified here and handed to `take`, which may wait.
+    /// Makes one pull. Verifies each chunk and passes it to `take`, which may wait.
     pub(super) async fn receive<F: Future<Output = ()>>(
         &self,
         from: PrefillPeer<'_>,
@@ -58,14 +58,14 @@ impl PullClient {
         };
         let layout = local.identity.layout.clone();
         let handoff = Handoff { id, fingerprint, layout, start: order.start, tokens: order.tokens };
-        let (place, buffers) = (order.placement, order.buffers);
-        let placement = move |span: &Span, layout: &KvLayout| place(span, layout);
+        let buffers = order.buffers;
+        let placement = move |span: &Span, layout: &KvLayout| (order.placement)(span, layout);
         let mut reader = HandoffReader::with_placement(self.cluster_key.as_bytes(), handoff, codecs, placement)
             .map_err(|error| rejected(url, &error))?;
         let predicted = order.source.patience_ms.map(|ms| Duration::from_millis(ms.into()));
         let mut patience = PullPatience::new(predicted.unwrap_or(self.policy.allowance));
         let mut bytes = self.open(url, &request).await?.bytes_stream();
-        let mut progress = PullProgress::default();
+        let mut meter = PullMeter::default();
         reader.recycle(buffers.take());
         loop {
             let asked = Instant::now();
@@ -73,7 +73,12 @@ impl PullClient {
             let piece = match tokio::time::timeout_at(deadline.into(), bytes.next()).await {
                 Err(_) => {
                     let lives = asked.elapsed() < self.policy.timeouts.life_sign;
-                    tracing::warn!(url, position = reader.position(), lives, "the prefill node stalls");
+                    tracing::warn!(
+                        url,
+                        position = reader.position(),
+                        lives,
+                        "a pull missed its deadline and is given up"
+                    );
                     return Err(match predicted {
                         Some(_) if lives => HandoffFailure::PrefillLate,
                         _ => HandoffFailure::PrefillStalled,
@@ -82,14 +87,14 @@ impl PullClient {
                 Ok(Some(Ok(piece))) => piece,
                 Ok(Some(Err(_)) | None) => return Err(HandoffFailure::PrefillLost),
             };
-            progress.n_bytes += piece.len() as u64;
+            meter.n_bytes += piece.len() as u64;
             let mut input = &piece[..];
             while let Some(event) = reader.read(&mut input).map_err(|error| refused(url, &error))? {
                 match event {
-                    HandoffRecord::Head(head) => progress.begins(head.codec),
+                    HandoffRecord::Head(head) => meter.begins(head.codec),
                     HandoffRecord::Wait(_) => {}
                     HandoffRecord::Frame(kv) => {
-                        progress.frame_arrived(&kv);
+                        meter.frame_arrived(&kv);
                         patience.received(kv.span().p1 - kv.span().p0);
                         let handed_on = Instant::now();
                         take(kv).await;
@@ -97,13 +102,13 @@ impl PullClient {
                         reader.recycle(buffers.take());
                     }
                     HandoffRecord::End(end) => {
-                        if let Some((codec, sample)) = progress.sample(&end) {
+                        if let Some((codec, sample)) = meter.sample(&end) {
                             self.links.used(url, codec, sample);
                         }
-                        return Ok(progress.ended(&end));
+                        return Ok(meter.ended(&end));
                     }
                     HandoffRecord::Error(error) => {
-                        tracing::warn!(url, %error, "the prefill failed");
+                        tracing::warn!(url, %error, "a pull failed: the prefill node reported an error");
                         return Err(failure_of(&error));
                     }
                 }
@@ -117,23 +122,24 @@ impl PullClient {
             Some(parent) => call.header(trace::TRACEPARENT, parent),
             None => call,
         };
-        // With the body of a refusal, which could be as long in coming as a head.
+        // The deadline includes the body of a refusal, which can be as late as a head.
         let answer = async { accepted(call.send().await).await };
         let answer = tokio::time::timeout(self.policy.timeouts.head, answer)
             .await
             .map_err(|_| HandoffFailure::PrefillStalled)?;
         answer.map_err(|error| {
-            tracing::warn!(url, %error, "the prefill node refused or cannot be reached");
+            tracing::warn!(url, %error, "a pull failed: the prefill node refused it or cannot be reached");
             failure_of(&error)
         })
     }
 }
 
-/// What is measured on the way.
+/// The measurements of one pull.
 #[derive(Default)]
-struct PullProgress {
+struct PullMeter {
+    /// Bytes received.
     n_bytes: u64,
-    /// Bytes of the rows as they are held here.
+    /// Bytes of the decoded rows.
     n_plain: u64,
     codec: Option<Codec>,
     head_at: Option<Instant>,
@@ -141,7 +147,7 @@ struct PullProgress {
     last_frame: Option<Instant>,
 }
 
-impl PullProgress {
+impl PullMeter {
     fn begins(&mut self, codec: Codec) {
         self.codec = Some(codec);
         self.head_at = Some(Instant::now());
@@ -154,15 +160,15 @@ impl PullProgress {
         self.last_frame = Some(now);
     }
 
-    /// What the codec did to this KV.
+    /// The codec's effect. `None` before the head has come.
     fn sample(&self, end: &HandoffEnd) -> Option<(Codec, Sample)> {
         let encode_ms = end.timings.encode_ms;
         Some((self.codec?, Sample { n_plain: self.n_plain, n_wire: self.n_bytes, encode_ms }))
     }
 
     fn ended(&self, end: &HandoffEnd) -> PullEnd {
-        // The prefill node's clock starts with the head, which came at once: its times are times after that, up to the
-        // link's latency. The reader has checked that they are possible.
+        // The prefill node's times count from the head, which it sends at once. They are exact up to the link's
+        // latency, and the reader has checked that they are possible.
         let prefill_ms = end.timings.queue_ms + end.timings.prefill_ms;
         let since_head = Duration::from_secs_f64(prefill_ms.clamp(0.0, 1e9) / 1e3);
         let transfer = self.first_frame.zip(self.last_frame).map_or(Duration::ZERO, |(first, last)| last - first);
@@ -176,19 +182,19 @@ impl PullProgress {
 }
 
 fn rejected(url: &str, error: &HandoffError) -> HandoffFailure {
-    tracing::warn!(url, %error, "this prompt cannot be handed over");
+    tracing::warn!(url, %error, "a pull was not started: this prompt cannot be handed over");
     HandoffFailure::FingerprintMismatch
 }
 
 fn refused(url: &str, error: &FrameError) -> HandoffFailure {
-    tracing::warn!(url, %error, "the prefill node's stream was refused");
+    tracing::warn!(url, %error, "a pull failed: the prefill node sent an invalid stream");
     match error {
         FrameError::Fingerprint | FrameError::Layout => HandoffFailure::FingerprintMismatch,
         _ => HandoffFailure::FrameRejected,
     }
 }
 
-/// Why there is no pull, by what the node answered or did not.
+/// The failure for a prefill node's error.
 pub(super) fn failure_of(error: &EngineError) -> HandoffFailure {
     match error {
         EngineError::Lost { .. } => HandoffFailure::PrefillDown,

@@ -1,7 +1,7 @@
-//! Which slot a sequence takes, and whose KV it starts from.
+//! Chooses the slot for a sequence and the cached KV that it starts from.
 //!
-//! Pure bookkeeping over token lists: it mirrors what llama.cpp's unified KV cache holds and decides; the scheduler
-//! carries the decisions out. A slot's index is its llama.cpp sequence id.
+//! Pure functions over token lists, which mirror the content of llama.cpp's unified KV cache. The scheduler carries out
+//! the decisions. A slot's index is its llama.cpp sequence id.
 
 use std::cmp::Reverse;
 
@@ -9,56 +9,57 @@ use baton_schemas::CacheScope;
 use baton_schemas::Token;
 use baton_schemas::image::continues;
 
-/// What one sequence id of the KV cache holds.
+/// A slot and the content of its KV cache.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Slot {
+pub(super) struct CacheSlot {
     /// Tokens whose KV is in the cache, from position 0.
     pub(super) kv: Vec<Token>,
-    /// Whose they are.
+    /// The scope that may reuse this KV.
     pub(super) scope: CacheScope,
-    /// Tokens at the front whose cells are shared with a sibling forked from the same prefix; counted once there.
+    /// Tokens at the front whose cells are shared with the slot that this one was forked from. They are counted there.
     pub(super) n_shared: usize,
     /// A sequence is running here.
     pub(super) busy: bool,
-    /// Tokens the running sequence's prefill will reach; empty if idle. What a newcomer may wait for.
+    /// The tokens that the running sequence will prefill; empty if the slot is idle. A new sequence may wait for them.
     pub(super) target: Vec<Token>,
-    /// When this slot was last given or released; the smallest is evicted first.
+    /// When the slot was last taken or released, by the scheduler's clock. The smallest is evicted first.
     pub(super) last_used: u64,
-    /// Its last sequence's request: later ones are larger, and the choices of one have the same.
+    /// The number of its last sequence's request. Later requests have larger numbers; the choices of one share it.
     pub(super) request: u64,
-    /// When its last sequence started. Among equal caches the latest request's wins, and of its choices the one that
-    /// started first: a repeated request goes where it was, choice by choice, and llama.cpp rounds as it did.
+    /// When its last sequence started, by the scheduler's clock. Among equal caches, that of the latest request is
+    /// chosen, and of its choices the one that started first. So each choice of a repeated request gets the same slot,
+    /// and llama.cpp rounds as before.
     pub(super) started: u64,
 }
 
-/// How a newcomer gets its slot.
+/// How a new sequence gets its slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Assignment {
-    /// Take this idle slot and keep the first `n_keep` tokens of its KV.
+    /// It takes this idle slot and keeps the first `n_keep` tokens of its KV.
     Take { slot: usize, n_keep: usize },
-    /// Clear idle slot `slot` and share the first `n_keep` tokens of slot `source`, which keeps its own.
+    /// It takes the idle slot `slot`, which is cleared, and shares the first `n_keep` tokens of `source`.
     Fork { slot: usize, source: usize, n_keep: usize },
-    /// Another slot is computing this very prefix now: wait and share it, rather than compute it twice.
+    /// It waits and then shares the prefix that `source` is computing now.
     WaitFor { source: usize },
     /// Every slot is busy.
     NoSlot,
 }
 
-/// What the memory can really give: recurrent state cannot be cut, and a sliding window forgets.
+/// What the caches can really provide: recurrent state cannot be cut, and windowed caches drop old positions.
 pub(super) struct SlotMemory<'a> {
-    /// Maps (slot, length of a cached prefix) to the usable length.
+    /// Maps a slot and the length of a cached prefix to the usable length.
     pub(super) usable: &'a dyn Fn(usize, usize) -> usize,
-    /// Whether (slot) is getting on with its prefill, and will then be able to lend that many tokens.
+    /// Returns true if a slot's prefill is progressing and the slot can then share this many tokens.
     pub(super) will_have: &'a dyn Fn(usize, usize) -> bool,
 }
 
-/// A newcomer waits for a sibling's prefill only if that saves at least this many tokens; shorter prefixes are
-/// recomputed sooner than the sibling reaches them.
+/// A new sequence waits for another's prefill only if that saves at least this many tokens. Computing fewer is faster
+/// than waiting.
 const MIN_WAIT_TOKENS: usize = 32;
 
-/// Chooses a slot for a sequence that will compute `tokens` but the last, which is always decoded afresh.
-pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory: &SlotMemory<'_>) -> Assignment {
-    // The last token is decoded, never reused: its logits start the output.
+/// Chooses a slot for a sequence of `tokens`.
+pub(super) fn assign(slots: &[CacheSlot], tokens: &[Token], scope: CacheScope, memory: &SlotMemory<'_>) -> Assignment {
+    // The last token is always decoded, since its logits start the output.
     let wanted = &tokens[..tokens.len().saturating_sub(1)];
     let Some(oldest_idle) =
         slots.iter().enumerate().filter(|(_, s)| !s.busy).min_by_key(|(_, s)| (!s.kv.is_empty(), s.last_used))
@@ -86,9 +87,9 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory
     match best {
         None => Assignment::Take { slot: oldest_idle.0, n_keep: 0 },
         Some((source, n_keep)) if slots[source].busy => Assignment::Fork { slot: oldest_idle.0, source, n_keep },
-        // An idle slot that shares only its beginning keeps its own conversation if a slot is free for the newcomer.
-        // A prompt that is there as a whole is a repetition: it goes where it was, because llama.cpp's rounding
-        // depends on which cells a sequence has, and the same seed should say the same.
+        // If an idle slot shares only its beginning, it keeps its own conversation and the new sequence takes another
+        // slot. But if it holds the whole prompt, the request is a repetition and takes this slot: llama.cpp's rounding
+        // depends on a sequence's cells, and the same seed should give the same text.
         Some((source, n_keep))
             if source != oldest_idle.0
                 && !slots[source].kv.starts_with(tokens)
@@ -100,14 +101,14 @@ pub(super) fn assign(slots: &[Slot], tokens: &[Token], scope: CacheScope, memory
     }
 }
 
-/// The longest prefix of at most `n` tokens that ends inside no image: of one, all or nothing is reused.
+/// The longest prefix of at most `n` tokens that does not end inside an image, since an image is reused as a whole.
 pub(super) fn whole_images(kv: &[Token], n: usize) -> usize {
     let cuts_one = |n: &usize| kv.get(*n).is_some_and(|next| continues(*next));
     (0..=n).rev().find(|n| !cuts_one(n)).unwrap_or(0)
 }
 
-/// The idle slot whose KV is given up first, when cells are short.
-pub(super) fn evictable(slots: &[Slot]) -> Option<usize> {
+/// The idle slot whose KV is evicted first when cells are short.
+pub(super) fn evictable(slots: &[CacheSlot]) -> Option<usize> {
     slots
         .iter()
         .enumerate()
@@ -116,9 +117,10 @@ pub(super) fn evictable(slots: &[Slot]) -> Option<usize> {
         .map(|(i, _)| i)
 }
 
-/// Cells in use. Shared prefixes are counted with the slot they were forked from, so this is too low once that slot
-/// was evicted while its fork lives on; the scheduler therefore treats llama.cpp's own "no cell" as the last word.
-pub(super) fn cells_in_use(slots: &[Slot]) -> usize {
+/// The number of cells in use. Shared prefixes are counted in the slot that they were forked from. If that slot was
+/// evicted and its fork was not, the number is too low, so the scheduler also handles llama.cpp's error that no cell is
+/// free.
+pub(super) fn cells_in_use(slots: &[CacheSlot]) -> usize {
     slots.iter().map(|s| s.kv.len().saturating_sub(s.n_shared)).sum()
 }
 
@@ -131,17 +133,17 @@ pub(super) fn common_prefix(a: &[Token], b: &[Token]) -> usize {
 mod tests {
     use super::*;
 
-    fn idle(kv: &[Token], last_used: u64) -> Slot {
-        Slot { kv: kv.to_vec(), last_used, ..Slot::default() }
+    fn idle(kv: &[Token], last_used: u64) -> CacheSlot {
+        CacheSlot { kv: kv.to_vec(), last_used, ..CacheSlot::default() }
     }
 
-    fn check(slots: &[Slot], tokens: &[Token], expected: Assignment) {
+    fn check(slots: &[CacheSlot], tokens: &[Token], expected: Assignment) {
         let memory = SlotMemory { usable: &|_, n| n, will_have: &|_, _| true };
         assert_eq!(assign(slots, tokens, CacheScope::SHARED, &memory), expected, "{slots:?} {tokens:?}");
     }
 
     #[test]
-    fn the_longest_prefix_wins_and_an_empty_slot_comes_before_the_oldest() {
+    fn the_longest_prefix_wins_and_empty_slots_are_taken_before_old_ones() {
         check(&[idle(&[], 5), idle(&[], 1)], &[1, 2], Assignment::Take { slot: 1, n_keep: 0 });
         check(&[idle(&[9, 9], 1), idle(&[], 7)], &[1, 2], Assignment::Take { slot: 1, n_keep: 0 });
         check(&[idle(&[1], 1), idle(&[1, 2, 3], 2)], &[1, 2, 3, 4], Assignment::Take { slot: 1, n_keep: 3 });
@@ -158,24 +160,24 @@ mod tests {
     fn a_long_conversation_is_forked_from_and_not_cut_short() {
         let long: Vec<Token> = (0..100).collect();
         check(&[idle(&long, 9), idle(&[], 1)], &[0, 1, 2, 77], Assignment::Fork { slot: 1, source: 0, n_keep: 3 });
-        // A repetition goes where it was.
+        // A repetition takes the same slot.
         check(&[idle(&long, 9), idle(&[], 1)], &[0, 1, 2], Assignment::Take { slot: 0, n_keep: 2 });
-        // With no other idle slot it is cut: serving beats remembering.
+        // Without another idle slot it is cut: serving is more important than caching.
         check(&[idle(&long, 9)], &[0, 1, 2, 77], Assignment::Take { slot: 0, n_keep: 3 });
     }
 
     #[test]
-    fn a_running_slot_lends_its_prefix() {
-        let running = Slot { busy: true, target: vec![1, 2, 3], ..idle(&[1, 2, 3], 4) };
+    fn a_running_slot_shares_its_prefix() {
+        let running = CacheSlot { busy: true, target: vec![1, 2, 3], ..idle(&[1, 2, 3], 4) };
         check(&[running, idle(&[], 0)], &[1, 2, 3, 4], Assignment::Fork { slot: 1, source: 0, n_keep: 3 });
     }
 
     #[test]
     fn a_sibling_waits_for_the_prefix_that_is_being_computed() {
         let target: Vec<Token> = (0..100).collect();
-        let prefilling = Slot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
+        let prefilling = CacheSlot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
         check(&[prefilling.clone(), idle(&[], 0)], &target, Assignment::WaitFor { source: 0 });
-        // Little would be saved: go ahead with what is there.
+        // Waiting would save little, so it starts with the cached part.
         check(&[prefilling, idle(&[], 0)], &[0, 1, 2, 50], Assignment::Fork { slot: 1, source: 0, n_keep: 3 });
     }
 
@@ -185,38 +187,38 @@ mod tests {
         let kv = [&[1, 2][..], &image, &image, &[3]].concat();
         let usable: Vec<usize> = (0..=9).map(|n| whole_images(&kv, n)).collect();
         assert_eq!(usable, [0, 1, 2, 2, 2, 5, 5, 5, 8, 9]);
-        // What ends with the image has all of it.
+        // A prefix that ends with the image includes all of it.
         assert_eq!(whole_images(&kv[..5], 5), 5);
     }
 
     #[test]
-    fn nothing_crosses_scopes() {
-        let theirs = Slot { scope: CacheScope(7), ..idle(&[1, 2, 3], 9) };
+    fn caches_are_not_shared_across_scopes() {
+        let theirs = CacheSlot { scope: CacheScope(7), ..idle(&[1, 2, 3], 9) };
         check(&[theirs, idle(&[], 1)], &[1, 2, 3, 4], Assignment::Take { slot: 1, n_keep: 0 });
     }
 
     #[test]
     fn every_slot_busy_means_no_slot() {
-        let busy = Slot { busy: true, ..Slot::default() };
+        let busy = CacheSlot { busy: true, ..CacheSlot::default() };
         check(&[busy.clone(), busy], &[1, 2], Assignment::NoSlot);
     }
 
     #[test]
-    fn what_memory_cannot_give_back_is_not_counted() {
+    fn prefixes_that_cannot_be_reused_do_not_count() {
         let slots = [idle(&[1, 2, 3], 0)];
         let memory = SlotMemory { usable: &|_, _| 0, will_have: &|_, _| false };
         let assigned = assign(&slots, &[1, 2, 3, 4], CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 0, n_keep: 0 });
-        // Nor is it waited for.
+        // It does not wait for them either.
         let target: Vec<Token> = (0..100).collect();
-        let prefilling = Slot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
+        let prefilling = CacheSlot { busy: true, target: target.clone(), ..idle(&target[..10], 4) };
         let assigned = assign(&[prefilling, idle(&[], 0)], &target, CacheScope::SHARED, &memory);
         assert_eq!(assigned, Assignment::Take { slot: 1, n_keep: 0 });
     }
 
     #[test]
     fn eviction_takes_the_idle_slot_used_longest_ago() {
-        let busy = Slot { busy: true, ..idle(&[1], 0) };
+        let busy = CacheSlot { busy: true, ..idle(&[1], 0) };
         assert_eq!(evictable(&[busy, idle(&[1], 5), idle(&[2], 3), idle(&[], 1)]), Some(2));
         assert_eq!(evictable(&[idle(&[], 1)]), None);
     }

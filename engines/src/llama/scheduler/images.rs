@@ -1,4 +1,4 @@
-//! Images, each a step of its own between the others.
+//! Decodes images, each in a step of its own.
 
 use std::time::Instant;
 
@@ -8,14 +8,14 @@ use super::super::projector::{ImageRun, Unseen};
 use super::{Scheduler, seq_id};
 
 impl Scheduler<'_> {
-    /// Has the next image seen whose turn it is in its sequence: one in a turn of the loop, so that streams get on
-    /// between two. They wait for it as for any step, which its encoder makes longer than others.
+    /// Decodes the next image of the sequence that started first. Each turn of the loop decodes at most one, so that
+    /// streams continue between two images. Such a step takes longer than others, because it includes the encoder.
     pub(super) fn see_image(&mut self) {
         let due = (0..self.slots.len()).filter(|&slot| self.can_step(slot) && self.to_next_image(slot) == Some(0));
         let Some(slot) = due.min_by_key(|&slot| self.slots[slot].started) else { return };
         let Some(run) = self.next_image(slot).cloned() else { return };
         if !self.make_room(run.at.len()) {
-            // A running sequence went back to the queue; the next turn looks anew.
+            // A running sequence went back to the queue; the next turn tries again.
             return;
         }
         let Some(projector) = self.projector.clone() else {
@@ -25,9 +25,10 @@ impl Scheduler<'_> {
         match projector.see(&run, &mut self.context, seq_id(slot)) {
             Ok(()) => {
                 self.seen(slot, &run);
-                tracing::debug!(slot, n_tokens = run.at.len(), took = ?began.elapsed(), "an image was seen");
+                tracing::debug!(slot, n_tokens = run.at.len(), took = ?began.elapsed(), "an image was decoded");
             }
-            // Room was made for it, so a second time it is the projector that fails: others lose nothing to that.
+            // The first time, cells were freed for it. So the second time it is the projector that fails, and no other
+            // sequence must lose its cells.
             Err(Unseen::NoCells) if self.running[slot].as_ref().is_some_and(|sequence| sequence.was_unseen) => {
                 self.refuse(slot, EngineError::internal("llama.cpp could not see an image"));
             }
@@ -42,7 +43,7 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Tokens that a slot's sequence has to compute before its next image, if it has one.
+    /// The number of tokens before the next image of a slot's sequence, if it has one.
     pub(super) fn to_next_image(&self, slot: usize) -> Option<usize> {
         self.next_image(slot).map(|run| run.at.start - self.slots[slot].kv.len())
     }
@@ -62,9 +63,9 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Ends a sequence whose image cannot be seen. What is before the image stays.
+    /// Ends a sequence whose image cannot be decoded. The KV before the image stays cached.
     fn refuse(&mut self, slot: usize, error: EngineError) {
-        tracing::warn!(slot, %error, "an image could not be seen");
+        tracing::warn!(slot, %error, "an image cannot be decoded; its sequence fails");
         self.restore(slot);
         if let Some(sequence) = self.release(slot) {
             sequence.send(Err(error));

@@ -1,9 +1,9 @@
 //! The loop that owns a llama.cpp context: continuous batching over slots.
 //!
-//! One OS thread runs [`Scheduler::run`]; everything else sends it [`Job`](super::jobs::Job)s. Each turn takes in new jobs, drops those
-//! whose reader has gone, gives free slots to waiting sequences, and makes one step: a batch of one token from every
-//! decoding sequence and a budgeted share of the prompts. Prefill covers a sequence's tokens but the last, and the
-//! last is decoded like any other, so a prompt that was cached, handed over or computed here continues identically.
+//! One OS thread runs [`Scheduler::run`]; all others send it [`Job`](super::jobs::Job)s. Each turn takes in new jobs,
+//! drops those whose reader has left, gives free slots to waiting sequences, and makes one step: a batch with one token
+//! of every decoding sequence and a limited share of the prompts. Prefill computes all tokens of a sequence but the
+//! last, which is decoded, so that a prompt continues identically whether it was cached, handed over or computed here.
 
 mod handoffs;
 mod images;
@@ -31,25 +31,25 @@ use super::jobs::{EngineLoad, SchedulerMessage};
 use super::projector::Projector;
 use super::sampler::logprobs;
 use super::sequence::Sequence;
-use super::slots::Slot;
+use super::slots::CacheSlot;
 use super::vocabulary::{Vocabulary, token};
 
-/// Deltas an engine runs ahead of its reader. A reader this far behind pauses its sequence, not the others.
+/// Events that an engine runs ahead of its reader. A slower reader pauses its own sequence, but no other.
 pub(super) const DELTA_WINDOW: usize = 64;
 
-/// A token and the final delta must both fit, so that sending never waits.
+/// Free places that a step needs in a reader's channel: for a token and the final event, so that sending never waits.
 const MIN_ROOM: usize = 2;
 
-/// How soon a sequence whose slow reader caught up is looked at again when nothing else runs.
+/// How often paused sequences are checked when nothing else runs.
 const PAUSED_POLL: Duration = Duration::from_millis(5);
 
-/// How long a request's choices wait for each other.
+/// How long the choices of a request wait for each other.
 const GROUP_WAIT: Duration = Duration::from_secs(1);
 
-/// Weight of the newest measurement in a rate.
+/// Weight of the newest measurement in a moving average.
 const RATE_WEIGHT: f64 = 0.2;
 
-/// Sizes and rules the scheduler works by.
+/// The limits of a scheduler.
 #[derive(Debug, Clone)]
 pub(super) struct SchedulerLimits {
     pub(super) n_slots: usize,
@@ -58,9 +58,9 @@ pub(super) struct SchedulerLimits {
     /// Cells of the unified cache, shared by all slots.
     pub(super) n_cells: usize,
     pub(super) budget: PrefillBudget,
-    /// Sliding window in tokens, if the model has one and its cache is cut to it.
+    /// Sliding window in tokens, if the model has one.
     pub(super) sliding_window: Option<usize>,
-    /// State that cannot be cut back to a prefix (recurrent and hybrid models).
+    /// The state cannot be cut to a prefix (recurrent and hybrid models).
     pub(super) indivisible: bool,
 }
 
@@ -70,29 +70,29 @@ pub(super) struct Scheduler<'m> {
     vocabulary: Arc<Vocabulary>,
     limits: SchedulerLimits,
     shared: Arc<EngineLoad>,
-    slots: Vec<Slot>,
+    slots: Vec<CacheSlot>,
     running: Vec<Option<Sequence>>,
     waiting: VecDeque<Sequence>,
     batch: LlamaBatch<'static>,
     clock: u64,
-    /// A sequence was set back for lack of cells: nobody starts until a running one has ended. Counting cells cannot
-    /// replace this, because llama.cpp's own need (a sliding window shared by forks, say) may be larger than ours.
+    /// A sequence was preempted for lack of cells, so none starts until a running one has ended. Counting cells cannot
+    /// replace this flag, because llama.cpp may need more than the count, as for a sliding window that forks share.
     short_of_cells: bool,
     prefill_tps: f64,
-    /// Prompt tokens per second of steps that also decode, the streams' share of the time included: what a step beside
-    /// streams may carry follows from it.
-    joined_tps: f64,
+    /// Prompt tokens per second of steps that also decode, with the streams' share of the time. It limits the prompt
+    /// tokens of such steps.
+    mixed_tps: f64,
     decode_tps: f64,
     handoffs: Option<Handoffs>,
     embedder: Embedder<'m>,
     projector: Option<Arc<Projector>>,
 }
 
-/// One slot's part of a step.
+/// A slot's part of a step.
 struct BatchPart {
     slot: usize,
     n_tokens: usize,
-    /// Index in the batch whose logits are sampled, if this part ends in a decode.
+    /// Index in the batch of the token whose logits are sampled. `None` for prefill.
     logits_at: Option<i32>,
 }
 
@@ -109,14 +109,14 @@ impl<'m> Scheduler<'m> {
             context,
             vocabulary,
             shared: embedder.shared(),
-            slots: vec![Slot::default(); limits.n_slots],
+            slots: vec![CacheSlot::default(); limits.n_slots],
             running: (0..limits.n_slots).map(|_| None).collect(),
             waiting: VecDeque::new(),
             batch: LlamaBatch::new(capacity, 1),
             clock: 0,
             short_of_cells: false,
             prefill_tps: 0.0,
-            joined_tps: 0.0,
+            mixed_tps: 0.0,
             decode_tps: 0.0,
             handoffs,
             embedder,
@@ -125,7 +125,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// The same with a projector for the images of prompts.
+    /// The same scheduler with a projector for images.
     pub(super) fn seeing_with(self, projector: Option<Arc<Projector>>) -> Self {
         Scheduler { projector, ..self }
     }
@@ -144,7 +144,8 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Takes in what has arrived; waits while there is nothing to do. False once no handle is left.
+    /// Handles all messages that have arrived; waits for one if there is nothing to do. Returns false once every handle
+    /// was dropped.
     fn take_in(&mut self, messages: &Receiver<SchedulerMessage>) -> bool {
         if self.waiting.is_empty() && self.running.iter().all(Option::is_none) && self.embedder.is_idle() {
             self.publish_load();
@@ -183,16 +184,20 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// A step of the vectors, as small beside running sequences as one of their prompts would be.
+    /// Makes a step of the vectors. While sequences run, it is as small as a step of prefill.
     fn embed(&mut self) {
         let n_running = self.running.iter().flatten().count();
-        let beside = if self.joined_tps > 0.0 { self.joined_tps } else { self.prefill_tps };
-        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, beside));
+        let limit = (n_running > 0).then(|| self.limits.budget.tokens(n_running, self.budget_tps()));
         self.embedder.step(limit);
     }
 
-    /// Frees the choices of a request to start once all of them are here, or one has waited long enough: a sibling
-    /// may have been refused.
+    /// The rate that limits the prompt tokens of a step that also decodes; 0 if none was measured.
+    fn budget_tps(&self) -> f64 {
+        if self.mixed_tps > 0.0 { self.mixed_tps } else { self.prefill_tps }
+    }
+
+    /// Lets the choices of a request start once all of them have arrived, or once one has waited for [`GROUP_WAIT`],
+    /// since another may have been refused.
     fn complete_groups(&mut self) {
         let groups: Vec<(Group, bool)> =
             self.waiting.iter().filter_map(|s| Some((s.request.group?, s.accepted.elapsed() > GROUP_WAIT))).collect();
@@ -207,7 +212,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Frees the slots and queue places of readers that left.
+    /// Frees the slots and queue places of readers that have left.
     fn drop_cancelled(&mut self) {
         let n_waiting = self.waiting.len();
         self.waiting.retain(|sequence| !sequence.deltas.is_closed());
@@ -219,7 +224,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Makes a slot idle. Its cache stays for the next turn of the same conversation.
+    /// Makes a slot idle. Its KV stays for the next turn of the conversation, unless the request is ephemeral.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         self.clock += 1;
         self.short_of_cells = false;
@@ -235,43 +240,42 @@ impl<'m> Scheduler<'m> {
         sequence
     }
 
-    /// Whether a slot's sequence can be part of the next step: it runs, its reader keeps up, and it waits for no other
-    /// node.
+    /// Returns true if a slot's sequence can be part of the next step: it runs, its reader keeps up, and it does not
+    /// wait for another node.
     fn can_step(&self, slot: usize) -> bool {
         self.running[slot].as_ref().is_some_and(|s| {
             s.deltas.is_closed() || (s.deltas.capacity() >= MIN_ROOM && !s.in_transfer(self.slots[slot].kv.len()))
         })
     }
 
-    /// Tokens a slot's sequence has to compute, the last of which is decoded.
+    /// The number of tokens that a slot's sequence still has to compute. The last one is decoded.
     fn missing(&self, slot: usize) -> usize {
         self.running[slot].as_ref().map_or(0, |s| s.tokens.len() - self.slots[slot].kv.len())
     }
 
-    /// Tokens that a slot's sequence has to compute as a prompt is. None if it decodes, be it tokens that are known.
+    /// The number of tokens that a slot's sequence still has to prefill. 0 once it decodes, or replays known tokens.
     fn missing_prefill(&self, slot: usize) -> usize {
         self.running[slot].as_ref().map_or(0, |s| s.n_prefill().saturating_sub(self.slots[slot].kv.len()))
     }
 
-    /// Prompt tokens that the sequence of a slot, one of `n_prompts` that prefill, can use in the next step: up to its next
-    /// image, which is not computed in steps.
+    /// The most prompt tokens that a slot's sequence can use in the next step, in which `n_prompts` are prefilled. They
+    /// end before its next image, which has a step of its own.
     fn next_prefill(&self, slot: usize, n_prompts: usize) -> usize {
         let n_left = self.to_next_image(slot).unwrap_or(usize::MAX).min(self.missing_prefill(slot));
         let exports = self.running[slot].as_ref().is_some_and(|s| s.export.is_some());
-        // An engine that also takes KV from others computes its own prompts in the same chunks, so that a prompt has the
-        // same KV to the bit wherever it was computed, in part or as a whole.
+        // An engine that pulls KV computes its own prompts in the same chunks as a prefill node, so that a prompt's KV
+        // is identical to the bit, wherever each part of it was computed.
         let imports = self.handoffs.as_ref().is_some_and(|h| h.puller.is_some());
         if exports || imports { self.limits.budget.taper(n_left, n_prompts) } else { n_left }
     }
 
-    /// One `llama_decode` over everybody who can use it.
+    /// Makes one `llama_decode` for all sequences that can step.
     fn step(&mut self) {
         self.finish_prefill_only();
         let ready: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.can_step(slot)).collect();
         let (decoding, prefilling): (Vec<usize>, Vec<usize>) =
             ready.into_iter().partition(|&slot| self.missing_prefill(slot) == 0);
-        let beside = if self.joined_tps > 0.0 { self.joined_tps } else { self.prefill_tps };
-        let budget = self.limits.budget.tokens(decoding.len(), beside);
+        let budget = self.limits.budget.tokens(decoding.len(), self.budget_tps());
         let needs: Vec<usize> = prefilling.iter().map(|&slot| self.next_prefill(slot, prefilling.len())).collect();
         let shares = share(budget, &needs);
 
@@ -284,14 +288,14 @@ impl<'m> Scheduler<'m> {
         }
         let n_tokens: usize = parts.iter().map(|p| p.n_tokens).sum();
         if !self.make_room(n_tokens) {
-            // A running sequence went back to the queue; the next turn plans anew.
+            // A running sequence went back to the queue; the next turn chooses its parts again.
             return;
         }
         self.compute(parts);
     }
 
-    /// Computes the next tokens of `parts` in one batch. A batch that llama.cpp refuses is computed once more part by
-    /// part, so that whose fault it is fails alone.
+    /// Computes the next tokens of `parts` in one batch. If llama.cpp refuses the batch, each part is computed alone,
+    /// so that only the faulty sequence fails.
     fn compute(&mut self, mut parts: Vec<BatchPart>) {
         self.fill_batch(&mut parts);
         let began = Instant::now();
@@ -301,7 +305,7 @@ impl<'m> Scheduler<'m> {
                 let took = began.elapsed();
                 self.account(&parts, took);
                 for part in &parts {
-                    // What comes after a token that is replayed is known.
+                    // The token after a replayed one is known.
                     if let Some(at) = part.logits_at.filter(|_| self.missing(part.slot) == 0) {
                         self.sample(part.slot, at);
                     }
@@ -311,7 +315,7 @@ impl<'m> Scheduler<'m> {
             Err(DecodeError::NoKvCacheSlot) => self.give_up_cells(),
             Err(error) if parts.len() == 1 => self.fail(parts[0].slot, &error.to_string()),
             Err(error) => {
-                tracing::warn!(%error, n_parts = parts.len(), "llama.cpp refused a batch; its parts are tried alone");
+                tracing::warn!(%error, n_parts = parts.len(), "llama.cpp refused a batch; its parts are computed alone");
                 for part in parts {
                     if self.restore(part.slot) {
                         self.compute(vec![part]);
@@ -321,8 +325,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Divides a step between those who took part in it: by tokens, which is what a prompt's chunk costs wherever it is
-    /// long enough to matter.
+    /// Divides a step's time among its prompts in proportion to their tokens, and counts the sequences that share it.
     fn account(&mut self, parts: &[BatchPart], took: Duration) {
         let n_tokens: usize = parts.iter().map(|part| part.n_tokens).sum();
         let n_decoding = parts.iter().filter(|part| part.logits_at.is_some()).count() as u64;
@@ -337,7 +340,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// A request for no tokens is complete once its prefill is.
+    /// Finishes sequences that generate no tokens once their prefill is complete.
     fn finish_prefill_only(&mut self) {
         for slot in 0..self.slots.len() {
             let at_limit = self.running[slot].as_ref().is_some_and(|s| s.at_limit(self.limits.n_ctx));
@@ -379,7 +382,7 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// Draws a slot's next token, sends it, and finishes the sequence if that was its last.
+    /// Draws a slot's next token and sends it. Finishes the sequence if it was the last.
     fn sample(&mut self, slot: usize, logits_at: i32) {
         let Some(sequence) = &mut self.running[slot] else { return };
         let logits = self.context.get_logits_ith(logits_at);
@@ -416,9 +419,10 @@ impl<'m> Scheduler<'m> {
         }
     }
 
-    /// The rates that are told to others come from steps of one kind alone: in a mixed step neither can be told. The
-    /// budget's comes from mixed ones. A batch's cost is not proportional to its tokens, and the streams' tokens take
-    /// their part; dividing what a step carried by what it took settles where a step takes what it may.
+    /// Updates the rates. The two rates in the node's load come from steps with only prefill or only decoding, because
+    /// a mixed step shows neither of them. The budget's rate comes from mixed steps: prompt tokens divided by the whole
+    /// step's time. A batch's cost is not proportional to its tokens, but this rate converges to the number of tokens
+    /// with which a step takes just the allowed time.
     fn learn_rates(&mut self, parts: &[BatchPart], took: Duration) {
         let n_decoded = parts.iter().filter(|p| p.logits_at.is_some()).count();
         let n_prefilled: usize = parts.iter().filter(|p| p.logits_at.is_none()).map(|p| p.n_tokens).sum();
@@ -426,17 +430,17 @@ impl<'m> Scheduler<'m> {
         let learn = |rate: &mut f64, new: f64| {
             *rate = if *rate > 0.0 { *rate + RATE_WEIGHT * (new - *rate) } else { new };
         };
-        // A handful of tokens measures the launch and not the rate.
+        // A step with few tokens measures the cost of launching and not the rate.
         if n_decoded == 0 && n_prefilled >= MIN_TOKENS {
             learn(&mut self.prefill_tps, per_second(n_prefilled));
         } else if n_prefilled == 0 && n_decoded > 0 {
             learn(&mut self.decode_tps, per_second(1));
         } else if n_decoded > 0 && n_prefilled >= MIN_TOKENS {
-            learn(&mut self.joined_tps, per_second(n_prefilled));
+            learn(&mut self.mixed_tps, per_second(n_prefilled));
         }
     }
 
-    /// Prompt tokens that this engine itself still has to compute.
+    /// The number of prompt tokens that this engine itself still has to compute.
     fn backlog(&self) -> usize {
         let computes = |slot: &usize| self.running[*slot].as_ref().is_some_and(|s| s.import.is_none());
         let running: usize = (0..self.slots.len()).filter(computes).map(|slot| self.missing_prefill(slot)).sum();

@@ -1,4 +1,4 @@
-//! From the queue to a slot.
+//! Moves sequences from the queue into slots.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -6,14 +6,14 @@ use std::time::Instant;
 use baton_schemas::sequence::SequenceEvent;
 
 use super::super::sequence::Sequence;
-use super::super::slots::{self, Assignment, Slot, SlotMemory};
+use super::super::slots::{self, Assignment, CacheSlot, SlotMemory};
 use super::{Scheduler, seq_id};
 
-/// Cells a newcomer must find beyond its prompt while others run.
+/// Cells that must be free beyond a new sequence's prompt while others run.
 const HEADROOM: usize = 64;
 
 impl Scheduler<'_> {
-    /// Gives slots to waiting sequences, oldest first. One that waits for a sibling's prefill lets others pass.
+    /// Gives slots to waiting sequences, oldest first. A sequence that waits for another's prefill lets others pass.
     pub(super) fn fill_slots(&mut self) {
         if self.short_of_cells && self.running.iter().any(Option::is_some) {
             return;
@@ -37,7 +37,7 @@ impl Scheduler<'_> {
             };
             let assignment = slots::assign(&self.slots, &sequence.tokens, sequence.request.cache_scope, &memory);
             if !self.has_room_for(sequence, &assignment) {
-                // Whoever comes later must not overtake for ever: the queue waits for room.
+                // The whole queue waits for room, since later sequences must not overtake this one for ever.
                 return;
             }
             match assignment {
@@ -56,10 +56,10 @@ impl Scheduler<'_> {
         }
     }
 
-    /// Whether the cells that running sequences do not need are enough for one more. The headroom keeps a sequence
-    /// that was set back for lack of room from coming back only to be set back again.
+    /// Returns true if enough cells are free for one more sequence. The headroom prevents that a sequence which was
+    /// preempted for lack of room starts again only to be preempted again.
     fn has_room_for(&self, sequence: &Sequence, assignment: &Assignment) -> bool {
-        let busy: Vec<&Slot> = self.slots.iter().filter(|s| s.busy).collect();
+        let busy: Vec<&CacheSlot> = self.slots.iter().filter(|s| s.busy).collect();
         if busy.is_empty() {
             return true;
         }
@@ -71,18 +71,18 @@ impl Scheduler<'_> {
         committed + sequence.tokens.len() - shared + HEADROOM <= self.limits.n_cells
     }
 
-    /// How much of a prefix of length `n` the cache of `slot` can really give.
+    /// How much of a cached prefix of length `n` the slot can really provide.
     pub(super) fn usable_prefix(&self, slot: usize, n: usize) -> usize {
         let n = slots::whole_images(&self.slots[slot].kv, n);
         if self.limits.indivisible {
-            // Only whole: the state is that of the last token.
+            // All or nothing: the state is that of the last token.
             return if n == self.slots[slot].kv.len() { n } else { 0 };
         }
         if n > 0 && !self.window_is_whole(slot) {
             return 0;
         }
-        // A sliding window forgets: the next token attends to the window before it, which must still be there. The
-        // memory itself is asked, since not every file with a window says how long it is.
+        // A windowed cache drops old positions, but the next token attends to the window before it. The oldest cached
+        // position comes from llama.cpp, since not every file with a window gives its length.
         let oldest = usize::try_from(self.context.kv_cache_seq_pos_min(seq_id(slot))).unwrap_or(0);
         if n < self.slots[slot].kv.len() && oldest > 0 {
             let needed_from = self.limits.sliding_window.map(|window| n.saturating_sub(window));
@@ -100,17 +100,17 @@ impl Scheduler<'_> {
         let cut = self.context.kv_cache_seq_rm(seq_id(slot), from, None);
         let n_left = if cut.is_ok() { n_keep } else { 0 };
         if n_left == 0 && n_keep > 0 {
-            // A memory that cannot be cut is cleared whole; removing everything never fails.
-            tracing::debug!(slot, n_keep, "the cache could not be cut to a prefix and is recomputed");
+            // A cache that cannot be cut is cleared. Removing everything never fails.
+            tracing::debug!(slot, n_keep, "the cache cannot be cut to a prefix and is recomputed");
             if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
-                tracing::error!(slot, "llama.cpp refused to clear a sequence");
+                tracing::error!(slot, "llama.cpp refused to clear a sequence; its cells stay in use");
             }
         }
         self.slots[slot].kv.truncate(n_left);
         self.slots[slot].n_shared = self.slots[slot].n_shared.min(n_left);
     }
 
-    /// Shares the first `n` cells of `source` with the empty slot `slot`.
+    /// Shares the first `n` cells of `source` with `slot`, which must be empty.
     fn fork(&mut self, source: usize, slot: usize, n: usize) {
         let copied = self.context.kv_cache_seq_cp(seq_id(source), seq_id(slot), Some(0), u32::try_from(n).ok());
         if copied.is_ok() {
@@ -131,7 +131,7 @@ impl Scheduler<'_> {
         state.request = sequence.number;
         state.scope = sequence.request.cache_scope;
         state.target = sequence.tokens[..sequence.tokens.len() - 1].to_vec();
-        // A preempted sequence starts twice; its reader hears of it once.
+        // A preempted sequence starts again, but its reader gets `Started` only once.
         if sequence.started.is_none() {
             sequence.started = Some(Instant::now());
             sequence.send(Ok(SequenceEvent::Started { n_cached: state.kv.len() as u32 }));

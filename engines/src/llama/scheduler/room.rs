@@ -1,4 +1,4 @@
-//! Cells: who gives theirs up when they run out, and what happens when llama.cpp refuses a batch.
+//! Frees cells when they run out, and recovers when llama.cpp refuses a batch.
 
 use std::sync::atomic::Ordering;
 
@@ -8,43 +8,44 @@ use super::super::slots;
 use super::{Scheduler, seq_id};
 
 impl Scheduler<'_> {
-    /// Sees to it that `n` cells are free: first from idle caches, then from the youngest running sequence, which goes
-    /// back to the head of the queue with its tokens and is recomputed later. False if a sequence was set back.
+    /// Frees cells until `n` are free: first those of idle slots, then those of the youngest running sequence, which
+    /// goes back to the head of the queue and is recomputed later. Returns false if a sequence was preempted.
     pub(super) fn make_room(&mut self, n: usize) -> bool {
         while slots::cells_in_use(&self.slots) + n > self.limits.n_cells {
             match slots::evictable(&self.slots) {
                 Some(slot) => self.cut(slot, 0),
-                None => return !self.set_back_youngest(),
+                None => return !self.preempt_youngest(),
             }
         }
         true
     }
 
-    /// llama.cpp found no cell although the count said there was one (a shared prefix outlived its source).
+    /// Frees cells after llama.cpp found none although the count showed a free one. That happens if a shared prefix
+    /// outlives its source.
     pub(super) fn give_up_cells(&mut self) {
         match slots::evictable(&self.slots) {
             Some(slot) => self.cut(slot, 0),
             None => {
-                self.set_back_youngest();
+                self.preempt_youngest();
             }
         }
     }
 
-    /// Sets the youngest running sequence back, unless it is the only one. Returns whether one was.
-    fn set_back_youngest(&mut self) -> bool {
+    /// Preempts the youngest running sequence, or fails it if it is the only one. Returns false if none is running.
+    fn preempt_youngest(&mut self) -> bool {
         let youngest = (0..self.slots.len())
             .filter(|&slot| self.running[slot].is_some())
             .max_by_key(|&slot| self.slots[slot].last_used);
         let n_running = self.running.iter().flatten().count();
         let Some(slot) = youngest else { return false };
         if n_running == 1 {
-            // One sequence never needs more than n_ctx ≤ n_cells cells, so this is llama.cpp failing, not us.
+            // One sequence never needs more than n_ctx ≤ n_cells cells, so llama.cpp is at fault.
             self.fail(slot, "no cell in the KV cache");
             return true;
         }
-        tracing::info!(slot, "the KV cache is full: the youngest sequence waits for room");
+        tracing::info!(slot, "the KV cache is full; the youngest sequence goes back to the queue");
         if let Some(mut sequence) = self.release(slot) {
-            // What it lost it computes itself: dropping the import ends the pull.
+            // Dropping the import ends the pull. The sequence computes the lost KV later.
             sequence.import = None;
             self.cut(slot, 0);
             self.shared.n_queued.fetch_add(1, Ordering::AcqRel);
@@ -54,8 +55,8 @@ impl Scheduler<'_> {
         true
     }
 
-    /// Takes from llama.cpp's cache what a refused batch may have left there of a slot. False if nothing of the slot can
-    /// be computed at once: its sequence was set back, or its cache could not be cut and is computed anew.
+    /// Removes the KV that a refused batch may have left in a slot. Returns false if the slot cannot step now: its
+    /// sequence was preempted, or its cache could not be cut and was cleared.
     pub(super) fn restore(&mut self, slot: usize) -> bool {
         if self.running[slot].is_none() {
             return false;
@@ -68,10 +69,9 @@ impl Scheduler<'_> {
         is_cut
     }
 
-    /// llama.cpp refuses a slot's tokens by themselves. Its sequence ends with an error and its cache, now unknown, is
-    /// cleared.
+    /// Ends a sequence whose tokens llama.cpp refuses even alone, and clears its cache, whose content is unknown.
     pub(super) fn fail(&mut self, slot: usize, detail: &str) {
-        tracing::error!(detail, slot, "llama.cpp could not compute a sequence");
+        tracing::error!(detail, slot, "llama.cpp cannot compute a sequence; it fails");
         if let Some(sequence) = self.release(slot) {
             sequence.send(Err(EngineError::internal(detail)));
         }
@@ -80,7 +80,7 @@ impl Scheduler<'_> {
 
     fn forget(&mut self, slot: usize) {
         if self.context.kv_cache_seq_rm(seq_id(slot), None, None).is_err() {
-            tracing::error!(slot, "llama.cpp refused to clear a sequence");
+            tracing::error!(slot, "llama.cpp refused to clear a sequence; its cells stay in use");
         }
         self.slots[slot].kv.clear();
         self.slots[slot].n_shared = 0;

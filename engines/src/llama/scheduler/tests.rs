@@ -1,4 +1,4 @@
-//! The scheduler, step by step, with the real model: what cannot be brought about from outside.
+//! The scheduler, step by step, with the real model: situations that no request can cause.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -47,7 +47,7 @@ fn submit(scheduler: &mut Scheduler<'_>, prompt: Vec<Token>) -> Deltas {
     receiver
 }
 
-/// The tokens that have arrived, and the error that ended them, if one did.
+/// The tokens that have arrived, and the error that ended the sequence, if there is one.
 fn received(deltas: &mut Deltas) -> (Vec<Token>, Option<EngineError>) {
     let mut tokens = Vec::new();
     while let Ok(delta) = deltas.try_recv() {
@@ -93,10 +93,10 @@ fn a_batch_that_is_refused_ends_only_the_sequence_at_fault() {
     let (after, error) = received(&mut good);
     assert!(error.is_none(), "{error:?}");
     assert_eq!(before.len() + after.len(), 24, "the other sequence goes on to its end");
-    assert!(received(&mut bad).1.is_some(), "the one at fault is told");
+    assert!(received(&mut bad).1.is_some(), "the faulty sequence gets an error");
     assert!(scheduler.running.iter().all(Option::is_none));
 
-    // Its slot is good again, and the sequence that went on was not touched.
+    // The slot of the faulty sequence works again, and so does the other slot.
     let mut again = submit(&mut scheduler, (100..140).collect());
     let mut anew = submit(&mut scheduler, (300..340).collect());
     for _ in 0..40 {

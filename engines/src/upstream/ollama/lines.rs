@@ -13,9 +13,9 @@ use crate::upstream::{TextDelta, TextEnd, TextToken, TextUsage, UpstreamError, r
 const MAX_CALLS: u32 = 128;
 
 #[derive(Deserialize)]
-struct OllamaLine {
+struct IncomingLine {
     message: Option<LineMessage>,
-    /// Of `/api/generate`.
+    /// The text, in replies of `/api/generate`.
     response: Option<String>,
     thinking: Option<String>,
     #[serde(default)]
@@ -23,7 +23,7 @@ struct OllamaLine {
     done_reason: Option<String>,
     prompt_eval_count: Option<u32>,
     eval_count: Option<u32>,
-    /// Of this line's tokens, of text or not.
+    /// The log-probabilities of this line's tokens, including those that are not text.
     logprobs: Option<Vec<Value>>,
     error: Option<Value>,
 }
@@ -61,13 +61,14 @@ pub(super) struct LineReader {
 
 impl DeltaReader for LineReader {
     fn read(&mut self, event: &[u8], out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
-        let line: OllamaLine = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
+        let line: IncomingLine = serde_json::from_slice(event).map_err(UpstreamError::malformed)?;
         if line.error.is_some() {
             return Err(refusal::in_stream(event));
         }
         let message = line.message.unwrap_or_default();
         let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let (reasoning, calls) = (filled(message.thinking.or(line.thinking)), message.tool_calls.unwrap_or_default());
+        let reasoning = filled(message.thinking.or(line.thinking));
+        let calls = message.tool_calls.unwrap_or_default();
         self.hold(&line.logprobs.unwrap_or_default());
         if let Some(text) = filled(message.content.or(line.response)) {
             if self.lacks_logprobs {
@@ -91,8 +92,9 @@ impl DeltaReader for LineReader {
                 _ if self.n_calls > 0 => FinishReason::ToolCalls,
                 _ => FinishReason::Stop,
             };
-            let (n_prompt, n_completion) = (line.prompt_eval_count, line.eval_count);
-            self.end = Some(TextEnd { reason, usage: TextUsage { n_prompt, n_completion, ..TextUsage::default() } });
+            let usage =
+                TextUsage { n_prompt: line.prompt_eval_count, n_completion: line.eval_count, ..TextUsage::default() };
+            self.end = Some(TextEnd { reason, usage });
         }
         Ok(())
     }
@@ -117,7 +119,8 @@ impl LineReader {
 
     /// Takes the held tokens that spell this text. Tokens before them were not shown, such as the tags of reasoning.
     fn take_tokens_of(&mut self, text: &str) -> Vec<TextToken> {
-        let (mut n_bytes, mut spelled) = (0, None);
+        let mut n_bytes = 0;
+        let mut spelled = None;
         for (at, token) in self.held.iter().enumerate().rev() {
             n_bytes += token.bytes.len();
             let Some(rest) = text.len().checked_sub(n_bytes) else { break };

@@ -1,4 +1,4 @@
-//! OpenAI's chunks, of chats and of plain completions.
+//! Reads OpenAI's chunks, of chats and of plain completions.
 
 use baton_schemas::FinishReason;
 use baton_schemas::sequence::{Alternative, Logprobs};
@@ -24,18 +24,18 @@ struct StreamChunk {
 
 #[derive(Deserialize)]
 struct IncomingChoice {
-    delta: Option<ChatDelta>,
-    /// Of a plain completion.
+    delta: Option<IncomingDelta>,
+    /// The text, in plain completions.
     text: Option<String>,
     finish_reason: Option<String>,
     logprobs: Option<Value>,
 }
 
 #[derive(Default, Deserialize)]
-struct ChatDelta {
+struct IncomingDelta {
     content: Option<String>,
     reasoning_content: Option<String>,
-    /// The same under vLLM's and OpenRouter's newer name.
+    /// The reasoning under the newer name of vLLM and OpenRouter.
     reasoning: Option<String>,
     tool_calls: Option<Vec<CallDelta>>,
 }
@@ -163,7 +163,8 @@ impl ChunkReader {
 
     fn call(&mut self, call: CallDelta, out: &mut Vec<TextDelta>) -> Result<(), UpstreamError> {
         let FunctionDelta { name, arguments } = call.function.unwrap_or_default();
-        let (id, name) = (call.id.unwrap_or_default(), name.unwrap_or_default());
+        let id = call.id.unwrap_or_default();
+        let name = name.unwrap_or_default();
         // A call's first piece has its name. Some servers number all calls 0, some repeat the id in every piece.
         let continues = self.open.as_ref().is_some_and(|(index, open_id)| {
             *index == call.index && (id.is_empty() || id == *open_id) && (name.is_empty() || !id.is_empty())
@@ -208,7 +209,9 @@ fn tokens(logprobs: &Value) -> Vec<TextToken> {
         return listed(content);
     }
     let list = |name: &str| logprobs.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let (texts, chances, tops) = (list("tokens"), list("token_logprobs"), list("top_logprobs"));
+    let texts = list("tokens");
+    let chances = list("token_logprobs");
+    let tops = list("top_logprobs");
     let token = |(i, text): (usize, &Value)| {
         let top = tops.get(i).and_then(Value::as_object).into_iter().flat_map(Map::iter);
         let top = top.filter_map(|(text, chance)| {

@@ -2,9 +2,10 @@ use serde_json::json;
 
 use super::*;
 
-/// What a reply of these chunks is read as.
+/// The deltas and the end of a reply with these chunks.
 fn read(chunks: &[Value]) -> Result<(Vec<TextDelta>, Option<TextEnd>), UpstreamError> {
-    let (mut reader, mut out) = (ChunkReader::default(), Vec::new());
+    let mut reader = ChunkReader::default();
+    let mut out = Vec::new();
     for chunk in chunks {
         reader.read(chunk.to_string().as_bytes(), &mut out)?;
     }
@@ -63,7 +64,7 @@ fn a_reply_without_a_reason_has_no_end() {
 }
 
 #[test]
-fn calls_are_told_apart_however_they_are_numbered() {
+fn calls_are_separated_however_they_are_numbered() {
     let piece = |index: Value, id: Value, name: Value, arguments: &str| {
         delta(
             json!({ "tool_calls": [{ "index": index, "id": id, "function": { "name": name, "arguments": arguments } }] }),
@@ -116,7 +117,7 @@ fn log_probabilities_are_read_in_both_forms() {
 }
 
 #[test]
-fn errors_and_nonsense_are_no_text() {
+fn errors_and_invalid_events_are_errors() {
     for event in [json!({ "error": { "message": "x" } }), json!({ "object": "error", "message": "x" }), json!([1])] {
         assert!(read(std::slice::from_ref(&event)).is_err(), "{event}");
     }
