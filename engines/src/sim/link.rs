@@ -1,7 +1,7 @@
 //! A simulated network: pulls between engines of one process, paced by a rate and a round trip.
 //!
-//! Chunks are written, verified and read as they would be between two machines. Only the time is made up: that of the
-//! KV the model would have, whatever the chunks carry. In tokio's paused time hours of it take seconds.
+//! Chunks are written and verified as between two machines. Only the time is simulated: that of the model's whole KV,
+//! however little the chunks carry. With tokio's paused time, hours take seconds.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,19 +20,19 @@ use super::{SimEngine, millis, seconds};
 use crate::engine::{CHUNK_WINDOW, Engine, KvEvent, KvStream};
 use crate::handoff::{KvPuller, LocalKv, PULL_WINDOW, PullEnd, PullEvent, PullOrder};
 
-/// Bytes that measure a link.
+/// Bytes of a measurement.
 const PROBE_BYTES: u32 = 8 << 20;
 
-/// How fast a link is.
+/// The speed of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkSpeed {
-    /// Payload bytes per second. Not positive: as fast as can be.
+    /// Payload bytes per second. A rate that is not positive takes no time.
     pub bytes_per_second: f64,
-    /// A small message there and back.
+    /// The time of a small message there and back.
     pub round_trip: Duration,
 }
 
-/// A decode engine's way to prefill engines. Its pulls share each link, chunk by chunk.
+/// A decode engine's links to prefill engines. Its pulls share each link, chunk by chunk.
 pub struct SimLink {
     peers: HashMap<String, Arc<SimPeer>>,
     local: OnceLock<LocalKv>,
@@ -41,31 +41,42 @@ pub struct SimLink {
 struct SimPeer {
     engine: Arc<SimEngine>,
     speed: LinkSpeed,
-    /// When the last byte that was given to the link is through.
+    /// When the link has sent its last byte so far.
     free_at: Mutex<Instant>,
 }
 
+/// The prefill engine at the other end of a link.
+pub struct LinkEnd {
+    /// The address that [`KvSource`]s name it by.
+    pub url: String,
+    /// The engine.
+    pub engine: Arc<SimEngine>,
+    /// The link's speed.
+    pub speed: LinkSpeed,
+}
+
 impl SimLink {
-    /// Links to engines under the addresses that [`KvSource`]s name them by.
-    pub fn new(peers: impl IntoIterator<Item = (String, Arc<SimEngine>, LinkSpeed)>) -> SimLink {
-        let peer = |(url, engine, speed)| {
+    /// Links to prefill engines.
+    pub fn new(ends: impl IntoIterator<Item = LinkEnd>) -> SimLink {
+        let peer = |LinkEnd { url, engine, speed }| {
             let free_at = Mutex::new(Instant::now());
             (url, Arc::new(SimPeer { engine, speed, free_at }))
         };
-        SimLink { peers: peers.into_iter().map(peer).collect(), local: OnceLock::new() }
+        SimLink { peers: ends.into_iter().map(peer).collect(), local: OnceLock::new() }
     }
 }
 
 impl KvPuller for SimLink {
     fn introduce(&self, local: LocalKv) {
         if self.local.set(local).is_err() {
-            tracing::error!("a link serves one engine");
+            tracing::error!("a link was given a second engine; it keeps serving the first");
         }
     }
 
     fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent> {
         let (sender, receiver) = mpsc::channel(PULL_WINDOW);
-        let (peer, local) = (self.peers.get(&order.source.url).cloned(), self.local.get().cloned());
+        let peer = self.peers.get(&order.source.url).cloned();
+        let local = self.local.get().cloned();
         tokio::spawn(async move {
             let pull = async {
                 let peer = peer.ok_or(HandoffFailure::PrefillDown)?;
@@ -76,7 +87,7 @@ impl KvPuller for SimLink {
                 outcome = pull => outcome,
                 () = sender.closed() => return,
             };
-            // A reader that left needs no last word.
+            // Fails only if the reader has left.
             let _ = sender.send(PullEvent::End(outcome.unwrap_or_else(PullEnd::from))).await;
             notify();
         });
@@ -88,12 +99,18 @@ impl KvPuller for SimLink {
         Box::pin(async move {
             let peer = peer.ok_or(HandoffFailure::PrefillDown)?;
             let LinkSpeed { bytes_per_second, round_trip } = peer.speed;
-            sleep_until(peer.send(PROBE_BYTES.into()).1 + round_trip).await;
-            // The link's own figure: the timer is too coarse for a fast one.
+            sleep_until(peer.send(PROBE_BYTES.into()).ends_at + round_trip).await;
+            // Computed, because the timer is too coarse for a fast link.
             let took = seconds(PROBE_BYTES.into(), bytes_per_second).max(Duration::from_nanos(1));
             Ok(LinkMeasurement { rtt_ms: millis(round_trip), n_bytes: PROBE_BYTES.into(), seconds: took.as_secs_f64() })
         })
     }
+}
+
+/// When the first and the last of some bytes leave the sender.
+struct Transmission {
+    begins_at: Instant,
+    ends_at: Instant,
 }
 
 /// A chunk on the link: when its first and its last byte arrive.
@@ -104,12 +121,12 @@ struct InFlight {
 }
 
 impl SimPeer {
-    /// Gives bytes to the link; returns when the first and the last of them leave it.
-    fn send(&self, n_bytes: f64) -> (Instant, Instant) {
+    /// Puts bytes on the link after those that were put there before.
+    fn send(&self, n_bytes: f64) -> Transmission {
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let begins = (*free_at).max(Instant::now());
-        *free_at = begins + seconds(n_bytes, self.speed.bytes_per_second);
-        (begins, *free_at)
+        let begins_at = (*free_at).max(Instant::now());
+        *free_at = begins_at + seconds(n_bytes, self.speed.bytes_per_second);
+        Transmission { begins_at, ends_at: *free_at }
     }
 
     async fn pull(
@@ -127,7 +144,9 @@ impl SimPeer {
         let head_at = Instant::now() + one_way;
         let (link, mut arriving) = mpsc::channel(CHUNK_WINDOW);
         let _engine = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&self).forward(events, bytes_per_token, link)));
-        let (mut n_bytes, mut first, mut last) = (0.0, None, None);
+        let mut n_bytes = 0.0;
+        let mut first = None;
+        let mut last = None;
         while let Some(InFlight { first_byte_at, arrives_at, event }) = arriving.recv().await {
             sleep_until(arrives_at).await;
             match event.map_err(|error| failure_of(&error))? {
@@ -153,13 +172,13 @@ impl SimPeer {
         Err(HandoffFailure::PrefillLost)
     }
 
-    /// What the model's KV weighs, whatever its chunks carry here.
+    /// Bytes of the model's whole KV for each token.
     async fn bytes_per_token(&self) -> Result<f64, HandoffFailure> {
         let info = self.engine.info().await.map_err(|error| failure_of(&error))?;
         Ok(info.kv.map_or(0.0, |kv| kv.layout.bytes_per_position() as f64))
     }
 
-    /// Puts chunks on the link as they are computed, so that the next one is computed while this one is on its way.
+    /// Puts chunks on the link as they are computed, so that the next one is computed while this one is sent.
     async fn forward(self: Arc<Self>, mut events: KvStream, bytes_per_token: f64, link: mpsc::Sender<InFlight>) {
         let one_way = self.speed.round_trip / 2;
         while let Some(event) = events.next().await {
@@ -167,8 +186,8 @@ impl SimPeer {
                 Ok(KvEvent::Chunk(chunk)) => f64::from(chunk.n_positions()) * bytes_per_token,
                 _ => 0.0,
             };
-            let (first, last) = self.send(n_bytes);
-            let in_flight = InFlight { first_byte_at: first + one_way, arrives_at: last + one_way, event };
+            let Transmission { begins_at, ends_at } = self.send(n_bytes);
+            let in_flight = InFlight { first_byte_at: begins_at + one_way, arrives_at: ends_at + one_way, event };
             if link.send(in_flight).await.is_err() {
                 return;
             }
@@ -192,7 +211,7 @@ mod tests {
     use super::*;
 
     /// A prompt of 8,192 tokens from a machine that prefills 5,570 tokens/s; its KV is 1 GiB. Returns the seconds to
-    /// the first token, and the decode node's account.
+    /// the first token, and the handoff's report.
     async fn handoff(bytes_per_second: f64, kv_bytes_carried: Option<u32>) -> (f64, HandoffReport) {
         let config = SimConfig {
             prefill_tps: 5_570.0,
@@ -203,7 +222,7 @@ mod tests {
         };
         let prefill = Arc::new(SimEngine::new(config.clone()));
         let speed = LinkSpeed { bytes_per_second, round_trip: Duration::from_millis(2) };
-        let link = SimLink::new([("sim://spark".to_owned(), prefill, speed)]);
+        let link = SimLink::new([LinkEnd { url: "sim://spark".to_owned(), engine: prefill, speed }]);
         let decode = SimEngine::with_puller(SimConfig { prefill_tps: 1_000.0, ..config }, Some(Arc::new(link)));
         let request = SequenceRequest {
             prompt: (0..8_192).map(|i| i % 251).collect(),
@@ -213,7 +232,8 @@ mod tests {
             ..SequenceRequest::default()
         };
         let began = Instant::now();
-        let (mut timings, mut first) = (None, None);
+        let mut timings = None;
+        let mut first = None;
         let mut deltas = decode.generate(request).await.unwrap();
         while let Some(delta) = deltas.next().await {
             match delta.unwrap() {
@@ -241,15 +261,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_chunks_carry_does_not_matter() {
-        let (light, heavy) = (handoff(2.5e9, Some(8)).await, handoff(2.5e9, Some(1_024)).await);
+        let light = handoff(2.5e9, Some(8)).await;
+        let heavy = handoff(2.5e9, Some(1_024)).await;
         assert!((light.0 - heavy.0).abs() < 2e-3 && light.1.n_bytes == heavy.1.n_bytes, "{light:?} {heavy:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_link_is_measured_as_what_it_is() {
+    async fn a_measurement_gives_the_configured_speed() {
         let speed = LinkSpeed { bytes_per_second: 12.5e9, round_trip: Duration::from_micros(300) };
         let engine = Arc::new(SimEngine::new(SimConfig::default()));
-        let link = SimLink::new([("sim://a".to_owned(), engine, speed)]);
+        let link = SimLink::new([LinkEnd { url: "sim://a".to_owned(), engine, speed }]);
         let source = |url: &str| KvSource::at(url);
         let measured = link.measure_link(&source("sim://a")).await.unwrap();
         assert!((measured.n_bytes as f64 / measured.seconds / 12.5e9 - 1.0).abs() < 1e-3, "{measured:?}");

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use baton_engines::sim::link::{LinkSpeed, SimLink};
+use baton_engines::sim::link::{LinkEnd, LinkSpeed, SimLink};
 use baton_engines::sim::{SimConfig, SimEngine};
 use baton_engines::{Engine, SequenceStream};
 use baton_planner::cost::{Prediction, Route};
@@ -97,7 +97,7 @@ impl Cluster {
         };
         let url = "sim://prefill".to_owned();
         let prefill = Arc::new(SimEngine::new(config(&spec.prefill)));
-        let puller = SimLink::new([(url.clone(), Arc::clone(&prefill), spec.link)]);
+        let puller = SimLink::new([LinkEnd { url: url.clone(), engine: Arc::clone(&prefill), speed: spec.link }]);
         let decode = Arc::new(SimEngine::with_puller(config(&spec.decode), Some(Arc::new(puller))));
         let role = if spec.prefill_decodes { Role::Both } else { Role::Prefill };
         let prefill_node = node(spec.prefill.name, Some(url), &prefill, role).await?;
