@@ -1,9 +1,9 @@
-//! What every engine that gives vectors has in common: what it refuses, and the length its vectors have.
+//! What all engines share for embeddings: the checks of a request, and the vectors' length of 1.
 
 use baton_schemas::embed::{EmbedSequences, EmbeddingFacts, MAX_INPUTS, MAX_TOTAL_TOKENS};
 use baton_schemas::{EngineError, Token};
 
-/// Refuses what cannot work: nothing to do, too much of it, unknown tokens, a text that is too long.
+/// Refuses a request with no texts or too many, an empty text, one that exceeds the context, or an unknown token.
 pub fn check(request: &EmbedSequences, facts: EmbeddingFacts, n_vocab: u32) -> Result<(), EngineError> {
     let n_inputs = request.inputs.len();
     if !(1..=MAX_INPUTS).contains(&n_inputs) {
@@ -27,8 +27,8 @@ pub fn check(request: &EmbedSequences, facts: EmbeddingFacts, n_vocab: u32) -> R
     Ok(())
 }
 
-/// The vector scaled to length 1, as OpenAI's are; one of zeros stays. An error if a value is not finite: JSON has no
-/// word for it, and a search index that took it in would never be right again.
+/// Scales a vector to length 1, as OpenAI does; a vector of zeros stays. Errors: a value is not finite. JSON cannot
+/// express such a value, and it would spoil a search index for good.
 pub fn normalised(vector: &[f32]) -> Result<Vec<f32>, EngineError> {
     // In f64 no sum of squares of finite f32 values overflows.
     let squares: f64 = vector.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn invalid_requests_are_refused() {
         let facts = EmbeddingFacts { n_embd: 2, n_ctx: 4, pooling: Pooling::Last, is_trained: false };
         let refused = |inputs: Vec<Vec<Token>>| check(&EmbedSequences { inputs }, facts, 10).unwrap_err();
         assert_eq!(check(&EmbedSequences { inputs: vec![vec![9; 4], vec![0]] }, facts, 10), Ok(()));

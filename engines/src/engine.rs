@@ -1,4 +1,4 @@
-//! The interface between everything that asks for tokens and everything that makes them.
+//! [`Engine`]: the interface between the code that requests tokens and the code that computes them.
 
 use async_trait::async_trait;
 use baton_schemas::embed::{EmbedEvent, EmbedSequences};
@@ -16,7 +16,7 @@ pub type SequenceStream = BoxStream<'static, Result<SequenceEvent, EngineError>>
 
 /// Vectors in the order of their inputs, then exactly one `Finished` or an error; see [`EmbedEvent`].
 ///
-/// Dropping the stream cancels what is not computed yet, within one step.
+/// Dropping the stream cancels the texts that are not computed yet, within one step.
 pub type EmbedStream = BoxStream<'static, Result<EmbedEvent, EngineError>>;
 
 /// Chunks in the order of their positions, without gaps, then exactly one `End` or an error.
@@ -25,11 +25,11 @@ pub type EmbedStream = BoxStream<'static, Result<EmbedEvent, EngineError>>;
 /// [`CHUNK_WINDOW`] chunks ahead.
 pub type KvStream = BoxStream<'static, Result<KvEvent, EngineError>>;
 
-/// An engine's load: at once, when it changes, and so often without a change that its silence means something. Ends with
-/// the engine.
+/// An engine's load: the first value at once, then one on each change and one after every
+/// [`HEARTBEAT`](crate::node::HEARTBEAT) without a change, so that silence shows a fault. Ends with the engine.
 pub type LoadStream = BoxStream<'static, Result<NodeLoad, EngineError>>;
 
-/// Chunks an engine computes ahead of their reader.
+/// Chunks that an engine computes ahead of their reader.
 pub const CHUNK_WINDOW: usize = 2;
 
 /// A step of a handoff: chunks in the order of their positions, then exactly one end. A prefill yields computed
@@ -46,13 +46,13 @@ pub enum KvEvent<K = Chunk, E = PrefillTimings> {
 /// Anything that runs one model.
 #[async_trait]
 pub trait Engine: Send + Sync + 'static {
-    /// What this engine is.
+    /// The engine's model, limits and abilities.
     async fn info(&self) -> Result<NodeInfo, EngineError>;
 
-    /// What it is doing now.
+    /// The current load.
     async fn load(&self) -> Result<NodeLoad, EngineError>;
 
-    /// What it is doing, as it changes. An engine in this process has no such stream: it can be asked at any time.
+    /// The load as it changes. An engine in this process has no such stream: call [`Engine::load`] instead.
     async fn loads(&self) -> Result<LoadStream, EngineError> {
         Err(EngineError::Unsupported { feature: "a stream of loads".into() })
     }
@@ -66,22 +66,22 @@ pub trait Engine: Send + Sync + 'static {
     /// The text of tokens, control tokens included.
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError>;
 
-    /// Continues a sequence. Returns once the engine has accepted the request into its bounded queue; what can be
-    /// refused up front (a bad token, an overlong prompt, a full queue) is refused here and not in the stream.
+    /// Continues a sequence. Returns once the request is in the engine's bounded queue. Errors that show before any
+    /// computation (a bad token, an overlong prompt, a full queue) are returned here and not in the stream.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError>;
 
-    /// Turns texts into vectors. Accepted and refused like [`Engine::generate`].
+    /// Computes one vector for each text. Returns and refuses like [`Engine::generate`].
     async fn embed(&self, _request: EmbedSequences) -> Result<EmbedStream, EngineError> {
         Err(EngineError::Unsupported { feature: "embeddings".into() })
     }
 
-    /// Computes a prompt's KV for another node, chunk by chunk. Accepted and refused like [`Engine::generate`]. An engine
-    /// in another process does not: KV goes from node to node, and not through a client like this.
+    /// Computes a prompt's KV for another node, chunk by chunk. Returns and refuses like [`Engine::generate`]. The
+    /// client of an engine in another process does not implement it: KV goes directly from node to node.
     async fn prefill(&self, _request: PrefillRequest) -> Result<KvStream, EngineError> {
         Err(EngineError::Unsupported { feature: "prefilling for others".into() })
     }
 
-    /// Measures the way from a prefill node to this engine, with some megabytes.
+    /// Measures the link from a prefill node to this engine by pulling some megabytes.
     async fn measure_link(&self, _source: &KvSource) -> Result<LinkMeasurement, EngineError> {
         Err(EngineError::Unsupported { feature: "pulling from others".into() })
     }

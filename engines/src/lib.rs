@@ -1,10 +1,10 @@
-//! Engines run models; this crate holds them and the ways to reach them.
+//! Engines, which run models, and the ways to reach them.
 //!
-//! [`Engine`] is the one interface. [`llama`] runs GGUF models through llama.cpp, [`sim`] plays a model at configured
-//! speeds, [`remote`] is an engine in another process, reached over the node protocol that [`node`] serves around any
-//! engine. [`handoff`] pulls a prompt's KV from another node, [`transport`] says what clients of nodes trust. All
-//! engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is no engine: a client of servers
-//! that speak text instead of tokens (Ollama, llama-server, vLLM, …).
+//! [`Engine`] is the one interface. [`llama`] runs GGUF models with llama.cpp, [`sim`] simulates a model at configured
+//! speeds, [`remote`] is the client of an engine in another process, which [`node`] serves over the node protocol.
+//! [`handoff`] pulls a prompt's KV from another node; [`transport`] decides which nodes are trusted and what may be
+//! sent unencrypted. All engines pass one contract suite (`engines/tests/engines/contract`). [`upstream`] is not an
+//! engine but a client of servers that speak text instead of tokens (Ollama, llama-server, vLLM, …).
 
 pub mod embed;
 pub mod engine;
@@ -25,6 +25,6 @@ pub mod upstream;
 
 pub use engine::{EmbedStream, Engine, KvEvent, KvStream, LoadStream, SequenceStream};
 
-/// A log filter, as of `RUST_LOG`, for llama.cpp's own lines: it says a hundred for each model that it loads, some of its
-/// progress as warnings, and its errors come back as ours.
+/// A log filter in the syntax of `RUST_LOG` that keeps llama.cpp quiet: it logs about a hundred lines for each model it
+/// loads, some of its progress as warnings, and its errors reach the log as Baton's.
 pub const QUIET_LLAMA: &str = "llama-cpp-2=error,llama_cpp_2=error";

@@ -1,14 +1,14 @@
-//! What an engine's options may be. The same for every engine, so that a trial with the simulator finds the mistakes
-//! that the real one would.
+//! The valid ranges of engine options. All engines share them, so that a trial run with the simulator finds the same
+//! mistakes as one with a real model.
 
 use std::ops::RangeInclusive;
 
-/// Sequences decoded together. llama.cpp aborts the process on a sequence id of 256 and above; some are left for
-/// scratch sequences.
+/// Sequences decoded together. llama.cpp aborts the process on a sequence id of 256 and above; some ids are reserved
+/// for scratch sequences.
 pub const SLOTS: RangeInclusive<u32> = 1..=128;
 
-/// Tokens one sequence, or the whole KV cache, may hold. Below, no chat template fits; llama.cpp counts positions in
-/// an i32, and some room is left for its padding.
+/// Tokens that one sequence, or the whole KV cache, may hold. A smaller context fits no chat template; llama.cpp counts
+/// positions in an i32, and the upper limit leaves room for its padding.
 pub const CONTEXT: RangeInclusive<u32> = 64..=2_000_000_000;
 
 /// Tokens of one physical compute batch.

@@ -1,10 +1,10 @@
-//! Splits a stream of byte chunks into lines, with a cap on their length. For nodes and for upstreams.
+//! Splits a stream of byte chunks into lines of bounded length. Used for nodes and upstreams.
 
 use baton_schemas::EngineError;
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 
-/// A token with 20 alternatives takes some kilobytes. No model server sends a longer line.
+/// The longest line. A token with 20 alternatives takes some kilobytes.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// The lines of a byte stream.
@@ -18,7 +18,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>>> ByteLines<S> {
         ByteLines { chunks: Box::pin(chunks), pending: BytesMut::new() }
     }
 
-    /// The next line without its newline; `None` at a clean end. A last line without newline is a cut stream.
+    /// The next line without its newline; `None` at the end of the stream. Errors: the line is too long, or the stream
+    /// ends inside a line.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
         let mut searched = 0;
         loop {
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cut_line_is_an_error_and_not_an_end() {
+    async fn a_stream_that_ends_inside_a_line_is_an_error() {
         let (seen, error) = split(&["a\nb"]).await;
         assert_eq!(seen, ["a"]);
         assert!(matches!(error, Some(EngineError::Lost { .. })));

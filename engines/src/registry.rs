@@ -1,7 +1,7 @@
-//! Which engines there are, and the one place that starts an engine from its options.
+//! All engines, and the one place that starts an engine from its options.
 //!
-//! A new engine is a variant of [`EngineKind`] and an arm in [`start`]. An option that only it has is a field of
-//! [`EngineOptions`].
+//! To add an engine, add a variant to [`EngineKind`] and an arm to [`start`]. An option that only this engine has
+//! becomes a field of [`EngineOptions`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl EngineKind {
         }
     }
 
-    /// What it is, for the help of an option.
+    /// The description in an option's help.
     pub fn about(self) -> &'static str {
         match self {
             EngineKind::Llama => "llama.cpp, for GGUF models",
@@ -46,18 +46,18 @@ impl EngineKind {
         }
     }
 
-    /// Returns true if the engine runs a model from a file. One without a file is its own model.
+    /// Returns true if the engine runs a model from a file.
     pub fn needs_file(self) -> bool {
         self != EngineKind::Sim
     }
 }
 
-/// Options of an engine. `None` is the engine's own default; an engine ignores what it has no use for.
+/// Options of an engine. `None` stands for the engine's own default. An engine ignores options that it does not have.
 #[derive(Debug, Clone, Default)]
 pub struct EngineOptions {
     /// Which engine.
     pub kind: EngineKind,
-    /// The model's file, for an engine that needs one.
+    /// The model's file, if the engine needs one.
     pub model: Option<PathBuf>,
     /// The model's name.
     pub name: Option<String>,
@@ -77,11 +77,11 @@ pub struct EngineOptions {
     pub device: Option<String>,
     /// Map the model's file into memory.
     pub mmap: Option<bool>,
-    /// Prompt tokens in a step beside running streams.
+    /// Prompt tokens in a step while streams are running.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
     pub max_queued: Option<u32>,
-    /// Source of a chat template that replaces the model's own.
+    /// The source text of a chat template that replaces the model's own.
     pub chat_template: Option<String>,
     /// The file of the model's projector.
     pub projector: Option<PathBuf>,
@@ -91,10 +91,10 @@ pub struct EngineOptions {
     pub sim_decode_tps: Option<f64>,
 }
 
-/// Why an engine did not start. For the operator: may name files.
+/// Why an engine did not start. For the operator: the message may name files.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineStartError {
-    /// The engine needs a model's file.
+    /// The engine needs a model file.
     #[error("--model PATH or --model NAME is needed")]
     NoModel,
     /// This build lacks the engine.
@@ -110,7 +110,7 @@ pub enum EngineStartError {
 }
 
 impl EngineStartError {
-    /// The same for clients: no paths.
+    /// The message for clients, without paths.
     pub fn summary(&self) -> &'static str {
         match self {
             EngineStartError::NoModel | EngineStartError::NotBuilt | EngineStartError::Panicked(_) => {
@@ -122,7 +122,7 @@ impl EngineStartError {
     }
 }
 
-/// Starts an engine. `puller` fetches KV for requests that name a source.
+/// Starts an engine. `puller` fetches KV for requests that name a prefill node.
 pub async fn start(
     options: EngineOptions,
     puller: Option<Arc<dyn KvPuller>>,

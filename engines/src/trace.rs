@@ -1,6 +1,6 @@
-//! One trace across processes: spans under one target, and the W3C header `traceparent` that joins them.
+//! Traces across processes: all spans have one target, and the W3C header `traceparent` connects them.
 //!
-//! Nothing here costs anything, or is sent anywhere, unless the process exports traces.
+//! Unless the process exports traces, this costs nothing and sends nothing.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,16 @@ use opentelemetry_http::HeaderExtractor;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The target of spans that are exported; no other is, and none of these holds text of prompts or replies.
+/// The target of the spans that are exported. No such span holds text of prompts or replies.
 pub const TARGET: &str = "baton::trace";
 
-/// The header that names a trace and the span in it that asks.
+/// The header that names a trace and the caller's span in it.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// What the header may have: it has 55 bytes today, and later versions may add some.
+/// The longest header that is read: version 00 has 55 bytes, and later versions may add some.
 const MAX_TRACEPARENT_BYTES: usize = 256;
 
-/// The span that the sender of these headers is in, if it says so.
+/// The caller's span, from the headers of its request.
 pub fn parent_in(headers: &HeaderMap) -> Option<Context> {
     let is_sane = headers.get(TRACEPARENT).is_some_and(|value| value.len() <= MAX_TRACEPARENT_BYTES);
     is_sane
@@ -30,7 +30,7 @@ pub fn parent_in(headers: &HeaderMap) -> Option<Context> {
         .filter(is_valid)
 }
 
-/// The span that a `traceparent` names, if it is one.
+/// The span that a `traceparent` names. `None` if the text is not valid.
 pub fn parent_of(traceparent: &str) -> Option<Context> {
     if traceparent.len() > MAX_TRACEPARENT_BYTES {
         return None;
@@ -40,7 +40,7 @@ pub fn parent_of(traceparent: &str) -> Option<Context> {
     Some(context).filter(is_valid)
 }
 
-/// The `traceparent` of calls that belong to this span, if it is exported.
+/// The `traceparent` for calls within this span. `None` if the span is not exported.
 pub fn traceparent(span: &Span) -> Option<String> {
     if span.is_disabled() {
         return None;
@@ -50,9 +50,9 @@ pub fn traceparent(span: &Span) -> Option<String> {
     carrier.remove(TRACEPARENT)
 }
 
-/// Puts a span that has not been entered yet under one of another process.
+/// Makes a span the child of another process's span. It must not have been entered yet.
 pub fn continue_from(span: &Span, parent: Option<Context>) {
-    // A span that is not exported has no parent to miss.
+    // It fails for a span that is not exported, which needs no parent.
     let _ = parent.map(|parent| span.set_parent(parent));
 }
 

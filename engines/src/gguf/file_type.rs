@@ -1,9 +1,9 @@
-//! `general.file_type`: the quantization that most of a file's tensors have. Numbers: `llama_ftype` in `llama.h`.
+//! `general.file_type`: the quantization of most of a file's tensors. Numbers: `llama_ftype` in `llama.h`.
 
 use super::Gguf;
 
 impl Gguf {
-    /// llama.cpp's name of the file's quantization, e.g. `Q4_K_M`, if the file says one that is known.
+    /// llama.cpp's name for the file's quantization, e.g. `Q4_K_M`. `None` if the file names none or an unknown one.
     pub fn quantization(&self) -> Option<&'static str> {
         name(self.u64("general.file_type")?)
     }

@@ -1,4 +1,4 @@
-//! What two nodes compare to know that they run the same model.
+//! The fingerprint by which two nodes recognise that they run the same model.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use baton_schemas::kv::Fingerprint;
 
 use super::{Gguf, GgufError};
 
-/// Metadata that change a model's KV without changing a tensor.
+/// Metadata that changes a model's KV without changing a tensor.
 const KV_KEYS: [&str; 6] = [
     "attention.sliding_window",
     "rope.dimension_count",
@@ -17,14 +17,15 @@ const KV_KEYS: [&str; 6] = [
 ];
 
 impl Gguf {
-    /// The model's vocabulary and weights; `weights` also covers the architecture and the settings of its position
-    /// embedding. `path` is the file that this header was read from. Errors: those of [`Gguf::weights_hash`].
+    /// Hashes (BLAKE3) of the model's vocabulary and weights. The hash of the weights includes the architecture and the
+    /// settings of the position embedding. `path` is the file that this header was read from. Errors: those of
+    /// [`Gguf::weights_hash`].
     pub fn fingerprint(&self, path: &Path) -> Result<Fingerprint, GgufError> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.weights_hash(path)?.as_bytes());
         let architecture = self.architecture().unwrap_or_default();
         for key in KV_KEYS.map(|key| format!("{architecture}.{key}")) {
-            // `Debug` of a value names its type and content.
+            // `Debug` of a value includes its type.
             let value = format!("{key}={:?}", self.get(&key));
             hasher.update(&(value.len() as u64).to_le_bytes()).update(value.as_bytes());
         }

@@ -1,4 +1,4 @@
-//! The bytes of a GGUF header.
+//! Reads the bytes of a GGUF header.
 //!
 //! ```text
 //! u8[4]  "GGUF"
@@ -16,11 +16,12 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead};
 use std::path::Path;
 
-use super::{Array, Gguf, GgufError, TensorInfo, Value, tensor_types};
+use super::tensor_types::{self, TensorBlock};
+use super::{Array, Gguf, GgufError, TensorInfo, Value};
 
-/// Real files have about 50; a list of per-layer keys may reach thousands.
+/// Real files have about 50 entries; a file with keys for each layer may have thousands.
 const MAX_METADATA: u64 = 1 << 16;
-/// Mixture-of-experts models that store experts one by one reach some 10⁵.
+/// Mixture-of-experts models that store each expert as a tensor have about 10⁵.
 const MAX_TENSORS: u64 = 1 << 20;
 /// The format's own limit on keys.
 const MAX_KEY_BYTES: u64 = 65_535;
@@ -28,17 +29,17 @@ const MAX_KEY_BYTES: u64 = 65_535;
 const MAX_TENSOR_NAME_BYTES: u64 = 1024;
 /// ggml's own limit.
 const MAX_DIMS: u32 = 4;
-/// llama.cpp's own limit for strings (in bytes) and arrays (in elements). Beyond it a length is damage, not data.
+/// llama.cpp's own limit for strings (in bytes) and arrays (in elements). A larger length means a damaged file.
 const MAX_LEN: u64 = 1 << 30;
-/// Chat templates are tens of kilobytes; a whole `tokenizer.json` stored as a string is megabytes, and unused.
+/// Chat templates have tens of kilobytes; a `tokenizer.json` stored as a string has megabytes and is not used.
 const MAX_KEPT_STRING_BYTES: u64 = 1 << 20;
-/// Per-layer numbers are kept, per-token numbers are not.
+/// Keeps arrays with a number for each layer, but none with a number for each token.
 const MAX_KEPT_ELEMENTS: u64 = 4096;
-/// Nothing written so far nests at all. The bound keeps the recursion off the end of the stack.
+/// Known files do not nest arrays at all. The limit prevents a stack overflow.
 const MAX_NESTING: u32 = 4;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// A [`GgufError`] that does not know its file's name yet.
+/// A [`GgufError`] without the file's name.
 pub(super) enum Fault {
     Io(io::Error),
     NotGguf,
@@ -91,7 +92,7 @@ pub(super) fn read(source: impl BufRead, file_bytes: u64) -> Result<Gguf, Fault>
 }
 
 fn read_version(reader: &mut HeaderReader<impl BufRead>) -> Result<u32, Fault> {
-    // A file shorter than the magic is "not GGUF" rather than "truncated".
+    // A file that is shorter than the magic number is "not GGUF" rather than "truncated".
     if reader.remaining() < 4 || &reader.bytes::<4>()? != b"GGUF" {
         return Err(Fault::NotGguf);
     }
@@ -104,7 +105,7 @@ fn read_version(reader: &mut HeaderReader<impl BufRead>) -> Result<u32, Fault> {
 fn alignment(metadata: &BTreeMap<String, Value>) -> Result<u64, Fault> {
     match metadata.get("general.alignment") {
         None => Ok(DEFAULT_ALIGNMENT),
-        // Bounded, so that adding it to a position cannot overflow.
+        // The limit prevents an overflow when it is added to a position.
         Some(Value::Unsigned(n)) if n.is_power_of_two() && *n <= 1 << 30 => Ok(*n),
         Some(value) => Err(Fault::Malformed(format!("the alignment is {value:?}, not a power of two"))),
     }
@@ -213,13 +214,13 @@ fn read_tensor(reader: &mut HeaderReader<impl BufRead>, alignment: u64) -> Resul
     Ok(TensorInfo { name, dims, ggml_type, offset_bytes, size_bytes })
 }
 
-/// `None` if a row is no whole number of blocks, or if the size overflows.
-fn tensor_bytes(dims: &[u64], (block_elements, block_bytes): (u64, u64)) -> Option<u64> {
-    if !dims.first()?.is_multiple_of(block_elements) {
+/// The size of a tensor in bytes. `None` if a row is not a whole number of blocks, or if the size overflows.
+fn tensor_bytes(dims: &[u64], block: TensorBlock) -> Option<u64> {
+    if !dims.first()?.is_multiple_of(block.n_elements) {
         return None;
     }
     let n_elements = dims.iter().try_fold(1u64, |product, n| product.checked_mul(*n))?;
-    (n_elements / block_elements).checked_mul(block_bytes)
+    (n_elements / block.n_elements).checked_mul(block.n_bytes)
 }
 
 fn check_length(tensors: &[TensorInfo], data_start: u64, file_bytes: u64) -> Result<(), Fault> {
@@ -227,7 +228,7 @@ fn check_length(tensors: &[TensorInfo], data_start: u64, file_bytes: u64) -> Res
         let Some(size_bytes) = tensor.size_bytes else { continue };
         let end = data_start.checked_add(tensor.offset_bytes).and_then(|start| start.checked_add(size_bytes));
         let end = end.ok_or_else(|| Fault::Malformed(format!("tensor {:?} ends beyond 2^64", tensor.name)))?;
-        // Report the end of the last tensor, not of the first one that does not fit.
+        // Report where the last tensor ends, not the first one that does not fit.
         if end > file_bytes {
             let ends =
                 tensors.iter().filter_map(|t| data_start.checked_add(t.offset_bytes)?.checked_add(t.size_bytes?));
@@ -237,7 +238,7 @@ fn check_length(tensors: &[TensorInfo], data_start: u64, file_bytes: u64) -> Res
     Ok(())
 }
 
-/// A cursor that knows how much of the file is left, and hashes what it reads when asked to.
+/// A cursor that knows the file's length and hashes what it reads while it has a hasher.
 struct HeaderReader<R> {
     source: R,
     position: u64,
@@ -250,7 +251,7 @@ impl<R: BufRead> HeaderReader<R> {
         self.file_bytes - self.position
     }
 
-    /// Nothing is allocated or read before this has said that the file holds it.
+    /// Checks that the file has `n_bytes` more. Called before each allocation and each read.
     fn need(&self, n_bytes: u64) -> Result<(), Fault> {
         if n_bytes <= self.remaining() {
             return Ok(());
@@ -275,7 +276,7 @@ impl<R: BufRead> HeaderReader<R> {
         Ok(buffer)
     }
 
-    /// The caller has bounded `n_bytes`.
+    /// Reads `n_bytes`, which the caller has limited.
     fn vec(&mut self, n_bytes: u64) -> Result<Vec<u8>, Fault> {
         self.need(n_bytes)?;
         let mut buffer = vec![0; n_bytes as usize];
@@ -283,7 +284,7 @@ impl<R: BufRead> HeaderReader<R> {
         Ok(buffer)
     }
 
-    /// Reads on without keeping anything; the hasher, if there is one, still sees it.
+    /// Reads `n_bytes` without keeping them. They are hashed if there is a hasher.
     fn skip(&mut self, n_bytes: u64) -> Result<(), Fault> {
         self.need(n_bytes)?;
         let mut left = n_bytes;
@@ -326,7 +327,7 @@ impl<R: BufRead> HeaderReader<R> {
         }
     }
 
-    /// A short string that must be UTF-8, because things are looked up by it.
+    /// A key or a tensor's name: short, and valid UTF-8.
     fn name(&mut self, what: &str, limit: u64) -> Result<String, Fault> {
         let n_bytes = self.string_length(what)?;
         if n_bytes > limit {

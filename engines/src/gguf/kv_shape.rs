@@ -1,4 +1,4 @@
-//! The shape of a model's KV cache, as far as the header tells it.
+//! The shape of a model's KV cache, as far as the header describes it.
 
 use super::{Gguf, Value};
 
@@ -27,8 +27,8 @@ impl Gguf {
         self.u64(&self.arch_key("block_count")?)
     }
 
-    /// KV heads of one layer: from an array with one entry per layer, or one number for all of them. Without either
-    /// every attention head has its own (no grouped-query attention).
+    /// KV heads of one layer: from an array with an entry for each layer, or from one number for all layers. A file
+    /// with neither has no grouped-query attention: each attention head has its own KV head.
     pub fn n_head_kv(&self, layer: u64) -> Option<u64> {
         self.per_layer("attention.head_count_kv", layer).or_else(|| self.per_layer("attention.head_count", layer))
     }
@@ -43,14 +43,14 @@ impl Gguf {
         self.head_dim("attention.value_length")
     }
 
-    /// Tokens that a sliding-window layer looks back, if the model has such layers.
+    /// The length of the sliding window in tokens, if some layers have one.
     pub fn sliding_window(&self) -> Option<u64> {
         self.u64(&self.arch_key("attention.sliding_window")?).filter(|window| *window > 0)
     }
 
-    /// The KV cache's shape, or `None` if the header does not tell it (an embedding or recurrent model, say).
+    /// The KV cache's shape. `None` if the header does not describe it, as for embedding and recurrent models.
     pub fn kv_shape(&self) -> Option<KvShape> {
-        // The header is outside data: without a bound, a block count of 2^60 would be 2^63 bytes of head counts.
+        // The header is not trusted: a block count of 2^60 would allocate 2^63 bytes of head counts.
         let n_layer = self.n_layer().filter(|n| *n <= MAX_LAYERS)?;
         let is_mla = self.get(&self.arch_key("attention.key_length_mla")?).is_some();
         Some(KvShape {
@@ -60,9 +60,9 @@ impl Gguf {
         })
     }
 
-    /// KV bytes that one token costs at `bytes_per_element` (f16: 2.0; q8_0: 34/32), rounded up.
+    /// Bytes of KV for each token at `bytes_per_element` (f16: 2.0; q8_0: 34/32), rounded up.
     ///
-    /// An upper bound for a model with a sliding window: there the windowed layers stop growing at
+    /// For a model with a sliding window this is an upper bound: its windowed layers stop growing at
     /// [`Gguf::sliding_window`] tokens.
     pub fn kv_bytes_per_token(&self, bytes_per_element: f64) -> Option<u64> {
         Some((self.kv_shape()?.elements_per_token() as f64 * bytes_per_element).ceil() as u64)
@@ -83,5 +83,5 @@ impl Gguf {
     }
 }
 
-/// llama.cpp's own bound is 512.
+/// llama.cpp's own limit is 512.
 const MAX_LAYERS: u64 = 4096;

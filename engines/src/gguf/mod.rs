@@ -1,7 +1,7 @@
-//! Reads the header of a GGUF file: what a model is, before anything expensive is done with it.
+//! Reads the header of a GGUF file: facts about a model that is not loaded.
 //!
-//! `baton doctor`, the node and the tests call this to name the model, size its KV cache and compare two files without
-//! llama.cpp. It reads no tensor data but the samples that name the weights, and it trusts nothing: llama.cpp aborts or
+//! `baton doctor`, the node and the tests use it to name the model, to size its KV cache and to compare two files
+//! without llama.cpp. Of the tensors it reads only the samples that identify the weights. llama.cpp aborts or
 //! over-allocates on some damaged files, so every count and length is checked here first. Format: `docs/gguf.md` of the
 //! ggml project, versions 2 and 3.
 
@@ -52,15 +52,15 @@ pub enum GgufError {
     UnsupportedVersion {
         /// As it was given.
         path: PathBuf,
-        /// As the file says; a big-endian file shows as a huge number.
+        /// The file's version; a big-endian file shows a huge number.
         version: u32,
     },
-    /// A GGUF file, but not one that turns images into what a model sees.
+    /// A GGUF file, but not a projector (mmproj).
     #[error("{} is no projector: it is a model of the architecture {architecture:?}", path.display())]
     NotProjector {
         /// As it was given.
         path: PathBuf,
-        /// As the file says.
+        /// The file's architecture.
         architecture: String,
     },
     /// The header contradicts itself or the format.
@@ -71,7 +71,7 @@ pub enum GgufError {
         /// What is wrong with it.
         what: String,
     },
-    /// The file ends too early, most often because a download was cut off.
+    /// The file ends too early, most often because a download was interrupted.
     #[error(
         "the GGUF file {} is cut short: it has {found_bytes} bytes but needs at least {expected_bytes}",
         path.display()
@@ -79,14 +79,14 @@ pub enum GgufError {
     Truncated {
         /// As it was given.
         path: PathBuf,
-        /// The end of the last tensor; of the header, if that is where the file ends.
+        /// The end of the last tensor, or of the header if the file ends in it.
         expected_bytes: u64,
         /// The file's length.
         found_bytes: u64,
     },
 }
 
-/// A metadata value. Integer widths are widened: writers disagree on them, readers should not care.
+/// A metadata value. All integers are widened to 64 bits, because writers use different widths for the same key.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// u8, u16, u32 or u64.
@@ -97,18 +97,18 @@ pub enum Value {
     Float(f64),
     /// One byte, 0 or 1.
     Bool(bool),
-    /// UTF-8; invalid sequences are replaced.
+    /// UTF-8; invalid sequences are replaced by U+FFFD.
     String(String),
-    /// A string longer than is worth keeping (over 1 MiB), in bytes.
+    /// A string of more than 1 MiB, which is not kept.
     LongString {
-        /// Its length.
+        /// Its length in bytes.
         n_bytes: u64,
     },
-    /// An array, with its contents only if they are few and no strings.
+    /// An array. Its elements are kept only if they are few and not strings.
     Array(Array),
 }
 
-/// See [`Value::Array`]. The tokenizer's arrays have 10⁵ strings and more, which nobody here reads.
+/// See [`Value::Array`]. The tokenizer's arrays have 10⁵ strings and more, which Baton does not read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
     /// GGUF's number of the element type (8 is a string, 9 an array).
@@ -119,31 +119,31 @@ pub struct Array {
     pub elements: Option<Vec<Value>>,
 }
 
-/// Where a tensor lies in the file, and as what.
+/// A tensor's name, shape, type and place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// `blk.0.attn_k.weight`, say.
+    /// For example `blk.0.attn_k.weight`.
     pub name: String,
-    /// Elements per dimension, the contiguous one first; 1 to 4 of them.
+    /// Elements of each of the 1 to 4 dimensions, the contiguous dimension first.
     pub dims: Vec<u64>,
     /// ggml's type number.
     pub ggml_type: u32,
-    /// From the start of the data section.
+    /// Offset from the start of the data section.
     pub offset_bytes: u64,
-    /// `None` if the type is unknown here.
+    /// Length of the data. `None` if the type is unknown.
     pub size_bytes: Option<u64>,
 }
 
 /// A GGUF file's header.
 #[derive(Debug, Clone)]
 pub struct Gguf {
-    /// 2 or 3.
+    /// Version of the format, 2 or 3.
     pub version: u32,
-    /// The whole file, in bytes.
+    /// Length of the whole file, bytes.
     pub file_bytes: u64,
-    /// Tensors start at multiples of this, in bytes.
+    /// Alignment of tensors, bytes.
     pub alignment: u64,
-    /// Where the tensors' section starts, in bytes.
+    /// Offset of the data section, bytes.
     pub data_start: u64,
     /// All tensors, in the file's order.
     pub tensors: Vec<TensorInfo>,
@@ -162,7 +162,7 @@ impl Gguf {
             io::ErrorKind::NotFound => GgufError::NotFound { path: path.to_owned() },
             _ => GgufError::Unreadable { path: path.to_owned(), source },
         };
-        // Another one may never end, or never begin.
+        // Reading a device or a pipe might never end, or never begin.
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
             return Err(unreadable(io::Error::other("it is no regular file")));
         }
@@ -171,8 +171,8 @@ impl Gguf {
         header::read(BufReader::with_capacity(1 << 16, file), file_bytes).map_err(|fault| fault.at(path))
     }
 
-    /// Reads the header of a projector (mmproj). Blocking, as [`Gguf::open`]. Errors: those, and that the file is no
-    /// projector.
+    /// Reads the header of a projector (mmproj). Blocking, like [`Gguf::open`]. Errors: those of [`Gguf::open`], and
+    /// [`GgufError::NotProjector`].
     pub fn open_projector(path: impl AsRef<Path>) -> Result<Gguf, GgufError> {
         let gguf = Gguf::open(&path)?;
         match gguf.architecture() {
@@ -184,7 +184,7 @@ impl Gguf {
         }
     }
 
-    /// Memory that the projector in this file takes, weights and compute buffers, about. Blocking. Errors: those of
+    /// Estimated memory of the projector in this file, weights and compute buffers, bytes. Blocking. Errors: those of
     /// [`Gguf::open_projector`].
     pub fn projector_bytes(path: &Path) -> Result<u64, GgufError> {
         Ok(Gguf::open_projector(path)?.file_bytes.saturating_add(COMPUTE_RESERVE))
@@ -195,7 +195,7 @@ impl Gguf {
         self.metadata.get(key)
     }
 
-    /// A string, unless it was too long to keep.
+    /// A string value. `None` also for one that was too long to keep.
     pub fn str(&self, key: &str) -> Option<&str> {
         match self.get(key)? {
             Value::String(text) => Some(text),
@@ -203,12 +203,12 @@ impl Gguf {
         }
     }
 
-    /// An integer of any width that is not negative.
+    /// A non-negative integer value of any width.
     pub fn u64(&self, key: &str) -> Option<u64> {
         self.get(key)?.as_u64()
     }
 
-    /// A float.
+    /// A float value.
     pub fn f32(&self, key: &str) -> Option<f32> {
         match self.get(key)? {
             Value::Float(value) => Some(*value as f32),
@@ -216,7 +216,7 @@ impl Gguf {
         }
     }
 
-    /// A boolean.
+    /// A boolean value.
     pub fn bool(&self, key: &str) -> Option<bool> {
         match self.get(key)? {
             Value::Bool(value) => Some(*value),
@@ -229,7 +229,7 @@ impl Gguf {
         self.str("general.architecture")
     }
 
-    /// The model's name for people.
+    /// The model's human-readable name.
     pub fn name(&self) -> Option<&str> {
         self.str("general.name")
     }
@@ -244,28 +244,28 @@ impl Gguf {
         self.u64(&self.arch_key("context_length")?)
     }
 
-    /// Whether a token sees those after it, too, as in encoders. Files that do not say so are of causal models.
+    /// Returns true if tokens attend to later tokens, as in encoders. A file without the key holds a causal model.
     pub fn is_bidirectional(&self) -> bool {
         self.arch_key("attention.causal").and_then(|key| self.bool(&key)) == Some(false)
     }
 
-    /// Whether the model continues texts, or only gives vectors of them.
+    /// Returns true if the model generates text, and false if it only gives vectors.
     pub fn generates(&self) -> bool {
         !self.is_bidirectional() && !self.architecture().is_some_and(|name| ENCODERS.contains(&name))
     }
 
-    /// llama.cpp's number of the way from token states to a text's vector, if the file names one.
+    /// llama.cpp's number for the pooling of token states into a text's vector, if the file names one.
     pub fn pooling_type(&self) -> Option<u64> {
         self.u64(&self.arch_key("pooling_type")?)
     }
 
-    /// Equal for two files whose `tokenizer.*` entries are equal, in whatever order they were written.
+    /// Hash of all `tokenizer.*` entries. Their order in the file does not matter.
     pub fn tokenizer_hash(&self) -> blake3::Hash {
         self.hash_tokenizer(|_| true)
     }
 
-    /// As [`Gguf::tokenizer_hash`], without the chat templates: equal for two files that give every text the same
-    /// token ids. Templates are often corrected in one quantization of a model and not in another.
+    /// Like [`Gguf::tokenizer_hash`], without the chat templates: equal for two files that map every text to the same
+    /// token ids. Templates are often corrected in one quantization of a model but not in another.
     pub fn vocabulary_hash(&self) -> blake3::Hash {
         self.hash_tokenizer(|key| !key.starts_with("tokenizer.chat_template"))
     }
@@ -273,20 +273,20 @@ impl Gguf {
     fn hash_tokenizer(&self, wanted: impl Fn(&str) -> bool) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         for (key, digest) in self.tokenizer_digests.iter().filter(|(key, _)| wanted(key)) {
-            // The length keeps `ab` + `c` apart from `a` + `bc`.
+            // The length distinguishes `ab` + `c` from `a` + `bc`.
             hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(digest.as_bytes());
         }
         hasher.finalize()
     }
 
-    /// `llama.` + suffix, for a llama.
+    /// The architecture's own key: `llama.` + suffix for a llama.
     fn arch_key(&self, suffix: &str) -> Option<String> {
         Some(format!("{}.{suffix}", self.architecture()?))
     }
 }
 
 impl Value {
-    /// The value, if it is an integer and not negative.
+    /// The value, if it is a non-negative integer.
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Value::Unsigned(value) => Some(*value),
@@ -299,7 +299,7 @@ impl Value {
 /// What llama.cpp's converter calls the architecture of every projector.
 const PROJECTOR: &str = "clip";
 
-/// Architectures without a KV cache in llama.cpp, whose files need not say that their tokens see those after them.
+/// Architectures that have no KV cache in llama.cpp. Their files may lack the key for non-causal attention.
 const ENCODERS: [&str; 9] = [
     "bert",
     "jina-bert-v2",

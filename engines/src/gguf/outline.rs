@@ -1,4 +1,4 @@
-//! What a node would say of a model, as far as its file's header tells it: for a model that is not loaded.
+//! The description of a model that is not loaded, from its file's header.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use baton_schemas::node::{Memory, ModelFacts, NodeInfo, Role};
 use super::{Gguf, ModelSizes, Value};
 
 impl Gguf {
-    /// What is told of this model before it is loaded. What only the engine knows is left empty: control tokens, devices,
-    /// vectors, and what a handoff needs. `chat_template` is the operator's.
+    /// What a node would report about this model. Fields that only a running engine knows stay empty: control tokens,
+    /// devices, embeddings and the KV's identity. `chat_template` is the operator's own template, if there is one.
     pub fn outline(&self, path: &Path, sizes: ModelSizes, n_slots: u32, chat_template: Option<&str>) -> NodeInfo {
         let template = chat_template.or_else(|| self.chat_template()).unwrap_or_default();
         let n_params = self.tensors.iter().map(|tensor| tensor.dims.iter().fold(1u64, |n, dim| n.saturating_mul(*dim)));

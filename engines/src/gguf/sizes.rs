@@ -1,10 +1,9 @@
-//! How large an engine's context and cache are, and what memory that takes: from the header alone, before anything is
-//! loaded.
+//! Chooses the sizes of an engine's context and cache and estimates its memory, from the header alone.
 
 use super::Gguf;
 use crate::limits;
 
-/// What an operator asks for.
+/// The sizes that an operator configured. `None`: not configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SizeWishes {
     /// Tokens one sequence may hold.
@@ -13,52 +12,52 @@ pub struct SizeWishes {
     pub n_cells: Option<u32>,
     /// Sequences decoded together.
     pub n_slots: u32,
-    /// What the model's projector takes: see [`Gguf::projector_bytes`]. 0 without one.
+    /// Memory of the model's projector, see [`Gguf::projector_bytes`]; 0 without one.
     pub projector_bytes: u64,
 }
 
-/// Sizes of an engine, worked out from the file and the operator's wishes.
+/// Sizes of an engine's context and cache, and the memory they need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelSizes {
     /// Tokens one sequence may hold.
     pub n_ctx: u32,
     /// Cells of the unified cache.
     pub n_cells: u32,
-    /// Bytes of KV per token, f16.
+    /// Bytes of KV for each token, in f16.
     pub kv_bytes_per_token: u64,
-    /// Weights, KV cache and compute buffers, about.
+    /// Estimated bytes of weights, KV cache and compute buffers.
     pub memory_bytes: u64,
 }
 
-/// Why there are no such sizes.
+/// Why no sizes can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// An option is out of range.
     #[error("{0}")]
     OutOfRange(String),
-    /// Memory cannot hold it.
+    /// The model does not fit into memory.
     #[error(
         "with {n_cells} tokens of KV cache it needs about {} MiB, and {} MiB are available",
         needed_bytes >> 20,
         available_bytes >> 20
     )]
     TooLarge {
-        /// KV cells asked for.
+        /// Cells of the KV cache.
         n_cells: u32,
-        /// Weights, KV cache and compute buffers.
+        /// Estimated bytes of weights, KV cache and compute buffers.
         needed_bytes: u64,
-        /// What there is.
+        /// Bytes that are available.
         available_bytes: u64,
     },
 }
 
-/// Context of a sequence unless the operator says otherwise: long enough for agents, and 2 GiB of KV on an 8B model.
+/// Default context of a sequence, tokens: long enough for agents, and 2 GiB of KV on an 8B model.
 const DEFAULT_CTX: u32 = 16_384;
 
-/// Cells per slot in the default cache; slots share them, so one long sequence may use its neighbours'.
+/// Cells for each slot in the default cache. Slots share them, so one long sequence may use the cells of others.
 const DEFAULT_CELLS_PER_SLOT: u32 = 4_096;
 
-/// What llama.cpp needs beside weights and KV: compute buffers of a small model are of this order.
+/// Memory for llama.cpp's compute buffers, bytes: their order of magnitude for a small model.
 pub const COMPUTE_RESERVE: u64 = 256 << 20;
 
 /// llama.cpp pads its cache to this many cells.
@@ -69,16 +68,16 @@ const MIN_CTX: u32 = *limits::CONTEXT.start();
 const MAX_CTX: u32 = *limits::CONTEXT.end();
 
 impl ModelSizes {
-    /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a size that was asked for does not.
+    /// Chooses sizes for `available` bytes of memory. A default shrinks to fit; a configured size does not.
     pub fn choose(gguf: &Gguf, wishes: SizeWishes, available: u64) -> Result<ModelSizes, SizeError> {
         let n_ctx_train = gguf.context_length().and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
         let n_ctx_train = n_ctx_train.unwrap_or(DEFAULT_CTX);
-        // Encoders keep no KV.
+        // Encoders have no KV cache.
         let kv_bytes_per_token = gguf.kv_bytes_per_token(F16_BYTES).filter(|_| gguf.generates()).unwrap_or(0);
         let needed = |cells: u32| {
             let kv = u64::from(cells).saturating_mul(kv_bytes_per_token);
-            let beside = wishes.projector_bytes.saturating_add(COMPUTE_RESERVE);
-            gguf.file_bytes.saturating_add(beside).saturating_add(kv)
+            let other = wishes.projector_bytes.saturating_add(COMPUTE_RESERVE);
+            gguf.file_bytes.saturating_add(other).saturating_add(kv)
         };
         let mut n_ctx = wishes.n_ctx.unwrap_or(n_ctx_train.min(DEFAULT_CTX));
         if !(MIN_CTX..=MAX_CTX).contains(&n_ctx) {

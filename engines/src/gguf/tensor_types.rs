@@ -1,8 +1,15 @@
-//! ggml's tensor types, as far as their size goes: `ggml.h` and `ggml-common.h` of the pinned llama.cpp.
+//! The block sizes of ggml's tensor types, from `ggml.h` and `ggml-common.h` of the pinned llama.cpp.
 
-/// Elements and bytes of one block of a ggml type, or `None` for one that is unknown or was removed.
-pub(super) fn block(ggml_type: u32) -> Option<(u64, u64)> {
-    Some(match ggml_type {
+/// The unit in which a ggml type stores a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TensorBlock {
+    pub(super) n_elements: u64,
+    pub(super) n_bytes: u64,
+}
+
+/// The block of a ggml type. `None` for a type that is unknown or was removed.
+pub(super) fn block(ggml_type: u32) -> Option<TensorBlock> {
+    let (n_elements, n_bytes) = match ggml_type {
         0 => (1, 4),      // F32
         1 => (1, 2),      // F16
         2 => (32, 18),    // Q4_0
@@ -39,5 +46,6 @@ pub(super) fn block(ggml_type: u32) -> Option<(u64, u64)> {
         41 => (128, 18),  // Q1_0
         42 => (64, 18),   // Q2_0
         _ => return None,
-    })
+    };
+    Some(TensorBlock { n_elements, n_bytes })
 }

@@ -1,4 +1,4 @@
-//! Small GGUF files, written here, whole and damaged.
+//! Reads small GGUF files that the tests write, whole and damaged.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 
 use super::*;
 
-/// Writes a GGUF byte by byte; nothing is checked, so that it can write wrong ones.
+/// Writes a GGUF file without any checks, so that it can write invalid ones.
 #[derive(Clone, Default)]
 struct Draft {
     n_metadata: u64,
@@ -105,7 +105,7 @@ fn malformed(draft: &Draft) -> String {
 }
 
 #[test]
-fn a_whole_file_tells_what_it_is() {
+fn a_whole_file_is_described() {
     let gguf = tiny_llama().open().unwrap();
     assert_eq!((gguf.version, gguf.alignment), (3, 32));
     assert_eq!(gguf.architecture(), Some("llama"));
@@ -187,7 +187,8 @@ fn one_changed_token_changes_the_tokenizer_hash() {
 #[test]
 fn a_corrected_template_changes_the_tokenizer_hash_but_not_the_vocabulary_hash() {
     let model = |template| Draft::default().text("tokenizer.a", "1").text("tokenizer.chat_template", template).open();
-    let (old, new) = (model("old").unwrap(), model("new").unwrap());
+    let old = model("old").unwrap();
+    let new = model("new").unwrap();
     assert_ne!(old.tokenizer_hash(), new.tokenizer_hash());
     assert_eq!(old.vocabulary_hash(), new.vocabulary_hash());
 }
@@ -223,7 +224,7 @@ fn nested_arrays_are_skipped_and_bounded() {
 }
 
 #[test]
-fn long_strings_are_passed_over() {
+fn long_strings_are_skipped() {
     let gguf = Draft::default().text("long", &"x".repeat((1 << 20) + 1)).text("after", "it").open().unwrap();
     assert_eq!(gguf.get("long"), Some(&Value::LongString { n_bytes: (1 << 20) + 1 }));
     assert_eq!(gguf.str("after"), Some("it"));
@@ -239,7 +240,7 @@ fn absurd_lengths_are_refused_before_anything_is_allocated() {
     assert!(malformed(&Draft::default().tensor("t", &[u64::MAX, u64::MAX], 0, 0)).contains("shape"));
     assert!(malformed(&Draft::default().tensor("t", &[1; 5], 0, 0)).contains("5 dimensions"));
     assert!(malformed(&Draft::default().tensor("t", &[1], 0, u64::MAX - 31)).contains("2^64"));
-    // Within the format's limit, yet more than the file holds.
+    // Within the format's limit, but more than the file holds.
     let arrays = [array(4, 1 << 30, &[]), array(8, 1 << 30, &[]), array(4, 4096, &[])];
     for value in arrays {
         assert!(matches!(Draft::default().raw("a", 9, &value).open(), Err(GgufError::Truncated { .. })));
@@ -274,7 +275,7 @@ fn a_tensor_of_an_unknown_type_has_no_length_to_check() {
 }
 
 #[test]
-fn other_files_are_named_for_what_they_are() {
+fn other_files_have_their_own_errors() {
     assert!(matches!(open(b""), Err(GgufError::NotGguf { .. })));
     assert!(matches!(open(b"GGML\x03\0\0\0"), Err(GgufError::NotGguf { .. })));
     assert!(matches!(open(b"GGUF\x01\0\0\0"), Err(GgufError::UnsupportedVersion { version: 1, .. })));
@@ -308,7 +309,7 @@ proptest! {
     }
 }
 
-/// One tensor of 10,000 bytes, all of them 7 but those that `change` makes different.
+/// The weights hash of a file with one tensor of 10,000 bytes, all of them 7 except those that `change` sets.
 fn weights_hash(draft: &Draft, change: impl Fn(&mut [u8])) -> blake3::Hash {
     let mut bytes = draft.clone().tensor("w", &[10_000], 24, 0).data(10_000).bytes();
     let start = bytes.len() - 10_000;
@@ -319,19 +320,19 @@ fn weights_hash(draft: &Draft, change: impl Fn(&mut [u8])) -> blake3::Hash {
 }
 
 #[test]
-fn weights_are_told_apart_by_samples_of_each_tensor() {
+fn samples_of_each_tensor_distinguish_weights() {
     let llama = Draft::default().text("general.architecture", "llama");
     let plain = weights_hash(&llama, |_| ());
     assert_eq!(weights_hash(&llama.clone().text("general.name", "another"), |_| ()), plain);
     for place in [0, 4095, 10_000 - 4096, 9_999] {
         assert_ne!(weights_hash(&llama, |data| data[place] = 8), plain, "byte {place}");
     }
-    // What the docstring says: the middle is not looked at.
+    // As documented: the middle is not read.
     assert_eq!(weights_hash(&llama, |data| data[5_000] = 8), plain);
 }
 
 #[test]
-fn a_hash_of_weights_needs_the_file_that_the_header_is_of() {
+fn weights_are_hashed_only_from_the_headers_own_file() {
     let draft = Draft::default().tensor("w", &[64], 24, 0).data(64);
     let gguf = draft.open().unwrap();
     let mut shorter = NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! Which weights a file holds, without reading gigabytes.
+//! Identifies a file's weights without reading gigabytes.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,14 +10,14 @@ use super::{Gguf, GgufError, TensorInfo};
 const SAMPLE_BYTES: u64 = 4096;
 
 impl Gguf {
-    /// Equal for two files with the same weights: BLAKE3 of each tensor's name, shape and type and of the first and
-    /// last 4 KiB of its data, in the order of names. Metadata do not count, nor does the order in the file.
+    /// BLAKE3 of each tensor's name, shape and type and of the first and last 4 KiB of its data, in the order of names.
+    /// Metadata and the tensors' order in the file do not matter.
     ///
-    /// A sample tells apart models, quantizations and fine-tunes, which change every tensor they touch. It does not
-    /// tell apart a file that was altered in the middle of a tensor only: this identifies, it does not authenticate.
+    /// Samples distinguish models, quantizations and fine-tunes, which change whole tensors. They do not show a change
+    /// in the middle of a tensor only: the hash identifies weights, it does not authenticate them.
     ///
     /// `path` is the file that this header was read from. Blocking: some hundred short reads. Errors: the file cannot
-    /// be read, has a tensor of a type whose size is unknown, or has changed since.
+    /// be read, has a tensor of a type whose size is unknown, or is shorter than when the header was read.
     pub fn weights_hash(&self, path: impl AsRef<Path>) -> Result<blake3::Hash, GgufError> {
         let path = path.as_ref();
         let unreadable = |source: io::Error| GgufError::Unreadable { path: path.to_owned(), source };
@@ -36,7 +36,7 @@ impl Gguf {
                 hasher.update(&n.to_le_bytes());
             }
             hasher.update(&tensor.ggml_type.to_le_bytes());
-            // The header's reader has checked that the file reaches this far.
+            // `header::read` has checked that the file reaches this far.
             let start = self.data_start + tensor.offset_bytes;
             let n_first = size_bytes.min(SAMPLE_BYTES);
             let n_last = (size_bytes - n_first).min(SAMPLE_BYTES);

@@ -1,31 +1,29 @@
-//! Buffers of chunks, used again.
-//!
-//! Memory fresh from the system costs a page fault for every 4 KiB, which is more than copying the rows into it.
+//! Reuses the buffers of chunks: fresh memory costs a page fault for every 4 KiB, which is more than copying rows into
+//! it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// Buffers kept for later: as many as chunks are usually on their way. They outlive a handoff, so that the next one
-/// finds them.
+/// Buffers that are kept for reuse: the usual number of chunks in flight. They outlive a handoff.
 const MAX_KEPT: usize = 4;
 
-/// Where buffers wait for their next use. Clones share them.
+/// A pool of buffers. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ChunkBuffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl ChunkBuffers {
-    /// A buffer that was used before, with what is in it, or an empty one.
+    /// A buffer from the pool, with its old content, or an empty one.
     pub fn take(&self) -> Vec<u8> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
-    /// Shares a buffer. It comes back when the last part of it is dropped.
+    /// Shares a buffer, which returns to the pool when the last reference to it is dropped.
     pub fn lend(&self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(LentBuffer { buffer, home: self.clone() })
     }
 
-    /// Keeps a buffer for later, if there are not many already.
+    /// Returns a buffer to the pool, or frees it if the pool is full.
     pub fn put(&self, buffer: Vec<u8>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < MAX_KEPT {
@@ -56,12 +54,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_comes_back_with_its_last_part() {
+    fn a_buffer_returns_when_its_last_reference_is_dropped() {
         let buffers = ChunkBuffers::default();
         let whole = buffers.lend(vec![1, 2, 3]);
         let part = whole.slice(1..2);
         drop(whole);
-        assert!(buffers.take().is_empty(), "a part is still in use");
+        assert!(buffers.take().is_empty(), "a slice is still in use");
         drop(part);
         assert_eq!(buffers.take(), [1, 2, 3]);
         drop((0..10).map(|i| buffers.lend(vec![i])).collect::<Vec<_>>());

@@ -1,15 +1,15 @@
-//! How far two engines' KV of the same tokens lie apart.
+//! The distance between two engines' KV of the same tokens.
 //!
-//! Names and shapes cannot tell whether two files hold the same base model, or whether two engines order K's elements
-//! alike. The values can: equal weights on different kernels differ by about 1e-4 of the values' norm, kernels for
-//! 4-bit weights by 0.03 to 0.05, and another RoPE order by 1.4.
+//! Names and shapes do not show whether two files hold the same base model, or whether two engines order K's elements
+//! in the same way. The values do: equal weights on different kernels differ by about 1e-4 of the values' norm, kernels
+//! for 4-bit weights by 0.03 to 0.05, and another RoPE order by 1.4.
 
 use baton_schemas::kv::{Chunk, Dtype, KvLayout, LayerRows, SectionRows};
 use bytes::Bytes;
 use half::{bf16, f16};
 
-/// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Infinite if the chunks do not
-/// hold the same rows.
+/// The largest distance of any layer's K or V: relative L2, `‖theirs − ours‖ / ‖ours‖`. Infinite if the chunks hold
+/// different positions or do not fit the layout.
 pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
     if ours.check(layout).is_err() || theirs.check(layout).is_err() || (ours.p0, ours.p1) != (theirs.p0, theirs.p1) {
         return f64::INFINITY;
@@ -20,19 +20,20 @@ pub fn distance(layout: &KvLayout, ours: &Chunk, theirs: &Chunk) -> f64 {
     tensors.map(|((ours, theirs), dtype)| relative_l2(dtype, ours, theirs)).fold(0.0, f64::max)
 }
 
-/// The same for rows that came in several chunks, one after another.
+/// Like [`distance`], for rows of the peer that came in several consecutive chunks.
 pub(super) fn distance_of_parts(layout: &KvLayout, ours: &Chunk, parts: &[Chunk]) -> f64 {
     joined(parts).map_or(f64::INFINITY, |theirs| distance(layout, ours, &theirs))
 }
 
-/// The same for rows that came in several chunks on both sides, cut differently perhaps.
+/// Like [`distance`], for rows in several consecutive chunks on both sides, which may be cut at different positions.
 pub fn distance_of_captures(layout: &KvLayout, ours: &[Chunk], theirs: &[Chunk]) -> f64 {
     joined(ours).map_or(f64::INFINITY, |ours| distance_of_parts(layout, &ours, theirs))
 }
 
-/// Chunks that follow one another as one. `None` if they do not, or if one lacks rows.
+/// Joins consecutive chunks. `None` if there is a gap between two, or if one lacks rows.
 fn joined(parts: &[Chunk]) -> Option<Chunk> {
-    let (first, last) = (parts.first()?, parts.last()?);
+    let first = parts.first()?;
+    let last = parts.last()?;
     let follow = parts.windows(2).all(|pair| pair[0].p1 == pair[1].p0);
     let whole = parts.iter().all(|part| part.sections.iter().all(|section| section.start == part.p0));
     let n_sections = first.sections.len();
@@ -56,7 +57,8 @@ fn relative_l2(dtype: Dtype, ours: &[u8], theirs: &[u8]) -> f64 {
     if ours.len() != theirs.len() {
         return f64::INFINITY;
     }
-    let (mut difference, mut norm) = (0.0, 0.0);
+    let mut difference = 0.0;
+    let mut norm = 0.0;
     for (a, b) in values(dtype, ours).zip(values(dtype, theirs)) {
         difference += (b - a) * (b - a);
         norm += a * a;
@@ -73,7 +75,7 @@ fn values(dtype: Dtype, rows: &[u8]) -> impl Iterator<Item = f64> + '_ {
         (Dtype::F16, &[a, b]) => f64::from(f16::from_le_bytes([a, b])),
         (Dtype::Bf16, &[a, b]) => f64::from(bf16::from_le_bytes([a, b])),
         (Dtype::F32, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
-        // `chunks_exact` gives as many bytes as the type has.
+        // Unreachable: `chunks_exact` gives as many bytes as the type has.
         _ => f64::NAN,
     })
 }
@@ -94,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_are_at_no_distance_and_another_order_is_far() {
+    fn equal_values_have_distance_zero_and_another_order_is_far() {
         let (layout, ours) = chunk(&[1.0, -2.0, 3.0, -4.0]);
         assert_eq!(distance(&layout, &ours, &ours), 0.0);
         let (_, close) = chunk(&[1.001, -2.0, 3.0, -4.0]);
         assert!(distance(&layout, &ours, &close) < 1e-3);
         let (_, reordered) = chunk(&[1.0, 3.0, -2.0, -4.0]);
         assert!(distance(&layout, &ours, &reordered) > 1.0);
-        // In parts, as a busy node or one with small batches sends it.
+        // In several chunks, as a busy node or one with small batches sends them.
         let second = Chunk { p0: 1, p1: 2, ..ours.clone() };
         let second = Chunk { sections: vec![SectionRows { start: 1, ..ours.sections[0].clone() }], ..second };
         let both = joined(&[ours.clone(), second.clone()]).unwrap();

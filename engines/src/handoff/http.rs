@@ -1,4 +1,4 @@
-//! Pulls over the node protocol.
+//! Pulls KV over the node protocol.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -20,7 +20,7 @@ use crate::engine::Engine;
 use crate::remote::{ClientError, NodeAddress, RemoteEngine};
 use crate::trace;
 
-/// Pulls from prefill nodes. Cheap to clone.
+/// Pulls KV from prefill nodes over HTTP. Cheap to clone.
 #[derive(Clone)]
 pub struct HttpPuller(Arc<PullerState>);
 
@@ -49,7 +49,7 @@ impl HttpPuller {
 impl KvPuller for HttpPuller {
     fn introduce(&self, local: LocalKv) {
         if self.0.local.set(local).is_err() {
-            tracing::error!("a puller serves one engine");
+            tracing::error!("a puller was given a second engine; it keeps serving the first");
         }
     }
 
@@ -76,15 +76,16 @@ impl KvPuller for HttpPuller {
     }
 
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>> {
-        let (inner, url) = (Arc::clone(&self.0), source.url.trim_end_matches('/').to_owned());
+        let inner = Arc::clone(&self.0);
+        let url = source.url.trim_end_matches('/').to_owned();
         Box::pin(async move {
             if let Err(error) = inner.client.policy.transport.check(&url) {
-                tracing::warn!(url, %error, "the link is not measured");
+                tracing::warn!(url, %error, "the link to the prefill node is not measured: its address is refused");
                 return Err(HandoffFailure::AddressRefused);
             }
             let measured =
                 link::measure(&inner.client.http, &url, &inner.client.cluster_key).await.map_err(|error| {
-                    tracing::info!(url, %error, "the link cannot be measured");
+                    tracing::info!(url, %error, "measuring the link to the prefill node failed");
                     if error.is_timeout() { HandoffFailure::PrefillStalled } else { HandoffFailure::PrefillDown }
                 })?;
             inner.client.links.measured(&url, &measured);
@@ -99,9 +100,9 @@ struct Sink {
 }
 
 impl Sink {
-    /// Waits for room: this is what slows a prefill node down to the engine's speed.
+    /// Waits for room in the channel: this backpressure slows the prefill node down to the engine's speed.
     async fn send(&self, event: PullEvent) {
-        // A closed channel is noticed where the whole pull is awaited.
+        // `KvPuller::pull` ends the pull when the channel is closed.
         if self.sender.send(event).await.is_ok() {
             (self.notify)();
         }
@@ -117,7 +118,7 @@ impl PullerState {
             Some(known) => known?,
             None => {
                 let outcome = self.examine(url, local).await;
-                // A peer that cannot be reached is asked again with the next request.
+                // An unreachable peer is examined again with the next request.
                 if !matches!(outcome, Err(HandoffFailure::PrefillDown | HandoffFailure::PrefillStalled)) {
                     self.peers.remember(url, outcome);
                 }
@@ -133,13 +134,13 @@ impl PullerState {
         outcome
     }
 
-    /// Finds out whether a peer's KV may be taken.
+    /// Decides whether a peer's KV may be used. Returns the peer's fingerprint.
     async fn examine(&self, url: &str, local: &LocalKv) -> Result<Fingerprint, HandoffFailure> {
         let policy = &self.client.policy;
         let address = NodeAddress::Url(url.to_owned());
         let node = RemoteEngine::with_transport(&address, &self.client.cluster_key, &policy.transport);
         let node = node.map_err(|error| {
-            tracing::warn!(url, %error, "the prefill node is not asked");
+            tracing::warn!(url, %error, "no KV is pulled from this prefill node: no connection may be made");
             match error {
                 ClientError::Address(_) => HandoffFailure::AddressRefused,
                 ClientError::Setup(_) => HandoffFailure::PrefillDown,
@@ -148,33 +149,42 @@ impl PullerState {
         let info = tokio::time::timeout(policy.timeouts.head, node.info()).await;
         let info = info.map_err(|_| HandoffFailure::PrefillStalled)?;
         let info = info.map_err(|error| {
-            tracing::warn!(url, %error, "the prefill node does not answer");
+            tracing::warn!(url, %error, "no KV is pulled: the prefill node did not describe its model");
             failure_of(&error)
         })?;
         let Some(peer) = info.kv else {
-            tracing::warn!(url, "the prefill node's model cannot be handed over");
+            tracing::warn!(url, "no KV is pulled: the KV of the prefill node's model cannot be handed over");
             return Err(HandoffFailure::FingerprintMismatch);
         };
         match (compare(&local.identity, &peer), policy.max_canary_distance) {
             (Match::Exact, _) => Ok(peer.fingerprint),
             (Match::Impossible(why), _) => {
-                tracing::warn!(url, why, "the prefill node's KV does not fit this model");
+                tracing::warn!(url, why, "no KV is pulled: the prefill node's KV does not fit this model");
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, None) => {
-                tracing::warn!(url, "the prefill node has other weights; --max-canary-distance would allow it");
+                tracing::warn!(
+                    url,
+                    "no KV is pulled: the prefill node has other weights; --max-canary-distance allows it"
+                );
                 Err(HandoffFailure::FingerprintMismatch)
             }
             (Match::OtherWeights, Some(limit)) => {
                 let distance = self.canary_distance(url, peer.fingerprint, local).await?;
                 let admitted = distance <= limit;
-                tracing::warn!(url, distance, limit, admitted, "the prefill node has other weights: canary");
+                tracing::warn!(
+                    url,
+                    distance,
+                    limit,
+                    admitted,
+                    "the prefill node has other weights; the canary was compared"
+                );
                 if admitted { Ok(peer.fingerprint) } else { Err(HandoffFailure::CanaryFailed) }
             }
         }
     }
 
-    /// Has the peer prefill the canary's tokens, and compares.
+    /// Pulls the KV of the canary's tokens from the peer. Returns its distance from this engine's.
     async fn canary_distance(&self, url: &str, peer: Fingerprint, local: &LocalKv) -> Result<f64, HandoffFailure> {
         let order = PullOrder {
             source: KvSource::at(url),

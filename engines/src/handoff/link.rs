@@ -1,4 +1,4 @@
-//! How fast the way from another node is: a few megabytes that do not compress, timed.
+//! Measures the link from another node by timing some megabytes of incompressible data.
 
 use std::time::{Duration, Instant};
 
@@ -7,22 +7,22 @@ use baton_schemas::node::BASE_PATH;
 use futures::StreamExt;
 use reqwest::Client;
 
-/// Round trips of which the shortest counts: the others met something else on the way.
+/// Round trips that are timed. The shortest counts: the others were delayed by other traffic.
 const N_ROUND_TRIPS: usize = 3;
 
-/// First amount. A slow link is not kept busy for long.
+/// Bytes of the first transfer: few, so that a slow link is not kept busy.
 const FIRST_BYTES: u64 = 1 << 20;
 
-/// Largest amount a node sends.
+/// The most bytes that a node sends.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
-/// A measurement that took less is repeated with more bytes: it timed the start and not the rate.
+/// A shorter transfer is repeated with more bytes, because it measures the start and not the rate.
 const LONG_ENOUGH: Duration = Duration::from_millis(20);
 
-/// For one request.
+/// The deadline of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Measures the way from the node at `url`.
+/// Measures the link from the node at `url`.
 pub(super) async fn measure(client: &Client, url: &str, key: &str) -> reqwest::Result<LinkMeasurement> {
     let mut rtt = Duration::MAX;
     for _ in 0..N_ROUND_TRIPS {
@@ -41,11 +41,12 @@ pub(super) async fn measure(client: &Client, url: &str, key: &str) -> reqwest::R
     Ok(LinkMeasurement { rtt_ms: rtt.as_secs_f64() * 1e3, n_bytes: received, seconds: took.as_secs_f64() })
 }
 
-/// Bytes that came after the first piece, and how long they took.
+/// Requests `n_bytes`. Returns how many came after the first piece, and how long they took.
 async fn fetch(client: &Client, url: &str, key: &str, n_bytes: u64) -> reqwest::Result<(u64, Duration)> {
     let call = client.get(format!("{url}{BASE_PATH}/noise?bytes={n_bytes}")).bearer_auth(key).timeout(TIMEOUT);
     let mut pieces = call.send().await?.error_for_status()?.bytes_stream();
-    let (mut began, mut received) = (None, 0);
+    let mut began = None;
+    let mut received = 0;
     while let Some(piece) = pieces.next().await {
         let n = piece?.len() as u64;
         match began {

@@ -1,7 +1,7 @@
-//! Pulling a prompt's KV from another node.
+//! Pulls a prompt's KV from another node.
 //!
-//! The decode node pulls: it opens one request to the prefill node and consumes a stream of KV chunks that starts
-//! with the first one computed. KV never passes through the proxy, and dropping the request cancels the prefill.
+//! The decode node sends one request to the prefill node and reads a stream of KV chunks, which begins as soon as the
+//! first one is computed. KV never passes through the proxy. Dropping the request cancels the prefill.
 
 mod buffers;
 pub mod canary;
@@ -35,54 +35,54 @@ pub const PULL_WINDOW: usize = 2;
 
 /// Opens pulls for an engine.
 pub trait KvPuller: Send + Sync + 'static {
-    /// Tells what the engine runs, once, before the first pull.
+    /// Sets the engine's own identity and canary. Called once, before the first pull.
     fn introduce(&self, local: LocalKv);
 
-    /// Begins to pull, at once and without waiting. The last item is an `End`; dropping the receiver
-    /// cancels. `notify` is called after each item.
+    /// Starts a pull without blocking. The last item is an `End`. Dropping the receiver cancels the pull. `notify` is
+    /// called after each item.
     fn pull(&self, order: PullOrder, notify: Arc<dyn Fn() + Send + Sync>) -> mpsc::Receiver<PullEvent>;
 
-    /// Measures the way from a prefill node to here.
+    /// Measures the link from a prefill node to this one.
     fn measure_link(&self, source: &KvSource) -> BoxFuture<'static, Result<LinkMeasurement, HandoffFailure>>;
 }
 
-/// The engine's own side of a comparison.
+/// The engine's own identity and canary, which a peer's are compared with.
 #[derive(Debug, Clone)]
 pub struct LocalKv {
-    /// What it runs.
+    /// The vocabulary, weights and KV layout of its model.
     pub identity: KvIdentity,
     /// KV of the identity's canary tokens.
     pub canary: Chunk,
 }
 
-/// What is wanted: the KV of positions `[start, tokens.len())`.
+/// An order for the KV of positions `[start, tokens.len())`.
 pub struct PullOrder {
-    /// From whom.
+    /// The prefill node.
     pub source: KvSource,
-    /// From position 0 on.
+    /// The prompt's tokens, from position 0 on.
     pub tokens: Vec<Token>,
-    /// First position that is missing here.
+    /// The first position that the engine lacks.
     pub start: u32,
-    /// Whose prompt this is.
+    /// The scope in which the prefill node may cache the prompt.
     pub cache_scope: CacheScope,
-    /// Nobody will continue it: the prefill node need not keep it.
+    /// The prompt will not be continued, so that the prefill node does not cache it.
     pub ephemeral: bool,
-    /// Where the rows of a chunk go in its buffer.
+    /// Decides where the rows of a chunk lie in its buffer.
     pub placement: Arc<PlaceRows>,
-    /// Buffers of earlier chunks, to be used again.
+    /// Buffers of earlier chunks, for reuse.
     pub buffers: ChunkBuffers,
 }
 
-/// Lays out the buffer that a chunk is received into; see [`Placement`](baton_schemas::kv::Placement).
+/// Lays out the buffer of a chunk; see [`Placement`](baton_schemas::kv::Placement).
 pub type PlaceRows = dyn Fn(&Span, &KvLayout) -> Places + Send + Sync;
 
-/// A step of a pull. The chunks before a failure are good.
+/// A step of a pull. The chunks before a failure are valid.
 pub type PullEvent = KvEvent<VerifiedKv, PullEnd>;
 
 /// How a pull ended.
 #[derive(Debug, Clone, Copy)]
 pub struct PullEnd {
-    /// What the prefill node and the link did, or the failure alone. The engine adds its own part.
+    /// The report about the prefill node and the link, or only the failure. The engine adds its own part.
     pub report: HandoffReport,
     /// When the prefill node had computed the last token, on this machine's clock; `None` after a failure.
     pub prefilled_at: Option<Instant>,
@@ -95,22 +95,22 @@ impl From<HandoffFailure> for PullEnd {
 }
 
 impl PullEnd {
-    /// The whole handoff's report, for an engine that had taken in everything at `imported_at`. The engine fills in what
-    /// it counted itself.
+    /// The report for an engine that had imported all chunks at `imported_at`. The engine adds the numbers that only it
+    /// knows.
     pub fn report(self, imported_at: Instant) -> HandoffReport {
         let unhidden = self.prefilled_at.map_or(Duration::ZERO, |at| imported_at.saturating_duration_since(at));
         self.report.with_unhidden(unhidden.as_secs_f64() * 1e3)
     }
 }
 
-/// Refuses a prefill request that this engine cannot serve, before it is queued.
+/// Checks that an engine with this KV and context can serve a prefill request.
 pub(crate) fn check(request: &PrefillRequest, local: &KvIdentity, n_ctx: u32) -> Result<(), EngineError> {
     let n_tokens = u32::try_from(request.tokens.len()).unwrap_or(u32::MAX);
     if request.start >= n_tokens {
         let message = format!("KV is wanted from position {} on, and there are {n_tokens} tokens", request.start);
         return Err(EngineError::invalid(message));
     }
-    // A whole prompt has one token more, which the decode node computes.
+    // The whole prompt has one token more, which the decode node computes.
     if n_tokens >= n_ctx {
         return Err(EngineError::ContextOverflow { n_prompt: n_tokens, n_ctx });
     }
@@ -120,7 +120,7 @@ pub(crate) fn check(request: &PrefillRequest, local: &KvIdentity, n_ctx: u32) ->
     Ok(())
 }
 
-/// [`Engine::measure_link`](crate::Engine::measure_link) of an engine with this puller.
+/// Implements [`Engine::measure_link`](crate::Engine::measure_link) for an engine with this puller.
 pub(crate) async fn measure_link(
     puller: Option<&dyn KvPuller>,
     source: &KvSource,

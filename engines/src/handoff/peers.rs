@@ -1,4 +1,4 @@
-//! Which prefill nodes' KV this engine takes.
+//! Decides which prefill nodes' KV this engine uses.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,17 +8,17 @@ use baton_schemas::handoff::HandoffFailure;
 use baton_schemas::kv::Fingerprint;
 use baton_schemas::node::KvIdentity;
 
-/// How long a peer's identity is cached. Each reply's head is still compared with it, so a peer that was restarted with
-/// another model is noticed at once.
+/// How long an admitted peer is remembered. Each reply's head is still compared with its fingerprint, so that a peer
+/// that was restarted with another model is noticed at once.
 const ADMITTED_FOR: Duration = Duration::from_secs(300);
 
-/// How soon a peer that was refused is looked at again.
+/// How long a refused peer is remembered.
 const REFUSED_FOR: Duration = Duration::from_secs(4);
 
-/// Peers remembered; more than any cluster this is for.
+/// The most peers that are remembered; more than a cluster has.
 const MAX_PEERS: usize = 256;
 
-/// What was found out about peers, by address.
+/// The outcomes of examining peers, by their addresses.
 #[derive(Default)]
 pub(super) struct Peers(Mutex<HashMap<String, Finding>>);
 
@@ -28,7 +28,7 @@ struct Finding {
 }
 
 impl Peers {
-    /// What is still known of a peer.
+    /// The remembered outcome for a peer, if it is recent.
     pub(super) fn known(&self, url: &str) -> Option<Result<Fingerprint, HandoffFailure>> {
         let peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let finding = peers.get(url)?;
@@ -36,7 +36,7 @@ impl Peers {
         (finding.at.elapsed() < lasts).then_some(finding.outcome)
     }
 
-    /// Remembers what was found.
+    /// Remembers the outcome for a peer.
     pub(super) fn remember(&self, url: &str, outcome: Result<Fingerprint, HandoffFailure>) {
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.len() >= MAX_PEERS && !peers.contains_key(url) {
@@ -45,7 +45,7 @@ impl Peers {
         peers.insert(url.to_owned(), Finding { outcome, at: Instant::now() });
     }
 
-    /// Forgets a peer that turned out to be another than it was.
+    /// Forgets a peer whose model has changed.
     pub(super) fn forget(&self, url: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(url);
     }
@@ -58,20 +58,24 @@ pub(super) enum Match {
     Exact,
     /// KV of the same shape from other weights: the canary decides.
     OtherWeights,
-    /// Cannot be handed over, and why.
+    /// The KV does not fit, with the reason.
     Impossible(String),
 }
 
-/// Compares what two nodes say they run.
+/// Compares the identities of two nodes' models.
 pub(super) fn compare(local: &KvIdentity, peer: &KvIdentity) -> Match {
     if local.fingerprint.vocabulary != peer.fingerprint.vocabulary {
         return Match::Impossible("the models have different vocabularies".into());
     }
-    let (ours, theirs) = (&local.layout, &peer.layout);
+    let ours = &local.layout;
+    let theirs = &peer.layout;
     let count = |sections: &[baton_schemas::kv::Section]| sections.iter().map(|s| s.layers.len()).collect::<Vec<_>>();
     if count(&ours.sections) != count(&theirs.sections) {
-        let (ours, theirs) = (count(&ours.sections), count(&theirs.sections));
-        return Match::Impossible(format!("the models have {ours:?} and {theirs:?} layers"));
+        return Match::Impossible(format!(
+            "the models have {:?} and {:?} layers",
+            count(&ours.sections),
+            count(&theirs.sections)
+        ));
     }
     if ours.rope != theirs.rope {
         return Match::Impossible(format!("K's elements are in {:?} and {:?} order", ours.rope, theirs.rope));
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_remembered_for_a_while() {
+    fn outcomes_are_remembered_and_forgotten() {
         let peers = Peers::default();
         let fingerprint = Fingerprint { vocabulary: [1; 32], weights: [2; 32] };
         assert_eq!(peers.known("a"), None);

@@ -1,4 +1,4 @@
-//! How pulls are made: what is allowed, and how long each step may take.
+//! The rules of pulls: what is allowed, and how long each step may take.
 
 use std::time::Duration;
 
@@ -6,31 +6,32 @@ use baton_schemas::kv::Codec;
 
 use crate::transport::Transport;
 
-/// Limit on waiting for the queue and the first chunk, and between chunks, if nothing was predicted. The decode node
-/// computes a prompt itself in less than a longer wait.
+/// The longest wait for the queue and the first chunk, and between chunks, for a pull without a predicted time. In a
+/// longer time the decode node would compute the prompt itself.
 const DEFAULT_ALLOWANCE: Duration = Duration::from_secs(60);
 
 /// The lossless codecs, which are allowed unless the operator names others.
 const LOSSLESS: [Codec; 2] = [Codec::None, Codec::PlanesZstd];
 
-/// How pulls are made.
+/// The rules of pulls.
 #[derive(Debug, Clone)]
 pub struct PullPolicy {
-    /// Accept KV of other weights of the same base model up to this canary distance. `None`: only equal weights.
+    /// KV from other weights of the same base model is accepted up to this canary distance (relative L2). `None`: only
+    /// equal weights are accepted.
     pub max_canary_distance: Option<f64>,
-    /// Codecs that KV may travel in; each link gets the one that its measured rates favour. Empty: the lossless ones.
+    /// The allowed codecs; each link uses the fastest by its measured rates. Empty: the lossless ones.
     pub codecs: Vec<Codec>,
-    /// Trusted certificates, and whether plain HTTP to other machines is allowed.
+    /// The trusted certificates, and whether plain HTTP to other machines is allowed.
     pub transport: Transport,
-    /// Longest time without a new position (signs of life do not count) for a pull without a predicted time. The whole
-    /// pull may take this plus 50 ms for each position.
+    /// The longest time without a new position for a pull without a predicted time; signs of life do not count. The
+    /// whole pull may take this plus 50 ms for each position.
     pub allowance: Duration,
-    /// Limits on silence.
+    /// The longest silences.
     pub timeouts: PullTimeouts,
 }
 
 impl PullPolicy {
-    /// The codecs that KV may travel in, at least one.
+    /// The allowed codecs, at least one.
     pub(super) fn allowed_codecs(&self) -> &[Codec] {
         if self.codecs.is_empty() { &LOSSLESS } else { &self.codecs }
     }
@@ -57,7 +58,8 @@ pub struct PullTimeouts {
     pub head: Duration,
     /// Between two bytes. The prefill node sends a sign of life every second.
     pub stall: Duration,
-    /// A node that sent a byte within this time is alive: a pull that passes its deadline is then late, not stalled.
+    /// A node that sent a byte within this time is alive: if the pull then misses its deadline, the failure is
+    /// `prefill_late` and not `prefill_stalled`.
     pub life_sign: Duration,
 }
 

@@ -6,7 +6,7 @@ use llama_cpp_2::llama_backend::LlamaBackend;
 
 use super::load_error::LoadError;
 
-/// Initialised once and kept: the crate refuses a second time.
+/// llama.cpp's backend, which is initialised once: the crate refuses a second initialisation.
 pub(super) fn backend() -> Result<&'static LlamaBackend, LoadError> {
     static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
     let backend = BACKEND.get_or_init(|| {

@@ -1,33 +1,33 @@
-//! How many prompt tokens one step may carry.
+//! Chooses how many prompt tokens one step computes.
 //!
-//! A step is one `llama_decode`, and every running stream waits for it. So beside streams a step's prefill is bounded by
-//! time, through the rate measured in such steps, and not by a batch size that is 10 ms on one machine and 8 s on another. With
-//! nobody waiting it is a full physical batch: what is computed, and so how llama.cpp rounds, is then a function of the
-//! prompt alone and not of how fast the machine happened to be.
+//! A step is one `llama_decode`, and every running stream waits for it. So while streams are running, a step's prefill
+//! is limited by time, through the rate measured in such steps; a fixed batch takes 10 ms on one machine and 8 s on
+//! another. Without streams a step is a full physical batch: the batches, and with them llama.cpp's rounding, then
+//! depend on the prompt alone and not on the machine's speed.
 
 use std::time::Duration;
 
-/// What a step may take while streams are running: the gap a reader still perceives as a steady flow.
+/// The longest step while streams are running: with such gaps, text still seems to flow steadily.
 const STEP_WITH_STREAMS: Duration = Duration::from_millis(100);
 
-/// Before a rate is known: small enough for a slow CPU, large enough to measure by.
+/// Prompt tokens of a step before a rate is known: few enough for a slow CPU, and enough to measure a rate.
 const UNMEASURED: usize = 64;
 
-/// A step smaller than this pays more for launching than for computing.
+/// The fewest prompt tokens of a step. With fewer, launching costs more than computing.
 pub(super) const MIN_TOKENS: usize = 16;
 
-/// Prompt tokens per step.
+/// The limits on prompt tokens in a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PrefillBudget {
-    /// Set by the operator for steps with running streams; else from the measured rate.
+    /// The operator's limit for steps with running streams. `None`: it follows from the measured rate.
     pub(super) fixed: Option<usize>,
     /// The engine's physical batch: no step is larger.
     pub(super) n_ubatch: usize,
 }
 
 impl PrefillBudget {
-    /// Prompt tokens for a step beside `n_streams` decoding sequences, at a rate in prompt tokens per second of a step
-    /// (0 if not measured yet).
+    /// Prompt tokens for a step with `n_streams` decoding sequences. `tps` is the rate in prompt tokens per second of
+    /// such steps, 0 if it was not measured yet.
     pub(super) fn tokens(&self, n_streams: usize, tps: f64) -> usize {
         match self.fixed {
             _ if n_streams == 0 => self.n_ubatch,
@@ -42,10 +42,10 @@ impl PrefillBudget {
         }
     }
 
-    /// The next chunk of a prompt with `n_left` tokens still to be computed, on an engine that takes part in handoffs.
-    /// Chunks get smaller toward the end, because what a decode node waits for after the last token is the last chunk's
-    /// export, wire and import. Beside other prompts (`n_prompts` in all) each further chunk waits for theirs, too, which
-    /// costs more: what fits into an equal share of the step is then one chunk.
+    /// Tokens of the next chunk of a prompt with `n_left` tokens still to be computed, on an engine that takes part in
+    /// handoffs. Chunks get smaller toward the end, because the decode node has to wait for export, transfer and import
+    /// of the last one. If several prompts (`n_prompts`) are computed together, each further chunk also waits for the
+    /// other prompts' chunks, which costs more. Then a rest that fits into an equal share of the step is one chunk.
     pub(super) fn taper(&self, n_left: usize, n_prompts: usize) -> usize {
         if n_prompts > 1 && n_left <= self.n_ubatch / n_prompts {
             return n_left;
@@ -55,11 +55,11 @@ impl PrefillBudget {
     }
 }
 
-/// Smaller chunks would save less on the wire than they cost in compute.
+/// The smallest chunk that a prompt is divided into: smaller ones cost more compute than they save in transfer.
 const LAST_CHUNK: usize = 64;
 
-/// Splits a step's budget over the sequences that are prefilling, given what each still needs. Equal shares; what a
-/// short prompt leaves over goes to the longer ones, so a short prompt never waits for a long one.
+/// Divides a step's budget among the prefilling sequences, which still need `needs` tokens. Shares are equal; the part
+/// that a short prompt does not need goes to longer ones, so a short prompt never waits for a long one.
 pub(super) fn share(budget: usize, needs: &[usize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by_key(|&i| needs[i]);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn short_prompts_get_what_they_need_and_long_ones_the_rest() {
+    fn short_prompts_get_all_they_need_and_long_ones_share_the_rest() {
         let check = |budget, needs: &[usize], expected: &[usize]| assert_eq!(share(budget, needs), expected);
         check(100, &[8000, 20], &[80, 20]);
         check(100, &[8000, 8000], &[50, 50]);

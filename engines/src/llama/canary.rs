@@ -1,4 +1,4 @@
-//! The KV of a fixed text, by which two engines are compared; see [`crate::handoff::canary`].
+//! The KV of a fixed text, by which two engines are compared. See [`crate::handoff::canary`].
 
 use baton_schemas::Token;
 use baton_schemas::kv::Chunk;
@@ -10,14 +10,14 @@ use super::probe::NoHandoff;
 use super::transfer::{self, KvTransfer};
 use super::vocabulary::token;
 
-/// Plain prose with numbers and punctuation: tokens of all kinds.
+/// Prose with numbers and punctuation, for tokens of many kinds.
 const TEXT: &str = "In 1851 the cable between Dover and Calais carried its first message; by 1866 another one, 3,000 km long, \
     joined Ireland to Newfoundland. \"What hath been done,\" a clerk wrote, \"cannot be undone: two cities, one clock.\"";
 
-/// Enough for every layer to see attention over several positions, little enough to cost nothing.
+/// The most tokens of the canary: every layer attends over several positions, and the cost is negligible.
 const MAX_TOKENS: usize = 48;
 
-/// The canary's tokens, at most `limit`. A function of the vocabulary alone, so two nodes agree on it.
+/// The canary's tokens, at most `limit`. They depend on the vocabulary alone, so that two nodes agree on them.
 pub(super) fn tokens(model: &LlamaModel, limit: usize) -> Vec<Token> {
     let vocab = model.vocab();
     let tokens = vocab.tokenize(TEXT.as_bytes(), true, false);
@@ -31,7 +31,7 @@ pub(super) fn tokens(model: &LlamaModel, limit: usize) -> Vec<Token> {
     tokens
 }
 
-/// Computes the canary's KV in the first slot of an empty context, which is empty again afterwards.
+/// Computes the canary's KV in the first slot of an empty context, and empties the context again.
 pub(super) fn compute(ctx: &mut LlamaContext<'_>, transfer: &KvTransfer, tokens: &[Token]) -> Result<Chunk, NoHandoff> {
     let failed = |e: &dyn std::fmt::Display| NoHandoff::Decode(e.to_string());
     let mut batch = LlamaBatch::new(tokens.len(), 1);

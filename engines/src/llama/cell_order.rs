@@ -1,14 +1,15 @@
-//! Cells lie in whatever order llama.cpp found them free; rows of a chunk lie in the order of positions.
+//! Brings rows from the order of llama.cpp's cells, which are filled wherever they are free, into the order of
+//! positions.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 
-/// How cells become rows.
+/// The order of cells by their positions.
 pub(super) struct CellOrder {
-    /// Position of the first row; the end of the chunk if there are no cells.
+    /// Position of the first row. Without cells: the end of the chunk.
     pub(super) start: u32,
-    /// Ranges of cells in the order of their positions. One if the cells are in order.
+    /// Ranges of cells in the order of their positions; a single range if the cells are in order.
     runs: Vec<Range<usize>>,
 }
 
@@ -20,7 +21,7 @@ impl CellOrder {
         let Some(start) = start else {
             return Err(format!("{n} cells for the positions {positions:?}"));
         };
-        // Where each position's cell is.
+        // The cell of each position.
         let mut cell_of = vec![None; cells.len()];
         for (cell, position) in cells.iter().enumerate() {
             let offset = u32::try_from(*position).ok().and_then(|p| p.checked_sub(start));
@@ -41,8 +42,8 @@ impl CellOrder {
         Ok(CellOrder { start, runs })
     }
 
-    /// Rows in the order of positions: the same bytes if they are in order already, else a copy. `rows` has one row of
-    /// `row_bytes` per cell.
+    /// The rows in the order of positions. `rows` holds a row of `row_bytes` for each cell; it is copied only if the
+    /// cells are out of order.
     pub(super) fn sorted(&self, rows: Bytes, row_bytes: usize) -> Bytes {
         if self.runs.len() <= 1 {
             return rows;
@@ -71,7 +72,7 @@ mod tests {
         assert_eq!(sorted(&[4, 5, 6], 4..7), Ok((4, vec![4, 5, 6])));
         assert_eq!(sorted(&[6, 4, 5], 4..7), Ok((4, vec![4, 5, 6])));
         assert_eq!(sorted(&[6, 5, 4], 4..7), Ok((4, vec![4, 5, 6])));
-        // A windowed cache that has forgotten the first ones.
+        // A windowed cache that has dropped the first position.
         assert_eq!(sorted(&[6, 5], 4..7), Ok((5, vec![5, 6])));
         assert_eq!(sorted(&[], 4..7), Ok((7, vec![])));
     }

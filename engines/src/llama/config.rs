@@ -1,4 +1,4 @@
-//! The options of a model that runs here, and their ranges.
+//! The configuration of [`LlamaEngine`](super::LlamaEngine), and its valid ranges.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::devices;
 use super::load_error::LoadError;
 use crate::limits::{self, DEFAULT_SLOTS};
 
-/// How a model is run.
+/// How llama.cpp runs a model.
 #[derive(Debug, Clone)]
 pub struct LlamaConfig {
     /// The GGUF file.
@@ -18,7 +18,7 @@ pub struct LlamaConfig {
     pub name: Option<String>,
     /// Sequences decoded together.
     pub n_slots: u32,
-    /// Tokens one sequence may hold; by default what the model was trained on, up to 16,384.
+    /// Tokens one sequence may hold; by default the context that the model was trained for, up to 16,384.
     pub n_ctx: Option<u32>,
     /// Tokens the KV cache holds for all slots together.
     pub n_cells: Option<u32>,
@@ -28,17 +28,17 @@ pub struct LlamaConfig {
     pub n_threads: Option<u32>,
     /// Layers on the GPU; by default all.
     pub n_gpu_layers: Option<u32>,
-    /// The one device that computes, by llama.cpp's name for it, or `cpu`; by default every GPU there is.
+    /// The one device that computes, by llama.cpp's name, or `cpu`; by default all GPUs.
     pub device: Option<String>,
-    /// Map the file into memory. False reads it whole, which a slow or a network disk may serve better.
+    /// Map the file into memory. False reads the whole file, which can be faster from a slow or a network disk.
     pub mmap: bool,
-    /// Prompt tokens in a step beside running streams; by default what 100 ms allow at the measured rate.
+    /// Prompt tokens in a step while streams are running; by default as many as the measured rate allows in 100 ms.
     pub prefill_budget: Option<u32>,
     /// Sequences that may wait for a slot.
     pub max_queued: u32,
-    /// The operator's chat template instead of the model's own.
+    /// The source text of a chat template that replaces the model's own.
     pub chat_template: Option<String>,
-    /// The GGUF file of the model's projector (mmproj), with which it sees images.
+    /// The GGUF file of the model's projector (mmproj), for images.
     pub projector: Option<PathBuf>,
 }
 
@@ -63,9 +63,9 @@ impl LlamaConfig {
         }
     }
 
-    /// How llama.cpp loads the weights. Errors: there is no device of the configured name.
+    /// llama.cpp's parameters for loading the weights. Errors: no device has the configured name.
     pub(super) fn model_params(&self) -> Result<LlamaModelParams, LoadError> {
-        // All layers where a GPU is compiled in; without one llama.cpp ignores it.
+        // All layers. llama.cpp ignores the number in a build without GPU support.
         let n_gpu_layers = self.n_gpu_layers.unwrap_or(999);
         let params = LlamaModelParams::default().with_n_gpu_layers(n_gpu_layers).with_use_mmap(self.mmap);
         let Some(name) = &self.device else { return Ok(params) };
@@ -81,7 +81,8 @@ impl LlamaConfig {
     /// Errors: the option that is out of range.
     pub(super) fn check(&self) -> Result<(), LoadError> {
         let within = |name: &str, value: u32, range: RangeInclusive<u32>| {
-            let (min, max) = (range.start(), range.end());
+            let min = range.start();
+            let max = range.end();
             let wrong = || LoadError::Config(format!("{name} must be between {min} and {max}, not {value}"));
             range.contains(&value).then_some(()).ok_or_else(wrong)
         };
@@ -95,5 +96,5 @@ impl LlamaConfig {
 
 /// llama.cpp's own default.
 const DEFAULT_UBATCH: u32 = 512;
-/// Longer queues answer after the client gave up.
+/// In a longer queue, most clients would give up before their turn.
 const DEFAULT_MAX_QUEUED: u32 = 256;

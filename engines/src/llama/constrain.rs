@@ -1,9 +1,9 @@
-//! Structured output: which tokens may come next, kept by llguidance.
+//! Structured output with llguidance: decides which tokens may come next.
 //!
-//! A schema is compiled once and remembered; each sequence gets a matcher of its own, which follows the tokens and says
-//! before each draw which of them keep the text on its way to something valid. The compiler refuses what it does not
-//! know: a keyword that were silently left out would be a constraint that is not kept. It also refuses what nothing can
-//! keep, as far as that shows before there is text; where it shows later, the sequence ends with the same error.
+//! A schema is compiled once and cached. Each sequence gets its own matcher, which follows the tokens and gives, before
+//! each draw, those that can still lead to a valid text. The compiler refuses unknown keywords, since ignoring one
+//! would break the constraint silently. It also refuses constraints that no text can satisfy, if that shows before the
+//! first token; if it shows later, the sequence ends with the same error.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -19,18 +19,18 @@ use super::derivable::is_derivable;
 use super::lark::{self, with_settings};
 use super::vocabulary::Vocabulary;
 
-/// Compiled constraints kept; an application has a handful of schemas.
+/// Compiled constraints that are cached; an application has a handful of schemas.
 const MAX_KEPT: usize = 64;
 
-/// How toktrie marks a token that is not text.
+/// toktrie's prefix for tokens that are not text.
 const SPECIAL_MARK: u8 = 0xFF;
 
 /// Compiles constraints for one vocabulary.
 pub(super) struct Compiler {
     vocabulary: Arc<Vocabulary>,
-    /// Made at first use: it goes through the whole vocabulary.
+    /// Created at first use, since that reads the whole vocabulary.
     factory: OnceLock<Result<ParserFactory, String>>,
-    /// The most recently used last.
+    /// Cached matchers, the most recently used last.
     kept: Mutex<VecDeque<(Constraint, Matcher)>>,
 }
 
@@ -39,8 +39,8 @@ impl Compiler {
         Compiler { vocabulary, factory: OnceLock::new(), kept: Mutex::default() }
     }
 
-    /// A matcher at the beginning of the text. Takes milliseconds to seconds for a new schema: call it off the async
-    /// threads. Errors: the schema says something that cannot be kept.
+    /// A matcher at the beginning of the text. Blocking: a new schema takes milliseconds to seconds. Errors: the
+    /// constraint cannot be enforced.
     pub(super) fn compile(&self, constraint: &Constraint) -> Result<Matcher, EngineError> {
         if let Some(matcher) = self.recall(constraint) {
             return Ok(matcher);
@@ -66,10 +66,12 @@ impl Compiler {
             return Err(EngineError::invalid_field(field, problem));
         };
         if !rule.has_alternatives() {
-            return Err(self.culprit(factory, rule, (field, problem)));
+            return Err(self
+                .culprit(factory, rule, field)
+                .unwrap_or_else(|| EngineError::invalid_field(field, problem)));
         }
-        // What is unknown may be in what need not be held: each such part is tried alone. If all of them are known, they
-        // are too much together.
+        // The problem may be in parts that need not be enforced, so each of them is tried alone. If each works alone,
+        // they are too complex together.
         let mut n_known = 0;
         let one_by_one = rule.decided(&mut |part| {
             let part = Constraint::Grammar { rule: part.clone(), field: field.to_owned() };
@@ -77,7 +79,7 @@ impl Compiler {
             n_known += u32::from(is_known);
             is_known
         });
-        tracing::info!(field, problem, n_known, "schemas that nobody insists on are not held");
+        tracing::info!(field, problem, n_known, "some schemas cannot be enforced; the optional ones are left out");
         let decided = |rule| Constraint::Grammar { rule, field: field.to_owned() };
         self.compile_with(factory, &decided(one_by_one)).or_else(|error| match n_known {
             0 => Err(error),
@@ -85,7 +87,7 @@ impl Compiler {
         })
     }
 
-    /// A matcher of something that can be kept. Errors: in words, why it cannot.
+    /// A matcher for a constraint that can be enforced. Errors: the reason why it cannot be, in words.
     fn matcher(&self, factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher, String> {
         let can_end = match constraint {
             Constraint::JsonObject => true,
@@ -105,7 +107,7 @@ impl Compiler {
             Ok(mask) if !mask.is_zero() => Ok(matcher),
             outcome => {
                 let stop = matcher.stop_reason();
-                tracing::debug!(error = ?outcome.err(), ?stop, "a constraint that no text begins");
+                tracing::debug!(error = ?outcome.err(), ?stop, "no token satisfies the constraint at the start of the text");
                 Err(if is_too_complex(stop) { "is too complex" } else { "no text keeps it" }.to_owned())
             }
         }
@@ -119,17 +121,16 @@ impl Compiler {
         }
     }
 
-    /// The error of a rule that cannot be kept as a whole: that of the first schema in it that cannot be alone.
-    fn culprit(&self, factory: &ParserFactory, rule: &Rule, (field, problem): (&str, String)) -> EngineError {
-        for (asker, schema) in rule.schemas(Asker { field, tool: None }) {
+    /// The error of the first schema in a rule that cannot be enforced even on its own. `None`: each of them can be.
+    fn culprit(&self, factory: &ParserFactory, rule: &Rule, field: &str) -> Option<EngineError> {
+        rule.schemas(Asker { field, tool: None }).into_iter().find_map(|(asker, schema)| {
             let alone = Constraint::Grammar { rule: Rule::Json(schema.clone()), field: field.to_owned() };
-            let Err(problem) = self.matcher(factory, &alone) else { continue };
-            return match asker.tool {
+            let problem = self.matcher(factory, &alone).err()?;
+            Some(match asker.tool {
                 Some(tool) => EngineError::invalid_field(asker.field, format!("the schema of {tool:?}: {problem}")),
                 None => EngineError::invalid_field(asker.field, problem),
-            };
-        }
-        EngineError::invalid_field(field, problem)
+            })
+        })
     }
 
     fn recall(&self, constraint: &Constraint) -> Option<Matcher> {
@@ -167,7 +168,7 @@ fn first_line(text: &str) -> &str {
 }
 
 impl NoToken {
-    /// How a sequence of this constraint ends.
+    /// The error that ends a sequence with this constraint.
     pub(super) fn error(self, constraint: Option<&Constraint>) -> EngineError {
         match (self, constraint) {
             (NoToken::DeadEnd, Some(constraint)) => {
@@ -185,23 +186,23 @@ impl NoToken {
 /// One sequence's progress through its constraint.
 pub(super) struct Constrained {
     matcher: Matcher,
-    /// All of the text so far was drawn under it.
+    /// All tokens so far satisfy the constraint.
     is_kept: bool,
 }
 
 /// Why there is no next token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoToken {
-    /// Everything was kept, and nothing can follow: that is the constraint's fault.
+    /// All tokens so far satisfy the constraint, but none can follow. The fault is the constraint's.
     DeadEnd,
-    /// Everything was kept, and what may follow takes too long to find out.
+    /// All tokens so far satisfy the constraint, but computing the next ones exceeds the compiler's limits.
     TooComplex,
-    /// A token came that does not fit, which is ours.
+    /// An earlier token does not satisfy the constraint. The fault is Baton's.
     NotKept,
 }
 
 impl Constrained {
-    /// At the end of `generated`, which was drawn under the same constraint.
+    /// The state after `generated`, which was drawn under the same constraint.
     pub(super) fn after(mut matcher: Matcher, generated: &[Token]) -> Self {
         let mut is_kept = true;
         for &t in generated {
@@ -210,13 +211,13 @@ impl Constrained {
         Constrained { matcher, is_kept }
     }
 
-    /// The tokens that may come next; at least one.
+    /// The tokens that may come next, at least one.
     pub(super) fn allowed(&mut self) -> Result<SimpleVob, NoToken> {
         match self.matcher.compute_mask_or_eos() {
             Ok(mask) if !mask.is_zero() => Ok(mask),
             outcome => {
                 let stop = self.matcher.stop_reason();
-                tracing::debug!(error = ?outcome.err(), ?stop, is_kept = self.is_kept, "no token keeps the constraint");
+                tracing::debug!(error = ?outcome.err(), ?stop, is_kept = self.is_kept, "no token satisfies the constraint");
                 Err(match stop {
                     _ if !self.is_kept => NoToken::NotKept,
                     stop if is_too_complex(stop) => NoToken::TooComplex,
@@ -226,27 +227,27 @@ impl Constrained {
         }
     }
 
-    /// Takes note of the token that came.
+    /// Advances by the token that was drawn.
     pub(super) fn accept(&mut self, t: Token) {
         self.is_kept &= follow(&mut self.matcher, t);
     }
 
-    /// Whether the text is complete and nothing can follow.
+    /// Returns true if the text is complete and no token can follow.
     pub(super) fn is_complete(&self) -> bool {
         self.matcher.is_stopped()
     }
 }
 
-/// Whether it was given up because of the compiler's limits.
+/// Returns true if llguidance stopped because of its limits on complexity.
 fn is_too_complex(stop: StopReason) -> bool {
     matches!(stop, StopReason::LexerTooComplex | StopReason::ParserTooComplex)
 }
 
-/// Whether the token fits. One that does not leaves an error in the matcher, which the next mask reports.
+/// Advances the matcher. Returns false if the token does not fit; the next mask then reports the error.
 fn follow(matcher: &mut Matcher, t: Token) -> bool {
     let fits = matcher.is_stopped() || matcher.consume_token(t).is_ok();
     if !fits {
-        tracing::debug!(token = t, "a token did not follow its constraint");
+        tracing::debug!(token = t, "a token does not satisfy its constraint");
     }
     fits
 }

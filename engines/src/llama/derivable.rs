@@ -1,18 +1,18 @@
-//! Whether a JSON Schema describes any value that ends.
+//! Checks that a JSON Schema describes at least one finite value.
 //!
-//! A recursive schema may describe none: text that `{"$ref": "#"}` holds goes nowhere, and text of an object that needs
-//! one of its own kind inside goes on for ever. Both compile. Only what is certain counts here: a keyword that is not
-//! looked at is taken to allow something, and so is a reference that cannot be followed.
+//! A recursive schema may describe none: `{"$ref": "#"}` has no content, and the text of an object that requires an
+//! object of its own schema never ends. Both compile. The check is conservative: a keyword that it ignores counts as
+//! allowing some value, and so does a reference that it cannot follow.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Rounds over the references. Two are enough for most schemas, in whatever order their definitions stand; one that
-/// takes more than this is taken to describe something.
+/// The most rounds over the references. Two are enough for most schemas, whatever the order of their definitions. A
+/// schema that needs more counts as describing some value.
 const MAX_ROUNDS: usize = 100;
 
-/// Whether there is a value that the schema describes.
+/// Returns true if the schema describes at least one finite value.
 pub(super) fn is_derivable(schema: &Value) -> bool {
     let mut search = Search { root: schema, references: Vec::new(), places: HashMap::new() };
     for round in 0..MAX_ROUNDS {
@@ -20,8 +20,7 @@ pub(super) fn is_derivable(schema: &Value) -> bool {
         if search.ends(schema) {
             return true;
         }
-        // More may be found on the way. Definitions mostly lean on those that are found after them, so every other
-        // round goes back.
+        // The list grows during the loop. Definitions mostly refer to later ones, so every other round runs backwards.
         let mut n_looked_at = 0;
         while n_looked_at < search.references.len() {
             let at = if round % 2 == 0 { n_looked_at } else { search.references.len() - 1 - n_looked_at };
@@ -35,16 +34,16 @@ pub(super) fn is_derivable(schema: &Value) -> bool {
     true
 }
 
-/// The least fixed point: a definition describes something once it is shown to without itself.
+/// Computes a least fixed point: a definition describes a value once that is shown without assuming it.
 struct Search<'s> {
     root: &'s Value,
-    /// What references lead to, and whether that is known to describe something.
+    /// The targets of references, with true if they are known to describe a value.
     references: Vec<(&'s Value, bool)>,
     places: HashMap<&'s str, usize>,
 }
 
 impl<'s> Search<'s> {
-    /// Grows with everything that is learned.
+    /// The number of targets and the number of those that describe a value. Both only grow.
     fn progress(&self) -> (usize, usize) {
         (self.references.len(), self.references.iter().filter(|(_, ends)| *ends).count())
     }
@@ -73,7 +72,7 @@ impl<'s> Search<'s> {
                         _ => true,
                     }
             }
-            // No schema: the compiler says so.
+            // Not a schema: the compiler reports that.
             _ => true,
         }
     }
@@ -82,7 +81,7 @@ impl<'s> Search<'s> {
         if let Some(&at) = self.places.get(reference) {
             return self.references[at].1;
         }
-        // What is escaped, or another document, is for the compiler.
+        // Escaped references and other documents are left to the compiler.
         let pointer = reference.strip_prefix('#').filter(|pointer| !pointer.contains('%'));
         let Some(target) = pointer.and_then(|pointer| self.root.pointer(pointer)) else { return true };
         self.places.insert(reference, self.references.len());
@@ -90,7 +89,7 @@ impl<'s> Search<'s> {
         false
     }
 
-    /// Whether a value of this type can be.
+    /// Returns true if the schema describes a finite value of this type.
     fn kind_ends(&mut self, kind: &str, schema: &'s Value) -> bool {
         match kind {
             "object" => {
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_itself_describes_nothing() {
+    fn schemas_that_require_themselves_describe_nothing() {
         let object = |inner: Value| json!({ "type": "object", "properties": { "a": inner }, "required": ["a"] });
         for nothing in [
             json!({ "$ref": "#" }),

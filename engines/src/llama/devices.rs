@@ -1,11 +1,11 @@
-//! What this machine has to compute on, as llama.cpp sees it.
+//! The devices of this machine that llama.cpp can compute on.
 
 use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType, list_llama_ggml_backend_devices};
 
 use super::backend::backend;
 use super::load_error::LoadError;
 
-/// The name that stands for no GPU at all.
+/// The name of the processor, for computing without a GPU.
 pub const CPU: &str = "cpu";
 
 /// A device that models can be computed on.
@@ -13,13 +13,13 @@ pub const CPU: &str = "cpu";
 pub struct Device {
     /// llama.cpp's name for it, e.g. `CUDA0`, `Metal`, `Vulkan0`; [`CPU`] for the processor.
     pub name: String,
-    /// What it is, e.g. `NVIDIA GB10`.
+    /// The device's model, e.g. `NVIDIA GB10`.
     pub description: String,
-    /// Its memory, bytes; 0 if it does not tell.
+    /// Its memory, bytes; 0 if unknown.
     pub memory: u64,
 }
 
-/// The processor, and every GPU that this build and its drivers can use.
+/// The processor and every GPU that this build can use. The processor is first.
 pub fn all() -> Result<Vec<Device>, LoadError> {
     let listed = listed()?;
     let processor = listed.iter().find(|device| device.device_type == LlamaBackendDeviceType::Cpu);
@@ -36,7 +36,7 @@ pub fn all() -> Result<Vec<Device>, LoadError> {
     Ok(std::iter::once(processor).chain(gpus).collect())
 }
 
-/// What a model is computed on with these options, in words.
+/// Descriptions of the devices that compute a model with these options.
 pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Vec<String>, LoadError> {
     let chosen = |device: &&LlamaBackendDevice| is_gpu(device) && name.is_none_or(|name| is_called(device, name));
     let words = |device: &LlamaBackendDevice| format!("{} ({})", device.name, device.description);
@@ -47,7 +47,7 @@ pub(super) fn in_use(name: Option<&str>, n_gpu_layers: Option<u32>) -> Result<Ve
     Ok(if gpus.is_empty() { vec!["CPU".to_owned()] } else { gpus })
 }
 
-/// llama.cpp's numbers of the GPUs that a name stands for: none for [`CPU`].
+/// llama.cpp's indexes of the named device: none for [`CPU`]. Errors: there is no such device.
 pub(super) fn indices(name: &str) -> Result<Vec<usize>, LoadError> {
     if name.eq_ignore_ascii_case(CPU) {
         return Ok(Vec::new());
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processor_is_always_there_and_others_are_asked_for_by_name() {
+    fn the_processor_is_always_listed_and_gpus_are_found_by_name() {
         let devices = all().unwrap();
         assert_eq!(devices[0].name, CPU);
         assert_eq!(indices("CPU").unwrap(), Vec::<usize>::new());

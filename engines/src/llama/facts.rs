@@ -1,4 +1,4 @@
-//! What is told to clients who ask about the model.
+//! Facts about the model, for clients that request its description.
 
 use baton_schemas::Token;
 use baton_schemas::node::{InfillTokens, ModelFacts};
@@ -9,7 +9,7 @@ use super::LlamaConfig;
 use super::vocabulary::Vocabulary;
 use crate::gguf::Gguf;
 
-/// Gathers them from the file and from llama.cpp.
+/// Gathers the facts from the file and from llama.cpp.
 pub(super) fn gather(config: &LlamaConfig, gguf: &Gguf, model: &LlamaModel, vocabulary: &Vocabulary) -> ModelFacts {
     let vocab = model.vocab();
     // llama.cpp writes −1 for a token that the vocabulary lacks.
@@ -18,7 +18,9 @@ pub(super) fn gather(config: &LlamaConfig, gguf: &Gguf, model: &LlamaModel, voca
         id(token).map_or_else(String::new, |t| String::from_utf8_lossy(&vocabulary.piece(t)).into_owned())
     };
     let infill = || {
-        let (prefix, suffix, middle) = (id(vocab.fim_pre())?, id(vocab.fim_suf())?, id(vocab.fim_mid())?);
+        let prefix = id(vocab.fim_pre())?;
+        let suffix = id(vocab.fim_suf())?;
+        let middle = id(vocab.fim_mid())?;
         Some(InfillTokens { prefix, suffix, middle })
     };
     ModelFacts {

@@ -1,4 +1,4 @@
-//! What the engine's handles give to the thread that owns the model, and what they share with it.
+//! The messages from the engine's handles to the thread that owns the model, and the state they share.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
@@ -19,42 +19,42 @@ pub(super) struct Job {
     pub(super) request: SequenceRequest,
     pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     pub(super) accepted: Instant,
-    /// Where the KV goes, if another node asked for it.
+    /// The stream of KV for another node, if this is a prefill.
     pub(super) export: Option<Export>,
     /// The request's constraint, compiled.
     pub(super) matcher: Option<Matcher>,
     /// The images in the prompt, in their order.
     pub(super) images: Vec<ImageRun>,
-    /// Room for their files, which it has until its end.
+    /// Memory reserved for the images' files until the sequence ends.
     pub(super) room: Option<OwnedSemaphorePermit>,
 }
 
-/// What the engine's handles tell its scheduler.
+/// A message from the engine's handles to its scheduler.
 pub(super) enum SchedulerMessage {
     /// A new sequence.
     Job(Box<Job>),
     /// Texts to turn into vectors.
     Embed(Box<EmbedJob>),
-    /// A transfer can go on.
+    /// A transfer of KV can continue.
     Wake,
 }
 
-/// Texts on their way to becoming vectors.
+/// A request for vectors.
 pub(super) struct EmbedJob {
-    /// Those without a vector yet.
+    /// The texts that have no vector yet.
     pub(super) inputs: VecDeque<Vec<Token>>,
-    /// Has room for every vector and the last delta, so that sending never waits.
+    /// Has room for every vector and the last event, so that sending never waits.
     pub(super) deltas: mpsc::Sender<Result<EmbedEvent, EngineError>>,
     pub(super) accepted: Instant,
-    /// When the first of them was begun with.
+    /// When the first text was started.
     pub(super) started: Option<Instant>,
 }
 
 impl EmbedJob {
-    /// A reader that left is noticed before the next step.
+    /// Sends an event. A reader that has left is noticed before the next step.
     pub(super) fn send(&self, delta: Result<EmbedEvent, EngineError>) {
         if self.deltas.try_send(delta).is_err() {
-            tracing::debug!("the reader of some vectors has gone");
+            tracing::debug!("the reader of vectors has left");
         }
     }
 
@@ -68,9 +68,9 @@ impl EmbedJob {
     }
 }
 
-/// What the scheduler shares with the engine's handles.
+/// The load that the scheduler shares with the engine's handles.
 pub(super) struct EngineLoad {
-    /// Jobs accepted and not yet in a slot. The submitting side counts up, against its bound.
+    /// Jobs that were accepted and are not yet in a slot. The handles increment it up to their limit.
     pub(super) n_queued: AtomicUsize,
     pub(super) load: watch::Sender<NodeLoad>,
 }

@@ -1,4 +1,4 @@
-//! KV on its way into and out of a sequence, as the scheduler sees it.
+//! The progress of KV into and out of a sequence, as the scheduler tracks it.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -10,18 +10,18 @@ use tokio::sync::mpsc;
 use crate::engine::KvEvent;
 use crate::handoff::{PullEnd, PullEvent};
 
-/// KV that goes to another node, chunk by chunk, as soon as it is computed.
+/// The export of a sequence's KV to another node, chunk by chunk, as soon as it is computed.
 pub(super) struct Export {
     chunks: mpsc::Sender<Exported>,
-    /// First position that was not sent yet.
+    /// The first position that was not sent yet.
     next: u32,
-    /// One past the last position wanted.
+    /// One past the last requested position.
     end: u32,
-    /// Since when a computed chunk has waited for room.
+    /// When a computed chunk began to wait for room in the channel.
     waits_since: Option<Instant>,
 }
 
-/// A chunk, with the time copying it out took and the time it had to wait for before that.
+/// A chunk, the time that copying it out took, and the time it waited for room before that.
 pub(super) struct Exported {
     pub(super) chunk: Chunk,
     pub(super) took: Duration,
@@ -29,23 +29,23 @@ pub(super) struct Exported {
 }
 
 impl Export {
-    /// Sends the positions `[start, end)` to `chunks`.
+    /// An export of the positions `[start, end)` to `chunks`.
     pub(super) fn new(chunks: mpsc::Sender<Exported>, start: u32, end: u32) -> Self {
         Export { chunks, next: start, end, waits_since: None }
     }
 
-    /// Whether positions below `n_kv` still have to be sent. Until they are, the sequence computes no further: a
+    /// Returns true if positions below `n_kv` still have to be sent. Until then the sequence computes nothing more: a
     /// sliding window would overwrite them, and a slow reader must not make chunks pile up.
     pub(super) fn is_behind(&self, n_kv: usize) -> bool {
         self.next < self.reach(n_kv)
     }
 
-    /// Whether all that is wanted is computed.
+    /// Returns true if all requested positions are computed.
     pub(super) fn is_computed(&self, n_kv: usize) -> bool {
         self.reach(n_kv) == self.end
     }
 
-    /// The next chunk that can be sent now, at most `max` positions, all computed; and how long it waited for room.
+    /// The next computed positions that can be sent now, at most `max`, and how long they waited for room.
     pub(super) fn next_range(&mut self, n_kv: usize, max: usize) -> Option<(Range<u32>, Duration)> {
         let reach = self.reach(n_kv);
         if self.next >= reach {
@@ -59,15 +59,15 @@ impl Export {
         Some((self.next..reach.min(self.next.saturating_add(max as u32)), waited))
     }
 
-    /// Sends a chunk there was room for.
+    /// Sends a chunk from [`Export::next_range`].
     pub(super) fn send(&mut self, exported: Exported) {
         self.next = exported.chunk.p1;
         if self.chunks.try_send(exported).is_err() {
-            tracing::debug!("the reader of a prefill has gone");
+            tracing::debug!("the reader of a prefill has left");
         }
     }
 
-    /// One past the last position wanted.
+    /// One past the last requested position.
     pub(super) fn end(&self) -> u32 {
         self.end
     }
@@ -77,7 +77,7 @@ impl Export {
     }
 }
 
-/// KV that comes from another node.
+/// The import of KV from another node.
 pub(super) struct Import {
     pulled: mpsc::Receiver<PullEvent>,
     began: Instant,
@@ -92,27 +92,27 @@ impl Import {
         Import { pulled, began, n_tokens: 0, took: Duration::ZERO, last_chunk: began }
     }
 
-    /// What has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
+    /// The next event, if one has arrived: a verified chunk, or the end with the whole handoff's report. Never waits.
     pub(super) fn poll(&mut self) -> Option<KvEvent<VerifiedKv, HandoffReport>> {
         match self.pulled.try_recv() {
             Ok(KvEvent::Chunk(chunk)) => Some(KvEvent::Chunk(chunk)),
             Ok(KvEvent::End(end)) => Some(KvEvent::End(self.report(end))),
             Err(mpsc::error::TryRecvError::Empty) => None,
-            // The pulling task died; it never ends without an end.
+            // The pulling task panicked: otherwise it always sends an end.
             Err(mpsc::error::TryRecvError::Disconnected) => {
                 Some(KvEvent::End(self.report(HandoffFailure::PrefillLost.into())))
             }
         }
     }
 
-    /// Counts a chunk that is in the cache now.
+    /// Counts a chunk that was imported in `took`.
     pub(super) fn count(&mut self, span: &Span, took: Duration) {
         self.n_tokens += span.p1 - span.p0;
         self.took += took;
         self.last_chunk = Instant::now();
     }
 
-    /// The whole handoff's report, now that it has ended like this.
+    /// The whole handoff's report, from the end of its pull.
     pub(super) fn report(&self, end: PullEnd) -> HandoffReport {
         let ended = if end.report.failure.is_some() { Instant::now() } else { self.last_chunk };
         HandoffReport {

@@ -1,7 +1,7 @@
 //! A [`Rule`] in llguidance's dialect of Lark.
 //!
-//! Text and control tokens are told apart here, where the vocabulary is known: what spells a control token in a rule
-//! becomes that token, and no pattern matches one.
+//! The vocabulary distinguishes text from control tokens here: text in a literal that spells a control token becomes
+//! that token, and no pattern matches one.
 
 use std::fmt::Write;
 
@@ -47,10 +47,10 @@ impl LarkWriter {
             },
             Rule::Sequence(rules) => self.joined(rules, " "),
             Rule::OneOf(rules) => self.joined(rules, " | "),
-            // Who compiles it decides the others.
+            // The compiler decides about the alternatives.
             Rule::FirstKnown(rules) => self.joined(&rules[..rules.len().min(1)], " "),
             Rule::For { rule, .. } => self.expression(rule),
-            // Lark has no words for never.
+            // Lark cannot express zero repetitions.
             Rule::Repeat { max: Some(0), .. } => quoted(""),
             Rule::Repeat { rule, min, max } => {
                 let expression = self.expression(rule);
@@ -75,10 +75,11 @@ impl LarkWriter {
         name
     }
 
-    /// Strings and control tokens, one after the other.
+    /// A literal as a sequence of strings and control tokens.
     fn literal(&self, text: &str) -> String {
         let mut parts = Vec::new();
-        let (mut plain, mut rest) = (String::new(), text);
+        let mut plain = String::new();
+        let mut rest = text;
         while let Some(first) = rest.chars().next() {
             if let Some((token, after)) = self.control_at(rest) {
                 if !plain.is_empty() {
@@ -97,7 +98,7 @@ impl LarkWriter {
         parts.join(" ")
     }
 
-    /// The longest control token that a text begins with, and the text behind it.
+    /// The longest control token at the start of a text, and the text after it.
     fn control_at<'t>(&self, text: &'t str) -> Option<(Token, &'t str)> {
         let found =
             self.control.iter().filter_map(|(piece, token)| Some((piece.len(), *token, text.strip_prefix(piece)?)));
@@ -105,13 +106,13 @@ impl LarkWriter {
     }
 }
 
-/// A string literal. Lark's are JSON's, but for one character that JSON does not escape.
+/// A string literal. Lark's are JSON's, except for one character that JSON does not escape.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// The schema with our settings: one space after commas and colons and none elsewhere, since a small model that may
-/// write white space writes nothing else.
+/// The schema with Baton's settings: one space after commas and colons, and no other white space, since a small model
+/// that may write white space can write it for ever.
 pub(super) fn with_settings(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         let settings = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });

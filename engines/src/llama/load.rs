@@ -1,4 +1,4 @@
-//! From a GGUF path to a loaded model and a context, with every foreseeable failure in one clear line.
+//! Loads a model and creates its contexts, with a clear one-line error for every foreseeable failure.
 
 use std::num::NonZeroU32;
 use std::sync::Mutex;
@@ -14,12 +14,11 @@ use super::embed::plan::{EmbedPlan, MAX_SEQUENCES};
 use super::load_error::LoadError;
 use crate::gguf::{CELL_ALIGNMENT, COMPUTE_RESERVE, Gguf, ModelSizes, SizeError, SizeWishes};
 
-/// Chooses context and cache sizes, and refuses what memory cannot hold. A default shrinks to fit; a size the operator
-/// asked for does not.
+/// Chooses the sizes of context and cache. A default shrinks to fit into memory; for a configured size that does not
+/// fit, this is an error.
 pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result<ModelSizes, LoadError> {
     let projector_bytes = config.projector.as_deref().map(Gguf::projector_bytes).transpose()?.unwrap_or(0);
-    let (n_ctx, n_cells, n_slots) = (config.n_ctx, config.n_cells, config.n_slots);
-    let wishes = SizeWishes { n_ctx, n_cells, n_slots, projector_bytes };
+    let wishes = SizeWishes { n_ctx: config.n_ctx, n_cells: config.n_cells, n_slots: config.n_slots, projector_bytes };
     ModelSizes::choose(gguf, wishes, available).map_err(|error| match error {
         SizeError::OutOfRange(message) => LoadError::Config(message),
         SizeError::TooLarge { n_cells, needed_bytes, available_bytes } => LoadError::TooLittleMemory {
@@ -31,12 +30,12 @@ pub(super) fn sizes(gguf: &Gguf, config: &LlamaConfig, available: u64) -> Result
     })
 }
 
-/// Memory that can be taken without pushing others out, bytes; unlimited where the system does not say.
+/// Memory that can be allocated without swapping, bytes; unlimited if the system does not report it.
 pub(super) fn available_memory() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let available = system.available_memory();
-    // Not the group's `free_memory`: that counts the page cache, a model file just read included, as taken.
+    // Not the group's `free_memory`: it counts the page cache as used, and with it a model file that was just read.
     let in_cgroup = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
     if available == 0 { u64::MAX } else { available.min(in_cgroup) }
 }
@@ -50,17 +49,17 @@ pub(super) fn model(config: &LlamaConfig, gguf: &Gguf) -> Result<LlamaModel, Loa
     })
 }
 
-/// Sequences beside those of the slots: KV enters and leaves through one that is otherwise empty
-/// ([`super::transfer`]).
+/// Sequences in addition to the slots': KV is imported and exported through a scratch sequence ([`super::transfer`]).
 ///
-/// In a unified full cache a sequence costs nothing but bits. A sliding-window cache has `n_swa` cells for each (7.5 MiB
-/// on Gemma 3 270M, 3 MiB on a 20B gpt-oss), which an import needs while its slot's older cells are still in place.
+/// In a unified full cache a sequence costs only some bits. A sliding-window cache has `n_swa` cells for each sequence
+/// (7.5 MiB on Gemma 3 270M, 3 MiB on a 20B gpt-oss), which an import needs while its slot's older cells are still in
+/// use.
 pub(super) const SCRATCH_SEQUENCES: u32 = 1;
 
-/// Creates a context as the whole design needs it: unified KV, flash attention, f16 cache.
+/// Creates a context for generation: unified KV, flash attention, f16 cache.
 ///
-/// Flash attention is not a preference: without it V is stored transposed, which the KV handoff cannot slice. Slots
-/// are the sequences `0..n_slots`, scratch sequences come behind them.
+/// Handoffs need flash attention: without it V is stored transposed and cannot be sliced by position. Slots are the
+/// sequences `0..n_slots`; scratch sequences follow.
 pub(super) fn context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
@@ -74,7 +73,7 @@ pub(super) fn context<'m>(
     create(model, config, n_cells, params)
 }
 
-/// Creates a context for vectors, beside that of generation. Refuses if memory is short: by then others live on it.
+/// Creates a context for vectors. Errors: memory is short, which the context for generation may already use.
 pub(super) fn embedding_context<'m>(
     model: &'m LlamaModel,
     config: &LlamaConfig,
@@ -85,8 +84,12 @@ pub(super) fn embedding_context<'m>(
     let needed = COMPUTE_RESERVE.saturating_add(u64::from(n_cells).saturating_mul(kv_bytes_per_token));
     let available = available_memory();
     if needed > available {
-        let (path, needed_mib, available_mib) = (config.model.clone(), needed >> 20, available >> 20);
-        return Err(LoadError::TooLittleMemory { path, n_cells, needed_mib, available_mib });
+        return Err(LoadError::TooLittleMemory {
+            path: config.model.clone(),
+            n_cells,
+            needed_mib: needed >> 20,
+            available_mib: available >> 20,
+        });
     }
     let pooling = match plan.facts.pooling {
         Pooling::Mean => LlamaPoolingType::Mean,
@@ -120,7 +123,7 @@ fn create<'m>(
     n_cells: u32,
     params: LlamaContextParams,
 ) -> Result<LlamaContext<'m>, LoadError> {
-    // Two contexts created from one model at once are unsound in llama.cpp (it writes to the model).
+    // llama.cpp writes to the model, so creating two contexts from one model at the same time is unsound.
     static CREATING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = CREATING.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     model.new_context(backend()?, params).map_err(|_| LoadError::Context { path: config.model.clone(), n_cells })

@@ -1,4 +1,4 @@
-//! Why a model cannot be loaded, in one clear line each.
+//! The errors of loading a model, each with a clear one-line message.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ pub enum LoadError {
     /// The file is missing, not a GGUF, cut short or malformed.
     #[error(transparent)]
     File(#[from] GgufError),
-    /// Weights and KV cache do not fit into memory.
+    /// The weights and the KV cache do not fit into memory.
     #[error(
         "too little memory: {path} with {n_cells} tokens of KV cache needs about {needed_mib} MiB, and {available_mib} MiB \
          are available. Use a smaller model, or a smaller --ctx-size or --kv-cells."
@@ -18,16 +18,16 @@ pub enum LoadError {
     TooLittleMemory {
         /// The model file.
         path: PathBuf,
-        /// KV cells asked for.
+        /// Cells of the KV cache.
         n_cells: u32,
-        /// Weights plus KV, MiB.
+        /// Memory for weights, KV and buffers, MiB.
         needed_mib: u64,
-        /// What the machine has free, MiB.
+        /// Memory that is available, MiB.
         available_mib: u64,
     },
-    /// llama.cpp refused a file that looks sound, e.g. an architecture it does not know.
+    /// llama.cpp refused a file whose header is valid, e.g. because it does not know the architecture.
     #[error(
-        "llama.cpp cannot load {path} (architecture {architecture:?}). Run with RUST_LOG=info to see its own words."
+        "llama.cpp cannot load {path} (architecture {architecture:?}). Run with RUST_LOG=info to see llama.cpp's own messages."
     )]
     Refused {
         /// The model file.
@@ -35,22 +35,22 @@ pub enum LoadError {
         /// From the file's metadata.
         architecture: String,
     },
-    /// llama.cpp could not create a context: memory, as a rule.
+    /// llama.cpp could not create a context, usually for lack of memory.
     #[error(
-        "llama.cpp cannot set up a context of {n_cells} tokens for {path}; this is memory as a rule. Try a smaller --ctx-size."
+        "llama.cpp cannot set up a context of {n_cells} tokens for {path}, usually for lack of memory. Try a smaller --ctx-size."
     )]
     Context {
         /// The model file.
         path: PathBuf,
-        /// KV cells asked for.
+        /// Cells of the KV cache.
         n_cells: u32,
     },
-    /// The embedded template does not parse. Serving without it would answer in a format the model does not know.
+    /// The chat template does not parse. Without it, prompts would have a format that the model does not know.
     #[error("the chat template of {path} cannot be used: {message}. Override it with --chat-template-file.")]
     Template {
         /// The model file.
         path: PathBuf,
-        /// The template engine's words.
+        /// The template engine's message.
         message: String,
     },
     /// The projector cannot be used with this model.
@@ -58,10 +58,10 @@ pub enum LoadError {
     Projector {
         /// The projector's file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// llama.cpp's backend did not initialise.
+    /// llama.cpp's backend cannot be initialised.
     #[error("llama.cpp did not start: {0}")]
     Backend(String),
     /// An option is out of range.
@@ -70,7 +70,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The same without paths, for clients.
+    /// The message for clients, without paths.
     pub fn summary(&self) -> &'static str {
         match self {
             LoadError::File(GgufError::NotFound { .. }) => "the model file is missing",

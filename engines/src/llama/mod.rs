@@ -1,8 +1,8 @@
-//! GGUF models through llama.cpp.
+//! Runs GGUF models with llama.cpp.
 //!
-//! [`LlamaEngine::start`] loads a model and gives its context to one thread, the scheduler; the engine itself is
-//! a handle that checks requests and sends them there. Dropping the last handle ends the thread. Called by `baton
-//! node`; never by the proxy, since a fault in C++ must cost a node and not the endpoint.
+//! [`LlamaEngine::start`] loads a model and starts one thread, the scheduler, which owns the model's context. The
+//! engine is a handle that checks requests and sends them to that thread; dropping the last handle ends it.
+//! `baton node` uses it. The proxy never does, since a crash in C++ must cost a node and not the endpoint.
 
 mod backend;
 pub mod blob;
@@ -86,25 +86,26 @@ pub struct LlamaEngine {
     projector: Option<Arc<Projector>>,
     shared: Arc<EngineLoad>,
     load: watch::Receiver<NodeLoad>,
-    /// `None` only while dropping: closing the channel is what ends the scheduler.
+    /// `None` only while dropping: closing the channel ends the scheduler.
     messages: Option<Arc<std_mpsc::Sender<SchedulerMessage>>>,
     scheduler: Option<JoinHandle<()>>,
 }
 
 impl Drop for LlamaEngine {
-    /// Waits for the step that is running, so that llama.cpp's memory is freed by its owner and not by `exit`.
+    /// Waits for the running step, so that the scheduler's thread frees llama.cpp's memory before the process exits.
     fn drop(&mut self) {
         drop(self.messages.take());
         if self.scheduler.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the scheduler had panicked");
+            tracing::error!("the scheduler's thread panicked before the engine was dropped");
         }
     }
 }
 
 impl LlamaEngine {
-    /// Loads the model and starts its thread. Blocks for as long as that takes: call it off the async threads.
+    /// Loads the model and starts its thread. Blocking: up to minutes.
     ///
-    /// `puller` fetches KV for requests that name a source; without one they are computed here.
+    /// `puller` fetches KV for requests that name a prefill node; without a puller the engine computes such prompts
+    /// itself.
     pub fn start(config: LlamaConfig, puller: Option<Arc<dyn KvPuller>>) -> Result<LlamaEngine, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
@@ -196,13 +197,13 @@ impl LlamaEngine {
         }
         let known = |t: &Token| *t < n_vocab;
         let biased = request.sampling.logit_bias.iter().map(|(t, _)| t);
-        // Placeholders are looked at where their images are.
+        // `Projector::find` checks placeholders, if the request has images.
         let prompt = request.prompt.iter().filter(|t| request.images.is_none() || !is_placeholder(**t));
         if let Some(bad) = prompt.chain(&request.generated).chain(biased).find(|t| !known(t)) {
             return Err(EngineError::invalid(format!("token {bad} is not in the vocabulary of {n_vocab} tokens")));
         }
         check_sampling(&request.sampling)?;
-        // One token must still fit behind the prompt, unless none is wanted.
+        // One token must fit after the prompt, unless none is requested.
         let n_prompt = request.prompt.len() + request.generated.len();
         let n_ctx = self.info.n_ctx as usize;
         if n_prompt >= n_ctx && !(request.max_tokens == Some(0) && n_prompt == n_ctx) {
@@ -211,10 +212,11 @@ impl LlamaEngine {
         Ok(())
     }
 
-    /// The request's constraint, compiled on a thread that may take its time.
+    /// Compiles the request's constraint on a blocking thread, within [`COMPILE_TIMEOUT`].
     async fn matcher(&self, request: &SequenceRequest) -> Result<Option<Matcher>, EngineError> {
         let Some(constraint) = request.constraint.clone() else { return Ok(None) };
-        let (compiler, field) = (Arc::clone(&self.constraints), constraint.field().to_owned());
+        let compiler = Arc::clone(&self.constraints);
+        let field = constraint.field().to_owned();
         let compiled = tokio::task::spawn_blocking(move || compiler.compile(&constraint));
         match tokio::time::timeout(COMPILE_TIMEOUT, compiled).await {
             Ok(compiled) => compiled.map_err(EngineError::internal)?.map(Some),
@@ -222,7 +224,7 @@ impl LlamaEngine {
         }
     }
 
-    /// The images in a request's prompt.
+    /// Finds the images in a request's prompt.
     fn images(&self, request: &SequenceRequest) -> Result<Vec<ImageRun>, EngineError> {
         match (&request.images, &self.projector) {
             (None, _) => Ok(Vec::new()),
@@ -231,7 +233,7 @@ impl LlamaEngine {
         }
     }
 
-    /// Gives a sequence to the scheduler.
+    /// Checks a sequence and sends it to the scheduler.
     fn submit(
         &self,
         request: SequenceRequest,
@@ -253,10 +255,10 @@ impl LlamaEngine {
         Ok(stream)
     }
 
-    /// Takes a place in the queue and gives the scheduler what it is for.
+    /// Takes a place in the queue and sends a message to the scheduler.
     fn send(&self, message: SchedulerMessage) -> Result<(), EngineError> {
         self.enqueue()?;
-        // Sending fails only if the scheduler's thread has died, with a panic.
+        // Sending fails only if the scheduler's thread has panicked.
         let sent = self.messages.as_ref().is_some_and(|m| m.send(message).is_ok());
         if !sent {
             self.shared.n_queued.fetch_sub(1, Ordering::AcqRel);
@@ -265,7 +267,7 @@ impl LlamaEngine {
         Ok(())
     }
 
-    /// Takes a place in the queue, or fails if all are taken.
+    /// Takes a place in the queue. Errors: the queue is full.
     fn enqueue(&self) -> Result<(), EngineError> {
         let below_limit = |n: usize| (n < self.max_queued).then_some(n + 1);
         self.shared
@@ -296,7 +298,7 @@ impl Engine for LlamaEngine {
     }
 
     async fn detokenize(&self, tokens: &[Token]) -> Result<String, EngineError> {
-        // Images are marked as llama-server marks them.
+        // Like llama-server, this writes mtmd's marker for an image.
         let piece = |&t: &Token| match image::begins(t) {
             true => mtmd_default_marker().as_bytes().to_vec(),
             false => self.vocabulary.piece(t),
@@ -316,8 +318,8 @@ impl Engine for LlamaEngine {
         };
         crate::embed::check(&request, facts, self.info.n_vocab)?;
         let (deltas, stream) = mpsc::channel(request.inputs.len() + 1);
-        let (inputs, accepted) = (request.inputs.into(), Instant::now());
-        self.send(SchedulerMessage::Embed(Box::new(EmbedJob { inputs, deltas, accepted, started: None })))?;
+        let job = EmbedJob { inputs: request.inputs.into(), deltas, accepted: Instant::now(), started: None };
+        self.send(SchedulerMessage::Embed(Box::new(job)))?;
         Ok(ReceiverStream::new(stream).boxed())
     }
 
@@ -333,33 +335,40 @@ impl Engine for LlamaEngine {
         let (chunks, chunks_rx) = mpsc::channel(CHUNK_WINDOW);
         let end = request.tokens.len() as u32;
         let export = Export::new(chunks, request.start, end);
-        // The last token of a sequence is decoded and not prefilled; here one stands in that never is.
+        // The last token of a sequence is decoded and not prefilled, so a prefill appends one that is never decoded.
         let mut prompt = request.tokens;
         prompt.push(0);
-        let (cache_scope, ephemeral) = (request.cache_scope, request.ephemeral);
-        let sequence =
-            SequenceRequest { prompt, max_tokens: Some(0), cache_scope, ephemeral, ..SequenceRequest::default() };
+        let sequence = SequenceRequest {
+            prompt,
+            max_tokens: Some(0),
+            cache_scope: request.cache_scope,
+            ephemeral: request.ephemeral,
+            ..SequenceRequest::default()
+        };
         let deltas = self.submit(sequence, Some(export), None)?;
         let wake = self.messages.as_ref().map(wake);
         Ok(exported(deltas, chunks_rx, wake).boxed())
     }
 }
 
-/// What a prefill's reader sees: the chunks, then what the sequence's last delta says.
+/// The stream of a prefill: its chunks, then the times from the sequence's last event.
 fn exported(
     mut deltas: mpsc::Receiver<Result<SequenceEvent, EngineError>>,
     mut chunks: mpsc::Receiver<Exported>,
     wake: Option<Wake>,
 ) -> impl futures::Stream<Item = Result<KvEvent, EngineError>> + Send {
     async_stream::try_stream! {
-        let (mut n_cached, mut export_ms, mut stalled_ms, mut last_wait_ms) = (0, 0.0, 0.0, 0.0);
-        // The scheduler drops the sending half with the sequence, after its last delta.
+        let mut n_cached = 0;
+        let mut export_ms = 0.0;
+        let mut stalled_ms = 0.0;
+        let mut last_wait_ms = 0.0;
+        // The scheduler drops the channel's sender with the sequence, after its last event.
         while let Some(exported) = chunks.recv().await {
             if let Some(wake) = &wake {
                 wake();
             }
             export_ms += exported.took.as_secs_f64() * 1e3;
-            // The last chunk waits after the prefill.
+            // The wait of the last chunk comes after the prefill and does not count.
             stalled_ms += std::mem::replace(&mut last_wait_ms, exported.waited.as_secs_f64() * 1e3);
             yield KvEvent::Chunk(exported.chunk);
         }
@@ -406,12 +415,12 @@ fn compile_template(
         .map_err(|e| LoadError::Template { path: config.model.clone(), message: e.to_string() })
 }
 
-/// The proxy says it before, and better.
+/// The error for images without a projector. The proxy refuses such requests before, with a better message.
 fn no_projector() -> EngineError {
     EngineError::Unsupported { feature: "images: its model has no projector".into() }
 }
 
-/// Refuses numbers that llama.cpp's samplers would loop or divide by zero on.
+/// Refuses numbers with which llama.cpp's samplers would loop endlessly or divide by zero.
 fn check_sampling(sampling: &Sampling) -> Result<(), EngineError> {
     let numbers = [
         sampling.temperature,

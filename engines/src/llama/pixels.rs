@@ -1,7 +1,7 @@
-//! From a client's image file to pixels.
+//! Decodes a client's image file to pixels.
 //!
-//! The file is a stranger's: its size in pixels is read from its head and limited before anything is decoded, and the
-//! decoder may allocate no more than an image of that size takes.
+//! The file is not trusted: its size in pixels is read from its header and limited before anything is decoded, and the
+//! decoder's allocations are limited.
 
 use std::io::Cursor;
 
@@ -9,19 +9,19 @@ use baton_schemas::EngineError;
 use baton_schemas::image::Image;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 
-/// Pixels of a side at most.
+/// The most pixels of a side.
 const MAX_SIDE: u32 = 16_384;
 
-/// Pixels at most: what a camera takes. Projectors see a million of them, or four.
+/// The most pixels of an image, as many as cameras take. Projectors use one to four million of them.
 const MAX_PIXELS: u64 = 36 << 20;
 
-/// The longer side divided by the shorter at most. Projectors cut longer strips down to nothing.
+/// The largest ratio of the longer side to the shorter. Projectors reduce longer strips to nothing.
 const MAX_ASPECT: u32 = 100;
 
-/// Bytes a decoder may allocate: [`MAX_PIXELS`] with four 16-bit channels.
+/// Bytes that a decoder may allocate: [`MAX_PIXELS`] with four 16-bit channels.
 const MAX_DECODED_BYTES: u64 = MAX_PIXELS * 8;
 
-/// Pixels by rows, three bytes each: red, green, blue.
+/// An image's pixels, row by row, with three bytes each: red, green, blue.
 pub(super) struct Pixels {
     pub(super) width: u32,
     pub(super) height: u32,
@@ -29,8 +29,8 @@ pub(super) struct Pixels {
 }
 
 impl Pixels {
-    /// Decodes a file; of an animation its first picture. Blocking: up to a second for the largest. Errors: it is no
-    /// image that can be read, or too large.
+    /// Decodes a file, or the first picture of an animation. Blocking: up to a second for the largest. Errors: the file
+    /// cannot be read as an image, or the image is too large.
     pub(super) fn decode(image: &Image) -> Result<Pixels, EngineError> {
         let wrong = |problem: String| EngineError::invalid_field(image.field(), problem);
         let unreadable = |error: image::ImageError| wrong(format!("the image cannot be read ({error})"));
@@ -53,7 +53,7 @@ impl Pixels {
         }
         let orientation = decoder.orientation().map_err(unreadable)?;
         let mut decoded = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
-        // Cameras store how they were held.
+        // Cameras store their orientation instead of turning the image.
         decoded.apply_orientation(orientation);
         let rgb = decoded.into_rgb8();
         Ok(Pixels { width: rgb.width(), height: rgb.height(), rgb: rgb.into_raw() })
@@ -87,9 +87,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_by_its_head() {
+    fn large_images_are_refused_by_their_header() {
         refused(&file(1, 101, ImageFormat::Png), "1×101 pixels, which is too long");
-        // Some hundred bytes that say they are a gigapixel, with sizes in the first chunk of a PNG.
+        // Some hundred bytes that claim to be a gigapixel: a PNG's first chunk holds its size.
         let sized = |width: u32, height: u32| {
             let mut bytes = file(8, 8, ImageFormat::Png).bytes().to_vec();
             bytes[16..20].copy_from_slice(&width.to_be_bytes());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused() {
+    fn other_files_are_refused() {
         refused(&Image::new(b"hello".to_vec(), "messages[0].images[0]"), "cannot be read");
         let whole = file(64, 64, ImageFormat::Png);
         refused(&Image::new(whole.bytes()[..40].to_vec(), "messages[0].images[0]"), "cannot be read");

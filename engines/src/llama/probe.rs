@@ -1,8 +1,8 @@
-//! What a loaded model's KV cache looks like: asked of llama.cpp itself, with one token.
+//! Finds the layout of a loaded model's KV cache by computing one token.
 //!
-//! A header says what a model's author wrote; what llama.cpp stores also depends on its own choices (layers that share
-//! a cache, latent attention, value types). So one position is computed and its state is looked at. Models whose state
-//! is not a row per position are served without handoff, and the reason is named.
+//! The file's header does not determine what llama.cpp stores, which also depends on layers that share a cache, latent
+//! attention and value types. So one position is computed and its state is parsed. Models whose state is not one row
+//! for each position are served without handoffs, and the reason is logged.
 
 use baton_schemas::kv::{Dtype, KvLayout, LayerShape, LayoutError, RopePairing, Rows, Section};
 use bytes::Bytes;
@@ -19,11 +19,11 @@ use crate::gguf::Gguf;
 /// Why a model's KV cannot be handed over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoHandoff {
-    /// Mamba, RWKV and their kind keep one state, which is that of the last position.
+    /// Recurrent models such as Mamba and RWKV keep only the state of the last position.
     #[error("recurrent state cannot be sliced")]
     Recurrent,
     /// Some layers are recurrent.
-    #[error("recurrent layers beside attention: their state cannot be sliced")]
+    #[error("some layers are recurrent: their state cannot be sliced")]
     Hybrid,
     /// Positions of vision models have several parts, which a chunk does not carry.
     #[error("positions have several axes (M-RoPE)")]
@@ -34,32 +34,32 @@ pub enum NoHandoff {
     /// The state cannot be read.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The state has another format than this module knows: indexer caches, compressed caches.
+    /// The state has an unknown format, such as an indexer cache or a compressed cache.
     #[error("the KV state is of an unknown kind: {0}")]
     UnknownState(BlobError),
-    /// The cache is quantized, or of a type with no canonical form.
+    /// The cache is quantized, or of a type that cannot be handed over.
     #[error("the KV cache is of ggml type {0}; only f32, f16 and bf16 can be handed over")]
     ValueType(i32),
-    /// There are two caches, and the file does not say what the second one's window is.
+    /// There are several caches, and the file does not give the window of the second one.
     #[error("{n_sections} caches, and the model's file names no sliding window")]
     UnknownWindow {
-        /// How many there are.
+        /// The number of caches.
         n_sections: usize,
     },
-    /// The cache's shape is beyond what a layout may say.
+    /// The cache's shape exceeds the limits of a layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }
 
-/// Looks at the context's KV and returns what moves it. The context must be empty, with sequences for `n_slots` slots
-/// and one more for scratch; it is empty again afterwards.
+/// Finds the layout of the context's KV and returns what transfers it. The context must be empty, with sequences for
+/// `n_slots` slots and one for scratch; it is empty again afterwards.
 pub fn probe(
     ctx: &mut LlamaContext<'_>,
     model: &LlamaModel,
     gguf: &Gguf,
     n_slots: u32,
 ) -> Result<KvTransfer, NoHandoff> {
-    // Asked first: llama.cpp writes their states in other formats.
+    // First, because llama.cpp writes the states of these models in other formats.
     if model.is_hybrid() {
         return Err(NoHandoff::Hybrid);
     }
@@ -82,7 +82,7 @@ pub fn probe(
 }
 
 fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Result<(), NoHandoff> {
-    // Any token serves. A tokenizer may have no BOS.
+    // Any token will do; some tokenizers have no BOS.
     let bos = Some(model.vocab().bos()).filter(|t| (0..model.n_vocab()).contains(&t.0));
     let mut batch = LlamaBatch::new(1, 1);
     let added = batch.add(bos.unwrap_or(LlamaToken(0)), 0, &[seq.cast_signed()], false);
@@ -92,15 +92,15 @@ fn decode_one(ctx: &mut LlamaContext<'_>, model: &LlamaModel, seq: u32) -> Resul
     Ok(())
 }
 
-/// The layout of a state that holds one position.
+/// Derives the layout from a state that holds one position.
 fn layout(blob: &Bytes, rope: RopePairing, window: Option<u64>) -> Result<KvLayout, NoHandoff> {
-    // The blob does not say whether it has V tensors; only one of the two readings comes out even.
+    // The blob does not say whether it has V tensors; only one of the two interpretations parses.
     let parsed = blob::parse(blob, true).or_else(|fault| blob::parse(blob, false).map_err(|_| fault));
     let ParsedBlob { sections } = parsed.map_err(NoHandoff::UnknownState)?;
     let window = window.and_then(|w| u32::try_from(w).ok());
     let windows = match sections.len() {
         1 => vec![None],
-        // A full cache and a windowed one. Without a window it is an indexer's, which is another thing.
+        // A full cache and a windowed one. Without a window the second is an indexer's cache, which is not supported.
         2 if window.is_some() => vec![None, window],
         n_sections => return Err(NoHandoff::UnknownWindow { n_sections }),
     };
@@ -119,6 +119,6 @@ fn layout(blob: &Bytes, rope: RopePairing, window: Option<u64>) -> Result<KvLayo
 fn rows(tensor: &ParsedTensor) -> Result<Rows, NoHandoff> {
     let dtype = u32::try_from(tensor.ggml_type).ok().and_then(Dtype::from_number);
     let dtype = dtype.ok_or(NoHandoff::ValueType(tensor.ggml_type))?;
-    // The parser has bounded the row's bytes.
+    // The parser has limited the row's bytes.
     Ok(Rows { dtype, n_values: (tensor.row_bytes / dtype.bytes()) as u32 })
 }

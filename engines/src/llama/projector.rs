@@ -1,9 +1,9 @@
-//! A model's eyes: the projector (mmproj) that turns images into what its layers take for tokens.
+//! The projector (mmproj), which turns images into embeddings that the model reads in place of tokens.
 //!
-//! Its weights are a file of their own, which llama.cpp's mtmd runs. Whoever renders prompts asks how many tokens an
-//! image takes; the scheduler has it seen, which encodes the image and decodes what comes of it in one call. An image
-//! is a run of placeholders in a prompt ([`baton_schemas::image`]): with the text that the projector puts around its
-//! embeddings, and all of it or nothing.
+//! Its weights are in a separate file, which llama.cpp's mtmd runs. Rendering a prompt needs the number of tokens of
+//! each image; the scheduler calls [`Projector::see`], which encodes the image and decodes its embeddings. In a prompt,
+//! an image is a run of placeholders ([`baton_schemas::image`]), which includes the text that the projector puts around
+//! the embeddings. Such a run is always complete.
 
 use std::ffi::CString;
 use std::ops::Range;
@@ -25,46 +25,46 @@ use super::load_error::LoadError;
 use super::pixels::Pixels;
 use crate::gguf::Gguf;
 
-/// llama.cpp's answer if no cells are free; also if the projector itself failed.
+/// llama.cpp's code for no free cells. It also stands for a failure of the projector.
 const NO_CELLS: i32 = 1;
 
-/// KiB of image files that all sequences may have together: those of at least 21 requests.
+/// KiB of image files that all sequences may hold together: those of at least 21 requests.
 const MAX_KIB: usize = 256 << 10;
 
-/// A loaded projector. Waits for itself: it sees one image at a time.
+/// A loaded projector. It encodes one image at a time.
 pub(super) struct Projector {
     // Dropped before the model, whose vocabulary it reads.
     context: Mutex<MtmdContext>,
     _model: Arc<LlamaModel>,
     id: String,
-    /// An image's tokens see each other, those behind them too, and so must be in one physical batch.
+    /// An image's tokens attend to later ones, too, so that all must be in one physical batch.
     in_one_batch: bool,
     n_ubatch: usize,
-    /// One prompt's images are counted at a time: each may take hundreds of megabytes while it is decoded.
+    /// Permits counting the tokens of one prompt's images at a time: decoding an image may take hundreds of megabytes.
     counting: Arc<Semaphore>,
-    /// KiB of image files that sequences may still have, running and queued together.
+    /// KiB of image files that further sequences may hold.
     room: Arc<Semaphore>,
 }
 
-/// Why an image was not seen.
+/// Why an image was not decoded.
 pub(super) enum Unseen {
-    /// No cells are free, or the projector failed: llama.cpp does not say which.
+    /// No cells are free, or the projector failed: llama.cpp does not distinguish these.
     NoCells,
-    /// The request's fault, or the projector's.
+    /// The image is invalid, or the projector failed.
     Failed(EngineError),
 }
 
 /// An image in a sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ImageRun {
-    /// Its placeholders' positions.
+    /// The positions of its placeholders.
     pub(super) at: Range<usize>,
     pub(super) image: Image,
 }
 
 impl Projector {
-    /// Loads the config's projector, if it names one. Errors: the file is none, or is of another model, or of a kind that
-    /// this engine cannot run.
+    /// Loads the configured projector, if there is one. Errors: the file is not a projector, belongs to another model,
+    /// or is of a kind that this engine cannot run.
     pub(super) fn load(config: &LlamaConfig, model: &Arc<LlamaModel>) -> Result<Option<Projector>, LoadError> {
         let Some(path) = &config.projector else { return Ok(None) };
         let refused = |why: &str| LoadError::Projector { path: path.clone(), why: why.to_owned() };
@@ -90,42 +90,48 @@ impl Projector {
         }
         let id = gguf.weights_hash(path)?.to_hex().to_string();
         let in_one_batch = context.decode_use_non_causal();
-        let (context, n_ubatch) = (Mutex::new(context), config.n_ubatch as usize);
-        let (counting, room) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(MAX_KIB)));
-        Ok(Some(Projector { context, _model: Arc::clone(model), id, in_one_batch, n_ubatch, counting, room }))
+        Ok(Some(Projector {
+            context: Mutex::new(context),
+            _model: Arc::clone(model),
+            id,
+            in_one_batch,
+            n_ubatch: config.n_ubatch as usize,
+            counting: Arc::new(Semaphore::new(1)),
+            room: Arc::new(Semaphore::new(MAX_KIB)),
+        }))
     }
 
-    /// What [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector) says.
+    /// The value of [`NodeInfo::projector`](baton_schemas::node::NodeInfo::projector): the hash of its weights, in hex.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Waits for the turn to count images' tokens, which ends with what is returned. Whoever decodes holds it, also when
-    /// nobody waits for the outcome any more.
+    /// Waits for the permit to count images' tokens. The decoding thread holds it, even after its caller has gone.
     pub(super) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.counting).acquire_owned().await.ok()
     }
 
-    /// Room for the files of these images, until what is returned is dropped. None: there is too little now.
+    /// Reserves memory for the files of these images until the permit is dropped. `None`: too little is free.
     pub(super) fn room(&self, images: &[ImageRun]) -> Option<OwnedSemaphorePermit> {
         let n_bytes: usize = images.iter().map(|run| run.image.bytes().len()).sum();
         let n_kib = u32::try_from(n_bytes.div_ceil(1024)).ok()?;
         Arc::clone(&self.room).try_acquire_many_owned(n_kib).ok()
     }
 
-    /// Tokens that an image takes in a prompt. Blocking: it is decoded for that. Errors: it cannot be read, or is too
-    /// large.
+    /// The number of tokens of an image in a prompt. Blocking: decodes the image. Errors: the image cannot be read or
+    /// is too large.
     pub(super) fn n_tokens(&self, image: &Image) -> Result<usize, EngineError> {
         self.chunks(image).map(|chunks| chunks.total_tokens())
     }
 
-    /// Finds the images of a request's prompt. Errors: the request is not this projector's, or it is not whole.
+    /// Finds the images of a request's prompt. Errors: the prompt was rendered with another projector, or placeholders
+    /// do not match its images.
     pub(super) fn find(&self, request: &SequenceRequest) -> Result<Vec<ImageRun>, EngineError> {
         find(&request.prompt, request.images.as_ref(), &self.id)
     }
 
-    /// Sees an image: what comes of it is in the cache of sequence `seq` afterwards, from the run's first position on.
-    /// Blocking: up to seconds on a processor.
+    /// Encodes an image and decodes its embeddings into the cache of sequence `seq`, from the run's first position on.
+    /// Blocking: up to seconds without a GPU.
     pub(super) fn see(&self, run: &ImageRun, context: &mut LlamaContext<'_>, seq: i32) -> Result<(), Unseen> {
         let chunks = self.chunks(&run.image).map_err(Unseen::Failed)?;
         if chunks.total_tokens() != run.at.len() {
@@ -140,7 +146,7 @@ impl Projector {
         })
     }
 
-    /// An image as the projector takes it, with what it puts around it.
+    /// An image in mtmd's form, with the text that the projector puts around it.
     fn chunks(&self, image: &Image) -> Result<MtmdInputChunks, EngineError> {
         let pixels = Pixels::decode(image)?;
         let bitmap = MtmdBitmap::from_image_data(pixels.width, pixels.height, &pixels.rgb);
@@ -149,14 +155,15 @@ impl Projector {
         let chunks = self.lock().tokenize(text, &[&bitmap]).map_err(|error| {
             EngineError::invalid_field(image.field(), format_args!("the projector does not take the image ({error})"))
         })?;
-        let (n_tokens, n_positions) = (chunks.total_tokens(), chunks.total_positions());
+        let n_tokens = chunks.total_tokens();
+        let n_positions = chunks.total_positions();
         if n_tokens < MIN_PLACEHOLDERS || usize::try_from(n_positions) != Ok(n_tokens) {
             return Err(EngineError::internal(format!("an image has {n_tokens} tokens and {n_positions} positions")));
         }
         let is_image = |i: &usize| chunks.get(*i).is_some_and(|c| c.chunk_type() == MtmdInputChunkType::Image);
         let sizes = (0..chunks.len()).filter(is_image).filter_map(|i| Some(chunks.get(i)?.n_tokens()));
         let largest = sizes.max().unwrap_or(0);
-        // llama.cpp ends the process otherwise.
+        // llama.cpp aborts the process on a larger image.
         if self.in_one_batch && largest > self.n_ubatch {
             let ubatch = self.n_ubatch;
             let message = format!("an image of this model takes {largest} tokens at once, and --ubatch is {ubatch}");
@@ -174,7 +181,7 @@ fn marker() -> Result<CString, LoadError> {
     CString::new(mtmd_default_marker()).map_err(|e| LoadError::Backend(e.to_string()))
 }
 
-/// Matches the placeholders of a prompt with the images that they stand for.
+/// Matches the placeholders of a prompt with their images.
 fn find(prompt: &[u32], images: Option<&PromptImages>, projector: &str) -> Result<Vec<ImageRun>, EngineError> {
     let Some(PromptImages { projector: theirs, images }) = images else { return Ok(Vec::new()) };
     if theirs != projector {
@@ -183,7 +190,7 @@ fn find(prompt: &[u32], images: Option<&PromptImages>, projector: &str) -> Resul
     if images.len() > MAX_IMAGES {
         return Err(EngineError::invalid(format!("a prompt may have {MAX_IMAGES} images, not {}", images.len())));
     }
-    // What follows an image is what starts the reply.
+    // The logits after the prompt's last token start the reply, and an image has none.
     if prompt.last().is_some_and(|t| image::is_placeholder(*t)) {
         return Err(EngineError::invalid("the prompt ends with an image: the chat template writes nothing behind it"));
     }
@@ -212,7 +219,8 @@ mod tests {
 
     #[test]
     fn placeholders_find_their_images() {
-        let (a, b) = (image("a"), image("b"));
+        let a = image("a");
+        let b = image("b");
         let prompt = [&[1][..], &b.placeholders(8), &a.placeholders(9), &[2]].concat();
         let expected = vec![(1..9, "b".to_owned()), (9..18, "a".to_owned())];
         assert_eq!(found(&prompt, &[a.clone(), b.clone()]), Ok(expected));
@@ -221,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_of_nothing_are_refused() {
+    fn placeholders_without_an_image_are_refused() {
         let a = image("a");
         let refused = |prompt: &[u32], part: &str| {
             let error = found(prompt, std::slice::from_ref(&a)).unwrap_err();

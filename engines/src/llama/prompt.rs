@@ -1,4 +1,4 @@
-//! From a conversation or a text to exact tokens.
+//! Renders conversations and tokenizes text.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -16,19 +16,21 @@ use super::{LlamaEngine, no_projector};
 use crate::template::{TemplateError, TemplatePiece};
 
 impl LlamaEngine {
-    /// Renders and tokenizes. The prompt's control tokens are the template's own: what spells one in a message is text.
+    /// Renders and tokenizes a conversation. Only the template writes control tokens: text in a message that spells one
+    /// is tokenized as plain text.
     pub(super) async fn render_prompt(&self, conversation: &Conversation) -> Result<Vec<Token>, EngineError> {
         let Some(template) = &self.template else {
             let feature = "chat: the model has no chat template, and its operator has not given it one".into();
             return Err(EngineError::Unsupported { feature });
         };
-        let (template, mut conversation) = (Arc::clone(template), conversation.clone());
+        let template = Arc::clone(template);
+        let mut conversation = conversation.clone();
         let images = std::mem::take(&mut conversation.images);
         let projector = self.projector.clone();
         if !images.is_empty() && projector.is_none() {
             return Err(no_projector());
         }
-        // A template may work for seconds, and must not hold up other connections.
+        // A template may run for seconds, which would block other connections on an async thread.
         let max_bytes = self.max_bytes();
         let rendered =
             tokio::task::spawn_blocking(move || template.render_pieces(&conversation, SystemTime::now(), max_bytes));
@@ -36,22 +38,24 @@ impl LlamaEngine {
             TemplateError::TooLong { n_bytes } => self.overflow(n_bytes),
             other => EngineError::Template { message: other.to_string() },
         })?;
-        let (model, vocabulary) = (Arc::clone(&self.model), Arc::clone(&self.vocabulary));
+        let model = Arc::clone(&self.model);
+        let vocabulary = Arc::clone(&self.vocabulary);
         let turn = match &projector {
             Some(projector) if !images.is_empty() => projector.turn().await,
             _ => None,
         };
-        let (n_ctx, is_left) = (self.info.n_ctx, CancellationToken::new());
-        // Images are decoded no further for a client that is gone.
+        let n_ctx = self.info.n_ctx;
+        let is_left = CancellationToken::new();
+        // Stops decoding images if the caller is dropped.
         let _leaves = is_left.clone().drop_guard();
         let tokenized = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            let (model, vocabulary) = (&model, &vocabulary);
-            let mut prompt = PromptTokens { model, vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
+            let mut prompt =
+                PromptTokens { model: &model, vocabulary: &vocabulary, projector, n_ctx, is_left, tokens: Vec::new() };
             prompt.add(&pieces, &images).map(|()| prompt.tokens)
         });
         let tokens = tokenized.await.map_err(EngineError::internal)??;
-        // The template writes BOS itself where the model wants one.
+        // Most templates write BOS themselves, if the model needs it.
         let vocab = self.model.vocab();
         let bos = u32::try_from(vocab.bos().0).ok();
         match bos {
@@ -60,21 +64,21 @@ impl LlamaEngine {
         }
     }
 
-    /// Tokenizes as the request says.
+    /// Tokenizes a text.
     pub(super) async fn tokenize_text(&self, request: TokenizeRequest) -> Result<Vec<Token>, EngineError> {
         if request.text.len() > self.max_bytes() {
             return Err(self.overflow(request.text.len()));
         }
         let model = Arc::clone(&self.model);
-        // A megabyte of text takes long enough to hold up other connections.
+        // A megabyte of text takes long enough to block other connections.
         let tokens = tokio::task::spawn_blocking(move || {
             tokenize(&model, &request.text, request.add_special, request.parse_special)
         });
         tokens.await.map_err(EngineError::internal)
     }
 
-    /// Longer text cannot fit whatever its tokens are. It is refused before it is tokenized, which cannot be
-    /// interrupted.
+    /// The longest text that can fit the context, bytes. Longer text is refused before it is tokenized, since that
+    /// cannot be interrupted.
     fn max_bytes(&self) -> usize {
         self.vocabulary.longest_piece().max(1).saturating_mul(self.info.n_ctx as usize + 1)
     }
@@ -86,20 +90,21 @@ impl LlamaEngine {
     }
 }
 
-/// A rendered prompt on its way to tokens. BOS is the template's affair, or added to the whole.
+/// Tokenizes a rendered prompt, piece by piece. Its caller adds BOS if the template did not.
 struct PromptTokens<'a> {
     model: &'a LlamaModel,
     vocabulary: &'a Vocabulary,
     projector: Option<Arc<Projector>>,
-    /// With more tokens it is refused, before further images are decoded.
+    /// The most tokens; the check comes before each further image is decoded.
     n_ctx: u32,
-    /// Nobody waits for it any more.
+    /// Cancelled when the caller has gone.
     is_left: CancellationToken,
     tokens: Vec<Token>,
 }
 
 impl PromptTokens<'_> {
-    /// Adds all pieces, with placeholders where marks stand. Errors: an image is not there, or once too often.
+    /// Adds all pieces, with placeholders in place of the images' marks. Errors: the template left out an image or
+    /// repeated one.
     fn add(&mut self, pieces: &[TemplatePiece], images: &[Image]) -> Result<(), EngineError> {
         let mut n_images = 0;
         for piece in pieces {
@@ -122,7 +127,7 @@ impl PromptTokens<'_> {
 
     fn add_text(&mut self, text: &str, has_control: bool) -> Result<(), EngineError> {
         let tokens = tokenize(self.model, text, false, has_control);
-        // Some tokenizers merge characters into whatever the vocabulary holds, control tokens included.
+        // Some tokenizers merge characters into any token of the vocabulary, even a control token.
         if !has_control && tokens.iter().any(|&t| self.vocabulary.is_control(t)) {
             let message = "a message spells a control token of this model, which its tokenizer cannot read as text";
             return Err(EngineError::invalid(message));
@@ -134,7 +139,7 @@ impl PromptTokens<'_> {
     fn add_image(&mut self, image: &Image) -> Result<(), EngineError> {
         let projector = self.projector.as_ref().ok_or_else(no_projector)?;
         if self.is_left.is_cancelled() {
-            return Err(EngineError::internal("nobody waits for the prompt"));
+            return Err(EngineError::internal("the caller of the prompt has gone"));
         }
         self.tokens.extend(image.placeholders(projector.n_tokens(image)?));
         match u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) {

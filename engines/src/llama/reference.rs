@@ -1,7 +1,7 @@
-//! The plain llama.cpp loop: one context, one or more sequences stepped together, nothing clever.
+//! A plain llama.cpp loop: one context, with one or more sequences stepped together.
 //!
-//! The yardstick of `baton bench engine` and of the exactness tests. It prefills all tokens but the last in chunks of
-//! the physical batch and decodes from there, greedily.
+//! `baton bench engine` and the exactness tests compare with it. It prefills all tokens but the last in physical
+//! batches and decodes greedily from there.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -25,21 +25,21 @@ pub struct Reference {
     config: LlamaConfig,
 }
 
-/// What a plain loop produced, and how long it took.
+/// The output and the times of a plain loop.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
-    /// Tokens of each sequence.
+    /// The generated tokens of each sequence.
     pub tokens: Vec<Vec<Token>>,
-    /// Logits behind each token of the first sequence, if they were asked for: `[n_tokens][n_vocab]`.
+    /// The logits for each token of the first sequence, `[n_tokens][n_vocab]`, if they were requested.
     pub logits: Vec<Vec<f32>>,
-    /// Computing all prompts.
+    /// Time of computing all prompts.
     pub prefill: Duration,
-    /// All decode steps.
+    /// Time of all decode steps.
     pub decode: Duration,
 }
 
 impl Reference {
-    /// Loads the model of a config. Plain loops use only its threads and batch size.
+    /// Loads the configured model. Plain loops use only the configuration's threads and batch size.
     pub fn load(config: LlamaConfig) -> Result<Reference, LoadError> {
         config.check()?;
         let gguf = Gguf::open(&config.model)?;
@@ -52,19 +52,19 @@ impl Reference {
         &self.model
     }
 
-    /// A context as an engine's, with the config's slots and `n_cells` cells.
+    /// A context like an engine's, with the configured slots and `n_cells` cells.
     pub fn context(&self, n_cells: u32) -> Result<LlamaContext<'_>, LoadError> {
         load::context(&self.model, &self.config, n_cells)
     }
 
-    /// Tokenizes plain text, with control tokens read as such.
+    /// Tokenizes text without BOS. Text that spells a control token becomes that token.
     pub fn tokenize(&self, text: &str) -> Vec<Token> {
         let tokens = self.model.vocab().tokenize(text.as_bytes(), false, true);
         tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect()
     }
 
-    /// Continues every prompt greedily by `n_new` tokens in lockstep, stopping early at an end-of-generation token
-    /// only if `stop_at_end` (then the sequence's tokens end before it).
+    /// Continues all prompts greedily by `n_new` tokens in lockstep. With `stop_at_end`, a sequence ends before an
+    /// end-of-generation token.
     pub fn greedy(&self, prompts: &[Vec<Token>], n_new: usize, options: ReferenceOptions) -> Result<Run, LoadError> {
         let n_seq = u32::try_from(prompts.len().max(1)).unwrap_or(u32::MAX);
         let n_needed: usize = prompts.iter().map(|p| p.len() + n_new + 1).sum();
@@ -77,7 +77,7 @@ impl Reference {
 }
 
 impl Reference {
-    /// A text's vector, of length 1: its tokens' states from one batch, pooled here and not by llama.cpp.
+    /// A text's vector, of length 1: the states of its tokens from one batch, pooled here and not by llama.cpp.
     pub fn embedding(&self, text: &[Token], pooling: Pooling) -> Result<Vec<f32>, LoadError> {
         let n_tokens = u32::try_from(text.len()).unwrap_or(u32::MAX);
         let params = LlamaContextParams::default()
@@ -109,7 +109,7 @@ impl Reference {
     }
 }
 
-/// What a plain loop should do beside decoding.
+/// Options of a plain loop.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReferenceOptions {
     /// End a sequence at an end-of-generation token.

@@ -1,7 +1,7 @@
-//! Draws the next token from logits, with llama.cpp's own samplers.
+//! Draws the next token from logits, with llama.cpp's samplers.
 //!
-//! Nothing random is kept between tokens: the draw at a position is seeded by (request seed, position). A sequence
-//! that is resumed on another engine therefore draws what it would have drawn.
+//! There is no random state between tokens: the draw at a position is seeded by (request seed, position). So a sequence
+//! that is resumed on another engine draws the same tokens.
 
 use baton_schemas::Token;
 use baton_schemas::generate::Sampling;
@@ -19,21 +19,21 @@ use super::vocabulary::token;
 pub(super) struct Sampler {
     /// Logit bias and banned tokens.
     bias: Option<LlamaSampler>,
-    /// Sees prompt and output.
+    /// The repetition penalty, over prompt and output.
     repeat: Option<LlamaSampler>,
-    /// Sees the output alone: OpenAI's penalties are about what the model said, not what it was told.
+    /// OpenAI's frequency and presence penalties, over the output alone.
     frequency: Option<LlamaSampler>,
     /// top-k, top-p, min-p, temperature; `None` for greedy.
     truncate: Option<LlamaSampler>,
     seed: u64,
-    /// What the text has to be.
+    /// The constraint on the text.
     constraint: Option<Constrained>,
-    /// The array llama.cpp's samplers work on, kept between tokens: a vocabulary is up to 3 MB of it.
+    /// The array that llama.cpp's samplers work on. It is reused for each token, since it takes up to 3 MB.
     candidates: Option<LlamaTokenDataArray>,
 }
 
 impl Sampler {
-    /// A sampler that has already seen `prompt` and `generated`. `banned` can never be drawn.
+    /// A sampler for the token after `prompt` and `generated`. Tokens in `banned` are never drawn.
     pub(super) fn new(
         sampling: &Sampling,
         n_vocab: i32,
@@ -44,15 +44,20 @@ impl Sampler {
         let repeats = sampling.repeat_last_n != 0 && sampling.repeat_penalty != 1.0;
         let repeat = repeats.then(|| {
             let window = if sampling.repeat_last_n < 0 { i32::MAX / 2 } else { sampling.repeat_last_n };
-            // The window is allocated by llama.cpp: no larger than what it could ever hold.
+            // llama.cpp allocates the whole window.
             let window = window.min(MAX_PENALTY_WINDOW);
             LlamaSampler::penalties(n_vocab, window, sampling.repeat_penalty, 0.0, 0.0)
                 .with_tokens(prompt.iter().chain(generated).map(|&t| token(t)))
         });
         let frequency = (sampling.frequency_penalty != 0.0 || sampling.presence_penalty != 0.0).then(|| {
-            let (frequency, presence) = (sampling.frequency_penalty, sampling.presence_penalty);
-            LlamaSampler::penalties(n_vocab, MAX_PENALTY_WINDOW, 1.0, frequency, presence)
-                .with_tokens(generated.iter().map(|&t| token(t)))
+            LlamaSampler::penalties(
+                n_vocab,
+                MAX_PENALTY_WINDOW,
+                1.0,
+                sampling.frequency_penalty,
+                sampling.presence_penalty,
+            )
+            .with_tokens(generated.iter().map(|&t| token(t)))
         });
         let biases: Vec<LlamaLogitBias> = sampling
             .logit_bias
@@ -71,18 +76,18 @@ impl Sampler {
         }
     }
 
-    /// The same sampler, which draws only what keeps the text on its way through a constraint.
+    /// The same sampler under a constraint.
     pub(super) fn constrained(self, constraint: Option<Constrained>) -> Self {
         Sampler { constraint, ..self }
     }
 
-    /// Whether a constraint is fulfilled and nothing can follow.
+    /// Returns true if there is a constraint, the text satisfies it, and no token can follow.
     pub(super) fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(Constrained::is_complete)
     }
 
-    /// Draws the token for `position` (tokens before it, prompt included) and takes note of it. Errors: the constraint
-    /// cannot be kept any more.
+    /// Draws the token for `position` (the number of tokens before it, prompt included) and updates penalties and
+    /// constraint. Errors: no token satisfies the constraint.
     pub(super) fn sample(&mut self, logits: &[f32], position: usize) -> Result<Token, NoToken> {
         let allowed = self.constraint.as_mut().map(Constrained::allowed).transpose()?;
         let shaping = [&mut self.bias, &mut self.repeat, &mut self.frequency];
@@ -122,7 +127,7 @@ impl Sampler {
     }
 }
 
-/// Tokens a penalty looks back at most. llama.cpp allocates the window up front.
+/// The longest window of a penalty, tokens. llama.cpp allocates it in advance.
 const MAX_PENALTY_WINDOW: i32 = 65_536;
 
 fn truncation(sampling: &Sampling) -> LlamaSampler {
@@ -226,9 +231,9 @@ mod tests {
             Sampler::new(s, 3, &[], prompt, generated).sample(&logits, 1).unwrap()
         };
         assert_eq!(after(&presence, &[], &[1]), 2);
-        assert_eq!(after(&presence, &[1], &[]), 1, "presence and frequency look at the output alone");
+        assert_eq!(after(&presence, &[1], &[]), 1, "presence and frequency count the output alone");
         let repeat = Sampling { repeat_penalty: 2.0, ..greedy };
-        assert_eq!(after(&repeat, &[1], &[]), 2, "repeat looks at the prompt too");
+        assert_eq!(after(&repeat, &[1], &[]), 2, "repeat counts the prompt too");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A sequence and its progress, from the queue to its last delta.
+//! A sequence and its progress, from the queue to its last event.
 
 use std::time::{Duration, Instant};
 
@@ -14,37 +14,38 @@ use super::projector::ImageRun;
 use super::sampler::Sampler;
 use super::vocabulary::Vocabulary;
 
-/// A sequence with its progress. Survives preemption: it goes back to the queue with the tokens it has.
+/// A sequence and its progress. When it is preempted, it goes back to the queue with its tokens.
 pub(super) struct Sequence {
     pub(super) request: SequenceRequest,
     pub(super) deltas: mpsc::Sender<Result<SequenceEvent, EngineError>>,
     /// Prompt and everything generated so far.
     pub(super) tokens: Vec<Token>,
-    /// The images among them, in their order.
+    /// The images among the tokens, in their order.
     pub(super) images: Vec<ImageRun>,
-    /// Room for their files.
+    /// Memory reserved for the images' files.
     _room: Option<OwnedSemaphorePermit>,
-    /// Its next image was not seen when it should have been.
+    /// The first attempt to decode its next image found no cells.
     pub(super) was_unseen: bool,
     pub(super) sampler: Sampler,
     pub(super) accepted: Instant,
-    /// Its request's place in the order of arrival, the same for all choices.
+    /// Its request's place in the order of arrival, the same for all of the request's choices.
     pub(super) number: u64,
-    /// When it first got a slot.
+    /// When the sequence first got a slot.
     pub(super) started: Option<Instant>,
-    /// When the KV of everything but the last token was there.
+    /// When the KV of all prompt tokens but the last was complete.
     pub(super) prefilled: Option<Instant>,
     pub(super) first_token: Option<Instant>,
     pub(super) last_token: Option<Instant>,
+    /// Prompt tokens computed here.
     pub(super) n_computed: u32,
-    /// Its share of the steps that computed those.
+    /// Its share of the time of the steps that computed its prompt.
     pub(super) compute: Duration,
-    /// Sequences that decoded in each of its steps, added up.
+    /// The sum, over its decode steps, of the sequences that decoded together.
     pub(super) n_shared_steps: u64,
     pub(super) n_generated: u32,
-    /// KV that goes to another node as it is computed.
+    /// The export of its KV to another node.
     pub(super) export: Option<Export>,
-    /// KV that comes from another node. While it does, nothing is computed here.
+    /// The import of its KV from another node. Until it ends, nothing is computed.
     pub(super) import: Option<Import>,
 }
 
@@ -52,7 +53,7 @@ impl Sequence {
     pub(super) fn new(job: Job, vocabulary: &Vocabulary) -> Self {
         let banned: &[Token] = if job.request.ignore_eos { vocabulary.end_of_generation() } else { &[] };
         let request = job.request;
-        // An image is nothing that could be said again.
+        // Penalties do not apply to images.
         let said: Vec<Token> = request.prompt.iter().copied().filter(|t| !is_placeholder(*t)).collect();
         let sampler = Sampler::new(&request.sampling, vocabulary.n_tokens_i32(), banned, &said, &request.generated);
         let constraint = job.matcher.map(|matcher| Constrained::after(matcher, &request.generated));
@@ -81,9 +82,9 @@ impl Sequence {
         }
     }
 
-    /// Tokens that are computed as a prompt is. Everything after them is decoded, one token a step.
+    /// The number of tokens that are prefilled. The tokens after them are decoded, one in each step.
     pub(super) fn n_prefill(&self) -> usize {
-        // A resume point that is replayed stays replayed, also if the sequence was set back with more tokens since.
+        // A resumed sequence replays its tokens again after a preemption, even if it has more tokens by then.
         let replays = !self.request.generated.is_empty() && self.request.n_prefill() < self.request.prompt.len();
         if replays { self.request.n_prefill() } else { self.tokens.len() - 1 }
     }
@@ -92,13 +93,13 @@ impl Sequence {
         self.tokens.len() - self.request.prompt.len()
     }
 
-    /// Whether no further token may be generated.
+    /// Returns true if no further token may be generated.
     pub(super) fn at_limit(&self, n_ctx: usize) -> bool {
         let limit = self.request.max_tokens.map_or(usize::MAX, |n| n as usize);
         self.n_after_prompt() >= limit || self.tokens.len() >= n_ctx
     }
 
-    /// Whether the sequence waits for another node: for KV to come, or for its own to be taken.
+    /// Returns true if the sequence waits for another node: for KV from it, or until it has read KV.
     pub(super) fn in_transfer(&self, n_kv: usize) -> bool {
         self.import.is_some() || self.export.as_ref().is_some_and(|export| export.is_behind(n_kv))
     }
@@ -120,10 +121,11 @@ impl Sequence {
         }
     }
 
-    /// Sends what is known to fit: the scheduler's `can_step` saw the room. A reader that left is noticed next turn.
+    /// Sends an event, for which `Scheduler::can_step` has checked that there is room. A reader that has left is
+    /// noticed in the next turn.
     pub(super) fn send(&self, delta: Result<SequenceEvent, EngineError>) {
         if self.deltas.try_send(delta).is_err() {
-            tracing::debug!("the reader of a sequence has gone");
+            tracing::debug!("the reader of a sequence has left");
         }
     }
 }

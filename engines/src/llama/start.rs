@@ -1,4 +1,4 @@
-//! Starts the thread that owns the context, and finds out what the model's KV is before it serves.
+//! Starts the thread that owns the context and probes the model's KV before it serves.
 
 use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
@@ -24,24 +24,24 @@ use super::vocabulary::Vocabulary;
 use crate::gguf::Gguf;
 use crate::handoff::{KvPuller, LocalKv};
 
-/// Makes the scheduler look again.
+/// Wakes the scheduler.
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// Weak, because the scheduler ends when the last sender is gone, and holds one of these itself.
+/// Creates a [`Wake`] with a weak sender: the scheduler owns a `Wake` itself and ends when the last sender is dropped.
 pub(super) fn wake(messages: &Arc<std_mpsc::Sender<SchedulerMessage>>) -> Wake {
     let messages = Arc::downgrade(messages);
     Arc::new(move || {
         if let Some(messages) = messages.upgrade() {
-            // A scheduler that has ended has nothing to look at.
+            // It fails if the scheduler has ended, which needs no waking.
             let _ = messages.send(SchedulerMessage::Wake);
         }
     })
 }
 
-/// How the thread's start went: what its KV is, if that can be handed over.
+/// Reports the outcome of the start: the KV's identity, if it can be handed over.
 type Outcome = std_mpsc::SyncSender<Result<Option<KvIdentity>, LoadError>>;
 
-/// What the scheduler's thread takes with it.
+/// Everything that the scheduler's thread owns.
 pub(super) struct Start {
     pub(super) model: Arc<LlamaModel>,
     pub(super) vocabulary: Arc<Vocabulary>,
@@ -50,27 +50,27 @@ pub(super) struct Start {
     pub(super) shared: Arc<EngineLoad>,
     pub(super) gguf: Gguf,
     pub(super) fingerprint: Fingerprint,
-    /// With which it sees images.
+    /// Encodes images.
     pub(super) projector: Option<Arc<Projector>>,
     pub(super) puller: Option<Arc<dyn KvPuller>>,
     pub(super) wake: Wake,
-    /// Whether the model continues texts.
+    /// The model generates text.
     pub(super) generates: bool,
-    /// How its vectors are computed, if it gives any.
+    /// The plan for vectors, if the model gives any.
     pub(super) embedding: Option<EmbedPlan>,
-    /// KV of one token.
+    /// Bytes of KV for each token.
     pub(super) kv_bytes: u64,
 }
 
-/// A scheduler that runs.
+/// A running scheduler.
 pub(super) struct StartedScheduler {
     pub(super) thread: JoinHandle<()>,
-    /// `None` for a model that cannot be handed over.
+    /// `None` if the model's KV cannot be handed over.
     pub(super) kv: Option<KvIdentity>,
 }
 
 impl Start {
-    /// Starts the thread that owns the context, and waits until the context exists and has computed its first tokens.
+    /// Starts the thread, and waits until its context exists and has computed the first tokens.
     pub(super) fn run(self, messages: std_mpsc::Receiver<SchedulerMessage>) -> Result<StartedScheduler, LoadError> {
         let (started, has_started) = std_mpsc::sync_channel(1);
         let run = move || {
@@ -92,7 +92,7 @@ impl Start {
         }
     }
 
-    /// The life of a thread whose model continues texts.
+    /// Runs the thread of a model that generates text.
     fn generate<'m>(
         &'m self,
         embedder: Embedder<'m>,
@@ -112,11 +112,12 @@ impl Start {
                     puller.introduce(local);
                 }
                 let placement = scheduler::blob_placement(&transfer);
-                let (puller, wake) = (self.puller.clone(), Arc::clone(&self.wake));
-                (Some(kv), Some(Handoffs { transfer, placement, puller, wake }))
+                let handoffs =
+                    Handoffs { transfer, placement, puller: self.puller.clone(), wake: Arc::clone(&self.wake) };
+                (Some(kv), Some(handoffs))
             }
             Err(reason) => {
-                tracing::info!(%reason, "this model's KV is not handed over");
+                tracing::info!(%reason, "this model's KV cannot be handed over; it is served without handoffs");
                 (None, None)
             }
         };
@@ -127,7 +128,7 @@ impl Start {
         }
     }
 
-    /// What this model's KV looks like, and the KV of a fixed text. Computing that is the warm-up, too.
+    /// Probes the KV's layout and computes the canary, which also warms up the context.
     fn local_kv(&self, context: &mut LlamaContext<'_>) -> Result<(LocalKv, KvTransfer), NoHandoff> {
         let transfer = probe::probe(context, &self.model, &self.gguf, self.config.n_slots)?;
         let tokens = canary::tokens(&self.model, self.limits.budget.n_ubatch.min(self.limits.n_ctx));
@@ -138,7 +139,7 @@ impl Start {
     }
 }
 
-/// The life of a thread whose model only embeds.
+/// Runs the thread of a model that only gives vectors.
 fn embed(mut embedder: Embedder<'_>, started: &Outcome, messages: &std_mpsc::Receiver<SchedulerMessage>) {
     let prepared = embedder.prepare();
     let is_ready = prepared.is_ok();
@@ -148,14 +149,14 @@ fn embed(mut embedder: Embedder<'_>, started: &Outcome, messages: &std_mpsc::Rec
     }
 }
 
-/// A scheduler that panicked leaves an engine that accepts and never answers. Ending the process instead lets its
-/// supervisor start a new one.
+/// Aborts the process if the scheduler panics: otherwise the engine would accept requests and never answer them. The
+/// supervisor then starts a new process.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!("the scheduler has panicked: the process ends");
+            tracing::error!("the scheduler has panicked; the process aborts so that its supervisor can restart it");
             std::process::abort();
         }
     }

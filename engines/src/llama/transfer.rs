@@ -1,12 +1,12 @@
-//! KV out of and into a running context, a chunk at a time.
+//! Exports and imports KV of a running context, chunk by chunk.
 //!
-//! llama.cpp reads and writes whole sequences only. A chunk is therefore lent to a scratch sequence, which shares the
-//! cells, and is written out from there; or is read into the scratch sequence and lent to its slot. The scratch
-//! sequence is empty between calls: cells that two sequences hold cannot be used again, which a sliding-window cache
-//! lives on.
+//! llama.cpp reads and writes only whole sequences. To export a chunk, a scratch sequence shares its cells and is
+//! written out. To import one, it is read into the scratch sequence, and its slot then shares the cells. The scratch
+//! sequence is empty between calls, because a sliding-window cache must reuse old cells, and cells of two sequences
+//! cannot be reused.
 //!
-//! Called by the thread that owns the context. The context's cache must be unified: copying a part of a sequence
-//! between separate caches aborts the process.
+//! The thread that owns the context calls this. The context's cache must be unified: llama.cpp aborts the process when
+//! a part of a sequence is copied between separate caches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,27 +19,28 @@ use super::placement::ImportBlob;
 use super::state::{self, StateError};
 use crate::handoff::ChunkBuffers;
 
-/// Why a chunk was not exported or imported. The slot is as it was before.
+/// Why a chunk was not exported or imported. The slot is unchanged, unless the import of its window failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
-    /// llama.cpp refused.
+    /// llama.cpp did not export or import the state.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The slot does not hold the positions asked for, or they are not what the layout says.
+    /// The slot does not hold exactly the requested positions, or its state does not fit the layout.
     #[error(transparent)]
     Blob(#[from] BlobError),
     /// There is no such slot.
     #[error("there is no slot {slot}: there are {n_slots}")]
     NoSuchSlot {
-        /// As asked for.
+        /// The requested slot.
         slot: u32,
-        /// Slots of the context.
+        /// The number of slots.
         n_slots: u32,
     },
-    /// A sliding-window cache no longer has what the position after the chunk looks back at: it was exported too late.
+    /// The chunk was exported too late: the sliding-window cache has dropped rows that the position after it attends
+    /// to.
     #[error("the sliding-window cache has forgotten the positions before {start}, of those up to {p1}")]
     Forgotten {
-        /// First position that is left.
+        /// The first position that is left.
         start: u32,
         /// End of the chunk.
         p1: u32,
@@ -59,7 +60,7 @@ pub enum TransferError {
     },
 }
 
-/// Moves chunks between a context's slots and the outside.
+/// Exports and imports the chunks of a context's slots.
 #[derive(Debug, Clone)]
 pub struct KvTransfer {
     layout: Arc<KvLayout>,
@@ -68,12 +69,13 @@ pub struct KvTransfer {
 }
 
 impl KvTransfer {
-    /// For a context of the given layout with the sequences `0..n_slots` for slots and the next one for scratch.
+    /// The transfer for a context with this layout, whose slots are the sequences `0..n_slots` and whose scratch
+    /// sequence is the next one.
     pub(super) fn new(layout: KvLayout, n_slots: u32) -> Self {
         KvTransfer { layout: Arc::new(layout), n_slots, buffers: ChunkBuffers::default() }
     }
 
-    /// Memory of chunks that were moved.
+    /// The pool of buffers for chunks.
     pub(super) fn buffers(&self) -> &ChunkBuffers {
         &self.buffers
     }
@@ -83,11 +85,11 @@ impl KvTransfer {
         &self.layout
     }
 
-    /// The KV of `positions` in a slot, as a part of what goes up to `end`. Rows that position `end` does not look back
-    /// at may be missing.
+    /// Exports the KV of `positions` in a slot, as a part of a prompt that ends at `end`. Windowed rows that position
+    /// `end` does not attend to may be missing.
     ///
-    /// With a sliding window this must be called before the next ubatch is computed, which may overwrite cells that lie
-    /// outside the window from there.
+    /// With a sliding window, call this before the next ubatch is computed: it may overwrite cells outside of its
+    /// window.
     pub fn export(
         &self,
         ctx: &mut LlamaContext<'_>,
@@ -112,11 +114,11 @@ impl KvTransfer {
         Ok(chunk)
     }
 
-    /// Adds a blob's positions to a slot that holds `n_present` so far, which it must continue.
+    /// Adds a blob's positions to a slot that holds `n_present` positions, which the blob must continue.
     ///
-    /// A chunk may lack windowed rows that nothing after the last chunk looks back at. Where that leaves a gap, the
-    /// slot's windowed rows before it are dropped: llama.cpp, and whoever asks it for a slot's first position, take
-    /// them to be without gaps.
+    /// A chunk may lack windowed rows that no position after the last chunk attends to. If that leaves a gap, the
+    /// slot's windowed rows before the gap are dropped: llama.cpp, and callers that ask it for a slot's first position,
+    /// assume that there are no gaps.
     pub fn import(
         &self,
         ctx: &mut LlamaContext<'_>,
@@ -137,20 +139,20 @@ impl KvTransfer {
         self.lend(ctx, self.scratch(), slot, &blob.positions());
         self.clear_scratch(ctx);
         if leaves_gap {
-            // It takes cells that the slot gives up, so that it cannot lack any. If it fails all the same, the slot is
-            // empty afterwards.
+            // This uses the cells that the slot frees, so there are enough. If it fails all the same, the slot is
+            // empty.
             state::import_window(ctx, slot, blob)?;
         }
         Ok(())
     }
 
-    /// Whether some layers look back at a window only.
+    /// Returns true if some layers have a sliding window.
     pub fn has_window(&self) -> bool {
         self.layout.sections.iter().any(|section| section.window.is_some())
     }
 
-    /// Whether position `n_present`, the next one, can be computed in a slot: whether a sliding-window cache holds all
-    /// that it looks back at.
+    /// Returns true if the next position, `n_present`, can be computed in a slot: a sliding-window cache holds all rows
+    /// that it attends to.
     pub fn can_continue(&self, ctx: &LlamaContext<'_>, slot: u32, n_present: u32) -> bool {
         let Some(window) = self.layout.sections.iter().filter_map(|s| s.window).max() else {
             return in_cache(ctx, slot) == Some(n_present);
@@ -160,8 +162,8 @@ impl KvTransfer {
         complete && in_cache(ctx, slot) == Some(n_present)
     }
 
-    /// llama.cpp tells the positions of the windowed section alone, if there is one, and that may lag behind; so
-    /// `n_present` is the caller's word for the full one.
+    /// Checks that a blob continues a slot. With a sliding window, llama.cpp reports only the positions of the windowed
+    /// section, which may have fewer; so `n_present` is trusted for the full section.
     fn check_continues(
         &self,
         ctx: &LlamaContext<'_>,
@@ -189,10 +191,10 @@ impl KvTransfer {
         self.n_slots
     }
 
-    /// Lets `to` hold the cells that `from` has at `positions`. No values are copied.
+    /// Shares the cells of `from` at `positions` with `to`. No values are copied.
     fn lend(&self, ctx: &mut LlamaContext<'_>, from: u32, to: u32, positions: &Range<u32>) {
-        let (start, end) = (Some(positions.start), Some(positions.end));
-        let lent = ctx.copy_kv_cache_seq(from.cast_signed(), to.cast_signed(), start, end);
+        let Range { start, end } = *positions;
+        let lent = ctx.copy_kv_cache_seq(from.cast_signed(), to.cast_signed(), Some(start), Some(end));
         debug_assert!(lent.is_ok(), "the positions were checked to fit an i32");
     }
 
@@ -207,13 +209,13 @@ pub(super) fn clear(ctx: &mut LlamaContext<'_>, seq: u32) {
     debug_assert!(cleared.is_ok(), "sequence numbers fit an i32");
 }
 
-/// First position that position `next` looks back at.
+/// The first position that position `next` attends to.
 fn first_in_window(next: u32, window: u32) -> u32 {
     // The window counts `next` itself.
     (next + 1).saturating_sub(window)
 }
 
-/// End of what a slot holds, or `None` if it is empty.
+/// One past the last position that a slot holds. `None` if it is empty.
 fn in_cache(ctx: &LlamaContext<'_>, slot: u32) -> Option<u32> {
     u32::try_from(ctx.kv_cache_seq_pos_max(slot.cast_signed())).ok().map(|last| last + 1)
 }

@@ -1,11 +1,11 @@
-//! A model's vocabulary, read once: bytes of tokens, and which tokens are more than text.
+//! A model's vocabulary, read once: the bytes of tokens, and which tokens are control tokens.
 
 use baton_schemas::Token;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token_type::LlamaTokenAttr;
 
-/// Owned facts about every token, so that the scheduler's hot path makes no call into C++ for them.
+/// Facts about every token, so that the scheduler's hot path needs no calls into C++.
 pub(super) struct Vocabulary {
     pieces: Vec<Box<[u8]>>,
     control: Vec<bool>,
@@ -31,7 +31,7 @@ impl Vocabulary {
         i32::try_from(self.pieces.len()).unwrap_or(i32::MAX)
     }
 
-    /// Bytes of the longest token.
+    /// The length of the longest token, bytes.
     pub(super) fn longest_piece(&self) -> usize {
         self.pieces.iter().map(|piece| piece.len()).max().unwrap_or(0)
     }
@@ -54,14 +54,13 @@ impl Vocabulary {
         (0..).zip(&self.control).filter(|(_, is_control)| **is_control).map(|(t, _)| t)
     }
 
-    /// All tokens that end a turn.
+    /// All tokens that end a reply.
     pub(super) fn end_of_generation(&self) -> &[Token] {
         &self.end_of_generation
     }
 }
 
-/// Texts that llama.cpp reads as one token only when it is told to look for control tokens. It counts the token for
-/// what it does not know among them.
+/// The spellings of control tokens. Like llama.cpp, this includes the token for unknown text.
 pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
     let vocab = model.vocab();
     let is_control = |t: LlamaToken| vocab.is_control(t) || vocab.attr(t).contains(LlamaTokenAttr::Unknown);
@@ -69,7 +68,7 @@ pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
     tokens.filter_map(|t| String::from_utf8(vocab.token_to_piece(t, true, None)).ok()).collect()
 }
 
-/// A checked token as llama.cpp's type. Tokens were checked against the vocabulary when the request came in.
+/// A token as llama.cpp's type. The engine has checked it against the vocabulary.
 pub(super) fn token(t: Token) -> LlamaToken {
     LlamaToken::new(i32::try_from(t).unwrap_or(i32::MAX))
 }

@@ -1,4 +1,4 @@
-//! One connection to a node, from the accept to where HTTP begins.
+//! Opens a connection to a node, from the accepted socket to the start of HTTP.
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -8,30 +8,29 @@ use super::tls::ServerTls;
 /// First byte of a TLS connection: the record type of a handshake (RFC 8446, section 5.1).
 const TLS_HANDSHAKE: u8 = 22;
 
-/// What a client hears that speaks plain HTTP where TLS is spoken: an
-/// [`NodeErrorReply`](baton_schemas::node::ErrorReply).
+/// The body of the reply to plain HTTP on a TLS port: a [`NodeErrorReply`](baton_schemas::node::NodeErrorReply).
 const USE_TLS: &str = r#"{"error":{"kind":"lost","detail":"this node speaks TLS: its address begins with https://"}}"#;
 
-/// What is still read of a request that is refused unread. Closing with bytes unread would reset the connection, and
-/// the reply with it.
+/// Bytes that are still read from a refused request. Closing with unread bytes would reset the connection and lose the
+/// reply.
 const MAX_DISCARDED_BYTES: u64 = 64 << 10;
 
-/// Anything that HTTP can be spoken over.
+/// A byte stream for HTTP.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// A connection that was just accepted.
 pub(super) enum AcceptedConnection {
-    /// From this machine.
+    /// A connection on a Unix socket.
     Unix(UnixStream),
-    /// Plain HTTP follows.
+    /// A TCP connection for plain HTTP.
     Tcp(TcpStream),
-    /// A TLS handshake follows.
+    /// A TCP connection for TLS, before the handshake.
     Tls(TcpStream, ServerTls),
 }
 
 impl AcceptedConnection {
-    /// What HTTP is spoken over; `None` if it does not come to that. Has no deadline of its own.
+    /// The stream for HTTP. `None` if the TLS handshake fails. The caller sets the deadline.
     pub(super) async fn open(self) -> Option<Box<dyn Stream>> {
         match self {
             AcceptedConnection::Unix(stream) => Some(Box::new(stream)),
@@ -41,10 +40,10 @@ impl AcceptedConnection {
     }
 }
 
-/// A token is a small write: without this the network stack gathers several before it sends.
+/// Turns off Nagle's algorithm, which would hold back tokens, since they are small writes.
 fn without_delay(stream: TcpStream) -> TcpStream {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection delays small writes");
+        tracing::debug!(%error, "TCP_NODELAY cannot be set; tokens may be delayed");
     }
     stream
 }
@@ -54,7 +53,7 @@ async fn shake_hands(mut stream: TcpStream, tls: &ServerTls) -> Option<Box<dyn S
     let n_seen = stream.peek(&mut first).await.ok()?;
     if n_seen > 0 && first != [TLS_HANDSHAKE] {
         if let Err(error) = refuse_plain_http(&mut stream).await {
-            tracing::debug!(%error, "a client that spoke no TLS left");
+            tracing::debug!(%error, "a client that speaks no TLS left before it read the error");
         }
         return None;
     }

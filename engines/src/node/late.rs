@@ -1,4 +1,4 @@
-//! A node's engine while it is still being started: the address answers, and says that the model is loading.
+//! A node's engine while its model is loading: the node already listens, and says that the model is loading.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,15 +11,16 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
-/// Stands in for an engine that is still loading: reports its load, refuses the rest, and forwards once it is there.
+/// Stands in for an engine that is still loading: reports its load and refuses all other calls. Once the engine is set,
+/// all calls go to it.
 #[derive(Clone, Default)]
 pub struct LateEngine(Arc<OnceLock<Arc<dyn Engine>>>);
 
 impl LateEngine {
-    /// From now on it is this engine. There is no second change.
+    /// Sets the engine. Only the first call has an effect.
     pub fn becomes(&self, engine: Arc<dyn Engine>) {
         if self.0.set(engine).is_err() {
-            tracing::error!("an engine was started twice; the first one serves");
+            tracing::error!("a node was given a second engine; the first one keeps serving");
         }
     }
 

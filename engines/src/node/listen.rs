@@ -1,4 +1,4 @@
-//! Where a node listens: a Unix socket for a child on the same machine, or TCP.
+//! The address that a node listens on: a Unix socket for a child process, or TCP.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -48,8 +48,8 @@ impl fmt::Display for ListenAddress {
 }
 
 impl ListenAddress {
-    /// Whether only this machine can reach it: a Unix socket, or a host of which every address is loopback. Fails if
-    /// the host's name cannot be looked up.
+    /// Returns true if only this machine can reach the address: a Unix socket, or a host whose addresses are all
+    /// loopback. Errors: the host's name cannot be resolved.
     pub async fn is_private(&self) -> Result<bool, ListenError> {
         let ListenAddress::Tcp(address) = self else { return Ok(true) };
         let found = tokio::net::lookup_host(address).await.map_err(|e| ListenError::Other(self.clone(), e))?;
@@ -60,24 +60,25 @@ impl ListenAddress {
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody listens there already.
+    /// Another program uses the address.
     #[error("{0} is in use by another program. Stop it, or choose another address with --listen.")]
     InUse(ListenAddress),
-    /// Anything else the system says.
+    /// Any other error of the system.
     #[error("cannot listen on {0}: {1}")]
     Other(ListenAddress, std::io::Error),
 }
 
 /// A bound socket.
 pub enum Listener {
-    /// A Unix socket and its path, which is removed when the listener is dropped.
+    /// A Unix socket and its file, which is removed when the listener is dropped.
     Unix(UnixListener, SocketFile),
-    /// TCP, inside TLS where there is a certificate.
+    /// TCP, with TLS if there is a certificate.
     Tcp(TcpListener, Option<ServerTls>),
 }
 
 impl Listener {
-    /// Binds. A Unix socket's folder must be private to the user: the socket itself carries no permissions of use.
+    /// Binds an address. A Unix socket's folder must be private to the user, since the permissions of the socket itself
+    /// do not protect it on all systems.
     pub async fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
         let explain = |e: std::io::Error| match e.kind() {
             std::io::ErrorKind::AddrInUse => ListenError::InUse(address.clone()),
@@ -93,7 +94,7 @@ impl Listener {
         }
     }
 
-    /// Has TCP connections speak TLS. Nothing changes for a Unix socket, which nobody can listen in on.
+    /// Turns on TLS for TCP connections. A Unix socket needs none and stays as it is.
     pub fn with_tls(self, tls: ServerTls) -> Listener {
         match self {
             Listener::Tcp(listener, _) => Listener::Tcp(listener, Some(tls)),
@@ -101,7 +102,7 @@ impl Listener {
         }
     }
 
-    /// The TCP address, with the port the system chose if 0 was asked for.
+    /// The TCP address; if port 0 was requested, with the port that the system chose.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match self {
             Listener::Tcp(listener, _) => listener.local_addr().ok(),
@@ -109,7 +110,7 @@ impl Listener {
         }
     }
 
-    /// The next connection. Dropping the future loses none.
+    /// Accepts the next connection. Dropping the future loses no connection.
     pub(super) async fn accept(&self) -> std::io::Result<AcceptedConnection> {
         match self {
             Listener::Unix(listener, _) => Ok(AcceptedConnection::Unix(listener.accept().await?.0)),
@@ -124,11 +125,11 @@ impl Listener {
     }
 }
 
-/// Removes a socket's file that a killed process left behind: one that refuses connections has no listener.
+/// Removes a socket's file that a killed process left. A socket that refuses connections has no listener.
 async fn remove_stale(path: &Path) {
     let refused = |e: std::io::Error| e.kind() == std::io::ErrorKind::ConnectionRefused;
     if UnixStream::connect(path).await.is_err_and(refused) {
-        // If it cannot be removed, binding says so.
+        // If it cannot be removed, binding fails.
         drop(SocketFile(path.to_owned()));
     }
 }
@@ -146,7 +147,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_file(&self.0) {
-            tracing::debug!(%error, "a socket's file was gone already");
+            tracing::debug!(%error, "a socket's file cannot be removed");
         }
     }
 }
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_that_a_killed_process_left_is_taken_over_and_a_living_one_is_not() {
+    async fn the_socket_of_a_killed_process_is_taken_over_and_one_in_use_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.sock");
         let address = ListenAddress::Unix(path.clone());

@@ -1,6 +1,6 @@
-//! Streams the node's load as it changes, within a tenth of a second.
+//! Streams the node's load: each change within a tenth of a second.
 //!
-//! A line is made only when the connection has room for it: a slow reader gets newer loads, not more of them.
+//! A line is written only when the connection has room for it, so a slow reader gets fewer but current loads.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use tokio::time::Instant;
 
 use super::{NodeService, lines, refusal};
 
-/// Streams at once. An endpoint has one.
+/// The most streams at once. Each endpoint uses one.
 pub(super) const MAX_STREAMS: usize = 64;
 
 /// The interval of lines while the load does not change.
 pub const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// A change is sent within this time.
+/// The interval in which the load is checked for changes.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How long a node that was told to stop takes new requests, so that those who send them have heard of it.
+/// How long a stopping node still accepts requests: endpoints need this time to learn that it is stopping.
 pub(super) const NOTICE: Duration = Duration::from_millis(300);
 
 impl NodeService {
-    /// What the engine is doing, and how far the node is.
+    /// The engine's load, with the phase `Stopping` if the node is stopping.
     pub(super) async fn load(&self) -> Result<NodeLoad, EngineError> {
         let load = self.engine.load().await?;
         let stops = self.stop.is_cancelled() && load.phase == Phase::Serving;
@@ -34,7 +34,7 @@ impl NodeService {
     }
 }
 
-/// Loads as lines, until the node has been told to stop and runs nothing any more.
+/// Streams loads as lines of JSON, until the node is stopping and has no requests left.
 pub(super) fn respond(node: NodeService) -> Response {
     let Ok(place) = std::sync::Arc::clone(&node.load_streams).try_acquire_owned() else {
         let reason = format!("{MAX_STREAMS} streams of loads run already");
@@ -50,13 +50,13 @@ pub(super) fn respond(node: NodeService) -> Response {
                 yield load;
                 break;
             };
-            if last.is_none_or(|(told, at)| told != load || at.elapsed() >= HEARTBEAT) {
+            if last.is_none_or(|(sent, at)| sent != load || at.elapsed() >= HEARTBEAT) {
                 last = Some((load, Instant::now()));
                 yield Ok(load);
             }
             if load.phase == Phase::Stopping {
                 let since = *stopping_since.get_or_insert_with(Instant::now);
-                // Until then somebody who has not heard may still send something.
+                // Until then, endpoints that do not know it yet may still send requests.
                 if since.elapsed() > NOTICE && load.active_slots == 0 && load.queued == 0 {
                     break;
                 }

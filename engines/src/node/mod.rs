@@ -1,6 +1,6 @@
 //! The node protocol's server: an axum router around any engine.
 //!
-//! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key; a caller without it learns
+//! `baton node` serves it on a Unix socket or on TCP. Every call needs the cluster key. A caller without it learns
 //! nothing, not even which paths exist.
 
 mod connection;
@@ -58,7 +58,7 @@ impl ClusterKey {
         ClusterKey(key.into())
     }
 
-    /// What the keys of handoffs are derived from.
+    /// The bytes that keys of handoffs are derived from.
     fn secret(&self) -> &[u8] {
         self.0.as_bytes()
     }
@@ -69,30 +69,30 @@ impl ClusterKey {
             .and_then(|v| v.to_str().ok())
             .and_then(|v| v.strip_prefix("Bearer "))
             .map(|key| blake3::hash(key.as_bytes()));
-        // Hashes have one length, so comparing them tells nothing about the key's.
+        // All hashes have the same length, so the comparison does not reveal the key's length.
         let expected = blake3::hash(self.secret());
         presented.is_some_and(|hash| bool::from(hash.as_bytes().ct_eq(expected.as_bytes())))
     }
 }
 
-/// What the calls are answered from.
+/// The state of a node's handlers.
 #[derive(Clone)]
 struct NodeService {
     engine: Arc<dyn Engine>,
     role: Role,
     key: ClusterKey,
-    /// It was told to stop.
+    /// Cancelled when the node begins to stop.
     stop: CancellationToken,
-    /// Streams of loads that may still begin.
+    /// Permits for further streams of loads.
     load_streams: Arc<Semaphore>,
 }
 
-/// Routes of a node around `engine`, for what its role allows.
+/// The routes of a node around `engine`. Calls that its role does not allow are refused.
 pub fn router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey) -> Router {
     stoppable_router(engine, role, key, CancellationToken::new())
 }
 
-/// The same of a node that tells whoever follows its load when it is told to stop.
+/// Like [`router`], for a node that reports in its load that it is stopping once `stop` is cancelled.
 pub fn stoppable_router(engine: Arc<dyn Engine>, role: Role, key: ClusterKey, stop: CancellationToken) -> Router {
     let load_streams = Arc::new(Semaphore::new(loads::MAX_STREAMS));
     let routes = Router::new()
@@ -162,8 +162,8 @@ async fn detokenize(State(node): Node, body: Bytes) -> Response {
     answer(node.engine.detokenize(&request.tokens).await.map(|text| DetokenizedText { text }))
 }
 
-/// Streams deltas, one JSON value a line. Dropping the response, as a closed connection does, drops the engine's
-/// stream and so cancels the sequence.
+/// Streams events, one JSON value in each line. A closed connection drops the response and with it the engine's stream,
+/// which cancels the sequence.
 async fn generate(State(node): Node, body: Bytes) -> Response {
     let request: SequenceRequest = match parse(&body) {
         Ok(request) => request,
@@ -178,7 +178,7 @@ async fn generate(State(node): Node, body: Bytes) -> Response {
     }
 }
 
-/// Streams vectors, one JSON value a line. Dropping the response cancels those that are not computed yet.
+/// Streams vectors, one JSON value in each line. Dropping the response cancels the texts that are not computed yet.
 async fn embed(State(node): Node, body: Bytes) -> Response {
     let request: EmbedSequences = match parse(&body) {
         Ok(request) => request,
@@ -193,9 +193,9 @@ async fn embed(State(node): Node, body: Bytes) -> Response {
     }
 }
 
-/// A stream of deltas as lines of JSON, with a sign of life in every second without one.
+/// A stream of events as lines of JSON, with an empty line after every second without an event.
 fn lines<D: Serialize + Send + 'static>(deltas: BoxStream<'static, Result<D, EngineError>>) -> Response {
-    // What the engine has ready at once goes out as one chunk: fewer writes when many streams run.
+    // Events that are ready at the same time are sent as one chunk, which saves writes when many streams run.
     let mut deltas = deltas.ready_chunks(MAX_LINES_PER_CHUNK);
     let lines = async_stream::stream! {
         loop {
@@ -225,13 +225,13 @@ async fn link(State(node): Node, body: Bytes) -> Response {
     answer(node.engine.measure_link(&source).await)
 }
 
-/// How many bytes [`noise`] sends.
+/// The query of [`noise`]: the number of bytes to send.
 #[derive(Deserialize)]
 struct Noise {
     bytes: u64,
 }
 
-/// Bytes to measure a link by. They do not compress, in case something on the way tries to.
+/// Sends bytes for measuring a link. They are incompressible, in case a tunnel compresses.
 async fn noise(Query(Noise { bytes }): Query<Noise>) -> Response {
     if bytes > MAX_NOISE_BYTES {
         let message = format!("at most {MAX_NOISE_BYTES} bytes can be asked for");
@@ -251,8 +251,8 @@ const NOISE_PIECE_BYTES: usize = 256 << 10;
 
 const MAX_LINES_PER_CHUNK: usize = 16;
 
-/// How often a stream without deltas shows that its node lives, by an empty line: a sequence may wait long for a slot
-/// or its prefill, and its reader must be able to tell that from a node that is frozen.
+/// How often a stream without events sends an empty line as a sign of life. A sequence may wait long for a slot or its
+/// prefill, and the reader must be able to distinguish that from a frozen node.
 pub const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 fn lines_of<D: Serialize>(deltas: Vec<Result<D, EngineError>>) -> Bytes {
@@ -266,13 +266,13 @@ fn lines_of<D: Serialize>(deltas: Vec<Result<D, EngineError>>) -> Bytes {
 fn put_line(chunk: &mut BytesMut, line: &impl Serialize) {
     match serde_json::to_vec(line) {
         Ok(json) => chunk.put_slice(&json),
-        // A non-finite logprob becomes null in JSON, so this cannot happen; the reader would see the stream as cut.
-        Err(error) => return tracing::error!(%error, "a delta could not be written"),
+        // This cannot happen: a log-probability that is not finite becomes null in JSON.
+        Err(error) => return tracing::error!(%error, "an event cannot be written as JSON and is dropped"),
     }
     chunk.put_u8(b'\n');
 }
 
-/// The body as `T`. Bodies are JSON whatever their content type says.
+/// Parses a body as `T`. Bodies are JSON, whatever their content type.
 #[allow(clippy::result_large_err, reason = "the error is the response, built once per refused call")]
 fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Response> {
     serde_json::from_slice(body).map_err(|e| {

@@ -1,4 +1,4 @@
-//! `POST /node/v1/prefill`: an engine's chunks as records on the wire.
+//! `POST /node/v1/prefill`: writes an engine's chunks as records of a handoff.
 
 use std::convert::Infallible;
 
@@ -15,10 +15,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{NodeService, SIGN_OF_LIFE, answer};
 use crate::engine::{KvEvent, KvStream};
 
-/// Encoded records ahead of the socket.
+/// Encoded records that are made ahead of the socket.
 const RECORD_WINDOW: usize = 1;
 
-/// Answers with a stream of records. Dropping the response, as a closed connection does, cancels the prefill.
+/// Replies with a stream of records. A closed connection drops the response, which cancels the prefill.
 pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Response {
     match begin(node, request).await {
         Err(error) => answer::<()>(Err(error)),
@@ -49,7 +49,7 @@ async fn begin(
     let (writer, head) = HandoffWriter::begin(node.key.secret(), handoff, codec).map_err(invalid)?;
     let events = node.engine.prefill(request).await?;
     let (records, reader) = mpsc::channel(RECORD_WINDOW);
-    // A task of its own, so that the next record is made while this one is on its way.
+    // A separate task, so that the next record is encoded while this one is sent.
     tokio::spawn(async move {
         tokio::select! {
             () = write(writer, head, events, &records) => {}
@@ -66,7 +66,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
         let is_last = match record {
             Ok(record) => records.send(record).await.is_err(),
             Err(error) => {
-                tracing::error!(%error, "a record could not be written");
+                tracing::error!(%error, "a record cannot be written; the stream is cut");
                 true
             }
         };
@@ -77,7 +77,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
             Err(_) => writer.wait(Wait { n_done, ..Wait::default() }),
             Ok(Some(Ok(KvEvent::Chunk(chunk)))) => {
                 n_done += chunk.n_positions();
-                // Hashing and encoding take milliseconds: not on a thread that serves others.
+                // Hashing and encoding take milliseconds, which would block an async thread.
                 let encoded = tokio::task::spawn_blocking(move || {
                     let record = writer.frame(&chunk);
                     (writer, record)
@@ -87,7 +87,7 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
                         writer = returned;
                         record
                     }
-                    Err(panic) => return tracing::error!(%panic, "a record could not be written"),
+                    Err(panic) => return tracing::error!(%panic, "encoding a record panicked; the stream is cut"),
                 }
             }
             Ok(Some(Ok(KvEvent::End(timings)))) => return finish(writer.end(timings), records).await,
@@ -99,13 +99,13 @@ async fn write(mut writer: HandoffWriter, head: Vec<Bytes>, mut events: KvStream
 
 async fn finish(record: Result<Vec<Bytes>, WriteError>, records: &mpsc::Sender<Vec<Bytes>>) {
     match record {
-        // A reader that left needs no last record.
+        // Fails only if the reader has left.
         Ok(record) => drop(records.send(record).await),
-        Err(error) => tracing::error!(%error, "the last record could not be written"),
+        Err(error) => tracing::error!(%error, "the last record cannot be written; the stream is cut"),
     }
 }
 
-/// The first codec of the reader's list that this node knows.
+/// The first codec in the reader's list that this node supports.
 fn choose(codecs: &[u8]) -> Result<Codec, EngineError> {
     let known = codecs.iter().find_map(|&number| Codec::from_number(number));
     known.ok_or_else(|| EngineError::invalid("none of the codecs is known here"))

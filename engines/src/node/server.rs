@@ -1,7 +1,6 @@
-//! A node's connections: accepted, bounded, and at the end drained.
+//! Accepts, limits and drains a node's connections.
 //!
-//! Strangers reach this before any key is checked: what a connection may hold, and how long it may be silent, is
-//! bounded here.
+//! Callers reach this before their key is checked, so connections, their memory and their silence are limited here.
 
 use std::io;
 use std::sync::Arc;
@@ -24,41 +23,41 @@ use super::connection::AcceptedConnection;
 use super::listen::Listener;
 use super::loads::NOTICE;
 
-/// Connections at most; the next one waits in the kernel's backlog. More than thousands of streams of an endpoint and
-/// the pulls of a cluster's decode nodes take.
+/// The most connections; further ones wait in the kernel's backlog. Enough for thousands of streams of an endpoint and
+/// the pulls of a cluster's decode nodes.
 const MAX_CONNECTIONS: usize = 4_096;
 
-/// For a handshake and the first request's head. Nodes and endpoints send them at once.
+/// The deadline of the handshake and the first request's head. Nodes and endpoints send them at once.
 const FIRST_HEAD_DEADLINE: Duration = Duration::from_secs(10);
 
-/// For a later head, and so how long a connection may be idle. Longer than [`Transport`](crate::transport::Transport)
-/// keeps one.
+/// The deadline of a later head, which is how long a connection may be idle. It is longer than
+/// [`Transport`](crate::transport::Transport) keeps an idle connection.
 const HEAD_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Bytes of a request's head; ours have some hundreds.
+/// The longest head of a request, bytes; Baton's have some hundreds.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// Requests at once on one HTTP/2 connection.
 const MAX_H2_STREAMS: u32 = 128;
 
-/// How often a silent HTTP/2 client is asked whether it is still there.
+/// The interval of pings to silent HTTP/2 clients.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(20);
 
-/// After an accept fails for want of file descriptors. Trying at once would only burn the processor.
+/// The pause after an accept that failed, for example for lack of file descriptors. Retrying at once would only use
+/// processor time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long running calls may go on after a stop was asked for.
+/// How long running calls may continue after a stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Listener {
-    /// Serves until `stop`, then lets running calls end, within a deadline.
+    /// Serves until `stop` is cancelled and for [`NOTICE`] after it, then lets running calls end, for at most
+    /// [`DRAIN_DEADLINE`]. Errors: the socket no longer listens.
     pub async fn serve(self, router: Router, stop: CancellationToken) -> std::io::Result<()> {
         serve(self, router, stop).await
     }
 }
 
-/// Serves until `stop` and for a moment ([`NOTICE`]) beyond it, then lets running calls end, for as long as
-/// [`DRAIN_DEADLINE`]. Fails only if the socket no longer listens.
 async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> io::Result<()> {
     let shared = Arc::new(NodeServer { builder: builder(), router });
     let graceful = GracefulShutdown::new();
@@ -79,7 +78,8 @@ async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> i
             () = &mut closing => break,
             next = next => next?,
         };
-        let (shared, watcher) = (Arc::clone(&shared), graceful.watcher());
+        let shared = Arc::clone(&shared);
+        let watcher = graceful.watcher();
         connections.spawn(async move {
             let _permit = permit;
             shared.serve(accepted, watcher).await;
@@ -88,8 +88,8 @@ async fn serve(listener: Listener, router: Router, stop: CancellationToken) -> i
     }
     drop(listener);
     if tokio::time::timeout(DRAIN_DEADLINE, graceful.shutdown()).await.is_err() {
-        // Dropping `connections` closes them, which their readers take for what it is: a stream that was cut.
-        tracing::warn!("calls still run at the drain deadline; closing their connections");
+        // Dropping `connections` closes them. Readers see a stream that was cut.
+        tracing::warn!("some calls still run at the drain deadline; their connections are closed");
     }
     Ok(())
 }
@@ -106,22 +106,22 @@ fn builder() -> Builder<TokioExecutor> {
     builder
 }
 
-/// The next connection. An error belongs to one connection or to the moment, unless the socket does not listen any
-/// more: a node that tried again for ever would look alive and answer nobody.
+/// Accepts the next connection. Most errors concern a single connection or are temporary. If the socket no longer
+/// listens, this fails: a node that retried for ever would look alive and never answer.
 async fn accept(listener: &Listener) -> io::Result<AcceptedConnection> {
     loop {
         match listener.accept().await {
             Ok(accepted) => return Ok(accepted),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection failed");
+                tracing::warn!(%error, "accepting a connection failed; trying again");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// What connections share.
+/// The state that connections share.
 struct NodeServer {
     builder: Builder<TokioExecutor>,
     router: Router,
@@ -137,20 +137,20 @@ impl NodeServer {
                 self.router.clone().oneshot(request.map(Body::new))
             });
             let connection = self.builder.serve_connection(TokioIo::new(stream), service);
-            // Most errors are clients that left.
+            // Most errors mean that the client has left.
             if let Err(error) = watcher.watch(connection).await {
-                tracing::debug!(error, "connection ended early");
+                tracing::debug!(error, "a connection ended early");
             }
         };
         tokio::select! {
             () = connection => {}
             // Dropping the connection closes it.
-            () = silence(&spoken) => tracing::debug!("connection closed: no request in time"),
+            () = silence(&spoken) => tracing::debug!("a connection is closed: it sent no request in time"),
         }
     }
 }
 
-/// Ends if no request has come in time. hyper's own timer does not run while it waits to see which HTTP is spoken.
+/// Ends if no request has come in time. hyper's own timer does not run while it detects the version of HTTP.
 async fn silence(spoken: &AtomicBool) {
     tokio::time::sleep(FIRST_HEAD_DEADLINE).await;
     if spoken.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! The certificate a node shows, and its renewal while the node runs.
+//! The node's certificate, which can be renewed while the node runs.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,10 +8,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::transport::{TlsError, certificates, private_key, unusable};
 
-/// What is spoken inside TLS, best first: `auto::Builder` understands both.
+/// The protocols inside TLS, preferred first: `auto::Builder` supports both.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// A certificate and its key, from files that can be read again. Cheap to clone; clones renew together.
+/// A certificate and its key, from files that can be read again. Cheap to clone; a reload affects all clones.
 #[derive(Clone)]
 pub struct ServerTls(Arc<TlsFiles>);
 
@@ -22,20 +22,20 @@ struct TlsFiles {
 }
 
 impl ServerTls {
-    /// Reads PEM files: the certificate with the intermediate ones after it, and its private key.
+    /// Reads PEM files: the certificate, followed by intermediate certificates, and its private key.
     pub fn load(cert: &Path, key: &Path) -> Result<ServerTls, TlsError> {
         let config = RwLock::new(read(cert, key)?);
         Ok(ServerTls(Arc::new(TlsFiles { cert: cert.to_owned(), key: key.to_owned(), config })))
     }
 
-    /// Reads the files again, for connections from now on. On an error the certificate stays what it was.
+    /// Reads the files again for new connections. On an error the old certificate stays in use.
     pub fn reload(&self) -> Result<(), TlsError> {
         let config = read(&self.0.cert, &self.0.key)?;
         *self.0.config.write().unwrap_or_else(PoisonError::into_inner) = config;
         Ok(())
     }
 
-    /// For one connection.
+    /// The acceptor for one connection.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(Arc::clone(&self.0.config.read().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -50,7 +50,7 @@ fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = builder.with_single_cert(chain, private).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => TlsError::KeyMismatch { cert: cert.to_owned(), key: key.to_owned() },
         rustls::Error::InvalidCertificate(_) => unusable(cert, "certificate", error),
-        // What is left is a key of a kind that the library does not know.
+        // The remaining errors mean a key of an unsupported kind.
         error => unusable(key, "private key", error),
     })?;
     config.alpn_protocols = ALPN.iter().map(|protocol| protocol.to_vec()).collect();
@@ -63,14 +63,15 @@ mod tests {
 
     fn pair(folder: &Path, name: &str) -> (PathBuf, PathBuf) {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let (cert, key) = (folder.join(format!("{name}.pem")), folder.join(format!("{name}.key")));
+        let cert = folder.join(format!("{name}.pem"));
+        let key = folder.join(format!("{name}.key"));
         std::fs::write(&cert, made.cert.pem()).unwrap();
         std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
         (cert, key)
     }
 
     #[test]
-    fn what_is_wrong_with_the_files_is_said_in_one_line() {
+    fn errors_of_the_files_are_one_line() {
         let folder = tempfile::tempdir().unwrap();
         let (cert, key) = pair(folder.path(), "a");
         let (_, other_key) = pair(folder.path(), "b");
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_that_fails_changes_nothing() {
+    fn a_failed_reload_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let (cert, key) = pair(folder.path(), "a");
         let tls = ServerTls::load(&cert, &key).unwrap();

@@ -1,4 +1,4 @@
-//! A node's part of its caller's trace.
+//! Records a node's spans in its caller's trace.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -9,7 +9,7 @@ use tracing::{Instrument, Span};
 
 use crate::trace::{self, TARGET};
 
-/// Continues a trace that the call belongs to, up to the last byte of its reply. Calls without one make none.
+/// Continues the caller's trace, up to the last byte of the reply. A call without a trace starts none.
 pub(super) async fn traced(request: Request, next: Next) -> Response {
     let Some(parent) = trace::parent_in(request.headers()) else { return next.run(request).await };
     let span = span_of(request.uri().path());
@@ -18,11 +18,11 @@ pub(super) async fn traced(request: Request, next: Next) -> Response {
     }
     trace::continue_from(&span, Some(parent));
     let response = next.run(request).instrument(span.clone()).await;
-    // The stream behind the head is where the work is.
+    // Most of the work happens in the stream after the head.
     response.map(|body| Body::from_stream(body.into_data_stream().map(move |piece| span.in_scope(|| piece))))
 }
 
-/// Calls that compute something have a span.
+/// The span of a call. Only calls that compute something have one.
 fn span_of(path: &str) -> Span {
     macro_rules! span {
         ($name:literal) => {

@@ -1,4 +1,4 @@
-//! An engine in another process: the node protocol's client.
+//! The client of the node protocol: an engine in another process.
 
 pub(crate) mod trouble;
 
@@ -26,30 +26,31 @@ use crate::lines::ByteLines;
 use crate::trace;
 use crate::transport::{AddressError, Transport, explain};
 
-/// A node on the same machine or in the same network answers well within this, or is gone.
+/// The deadline of connecting. A node on the same machine or in the same network needs much less.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For what a node is and does, and for measurements: nothing is computed for the answer.
+/// The deadline of calls for which the node computes nothing: its description, its load, measurements.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// For the head of an answer, and for all of one that comes at once. Whether a node is still worth waiting for its
-/// caller knows, from the signs of life that the node gives; this only ends what would never end. As long as `max_ms`
-/// of an endpoint's deadlines is by default.
+/// The deadline of a reply's head, and of a whole reply that is not a stream. Callers decide by the node's signs of
+/// life how long to wait; this deadline only ends calls that would never end. It equals the default of `max_ms` in an
+/// endpoint's deadlines.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A stream's node gives a sign of life every second; one that is silent for so long is frozen or cut off.
+/// The longest silence in a stream. The node sends a sign of life every second, so a longer silence means that it is
+/// frozen or cut off.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Idle connections kept per node. A burst of streams opens more; they close when it is over.
+/// Idle connections that are kept for each node. More are opened for a burst of streams and closed after it.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
 /// Largest JSON reply that is read into memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
-/// How a node is reached.
+/// The address of a node.
 #[derive(Debug, Clone)]
 pub enum NodeAddress {
-    /// A child on this machine.
+    /// The Unix socket of a child on this machine.
     Unix(PathBuf),
     /// `http://host:port` or `https://host:port`.
     Url(String),
@@ -62,7 +63,7 @@ pub struct RemoteEngine {
     key: String,
 }
 
-/// Why there is no client for an address. For the operator.
+/// Why a client for an address cannot be created. For the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The cluster key must not be sent there.
@@ -74,13 +75,12 @@ pub enum ClientError {
 }
 
 impl RemoteEngine {
-    /// A client that trusts the system's certificates, and speaks plain HTTP to this machine alone. Nothing is sent
-    /// yet.
+    /// A client that trusts the system's certificates and uses plain HTTP only to this machine. It sends nothing yet.
     pub fn new(address: &NodeAddress, cluster_key: &str) -> Result<RemoteEngine, ClientError> {
         RemoteEngine::with_transport(address, cluster_key, &Transport::default())
     }
 
-    /// A client that trusts and may do what `transport` says. Nothing is sent yet.
+    /// A client with the certificates and permissions of `transport`. It sends nothing yet.
     pub fn with_transport(
         address: &NodeAddress,
         cluster_key: &str,
@@ -157,26 +157,26 @@ impl Engine for RemoteEngine {
         self.post("link", source, CALL_TIMEOUT).await
     }
 
-    /// Dropping the stream closes the connection, which the node takes as a cancellation.
+    /// Dropping the stream closes the connection, which makes the node cancel the sequence.
     async fn generate(&self, request: SequenceRequest) -> Result<SequenceStream, EngineError> {
         self.stream("generate", &request, |delta| matches!(delta, SequenceEvent::Finished { .. })).await
     }
 
-    /// As [`RemoteEngine::generate`](Engine::generate).
+    /// Like [`RemoteEngine::generate`](Engine::generate).
     async fn embed(&self, request: EmbedSequences) -> Result<EmbedStream, EngineError> {
         self.stream("embed", &request, |delta| matches!(delta, EmbedEvent::Finished { .. })).await
     }
 }
 
 impl RemoteEngine {
-    /// Asks for a stream of deltas and reads it, up to the one that `is_last` or an error.
+    /// Requests a stream of events and reads it up to the last event or an error.
     async fn stream<D: DeserializeOwned + Send + 'static>(
         &self,
         call: &str,
         request: &impl Serialize,
         is_last: fn(&D) -> bool,
     ) -> Result<BoxStream<'static, Result<D, EngineError>>, EngineError> {
-        // The head comes once the request is queued; the stream behind it may take as long as it takes.
+        // The head comes once the request is queued. The stream has no deadline in all, only one for silence.
         let call = self.request(Method::POST, call).json(request);
         let accepted = async { accepted(call.send().await).await };
         let reply = tokio::time::timeout(ANSWER_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
@@ -195,7 +195,7 @@ impl RemoteEngine {
     }
 }
 
-/// What the lines of a reply say, up to its end or the first error; a silence of so long is one.
+/// The values in a reply's lines, up to its end or the first error. A longer silence than `silence` is an error.
 fn steps<D: DeserializeOwned + Send + 'static>(
     reply: Response,
     silence: Duration,
@@ -224,7 +224,7 @@ fn steps<D: DeserializeOwned + Send + 'static>(
     steps.boxed()
 }
 
-/// A successful response, or the node's own error. The error's body may be long in coming: the caller sets a deadline.
+/// A successful response, or the node's error. The caller sets the deadline, since an error's body may be late.
 pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response, EngineError> {
     let response = sent.map_err(unreachable)?;
     if response.status().is_success() {
@@ -234,7 +234,7 @@ pub(crate) async fn accepted(sent: reqwest::Result<Response>) -> Result<Response
     let body = bounded_body(response).await?;
     match serde_json::from_slice::<NodeErrorReply>(&body) {
         Ok(reply) => Err(reply.error),
-        // A node says why, whatever it refuses.
+        // A node gives a reason with every refusal.
         Err(_) => Err(EngineError::lost(format!("what answers there is not a Baton node (HTTP {})", status.as_u16()))),
     }
 }
@@ -260,7 +260,7 @@ async fn bounded_body(response: Response) -> Result<Vec<u8>, EngineError> {
 }
 
 fn unreachable(error: reqwest::Error) -> EngineError {
-    // A process that is slow is not a process that is gone: asking again would only add to its work.
+    // A slow node is not lost: retrying would only add to its work.
     if error.is_timeout() && !error.is_connect() { timed_out() } else { EngineError::lost(trouble::describe(&error)) }
 }
 
@@ -275,14 +275,14 @@ mod tests {
 
     use super::*;
 
-    /// What comes of asking a node to tokenize that answers after so many seconds.
+    /// The outcome of a tokenize call to a node that answers after some seconds.
     async fn answered_after(seconds: u64) -> Result<Vec<Token>, EngineError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = NodeAddress::Url(format!("http://{}", listener.local_addr().unwrap()));
         let server = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let _ = stream.read(&mut [0; 4096]).await.unwrap();
-            // Only this wait takes no time: the sockets' are real.
+            // Only this wait uses paused time; the sockets need real time.
             tokio::time::pause();
             tokio::time::sleep(Duration::from_secs(seconds)).await;
             tokio::time::resume();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_long_in_coming_is_waited_for_within_bounds() {
+    async fn a_late_answer_is_awaited_up_to_the_deadline() {
         assert_eq!(answered_after(300).await, Ok(vec![7]));
         assert!(matches!(answered_after(601).await, Err(EngineError::Unavailable { .. })));
     }

@@ -1,18 +1,18 @@
-//! Why a node cannot be reached, in words for its operator: the cause that tells something; with the URL where TLS fails.
+//! Describes for the operator why a node cannot be reached: the most informative cause, and the URL if TLS fails.
 
 use std::error::Error;
 use std::io;
 
 use crate::transport::explain_tls;
 
-/// Names the cause of a failed call.
+/// Describes the cause of a failed call.
 pub(crate) fn describe(error: &reqwest::Error) -> String {
     let causes = || std::iter::successors(error.source(), |&cause| cause.source());
     let innermost = causes().last().map_or_else(|| error.to_string(), ToString::to_string);
     if error.is_timeout() {
         return "no connection in time".into();
     }
-    // The handshake's failures arrive as input/output errors of their own kinds.
+    // Failures of the TLS handshake arrive as I/O errors of several kinds.
     let kinds: Vec<io::ErrorKind> =
         causes().filter_map(|cause| cause.downcast_ref::<io::Error>()).flat_map(kinds_within).collect();
     let is_https = error.url().is_some_and(|url| url.scheme() == "https");
@@ -29,7 +29,7 @@ pub(crate) fn describe(error: &reqwest::Error) -> String {
     }
 }
 
-/// The kinds of an error and of those it was made from, which are no sources of it.
+/// The kinds of an error and of the errors that it wraps, which `source` does not return.
 fn kinds_within(error: &io::Error) -> impl Iterator<Item = io::ErrorKind> + '_ {
     std::iter::successors(Some(error), |&error| error.get_ref()?.downcast_ref()).map(io::Error::kind)
 }
@@ -41,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said about a server that sends these bytes to everybody and hangs up.
+    /// Checks the description for a server that sends these bytes to each client and closes the connection.
     async fn check(scheme: &str, answer: &'static [u8], expected: &str) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{scheme}://{}/", listener.local_addr().unwrap());
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_trouble_has_its_own_words() {
+    async fn each_cause_has_its_own_description() {
         check("https", b"HTTP/1.1 400 Bad Request\r\n\r\n", "TLS with ").await;
         check("https", b"", "TLS failed: the other side hung up").await;
         check("http", b"\x15\x03\x01\x00\x02\x02\x46", "what answers there does not speak plain http").await;

@@ -1,17 +1,17 @@
-//! What a simulated engine remembers of finished prompts.
+//! The prefix cache of a simulated engine.
 
 use std::collections::VecDeque;
 
 use baton_schemas::CacheScope;
 use baton_schemas::Token;
 
-/// The last few sequences, as many as there are slots.
+/// The last sequences, as many as there are slots.
 pub(super) struct PrefixCache {
     entries: VecDeque<(CacheScope, Vec<Token>)>,
     capacity: usize,
 }
 
-/// Sequences remembered at most: a look-up compares with each of them.
+/// The most sequences: a look-up compares with each of them.
 const MAX_ENTRIES: usize = 64;
 
 impl PrefixCache {
@@ -19,13 +19,13 @@ impl PrefixCache {
         PrefixCache { entries: VecDeque::new(), capacity: n_slots.min(MAX_ENTRIES) }
     }
 
-    /// Tokens of `wanted` that some sequence of the same scope begins with.
+    /// The length of the longest prefix that `wanted` shares with a sequence of the same scope.
     pub(super) fn longest_prefix(&self, scope: CacheScope, wanted: &[Token]) -> usize {
         let same_scope = self.entries.iter().filter(|(s, _)| *s == scope);
         same_scope.map(|(_, t)| t.iter().zip(wanted).take_while(|(a, b)| a == b).count()).max().unwrap_or(0)
     }
 
-    /// Remembers a sequence, in place of one that it continues or else of the oldest.
+    /// Adds a sequence. It replaces those that it continues, or else the oldest.
     pub(super) fn insert(&mut self, scope: CacheScope, tokens: Vec<Token>) {
         self.entries.retain(|(s, t)| *s != scope || !tokens.starts_with(t));
         self.entries.push_back((scope, tokens));

@@ -1,4 +1,4 @@
-//! Simulated KV: values that follow from the tokens, so that whoever receives them can tell whether they are right.
+//! Simulated KV: the values depend on the tokens, so that the receiver can check them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ fn layout(bytes_per_token: u32) -> KvLayout {
     KvLayout { rope: RopePairing::None, sections: vec![Section { window: None, layers }] }
 }
 
-/// The layout of what chunks carry.
+/// The layout of the chunks, which may carry less than the model's KV.
 fn carried(config: &SimConfig) -> KvLayout {
     layout(config.kv_bytes_carried.unwrap_or(config.kv_bytes_per_token))
 }
 
-/// What a simulator with this configuration tells others of its KV. The model's name stands for its weights.
+/// The identity that a simulator with this configuration reports. The hash of the model's name stands for its weights.
 pub(super) fn identity(config: &SimConfig) -> KvIdentity {
     let vocabulary = *blake3::hash(b"baton simulator").as_bytes();
     let weights = *blake3::hash(config.model.as_bytes()).as_bytes();
@@ -37,13 +37,13 @@ pub(super) fn identity(config: &SimConfig) -> KvIdentity {
     KvIdentity { fingerprint, layout: layout(config.kv_bytes_per_token), canary: (0..16).collect() }
 }
 
-/// What its puller compares with.
+/// The identity and canary for its puller.
 pub(super) fn local(config: &SimConfig) -> LocalKv {
     let identity = KvIdentity { layout: carried(config), ..identity(config) };
     LocalKv { canary: chunk(config, &identity.canary, 0..16), identity }
 }
 
-/// KV of `positions`.
+/// The KV of `positions`, in the layout that chunks carry.
 pub(super) fn chunk(config: &SimConfig, tokens: &[Token], positions: Range<u32>) -> Chunk {
     let layout = carried(config);
     let rows = &layout.sections[0].layers[0].k;
@@ -58,7 +58,7 @@ pub(super) fn chunk(config: &SimConfig, tokens: &[Token], positions: Range<u32>)
     Chunk { p0: positions.start, p1: positions.end, sections }
 }
 
-/// Bits of a small finite f16 that depend on a position and its token.
+/// The bytes of a small finite f16 that depends on a position and its token.
 fn value(tokens: &[Token], position: u32) -> [u8; 2] {
     let token = tokens.get(position as usize).copied().unwrap_or(0);
     let mixed = token.wrapping_mul(31).wrapping_add(position);
@@ -66,7 +66,7 @@ fn value(tokens: &[Token], position: u32) -> [u8; 2] {
 }
 
 impl SimState {
-    /// Pulls what is missing of a prompt, if the request names a source. `None` if nothing was tried.
+    /// Pulls the missing KV of a prompt, if the request names a source. `None` if there was no pull.
     pub(super) async fn pull(
         &self,
         request: &SequenceRequest,

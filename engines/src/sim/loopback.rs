@@ -1,21 +1,21 @@
-//! Chunks through the wire format and back within one process: what an engine takes was verified, here as anywhere.
+//! Passes chunks through the wire format within one process, because an engine accepts only verified KV.
 
 use baton_schemas::handoff::{HandoffFailure, PrefillRequest};
 use baton_schemas::kv::{Chunk, Codec, Handoff, HandoffId, HandoffReader, HandoffRecord, HandoffWriter, VerifiedKv};
 
 use crate::handoff::{LocalKv, PullOrder};
 
-/// Both ends are here.
+/// The cluster key of both ends.
 const KEY: &[u8] = b"simulated";
 
-/// One pull's writer and reader.
+/// The writer and the reader of one pull.
 pub(super) struct Loopback {
     writer: HandoffWriter,
     reader: HandoffReader,
 }
 
 impl Loopback {
-    /// What to ask the prefill engine for, and what its chunks have to pass.
+    /// The request to the prefill engine, and the loopback for its chunks.
     pub(super) fn begin(local: &LocalKv, order: PullOrder) -> Result<(PrefillRequest, Loopback), HandoffFailure> {
         let id = HandoffId(rand::random());
         let fingerprint = local.identity.fingerprint;
@@ -40,7 +40,7 @@ impl Loopback {
         Ok((request, Loopback { writer, reader }))
     }
 
-    /// A chunk as it comes out of the wire.
+    /// Writes a chunk and reads it again.
     pub(super) fn pass(&mut self, chunk: &Chunk) -> Result<VerifiedKv, HandoffFailure> {
         let record = self.writer.frame(chunk).map_err(|_| HandoffFailure::FrameRejected)?;
         for piece in record {

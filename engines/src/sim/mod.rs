@@ -1,9 +1,8 @@
-//! An engine that plays a model: deterministic text at configured speeds.
+//! An engine that simulates a model: deterministic text at configured speeds.
 //!
-//! It stands in where the real thing does not fit: thousands of streams on a small machine, or rates of machines that
-//! are not here. What it says is a pure function of the prompt, the seed and the position, so that a resumed sequence
-//! goes on exactly as it would have; figures measured with it are figures of the endpoint around it and are marked as
-//! simulation.
+//! It replaces a real engine for thousands of streams on a small machine, or for the rates of other machines. Its text
+//! is a pure function of prompt, seed and position, so that a resumed sequence continues exactly. Measurements with it
+//! show the endpoint's performance and are marked as simulated.
 
 mod cache;
 mod kv;
@@ -41,7 +40,7 @@ use crate::handoff::{self, KvPuller};
 pub struct SimConfig {
     /// The model's name.
     pub model: String,
-    /// Sequences at once.
+    /// Sequences decoded together.
     pub n_slots: u32,
     /// Tokens one sequence may hold.
     pub n_ctx: u32,
@@ -49,17 +48,18 @@ pub struct SimConfig {
     pub prefill_tps: f64,
     /// Tokens per second of one stream alone.
     pub decode_tps: f64,
-    /// By what share each further stream makes a decode step longer: its KV has to be read too, the weights once.
+    /// The share by which each further stream makes a decode step longer: the step reads the weights once, but the KV
+    /// of every stream.
     pub decode_sharing_cost: f64,
     /// Sequences that may wait for a slot.
     pub max_queued: u32,
-    /// Prompt tokens computed between two looks at whether the reader is still there, and handed over in one chunk;
-    /// toward the end of a handoff fewer, as real engines do it.
+    /// Prompt tokens of a chunk: a cancelled request computes at most one more, and a handoff sends them together. As
+    /// in real engines, the last chunks of a handoff are smaller.
     pub chunk_tokens: u32,
-    /// KV bytes of one token, for handoffs; rounded to whole values of 2 bytes.
+    /// Bytes of KV for each token, for handoffs; rounded to K and V of whole 2-byte values.
     pub kv_bytes_per_token: u32,
-    /// Carry only this many of them, on a [simulated link](link) that takes the time of all: gigabytes that nobody
-    /// looks at need not be written. Real links refuse the difference.
+    /// Bytes of KV for each token that chunks really carry, to save memory. A [simulated link](link) still takes the
+    /// time of `kv_bytes_per_token`; a real link refuses such chunks.
     pub kv_bytes_carried: Option<u32>,
 }
 
@@ -90,24 +90,24 @@ struct SimState {
     config: SimConfig,
     slots: Arc<Semaphore>,
     n_queued: AtomicUsize,
-    /// One prefill computes at a time: the next begins where the last will end.
+    /// When the prefills that were accepted so far will end. Prefills compute one after another.
     prefill_free_at: Mutex<Instant>,
     cache: Mutex<PrefixCache>,
     puller: Option<Arc<dyn KvPuller>>,
-    /// Bits of the factor on both rates.
+    /// The factor on both rates, as the bits of an f64.
     speed: AtomicU64,
 }
 
-/// Positions of a handoff's last chunk: small, since nothing hides its way over the wire.
+/// Positions of a handoff's last chunk: few, because no computation overlaps with its transfer.
 const LAST_CHUNK_TOKENS: u32 = 64;
 
 impl SimEngine {
-    /// An engine with these speeds, which computes every prompt itself. Rates that are not positive count as instant.
+    /// An engine that computes every prompt itself. A rate that is not positive takes no time.
     pub fn new(config: SimConfig) -> SimEngine {
         SimEngine::with_puller(config, None)
     }
 
-    /// The same, with `puller` for requests that name a source of KV.
+    /// An engine with a puller for requests that name a prefill node.
     pub fn with_puller(config: SimConfig, puller: Option<Arc<dyn KvPuller>>) -> SimEngine {
         let n_slots = (config.n_slots.max(1) as usize).min(Semaphore::MAX_PERMITS);
         let state = SimState {
@@ -125,8 +125,8 @@ impl SimEngine {
         SimEngine { state: Arc::new(state) }
     }
 
-    /// Makes the machine faster or slower than configured from now on, as heat or another program would. What it tells
-    /// of its rates stays.
+    /// Multiplies the configured rates by a factor from now on, to simulate heat or other programs. The rates in its
+    /// load do not change.
     pub fn set_speed(&self, factor: f64) {
         self.state.speed.store(factor.to_bits(), Ordering::Relaxed);
     }
@@ -225,7 +225,7 @@ impl Engine for SimEngine {
             }
             let n_there = n_cached + handoff.map_or(0, |h| h.n_tokens as usize);
             let mut n_left = wanted.len().saturating_sub(n_there);
-            // Tokens that are replayed take a step each.
+            // Each replayed token takes a step.
             let n_replayed = tokens.len() - 1 - n_there.max(wanted.len());
             let prompt_n = (n_left + n_replayed) as u32;
             let mut compute = Duration::ZERO;
@@ -238,9 +238,14 @@ impl Engine for SimEngine {
                 lock(&state.cache).insert(request.cache_scope, tokens.clone());
             }
 
-            let (queue_ms, compute_ms) = (millis(started - accepted), millis(compute));
-            let mut timings = Timings { queue_ms, prompt_n, compute_ms, ..Timings::default() };
-            let (mut first_token, mut n_sharing) = (None, 0.0);
+            let mut timings = Timings {
+                queue_ms: millis(started - accepted),
+                prompt_n,
+                compute_ms: millis(compute),
+                ..Timings::default()
+            };
+            let mut first_token = None;
+            let mut n_sharing = 0.0;
             let mut due = Instant::now();
             for _ in 0..n_replayed {
                 due += state.step();
@@ -251,7 +256,7 @@ impl Engine for SimEngine {
                 if tokens.len() - request.prompt.len() >= limit || tokens.len() >= state.config.n_ctx as usize {
                     break FinishReason::Length;
                 }
-                // Paced by due times and not by sleeps: an overslept step is made up for.
+                // Due times instead of sleeps, so that a late step does not delay the next ones.
                 n_sharing += state.n_streams() as f64;
                 due += state.step();
                 tokio::time::sleep_until(due).await;
@@ -271,7 +276,7 @@ impl Engine for SimEngine {
             }
             yield SequenceEvent::Finished { reason, timings };
         };
-        // A task of its own is not needed: the stream is polled by its reader, and dropping it drops slot and place.
+        // No task is needed: the reader polls the stream, and dropping it frees slot and queue place.
         Ok(deltas.boxed())
     }
 
@@ -315,8 +320,10 @@ impl Engine for SimEngine {
             let mut p0 = request.start;
             let mut n_computed = 0;
             let mut computed = started;
-            // Up to the last token, and of that after the chunk before.
-            let (mut stalled, mut taken, mut compute) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+            // `stalled` counts the time that chunks waited for their reader, without the last chunk's.
+            let mut stalled = Duration::ZERO;
+            let mut taken = Duration::ZERO;
+            let mut compute = Duration::ZERO;
             while (p0 as usize) < tokens.len() {
                 let n_left = tokens.len() as u32 - p0;
                 let p1 = p0 + (n_left / 2).max(LAST_CHUNK_TOKENS).min(chunk).min(n_left);
@@ -348,7 +355,7 @@ impl Engine for SimEngine {
 }
 
 impl SimState {
-    /// Prompt tokens asked for and not computed yet.
+    /// The number of prompt tokens that are accepted and not computed yet.
     fn backlog(&self) -> u32 {
         let left = lock(&self.prefill_free_at).saturating_duration_since(Instant::now());
         (left.as_secs_f64() * self.config.prefill_tps * self.speed()) as u32
@@ -358,18 +365,18 @@ impl SimState {
         f64::from_bits(self.speed.load(Ordering::Relaxed))
     }
 
-    /// Sequences in slots.
+    /// The number of sequences in slots.
     fn n_streams(&self) -> usize {
         self.config.n_slots.max(1) as usize - self.slots.available_permits()
     }
 
-    /// One decode step of each stream, with as many as there are.
+    /// The time of a decode step with the current number of streams.
     fn step(&self) -> Duration {
         let others = self.n_streams().saturating_sub(1) as f64;
         seconds(1.0 + self.config.decode_sharing_cost * others, self.config.decode_tps * self.speed())
     }
 
-    /// Waits until `n` prompt tokens are computed, after those that others asked for before. Returns what they took.
+    /// Waits until `n` prompt tokens are computed, after all earlier ones. Returns the time of their computation.
     async fn prefill(&self, n: usize) -> Duration {
         let took = seconds(n as f64, self.config.prefill_tps * self.speed());
         let done_at = {
@@ -382,7 +389,7 @@ impl SimState {
     }
 }
 
-/// A place in the bounded queue, given back when dropped.
+/// A place in the bounded queue, which is returned on drop.
 struct SimQueuePlace(Arc<SimState>);
 
 impl SimQueuePlace {
@@ -405,7 +412,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The time `n` tokens take at a rate; none at a rate that is not positive. A day at most, whatever the rate.
+/// The time of `n` tokens at a rate, at most a day. A rate that is not positive takes no time.
 fn seconds(n: f64, tps: f64) -> Duration {
     let seconds = if tps > 0.0 { n / tps } else { 0.0 };
     Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))

@@ -1,15 +1,15 @@
-//! The simulator's vocabulary and voice: one token per byte, and words that follow from prompt, seed and position.
+//! The simulator's vocabulary, one token for each byte, and its text, which depends on prompt, seed and position.
 
 use baton_schemas::generate::Conversation;
 use baton_schemas::node::TokenizeRequest;
 use baton_schemas::sequence::{Alternative, Logprobs};
 use baton_schemas::{SequenceRequest, Token};
 
-/// 256 bytes, a beginning and an end.
+/// 256 bytes, a token that begins a text and one that ends it.
 pub(super) const N_VOCAB: u32 = 258;
 const BOS: Token = 256;
 
-/// Shortest and longest reply, tokens.
+/// The lengths of replies, tokens.
 const REPLY_TOKENS: std::ops::Range<u64> = 64..512;
 
 const WORDS: [&str; 16] = [
@@ -32,9 +32,9 @@ pub(super) fn render(conversation: &Conversation) -> Vec<Token> {
     tokenize(&TokenizeRequest { text, add_special: true, parse_special: false })
 }
 
-/// Says the reply to one prompt. Its word at a position depends on nothing but prompt, seed and position.
+/// Generates the reply to one prompt. Each token depends only on prompt, seed and position.
 pub(super) struct Speaker {
-    /// A fixed cycle of eight words, chosen by prompt and seed.
+    /// Eight words, chosen by prompt and seed, that the reply repeats.
     cycle: String,
     n_prompt: usize,
     n_reply: usize,
@@ -60,7 +60,7 @@ impl Speaker {
         Speaker { cycle, n_prompt: request.prompt.len(), n_reply }
     }
 
-    /// The token at `position` (prompt included); `None` where the reply ends.
+    /// The token at `position` (prompt included). `None` at the end of the reply.
     pub(super) fn next(&self, position: usize) -> Option<Token> {
         let at = position - self.n_prompt;
         if at >= self.n_reply {
@@ -69,7 +69,7 @@ impl Speaker {
         Some(Token::from(self.cycle.as_bytes()[at % self.cycle.len()]))
     }
 
-    /// Plausible values: the chosen token is the likeliest, the others follow at a constant ratio.
+    /// Invented values: the chosen token is the most likely; the others follow at a constant ratio.
     pub(super) fn logprobs(&self, chosen: Token, k: usize) -> Logprobs {
         let logprob = |rank: usize| -0.2 - rank as f32;
         let others = (0..256).filter(|&t| t != chosen);

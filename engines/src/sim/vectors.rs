@@ -1,12 +1,12 @@
-//! The simulator's vectors: a pure function of the tokens, nearer for texts that share runs of bytes.
+//! The simulator's vectors: a pure function of the tokens. Texts that share runs of bytes have similar vectors.
 
 use baton_schemas::Token;
 use baton_schemas::embed::{EmbeddingFacts, Pooling};
 
-/// Values of a vector.
+/// The dimension of vectors.
 const N_EMBD: u32 = 64;
 
-/// Tokens whose order counts: a vector is the sum of directions that these short runs of tokens name.
+/// Tokens of a run. A vector is the sum of a pseudo-random direction for each run in the text.
 const RUN: usize = 3;
 
 pub(super) fn facts(n_ctx: u32) -> EmbeddingFacts {

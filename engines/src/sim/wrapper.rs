@@ -1,4 +1,4 @@
-//! Engines for tests: one that changes a few answers of another engine, and one that must not be called.
+//! Engines for tests: one that replaces some calls of another engine, and one that fails every call.
 
 use async_trait::async_trait;
 use baton_schemas::embed::EmbedSequences;
@@ -9,7 +9,7 @@ use baton_schemas::{EngineError, SequenceRequest, Token};
 
 use crate::engine::{EmbedStream, Engine, KvStream, LoadStream, SequenceStream};
 
-/// An engine around another one. A method that an implementation leaves out is passed on to [`EngineWrapper::inner`].
+/// An engine around another one. Methods that an implementation leaves out call [`EngineWrapper::inner`].
 #[async_trait]
 pub trait EngineWrapper: Send + Sync + 'static {
     /// The wrapped engine.

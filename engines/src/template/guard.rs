@@ -1,10 +1,10 @@
-//! Keeps what a client wrote apart from what the template wrote, through rendering.
+//! Distinguishes, in a rendered prompt, the client's text from the template's.
 //!
-//! A rendered prompt is one text, and a message that spells `<|im_end|>` looks in it like the end of a turn. So a
-//! private-use character (the *mark*) is put behind the first character of what could become a control token in the
-//! client's strings. It survives whatever a template does with them: trimming, splitting, slicing, joining. In the
-//! rendered text the marks are taken out again; a spelling that had one inside came, at least in its beginning, from
-//! the client, and is text. To a template, a client's text holds no control tokens.
+//! In the prompt's text, a message that spells `<|im_end|>` looks like the end of a turn. So before rendering, a
+//! private-use character (the *mark*) is inserted after the first character of everything in the client's strings that
+//! could become a control token. The mark survives trimming, splitting, slicing and joining. After rendering, the marks
+//! are removed. A spelling with a mark inside came from the client, at least its beginning, and is tokenized as plain
+//! text. To the template, a client's text contains no control tokens.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -16,12 +16,12 @@ use serde_json::Value;
 
 use super::error::TemplateError;
 
-/// A stretch of a rendered prompt.
+/// A part of a rendered prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplatePiece {
     /// Its text.
     pub text: String,
-    /// Whether control tokens that are spelled in it are meant as such.
+    /// True if spellings of control tokens in the text stand for these tokens.
     pub has_control: bool,
 }
 
@@ -31,13 +31,13 @@ pub(super) struct ControlTokens {
     starts: HashSet<char>,
 }
 
-/// Where a conversation is marked.
+/// Where marks are inserted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Marking {
-    /// Behind every character that a spelling begins with: also holds where a template joins or cuts strings so that
-    /// a spelling comes into being. But a template that looks for `</think>` in a message does not find it.
+    /// After every character that begins some spelling. This also covers spellings that arise when a template joins or
+    /// cuts strings. But a template that searches a message for `</think>` does not find it.
     EveryStart,
-    /// Behind the first character of each whole spelling.
+    /// After the first character of each complete spelling.
     Spellings,
 }
 
@@ -49,12 +49,12 @@ impl ControlTokens {
         Ok(ControlTokens { spellings, starts })
     }
 
-    /// Every spelling in a text, those inside others included.
+    /// Every spelling in a text, including those inside others.
     fn find<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> + 't {
         self.spellings.find_overlapping_iter(text).map(|found| found.range())
     }
 
-    /// The same conversation with marks.
+    /// The conversation with marks in all of its strings.
     pub(super) fn mark(&self, conversation: &Conversation, mark: char, marking: Marking) -> Conversation {
         let text = |text: &String| self.mark_text(text, mark, marking);
         let value = |value: &Value| map_strings(value, &text);
@@ -86,7 +86,7 @@ impl ControlTokens {
         marked + &text[from..]
     }
 
-    /// Byte offsets at which a mark belongs, ascending.
+    /// The byte offsets for marks, ascending.
     fn places(&self, text: &str, marking: Marking) -> Vec<usize> {
         match marking {
             Marking::EveryStart => {
@@ -94,7 +94,7 @@ impl ControlTokens {
                 starts.map(|(at, c)| at + c.len_utf8()).collect()
             }
             Marking::Spellings => {
-                let mut places: Vec<usize> = self.find(text).map(|found| behind_first(text, found.start)).collect();
+                let mut places: Vec<usize> = self.find(text).map(|found| after_first(text, found.start)).collect();
                 places.sort_unstable();
                 places.dedup();
                 places
@@ -102,14 +102,14 @@ impl ControlTokens {
         }
     }
 
-    /// Cuts a text, in which marks stood at these ascending offsets. Every spelling with a mark behind its first
-    /// character lies in a piece without control tokens. Cuts are made beside true control tokens alone, where a
-    /// tokenizer cuts by itself, so that merges do not change.
+    /// Cuts a text that had marks at these ascending offsets. Every spelling with a mark after its first character ends
+    /// up in a piece without control tokens. All cuts are next to real control tokens, where tokenizers cut anyway, so
+    /// that merges do not change.
     pub(super) fn pieces(&self, text: &str, marks: &[usize]) -> Vec<TemplatePiece> {
-        let is_marked = |found: &Range<usize>| marks.binary_search(&behind_first(text, found.start)).is_ok();
+        let is_marked = |found: &Range<usize>| marks.binary_search(&after_first(text, found.start)).is_ok();
         let (mut forged, mut meant): (Vec<_>, Vec<_>) = self.find(text).partition(is_marked);
         forged.sort_unstable_by_key(|found| found.start);
-        // The leftmost first, and of those the longest: as tokenizers choose.
+        // Like tokenizers: the leftmost first, and of those the longest.
         meant.sort_unstable_by_key(|found| (found.start, Reverse(found.end)));
         let mut forged = forged.into_iter().peekable();
 
@@ -120,7 +120,8 @@ impl ControlTokens {
                 pieces.push(TemplatePiece { text: text[range].to_owned(), has_control });
             }
         };
-        let (mut begun, mut reached) = (0, 0);
+        let mut begun = 0;
+        let mut reached = 0;
         for control in meant.into_iter().chain(std::iter::once(end..end)) {
             if control.start < reached {
                 continue;
@@ -139,11 +140,11 @@ impl ControlTokens {
     }
 }
 
-fn behind_first(text: &str, start: usize) -> usize {
+fn after_first(text: &str, start: usize) -> usize {
     start + text[start..].chars().next().map_or(0, char::len_utf8)
 }
 
-/// A private-use character that occurs nowhere in the conversation.
+/// A private-use character that the conversation does not contain. Errors: it contains all of them.
 pub(super) fn unused_mark(conversation: &Conversation) -> Result<char, TemplateError> {
     let json = serde_json::to_string(conversation).map_err(|e| TemplateError::Failed(e.to_string()))?;
     let areas = || ('\u{E000}'..='\u{F8FF}').chain('\u{F0000}'..='\u{FFFFD}');
@@ -152,7 +153,7 @@ pub(super) fn unused_mark(conversation: &Conversation) -> Result<char, TemplateE
     areas().find(|c| !used.contains(c)).ok_or_else(crowded)
 }
 
-/// The text without marks, and the offsets in it at which they stood, ascending.
+/// Removes the marks from a text. Returns the text and the offsets of the marks in it, ascending.
 pub(super) fn take_out(marked: &str, mark: char) -> (String, Vec<usize>) {
     let mut text = String::with_capacity(marked.len());
     let mut marks = Vec::new();
@@ -168,7 +169,7 @@ pub(super) fn take_out(marked: &str, mark: char) -> (String, Vec<usize>) {
     (text, marks)
 }
 
-/// Applies `change` to every string of a value, keys included.
+/// Applies `change` to every string in a value, including keys.
 fn map_strings(value: &Value, change: &impl Fn(&String) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(change(text)),

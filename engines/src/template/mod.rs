@@ -1,7 +1,7 @@
-//! Chat templates: a model's own Jinja, rendered the way Hugging Face's `apply_chat_template` does.
+//! Renders chat templates in Jinja as Hugging Face's `apply_chat_template` does.
 //!
-//! Templates come from a model file or the operator, never from a client. They are programs all the same, so their
-//! work, depth and output are bounded. What a client writes is never more than text in a prompt: see `guard`.
+//! Templates come from a model file or the operator, never from a client. Still they are programs, so their
+//! instructions, recursion and output are limited. A client's text is always plain text in a prompt, see `guard`.
 
 mod error;
 mod guard;
@@ -19,26 +19,26 @@ pub use self::error::TemplateError;
 pub use self::guard::TemplatePiece;
 use self::guard::{ControlTokens, Marking};
 
-/// Instructions a template may execute. A long chat with tools takes some hundred thousand.
+/// The most instructions of a rendering. A long chat with tools takes some hundred thousand.
 const FUEL: u64 = 50_000_000;
 
-/// Nested macros and includes; minijinja's own default suits a larger stack than a worker thread has.
+/// The deepest nesting of macros and includes. minijinja's default is too deep for the stack of a worker thread.
 const RECURSION_LIMIT: usize = 64;
 
-/// Longest rendered prompt, bytes: more than any context holds.
+/// The longest rendered prompt, bytes: more than any context holds.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-/// Longest template source, bytes. The largest in the wild are some 30 KB.
+/// The longest source of a template, bytes. The largest known ones have about 30 KB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// Spellings of tokens that are more than text.
+/// The spellings of special tokens.
 #[derive(Debug, Clone, Default)]
 pub struct SpecialTokens {
-    /// `bos_token`
+    /// The template's variable `bos_token`.
     pub bos: String,
-    /// `eos_token`
+    /// The template's variable `eos_token`.
     pub eos: String,
-    /// All control tokens: what a client's text must not be able to write.
+    /// All control tokens. A client's text must not be able to produce them.
     pub control: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ pub struct ChatTemplate {
 const NAME: &str = "chat";
 
 impl ChatTemplate {
-    /// Parses a template.
+    /// Parses a template. Errors: the source is too long or does not parse.
     pub fn compile(source: &str, special: SpecialTokens) -> Result<ChatTemplate, TemplateError> {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(TemplateError::Failed(format!("the template is larger than {MAX_SOURCE_BYTES} bytes")));
@@ -71,9 +71,9 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, special, control })
     }
 
-    /// Renders a conversation, and tells the control tokens that the template wrote from those that are only spelled
-    /// in the conversation. The pieces are to be tokenized one by one; together they are the prompt, to the letter. A
-    /// prompt of more than `max_bytes` is refused.
+    /// Renders a conversation and distinguishes the template's control tokens from those that are spelled in the
+    /// conversation. The pieces are tokenized one by one; joined, they are the exact prompt. Errors: the template
+    /// fails, or the prompt has more than `max_bytes`.
     pub fn render_pieces(
         &self,
         conversation: &Conversation,
@@ -95,8 +95,8 @@ impl ChatTemplate {
         {
             return Ok(self.control.pieces(&text, &marks));
         }
-        // The template looks into the messages, and wrote something else because of the marks. With marks in whole
-        // spellings alone that is as it should be: those are no control tokens to it.
+        // The template searches the messages, so that marks changed its output. With marks only in complete spellings
+        // such a change is intended: to the template, these are not control tokens.
         let marked = self.control.mark(conversation, mark, Marking::Spellings);
         let (text, marks) = guard::take_out(&self.render(&marked, now)?, mark);
         Ok(self.control.pieces(&text, &marks))
@@ -107,7 +107,7 @@ impl ChatTemplate {
         let mut variables: BTreeMap<String, Value> = BTreeMap::new();
         variables.insert("add_generation_prompt".into(), true.into());
         variables.extend(conversation.template_args.iter().map(|(k, v)| (k.clone(), Value::from_serialize(v))));
-        // After the client's: these cannot be replaced by template arguments.
+        // Inserted after the client's arguments, so that those cannot replace these variables.
         let tools = Some(&conversation.tools).filter(|tools| !tools.is_empty());
         variables.extend([
             ("messages".into(), Value::from_serialize(&conversation.messages)),
@@ -123,7 +123,7 @@ impl ChatTemplate {
     }
 }
 
-/// Marks an error as the template's own decision.
+/// The cause of an error that the template raised itself.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -143,7 +143,7 @@ fn failed(error: Error) -> TemplateError {
     TemplateError::Failed(error.to_string())
 }
 
-/// Writes values as Python's `str` does.
+/// Formats values like Python's `str`.
 fn write_as_python(out: &mut Output, _: &State, value: &Value) -> Result<(), Error> {
     out.write_str(&python::str_of(value)).map_err(Error::from)
 }
@@ -154,8 +154,8 @@ fn strftime(format: &str, now: SystemTime) -> Result<String, Error> {
     jiff::fmt::strtime::format(format, &now).map_err(wrong)
 }
 
-/// Turns `{% generation %}…{% endgeneration %}`, which mark the assistant's text for training, into a block that does
-/// nothing.
+/// Replaces `{% generation %}…{% endgeneration %}`, which mark the assistant's text for training, by `{% if true %}`
+/// blocks.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,4 +1,4 @@
-//! Python where minijinja differs from it: what Hugging Face's templates were written against.
+//! Makes minijinja behave like Python's Jinja2, for which Hugging Face's templates are written.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State};
 use serde_json::ser::Formatter;
 
-/// Adds the filters, tests and methods.
+/// Adds Python's filters, tests and methods.
 pub(super) fn extend(environment: &mut Environment) {
     environment.set_unknown_method_callback(method);
     environment.add_filter("tojson", to_json);
@@ -17,7 +17,7 @@ pub(super) fn extend(environment: &mut Environment) {
     environment.add_test("sequence", is_sequence);
 }
 
-/// Python's `str`: `True`, `None`, and containers with their strings in single quotes.
+/// Formats a value like Python's `str`: `True`, `None`, and strings inside containers in single quotes.
 pub(super) fn str_of(value: &Value) -> String {
     match value.kind() {
         ValueKind::String => value.to_string(),
@@ -44,7 +44,7 @@ fn repr(value: &Value) -> String {
     }
 }
 
-/// Single quotes, unless only single quotes are inside.
+/// Python's `repr` of a string: in single quotes, or in double quotes if it contains single quotes only.
 fn repr_str(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -67,18 +67,19 @@ fn string(value: &Value) -> String {
     str_of(value)
 }
 
-/// An undefined value has no items; minijinja refuses to count them.
+/// The length of a value. As in Jinja2, an undefined value has length 0; minijinja refuses that.
 fn length(value: &Value) -> Result<usize, Error> {
     let uncountable = || Error::new(ErrorKind::InvalidOperation, format!("a {} has no length", value.kind()));
     if value.is_undefined() { Ok(0) } else { value.len().ok_or_else(uncountable) }
 }
 
-/// Whatever has a length and items by index or key, as Jinja has it: strings and mappings too.
+/// Returns true for values that have a length and items by index or key. As in Jinja2, these include strings and
+/// mappings.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }
 
-/// The methods that minijinja-contrib lacks.
+/// Implements the methods that minijinja-contrib lacks.
 fn method(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let missing = || Error::new(ErrorKind::InvalidOperation, "substring or item not found");
     if let Some(text) = value.as_str() {
@@ -121,8 +122,8 @@ fn method(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, …)`: the filter that Hugging Face puts in place of Jinja's, which
-/// escapes for HTML.
+/// Python's `json.dumps(value, ensure_ascii=False, …)`, with which Hugging Face replaces Jinja2's filter, which escapes
+/// HTML.
 fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = args.get("indent")?;
     let separators: Option<Vec<String>> = args.get("separators")?;
@@ -135,7 +136,7 @@ fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
     if sort_keys {
         json.sort_all_objects();
     }
-    // Python's defaults: with an indent, the comma ends its line.
+    // Python's defaults: with an indent, there is no space after the comma.
     let (item, key) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson takes two separators")),
@@ -148,7 +149,7 @@ fn to_json(value: &Value, args: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(String::from_utf8_lossy(&out).into_owned()))
 }
 
-/// Spaces per level: a template cannot ask for a gigabyte of them.
+/// The most spaces of indent in each level, so that a template cannot request a gigabyte of them.
 const MAX_INDENT: usize = 16;
 
 struct PythonStyle {
@@ -157,7 +158,7 @@ struct PythonStyle {
     indent: Option<usize>,
     ensure_ascii: bool,
     depth: usize,
-    /// The container that was opened last has no items so far.
+    /// The container that was opened last has no items yet.
     empty: bool,
 }
 

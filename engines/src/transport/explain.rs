@@ -1,11 +1,11 @@
-//! What went wrong with a call to a node, in one line for the operator.
+//! Describes a failed call to a node in one line for the operator.
 
 use std::error::Error;
 use std::io;
 
 use rustls::CertificateError;
 
-/// The whole chain of causes in one line, with the cure where TLS is at fault. May name the URL: not for clients.
+/// The chain of causes in one line, with advice if TLS failed. Not for clients: it may name the URL.
 pub(crate) fn explain(error: &reqwest::Error) -> String {
     if let Some(tls) = explain_tls(error) {
         return tls;
@@ -13,7 +13,7 @@ pub(crate) fn explain(error: &reqwest::Error) -> String {
     let mut line = error.to_string();
     for cause in causes(error).skip(1) {
         let cause = cause.to_string();
-        // Some errors repeat their cause in their own words.
+        // Some errors include their cause's message.
         if !line.contains(&cause) {
             line = format!("{line}: {cause}");
         }
@@ -21,7 +21,7 @@ pub(crate) fn explain(error: &reqwest::Error) -> String {
     line
 }
 
-/// The same for a failure of TLS alone.
+/// The description of a failure of TLS. `None` if TLS did not fail.
 pub(crate) fn explain_tls(error: &reqwest::Error) -> Option<String> {
     let tls = causes(error).find_map(tls_error)?;
     let url = error.url().map_or("a node", |url| url.as_str());
@@ -34,7 +34,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 
 fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     match error.downcast_ref::<io::Error>() {
-        // Its source is its payload's source, and not the payload, which can be an I/O error again.
+        // `source` skips the wrapped error, which can be an I/O error again.
         Some(error) => tls_error(error.get_ref()?),
         None => error.downcast_ref(),
     }
@@ -43,7 +43,7 @@ fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> 
 fn cure(error: &rustls::Error) -> String {
     match error {
         rustls::Error::InvalidCertificate(wrong) => match wrong {
-            // A bad signature: a CA of the same name as a trusted one, such as its successor.
+            // A bad signature occurs with a CA that has the same name as a trusted one, such as its successor.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 "its certificate is of a CA that is not trusted here; --tls-ca FILE adds one".into()
             }

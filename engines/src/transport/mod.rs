@@ -1,7 +1,7 @@
-//! How nodes reach each other over a network: which certificates are trusted, and what may travel readable.
+//! The rules for connections to nodes: which certificates are trusted, and what may be sent unencrypted.
 //!
-//! Every call carries the cluster key, and most carry prompts. Over plain HTTP whoever sees the packets reads both, so
-//! that takes the operator's explicit word for any host but this one. `docs/security.md` has the whole picture.
+//! Every call carries the cluster key, and most carry prompts. Plain HTTP reveals both to the network, so to other
+//! machines it needs the operator's explicit permission. See `docs/security.md`.
 
 mod explain;
 mod pem;
@@ -17,11 +17,11 @@ pub(crate) use self::explain::{explain, explain_tls};
 pub use self::pem::TlsError;
 pub(crate) use self::pem::{certificates, private_key, unusable};
 
-/// Shorter than a node keeps an idle connection, so that it is this side that closes it and never a request that
-/// crosses the node's close.
+/// How long idle connections are kept. Shorter than a node keeps them, so that no request is sent on a connection that
+/// the node is just closing.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A node's address that the cluster key must not be sent to.
+/// Why the cluster key must not be sent to an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// Plain HTTP to another machine.
@@ -36,8 +36,8 @@ pub enum AddressError {
     Invalid(String),
 }
 
-/// What a client of nodes trusts and may do. By default: the system's certificates, and plain HTTP to this machine
-/// alone.
+/// The certificates and permissions of a client of nodes. By default: the system's certificates, and plain HTTP only to
+/// this machine.
 #[derive(Debug, Clone, Default)]
 pub struct Transport {
     certificates: Vec<Certificate>,
@@ -45,12 +45,12 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Trusts the certificates in the PEM file `ca` beside the system's; `allow_plain_http` lets the cluster key and
-    /// prompts travel readable to other machines.
+    /// Trusts the certificates in the PEM file `ca` in addition to the system's. `allow_plain_http` allows sending the
+    /// cluster key and prompts to other machines unencrypted. Errors: the file cannot be used.
     pub fn new(ca: Option<&Path>, allow_plain_http: bool) -> Result<Transport, TlsError> {
         let mut trusted = Vec::new();
         if let Some(path) = ca {
-            // Only to find out here, with the file's name, what is no certificate.
+            // The store is dropped: it only finds invalid certificates here, where the file's name is known.
             let mut checked = rustls::RootCertStore::empty();
             for der in certificates(path)? {
                 trusted.push(Certificate::from_der(&der).map_err(|e| unusable(path, "certificate", e))?);
@@ -60,7 +60,7 @@ impl Transport {
         Ok(Transport { certificates: trusted, allow_plain_http })
     }
 
-    /// Whether the cluster key may be sent to a node at `url`.
+    /// Checks that the cluster key may be sent to `url`.
     pub fn check(&self, url: &str) -> Result<(), AddressError> {
         let invalid = || AddressError::Invalid(url.to_owned());
         let parsed = Url::parse(url).map_err(|_| invalid())?;
@@ -73,14 +73,15 @@ impl Transport {
         }
     }
 
-    /// What every client of a node begins with.
+    /// The builder of every client of a node.
     pub fn client(&self) -> ClientBuilder {
         let builder = reqwest::Client::builder()
-            // A redirect would take the prompt, and on the same host the key, to where nobody configured it to go.
+            // A redirect would send the prompt, and on the same host the key, to an address that is not configured.
             .redirect(Policy::none())
-            // Nor does a proxy in the environment get them.
+            // Nor may a proxy from the environment get them.
             .no_proxy()
-            // A stream has a connection of its own: TCP's window is its backpressure, and closing it cancels it.
+            // Each stream needs its own connection: TCP's window is its backpressure, and closing it cancels the
+            // stream.
             .http1_only()
             .tcp_nodelay(true)
             .pool_idle_timeout(IDLE_TIMEOUT);
@@ -88,8 +89,8 @@ impl Transport {
     }
 }
 
-/// Whether a URL's host is this machine by its loopback address. Names other than `localhost` are not looked up: what
-/// they mean can change between the check and the call.
+/// Returns true if a URL's host is `localhost` or a loopback address. Other names are not resolved, because their
+/// address can change between the check and the call.
 fn is_this_machine(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_goes_readable_to_this_machine_alone() {
+    fn the_key_is_sent_unencrypted_only_to_this_machine() {
         let check = |url: &str| Transport::default().check(url);
         for url in ["http://127.0.0.1:9000", "http://LOCALHOST:1", "http://[::1]:9000", "http://[::ffff:127.0.0.1]:1"] {
             assert_eq!(check(url), Ok(()), "{url}");
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_ca_is_named() {
+    fn errors_name_the_file_that_is_not_a_ca() {
         let folder = tempfile::tempdir().unwrap();
         let check = |content: Option<&str>, expected: &str| {
             let path = folder.path().join("ca.pem");

@@ -1,14 +1,14 @@
-//! Certificates and keys from PEM files.
+//! Reads certificates and keys from PEM files.
 
 use std::path::{Path, PathBuf};
 
 use rustls::pki_types::pem::{Error, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// A file of certificates is some kilobytes; a system's whole bundle is half a megabyte.
+/// The largest PEM file. One certificate has some kilobytes, a system's whole bundle half a megabyte.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
-/// Why TLS cannot be set up. For the operator: names files.
+/// Why TLS cannot be set up. For the operator: the messages name files.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The file cannot be read.
@@ -19,10 +19,10 @@ pub enum TlsError {
         /// Why.
         error: std::io::Error,
     },
-    /// The file is far too long to be what it should be.
+    /// The file is too long to be a PEM file.
     #[error("TLS: {} is too long to be a file of certificates or keys", _0.display())]
     TooLong(PathBuf),
-    /// Not PEM, or none of what is wanted in it.
+    /// The file is not PEM, or has no certificate or key.
     #[error("TLS: {} holds no {wanted} in PEM format", path.display())]
     Missing {
         /// The file.
@@ -30,17 +30,17 @@ pub enum TlsError {
         /// `certificate` or `private key`.
         wanted: &'static str,
     },
-    /// What the file holds is damaged, or of a kind that is not supported.
+    /// The certificate or key is damaged, or of a kind that is not supported.
     #[error("TLS: the {wanted} in {} cannot be used: {reason}", path.display())]
     Unusable {
         /// The file.
         path: PathBuf,
         /// `certificate` or `private key`.
         wanted: &'static str,
-        /// In the TLS library's words.
+        /// The TLS library's message.
         reason: String,
     },
-    /// The key is another certificate's.
+    /// The key belongs to another certificate.
     #[error("TLS: the private key in {} does not belong to the certificate in {}", key.display(), cert.display())]
     KeyMismatch {
         /// The certificate's file.
@@ -71,7 +71,7 @@ pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsErro
     })
 }
 
-/// A file's content cannot be used as what it should be.
+/// The error for a file whose content cannot be used.
 pub(crate) fn unusable(path: &Path, wanted: &'static str, reason: impl ToString) -> TlsError {
     TlsError::Unusable { path: path.to_owned(), wanted, reason: reason.to_string() }
 }
@@ -79,7 +79,7 @@ pub(crate) fn unusable(path: &Path, wanted: &'static str, reason: impl ToString)
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     use std::io::Read;
     let unreadable = |error| TlsError::Unreadable { path: path.to_owned(), error };
-    // Another one may never end, or never begin.
+    // Reading a device or a pipe might never end, or never begin.
     if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
         return Err(unreadable(std::io::Error::other("it is no regular file")));
     }

@@ -1,5 +1,5 @@
-//! Writes a request's body for one upstream. Fields that the upstream does not take are left out while they stand at their
-//! defaults, and are errors otherwise: no field is dropped that the client asked for.
+//! Writes a request's body for one upstream. Fields that the upstream does not take are left out while they stand at
+//! their defaults, and are errors otherwise: no field is dropped that the client asked for.
 
 use baton_schemas::generate::{Message, Sampling};
 use baton_schemas::keep_alive::KeepAlive;
@@ -47,14 +47,14 @@ impl<'a> BodyWriter<'a> {
         self.settings.takes(field)
     }
 
-    /// The limit of new tokens, at least 1: no server computes a prompt without generating. Some take 0 for no limit, and
-    /// others refuse it. For `max_tokens: 0` the one token is dropped where the reply is read.
+    /// The limit of new tokens, at least 1: no server computes a prompt without generating. Some take 0 for no limit,
+    /// and others refuse it. For `max_tokens: 0` the one token is dropped where the reply is read.
     pub(super) fn max_tokens(&self) -> Option<u32> {
         self.asked.request.max_tokens.or(self.settings.default_max_tokens).map(|n| n.max(1))
     }
 
-    /// Stop strings for a server whose replies are read to their end. Otherwise only Baton looks for them, and closes the
-    /// connection: it reports which one was reached.
+    /// Stop strings for a server whose replies are read to their end. Otherwise only Baton looks for them, and closes
+    /// the connection: it reports which one was reached.
     pub(super) fn set_stops(&mut self) {
         let stops = &self.asked.request.stop;
         if !self.settings.abort && !stops.is_empty() {

@@ -21,7 +21,7 @@ pub struct ChoiceRequest<'a> {
 pub(super) enum ApiPath {
     /// Below the API's address, which ends with the version in OpenAI's dialect.
     Api(&'static str),
-    /// Below the server's root: routes that lie beside OpenAI's version.
+    /// Below the server's root, outside of OpenAI's `/v1`.
     Root(&'static str),
 }
 

@@ -63,8 +63,8 @@ pub struct UpstreamReply {
 }
 
 impl Upstream {
-    /// A client with the certificates and permissions of `transport`. Errors, for the operator: a header is invalid, or no
-    /// client can be made.
+    /// A client with the certificates and permissions of `transport`. Errors, for the operator: a header is invalid, or
+    /// no client can be made.
     pub fn new(settings: UpstreamSettings, transport: &Transport) -> Result<Upstream, String> {
         let builder = transport.client().connect_timeout(settings.deadlines.connect);
         let client = builder.pool_max_idle_per_host(MAX_IDLE_CONNECTIONS).build().map_err(|e| explain(&e))?;
@@ -141,8 +141,8 @@ impl Upstream {
         self.protocol.embed_call(&self.settings, model, request, &request.inputs).map(drop)
     }
 
-    /// Loads a model, or unloads it if `keep_alive` is zero. Does nothing for a kind that has its models in memory for as
-    /// long as it runs. Errors: such a model cannot be unloaded, or the upstream fails.
+    /// Loads a model, or unloads it if `keep_alive` is zero. Does nothing for a kind that has its models in memory for
+    /// as long as it runs. Errors: such a model cannot be unloaded, or the upstream fails.
     pub async fn keep(
         &self,
         model: &str,
@@ -288,13 +288,15 @@ async fn accepted(response: Response) -> Result<Response, UpstreamError> {
     if response.status().is_success() {
         return Ok(response);
     }
-    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let status = response.status().as_u16();
+    let headers = response.headers().clone();
     let body = timeout(ERROR_TIMEOUT, bounded(response, MAX_WHOLE_BYTES)).await;
     Err(refusal::of_status(status, &headers, &body.ok().and_then(Result::ok).unwrap_or_default()))
 }
 
 async fn bounded(response: Response, max_bytes: usize) -> Result<Vec<u8>, UpstreamError> {
-    let (mut body, mut chunks) = (Vec::new(), response.bytes_stream());
+    let mut body = Vec::new();
+    let mut chunks = response.bytes_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(unreachable)?;
         if body.len() + chunk.len() > max_bytes {

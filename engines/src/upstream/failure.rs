@@ -113,7 +113,7 @@ impl fmt::Display for UpstreamFailure {
 pub enum PrefillFailure {
     /// The prefill server failed.
     Failed,
-    /// The prefill server answered without telling where the KV cache lies.
+    /// The prefill server's reply does not say where the KV cache lies.
     NoKvTransferParams,
 }
 

@@ -1,4 +1,4 @@
-//! llama.cpp's server: OpenAI's dialect with llama.cpp's samplers and template variables, and routes for tokens beside it.
+//! llama.cpp's server: OpenAI's dialect with llama.cpp's samplers and template variables, and routes for tokens.
 
 use baton_schemas::ollama::upstream_model::UpstreamModelInfo;
 use serde_json::Value;
@@ -40,7 +40,7 @@ impl Protocol for LlamaServer {
 
     fn quirks(&self) -> OpenAiQuirks {
         OpenAiQuirks {
-            // It would leave it to the model whether to call anything (server-common.cpp of llama.cpp).
+            // It ignores the name and lets the model choose whether to call a tool (server-common.cpp of llama.cpp).
             takes_named_tool: false,
             // It takes 0 alternatives for no log-probabilities at all.
             min_top_logprobs: 1,
@@ -62,16 +62,16 @@ impl Protocol for LlamaServer {
         model: &str,
         question: TokenQuestion<'_>,
     ) -> Result<ApiCall, UpstreamError> {
-        let model = ("model", model.into());
+        let named = ("model", model.into());
         Ok(match question {
             TokenQuestion::Tokenize(request) => {
                 let content = ("content", request.text.as_str().into());
                 let special = ("add_special", request.add_special.into());
                 let parse = ("parse_special", request.parse_special.into());
-                ApiCall::new(ApiPath::Root("tokenize"), [model, content, special, parse])
+                ApiCall::new(ApiPath::Root("tokenize"), [named, content, special, parse])
             }
             TokenQuestion::Detokenize(tokens) => {
-                ApiCall::new(ApiPath::Root("detokenize"), [model, ("tokens", tokens.into())])
+                ApiCall::new(ApiPath::Root("detokenize"), [named, ("tokens", tokens.into())])
             }
             TokenQuestion::Render(chat) | TokenQuestion::TokenizeChat(chat) => {
                 chat_prompt(ApiPath::Root("apply-template"), model, chat)

@@ -1,4 +1,4 @@
-//! What a kind of upstream has to say about itself. A file for each kind implements this trait; the defaults are OpenAI's
+//! [`Protocol`]: how a kind of upstream is spoken to. A file for each kind implements it; the defaults are OpenAI's
 //! dialect, which most servers speak.
 
 use std::borrow::Cow;
@@ -79,8 +79,8 @@ pub(super) trait Protocol: Send + Sync + Debug {
         UpstreamModelInfo::default()
     }
 
-    /// The request that loads a model, or unloads it if `keep_alive` is zero. `None`: nothing has to be done, because the
-    /// server has its model in memory for as long as it runs. Errors: the model cannot be unloaded.
+    /// The request that loads a model, or unloads it if `keep_alive` is zero. `None`: nothing has to be done, because
+    /// the server has its model in memory for as long as it runs. Errors: the model cannot be unloaded.
     fn keep_call(
         &self,
         settings: &UpstreamSettings,
@@ -99,7 +99,7 @@ pub(super) trait Protocol: Send + Sync + Debug {
         dialect::generate_call(asked, settings, self.quirks())
     }
 
-    /// How the events of a reply are told apart.
+    /// How a reply is divided into events.
     fn framing(&self) -> Framing {
         Framing::ServerSentEvents
     }

@@ -54,8 +54,8 @@ pub(super) fn in_stream(event: &[u8]) -> UpstreamError {
     }
 }
 
-/// The common content of these forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`, `{"detail":"…"}`,
-/// `{"detail":[{"loc":["body","n"],"msg":"…"}]}`.
+/// The common content of these forms: `{"error":{…}}`, `{"error":"…"}`, `{"object":"error","message":…}`,
+/// `{"detail":"…"}`, `{"detail":[{"loc":["body","n"],"msg":"…"}]}`.
 struct Envelope {
     message: String,
     code: Option<u64>,
@@ -73,7 +73,7 @@ impl Envelope {
         let of_fields = || error.get("detail").and_then(field_errors);
         let message = words.map(str::to_owned).or_else(of_fields);
         let message = without_places(message.as_deref().unwrap_or("the upstream gives no reason"));
-        // Beside `error` where that is only a message.
+        // Next to `error` if that is only a message.
         let field = |name: &str| error.get(name).or_else(|| json.get(name));
         let count = |name: &str| field(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
         let counts = count("n_prompt_tokens").zip(count("n_ctx"));
@@ -180,11 +180,11 @@ mod tests {
             assert!(matches!(of(422, body), UpstreamError::Refused(EngineError::InvalidRequest { .. })), "{body}");
         }
         let overflow = r#"{"error":{"message":"long","n_prompt_tokens":9,"n_ctx":8}}"#;
-        let told = UpstreamError::Refused(EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 });
-        assert_eq!(of(400, overflow), told);
+        let refused = UpstreamError::Refused(EngineError::ContextOverflow { n_prompt: 9, n_ctx: 8 });
+        assert_eq!(of(400, overflow), refused);
         // Ollama's envelope, from another endpoint.
-        let beside = r#"{"error":"long","code":"context_length_exceeded","n_prompt_tokens":9,"n_ctx":8}"#;
-        assert_eq!(of(400, beside), told);
+        let separate = r#"{"error":"long","code":"context_length_exceeded","n_prompt_tokens":9,"n_ctx":8}"#;
+        assert_eq!(of(400, separate), refused);
         for (status, body) in [
             (400, r#"{"error":"the input length exceeds the context length"}"#),
             (500, r#"{"error":"the input length exceeds the context length"}"#),
@@ -220,8 +220,8 @@ mod tests {
         check("1. two: 3", "1. two: 3");
         let field =
             json!({ "detail": [{ "loc": ["body", "messages", 0], "msg": "Field required", "input": "secret" }] });
-        let told = UpstreamError::Refused(EngineError::invalid("messages.0: Field required"));
-        assert_eq!(of(422, &field.to_string()), told);
+        let refused = UpstreamError::Refused(EngineError::invalid("messages.0: Field required"));
+        assert_eq!(of(422, &field.to_string()), refused);
     }
 
     #[test]

@@ -17,7 +17,7 @@ const MAX_REPLY_BYTES: usize = 256 << 20;
 /// How long to wait for the end of a complete reply's body, so that the connection can be used again.
 const TAIL_TIME: Duration = Duration::from_millis(200);
 
-/// How the events of a reply are told apart.
+/// How a reply is divided into events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Framing {
     /// Server-sent events that end with `[DONE]`.
@@ -42,7 +42,9 @@ where
 {
     let ReplyReading { framing, deadlines, first_due, mut reader } = reading;
     let deltas = async_stream::try_stream! {
-        let (mut lines, mut n_bytes, mut has_begun) = (ByteLines::new(chunks), 0_usize, false);
+        let mut lines = ByteLines::new(chunks);
+        let mut n_bytes = 0_usize;
+        let mut has_begun = false;
         let mut out = Vec::new();
         loop {
             let due = if has_begun { Instant::now() + deadlines.idle } else { first_due };

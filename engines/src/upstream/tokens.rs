@@ -1,5 +1,5 @@
-//! Tokens of texts, texts of tokens, and prompts of chats, from upstreams that have routes for them: llama-server and vLLM,
-//! beside OpenAI's dialect.
+//! Tokens of texts, texts of tokens, and prompts of chats, from upstreams that have routes for them besides OpenAI's
+//! dialect: llama-server and vLLM.
 
 use baton_schemas::generate::ChatPrompt;
 use baton_schemas::node::TokenizeRequest;
@@ -41,10 +41,11 @@ pub(super) fn unsupported(kind: UpstreamKind) -> UpstreamError {
     UpstreamError::Refused(EngineError::Unsupported { feature })
 }
 
-/// The request for a chat's prompt. `model` is the body's first field.
-pub(super) fn chat_prompt(path: ApiPath, model: (&str, Value), chat: &ChatPrompt) -> ApiCall {
+/// The request for a chat's prompt.
+pub(super) fn chat_prompt(path: ApiPath, model: &str, chat: &ChatPrompt) -> ApiCall {
     let conversation = &chat.conversation;
-    let mut call = ApiCall::new(path, [model, ("messages", dialect::messages(conversation, true).into())]);
+    let messages = dialect::messages(conversation, true).into();
+    let mut call = ApiCall::new(path, [("model", model.into()), ("messages", messages)]);
     let tools: Vec<Value> = chat.tools.offered().iter().map(|tool| tool.definition()).collect();
     if !tools.is_empty() {
         call.body.insert("tools".to_owned(), tools.into());
@@ -87,7 +88,8 @@ mod tests {
     #[test]
     fn two_kinds_have_routes_for_tokens_and_the_others_are_refused() {
         let text = TokenizeRequest { text: "hi".into(), add_special: true, parse_special: false };
-        let (ask, back) = (TokenQuestion::Tokenize(&text), TokenQuestion::Detokenize(&[1]));
+        let ask = TokenQuestion::Tokenize(&text);
+        let back = TokenQuestion::Detokenize(&[1]);
         let (path, body) = call(UpstreamKind::LlamaServer, "m", ask).unwrap();
         let route = ApiPath::Root("tokenize");
         assert_eq!((path, &body["content"], &body["add_special"]), (route, &json!("hi"), &json!(true)));

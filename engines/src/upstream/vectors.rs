@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn each_kind_gets_a_request_of_its_own_form() {
-        let (text, tokens) = (EmbedInput::Text("a".into()), EmbedInput::Tokens(vec![1, 2]));
+        let text = EmbedInput::Text("a".into());
+        let tokens = EmbedInput::Tokens(vec![1, 2]);
         let body = |kind: UpstreamKind, inputs: &[EmbedInput]| {
             let call = kind.protocol().embed_call(&settings(kind), "theirs", &request(inputs.to_vec()), inputs)?;
             Ok::<_, UpstreamError>((call.path, Value::Object(call.body)))

@@ -1,8 +1,8 @@
 //! vLLM: OpenAI's dialect with more fields, and prompts computed by other vLLM servers.
 //!
 //! Where prefill servers are configured, a request goes to one of them first, for a single token that is dropped. Its
-//! `kv_transfer_params` ask the server to keep the prompt's KV cache, and those in its reply say where the cache lies. They
-//! go with the request to the decode server, which fetches it (vLLM's NixlConnector). Both requests carry the same
+//! `kv_transfer_params` ask the server to keep the prompt's KV cache, and those in its reply say where the cache lies.
+//! They go with the request to the decode server, which fetches it (vLLM's NixlConnector). Both requests carry the same
 //! `X-Request-Id`. Whatever goes wrong with the prefill server, the decode server computes the prompt itself.
 
 use baton_schemas::EngineError;
@@ -63,15 +63,15 @@ impl Protocol for Vllm {
         model: &str,
         question: TokenQuestion<'_>,
     ) -> Result<ApiCall, UpstreamError> {
-        let model = ("model", model.into());
+        let named = ("model", model.into());
         Ok(match question {
             TokenQuestion::Tokenize(request) => {
                 let prompt = ("prompt", request.text.as_str().into());
                 let special = ("add_special_tokens", request.add_special.into());
-                ApiCall::new(ApiPath::Root("tokenize"), [model, prompt, special])
+                ApiCall::new(ApiPath::Root("tokenize"), [named, prompt, special])
             }
             TokenQuestion::Detokenize(tokens) => {
-                ApiCall::new(ApiPath::Root("detokenize"), [model, ("tokens", tokens.into())])
+                ApiCall::new(ApiPath::Root("detokenize"), [named, ("tokens", tokens.into())])
             }
             TokenQuestion::TokenizeChat(chat) => chat_prompt(ApiPath::Root("tokenize"), model, chat),
             TokenQuestion::Render(_) => {
@@ -108,8 +108,8 @@ fn prefill_call(call: &ApiCall) -> ApiCall {
     ApiCall { path: call.path, body }
 }
 
-/// Copies the KV cache's place from a prefill server's reply into the decode server's request. Returns false if the reply
-/// names none.
+/// Copies the KV cache's place from a prefill server's reply into the decode server's request. Returns false if the
+/// reply names none.
 fn add_kv(call: &mut ApiCall, reply: &Value) -> bool {
     let params: Option<&Map<String, Value>> = reply.get(PARAMS).and_then(Value::as_object);
     let Some(params) = params.filter(|params| !params.is_empty()) else { return false };

@@ -1,4 +1,4 @@
-//! llama.cpp's sequence state, taken apart.
+//! Parses llama.cpp's sequence state.
 //!
 //! `llama_state_seq_get_data` writes, little-endian (llama.cpp's `llama-context.cpp` and `llama-kv-cache.cpp`):
 //!
@@ -12,8 +12,8 @@
 //!   n_layers × the same for V; nothing at all with multi-head latent attention
 //! ```
 //!
-//! The same build of llama.cpp wrote it, in this process. It is checked all the same: a version that writes another
-//! format must end in an error and not in wrong rows. [`super::placement`] is the way back.
+//! llama.cpp wrote it in this process. It is checked all the same: a version that writes another format must cause an
+//! error and not wrong rows. [`super::placement`] does the opposite.
 
 use std::ops::Range;
 
@@ -23,41 +23,41 @@ use bytes::{Buf, Bytes};
 
 use super::cell_order::CellOrder;
 
-/// What a blob begins with.
+/// The first four bytes of a blob.
 pub(super) const MAGIC: u32 = 0xaf14_3cd8;
 /// Bytes of a cell's entry.
 pub(super) const CELL_BYTES: usize = 12;
 /// Bytes before a tensor's rows.
 pub(super) const TENSOR_HEADER_BYTES: usize = 12;
 
-/// Why bytes are no sequence state, or a chunk cannot become one.
+/// Why bytes are not a sequence state, or why KV cannot become one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlobError {
-    /// The blob ends within something.
+    /// The blob ends within a field.
     #[error("the state ends at byte {len}, within {n_bytes} bytes that begin at {at}")]
     Truncated {
-        /// Where the missing thing begins.
+        /// Offset of the field.
         at: usize,
-        /// Its length.
+        /// Length of the field, bytes.
         n_bytes: usize,
-        /// The blob's.
+        /// Length of the blob, bytes.
         len: usize,
     },
-    /// A header field has a value that cannot be, or that Baton does not handle.
+    /// A header field has a value that is impossible or not supported.
     #[error("the state says {found} for {field}")]
     Field {
         /// Its name in the table above.
         field: &'static str,
-        /// As it is written.
+        /// The value in the blob.
         found: u64,
     },
-    /// The cells are not the positions that were asked for, each once.
+    /// The cells are not exactly the requested positions, each once.
     #[error("the cells are wrong: {0}")]
     Positions(String),
-    /// Tensors are not those of the layout.
+    /// The tensors or rows do not fit the layout.
     #[error("the state does not fit the layout: {0}")]
     Shape(String),
-    /// The layout cannot be.
+    /// The layout is impossible.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A chunk does not fit its layout.
@@ -66,7 +66,7 @@ pub enum BlobError {
     /// A row holds NaN or infinity.
     #[error("tensor {tensor} holds a value that is not finite")]
     NotFinite {
-        /// Its place in the canonical order.
+        /// Index of the tensor in the canonical order ([`Chunk::tensors`]).
         tensor: usize,
     },
 }
@@ -74,16 +74,16 @@ pub enum BlobError {
 /// A blob's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedBlob {
-    /// One, or two for a model with a sliding window.
+    /// One section, or two for a model with a sliding window.
     pub sections: Vec<ParsedSection>,
 }
 
-/// See the module's table.
+/// A section; see the module's table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedSection {
-    /// Of each cell, in the cells' order.
+    /// The position of each cell, in the cells' order.
     pub positions: Vec<i32>,
-    /// None if there are no cells.
+    /// Empty if there are no cells.
     pub layers: Vec<ParsedLayer>,
 }
 
@@ -92,23 +92,23 @@ pub struct ParsedSection {
 pub struct ParsedLayer {
     /// Keys.
     pub k: ParsedTensor,
-    /// Values, if the model keeps any.
+    /// Values, if the model stores any.
     pub v: Option<ParsedTensor>,
 }
 
-/// `[n_cells][row_bytes]`.
+/// One tensor's rows, `[n_cells][row_bytes]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedTensor {
-    /// ggml's number.
+    /// ggml's number of the value type.
     pub ggml_type: i32,
     /// Bytes of one cell's row.
     pub row_bytes: usize,
-    /// A part of the blob, not a copy.
+    /// The rows, as a slice of the blob without a copy.
     pub rows: Bytes,
 }
 
-/// Takes a blob apart. Nothing is copied but the positions. `has_v` says whether V tensors follow the K tensors: the
-/// blob itself does not.
+/// Parses a blob. Only positions are copied. `has_v` is true if V tensors follow the K tensors, which the blob itself
+/// does not say.
 pub fn parse(blob: &Bytes, has_v: bool) -> Result<ParsedBlob, BlobError> {
     let mut reader = BlobReader { left: blob.clone(), len: blob.len() };
     reader.expect("magic", MAGIC)?;
@@ -116,15 +116,15 @@ pub fn parse(blob: &Bytes, has_v: bool) -> Result<ParsedBlob, BlobError> {
     let mut sections = Vec::new();
     while !reader.left.is_empty() {
         if sections.len() == MAX_SECTIONS {
-            return Err(BlobError::Field { field: "bytes behind the last section", found: reader.left.len() as u64 });
+            return Err(BlobError::Field { field: "bytes after the last section", found: reader.left.len() as u64 });
         }
         sections.push(parse_section(&mut reader, sequence, has_v)?);
     }
     Ok(ParsedBlob { sections })
 }
 
-/// The rows of `positions` in an exported blob that holds them and no others. They are parts of the blob, not copies,
-/// unless the cells are out of order (llama.cpp fills whatever cells are free): then they are gathered.
+/// The rows of an exported blob that holds exactly `positions`. They are slices of the blob. Only if the cells are out
+/// of order, as when llama.cpp filled free cells between others, the rows are copied.
 pub fn chunk(blob: &Bytes, layout: &KvLayout, positions: Range<u32>) -> Result<Chunk, BlobError> {
     let parsed = parse(blob, has_v(layout)?)?;
     if parsed.sections.len() != layout.sections.len() {
@@ -138,7 +138,7 @@ pub fn chunk(blob: &Bytes, layout: &KvLayout, positions: Range<u32>) -> Result<C
     Ok(chunk)
 }
 
-/// Whether a layout's layers have V. llama.cpp's do all or none.
+/// Returns true if a layout's layers have V. In llama.cpp either all layers have it or none.
 pub(super) fn has_v(layout: &KvLayout) -> Result<bool, BlobError> {
     let mut layers = layout.sections.iter().flat_map(|s| &s.layers).map(|l| l.v.is_some());
     let first = layers.next().unwrap_or(false);
@@ -190,7 +190,7 @@ fn parse_section(reader: &mut BlobReader, sequence: u32, has_v: bool) -> Result<
     }
     reader.expect("v_transposed", 0)?;
     let n_layers = reader.count("n_layers", MAX_LAYERS as u32, TENSOR_HEADER_BYTES)?;
-    // Quantized caches are stored rotated, which only another llama.cpp could undo.
+    // Quantized caches are stored rotated, which only llama.cpp can undo.
     reader.expect("n_rot_k", 0)?;
     reader.expect("n_rot_v", 0)?;
     let mut tensors = || (0..n_layers).map(|_| parse_tensor(reader, n_cells)).collect::<Result<Vec<_>, _>>();
@@ -242,7 +242,8 @@ impl BlobReader {
         }
     }
 
-    /// A number of things of at least `bytes_each`, which the rest of the blob must have room for.
+    /// Reads a count of elements that take at least `bytes_each` bytes, and checks that the rest of the blob has room
+    /// for them.
     fn count(&mut self, field: &'static str, max: u32, bytes_each: usize) -> Result<usize, BlobError> {
         match self.u32()? {
             n if n <= max && (n as usize) <= self.left.len() / bytes_each => Ok(n as usize),

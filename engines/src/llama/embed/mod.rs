@@ -1,8 +1,8 @@
-//! Vectors of texts, computed by the thread that owns the model's contexts, between the steps of generation.
+//! Computes vectors of texts, in the thread that owns the model's contexts, between the steps of generation.
 //!
-//! They have a context of their own, made for the first of them, so that no slot loses its KV to one. A step is one
-//! `llama_decode`: as many whole texts as fit, of whatever requests there are, or a piece of one long text. Beside
-//! running streams a step is as small as a prefill's would be.
+//! Vectors have their own context, created for the first text, so that they take no KV from slots. A step is one
+//! `llama_decode`: as many whole texts as fit, from any requests, or a piece of one long text. While streams are
+//! running, a step is as small as a prefill's.
 
 pub(super) mod plan;
 
@@ -26,22 +26,22 @@ use super::load_error::LoadError;
 use super::vocabulary::token;
 use crate::embed::normalised;
 
-/// Owns the context for embeddings. See the module's documentation.
+/// Owns the context for vectors and the queue of texts. See the module's documentation.
 pub(super) struct Embedder<'m> {
     model: &'m LlamaModel,
     config: LlamaConfig,
-    /// `None` for a model that gives no vectors, which then gets no jobs.
+    /// `None` for a model that gives no vectors; it gets no jobs.
     plan: Option<EmbedPlan>,
     kv_bytes_per_token: u64,
     shared: Arc<EngineLoad>,
     context: Option<LlamaContext<'m>>,
     batch: LlamaBatch<'static>,
     jobs: VecDeque<EmbedJob>,
-    /// Tokens of the first job's first text that are computed already. Not 0 only between two pieces of a long text.
+    /// Tokens of the first job's first text that are computed. Greater than 0 only between two pieces of a long text.
     n_done: usize,
 }
 
-/// A text's part in a step.
+/// A text that a step completes: its job and its llama.cpp sequence.
 struct TextPart {
     job: usize,
     sequence: i32,
@@ -56,16 +56,25 @@ impl<'m> Embedder<'m> {
         shared: Arc<EngineLoad>,
     ) -> Self {
         let batch = LlamaBatch::new(plan.map_or(1, |plan| plan.n_ubatch as usize), 1);
-        let (context, jobs, n_done) = (None, VecDeque::new(), 0);
-        Embedder { model, config, plan, kv_bytes_per_token, shared, context, batch, jobs, n_done }
+        Embedder {
+            model,
+            config,
+            plan,
+            kv_bytes_per_token,
+            shared,
+            context: None,
+            batch,
+            jobs: VecDeque::new(),
+            n_done: 0,
+        }
     }
 
-    /// What the thread shares with the engine's handles.
+    /// The load that the thread shares with the engine's handles.
     pub(super) fn shared(&self) -> Arc<EngineLoad> {
         Arc::clone(&self.shared)
     }
 
-    /// Runs until every handle is dropped: the whole loop of a model that only embeds.
+    /// Runs until every handle is dropped. The loop of a model that only gives vectors.
     pub(super) fn run(mut self, messages: &Receiver<SchedulerMessage>) {
         loop {
             if self.is_idle() {
@@ -86,7 +95,7 @@ impl<'m> Embedder<'m> {
     }
 
     fn take(&mut self, message: SchedulerMessage) {
-        // The engine refuses whatever else there is before it gets here.
+        // The engine refuses all other requests before they get here.
         if let SchedulerMessage::Embed(job) = message {
             self.push(*job);
         }
@@ -100,12 +109,12 @@ impl<'m> Embedder<'m> {
         self.jobs.is_empty()
     }
 
-    /// Tokens still to be computed.
+    /// The number of tokens still to be computed.
     pub(super) fn backlog(&self) -> usize {
         self.jobs.iter().flat_map(|job| &job.inputs).map(Vec::len).sum::<usize>() - self.n_done
     }
 
-    /// Makes the context now, and not for the first text.
+    /// Creates the context unless it exists.
     pub(super) fn prepare(&mut self) -> Result<(), LoadError> {
         if let (None, Some(plan)) = (&self.context, &self.plan) {
             self.context = Some(load::embedding_context(self.model, &self.config, plan, self.kv_bytes_per_token)?);
@@ -113,14 +122,14 @@ impl<'m> Embedder<'m> {
         Ok(())
     }
 
-    /// One `llama_decode` over at most `limit` tokens, unless a text that cannot be divided is longer.
+    /// Makes one `llama_decode` over at most `limit` tokens, or over one longer text that cannot be divided.
     pub(super) fn step(&mut self, limit: Option<usize>) {
         self.drop_cancelled();
         if self.is_idle() {
             return;
         }
         if let Err(error) = self.prepare() {
-            tracing::error!(%error, "no context for embeddings");
+            tracing::error!(%error, "the context for vectors cannot be created; all waiting texts fail");
             let reason = format!("no vectors can be computed: {}", error.summary());
             return self.fail(0..self.jobs.len(), &EngineError::Unavailable { reason });
         }
@@ -130,21 +139,21 @@ impl<'m> Embedder<'m> {
             Ok(()) => self.deliver(&context, &parts),
             Err(error) => {
                 self.n_done = 0;
-                // A piece of a long text is the first job's and completes nothing.
+                // A piece of a long text belongs to the first job and completes no text.
                 let jobs = parts.iter().map(|part| part.job).chain(parts.is_empty().then_some(0));
                 self.fail(jobs, &EngineError::internal(error));
             }
         }
         if self.n_done == 0 {
             forget(&mut context);
-            // Requests take turns at being first.
+            // Each request gets its turn to be first.
             let n_jobs = self.jobs.len().max(1);
             self.jobs.rotate_left(1 % n_jobs);
         }
         self.context = Some(context);
     }
 
-    /// Frees the queue places of readers that left.
+    /// Drops the jobs whose readers have left, and frees their queue places.
     fn drop_cancelled(&mut self) {
         if self.n_done > 0 && self.jobs.front().is_some_and(|job| job.deltas.is_closed()) {
             self.n_done = 0;
@@ -164,7 +173,7 @@ impl<'m> Embedder<'m> {
     fn fail(&mut self, jobs: impl IntoIterator<Item = usize>, error: &EngineError) {
         for idx in jobs {
             if let Some(job) = self.jobs.get_mut(idx) {
-                // Told once, however many of its texts were in the step.
+                // The error is sent once, even if several of its texts were in the step.
                 if !job.inputs.is_empty() {
                     job.send(Err(error.clone()));
                 }
@@ -174,8 +183,8 @@ impl<'m> Embedder<'m> {
         self.retain(|job| !job.inputs.is_empty());
     }
 
-    /// Puts a step together: a piece of the first text if it is long, else whole texts. Lists those that it completes;
-    /// `n_done` is where the piece ends otherwise.
+    /// Fills the batch with a piece of the first text if that is long, else with whole texts. Returns the texts that
+    /// the step completes. If it completes none, `n_done` is the end of the piece.
     fn fill_batch(&mut self, limit: Option<usize>) -> Vec<TextPart> {
         let n_ubatch = self.plan.map_or(1, |plan| plan.n_ubatch as usize);
         let limit = limit.map_or(n_ubatch, |limit| limit.clamp(1, n_ubatch));
@@ -190,7 +199,8 @@ impl<'m> Embedder<'m> {
             self.n_done = if is_complete { 0 } else { end };
             return if is_complete { vec![TextPart { job: 0, sequence: 0 }] } else { Vec::new() };
         }
-        let (mut parts, mut n_tokens) = (Vec::new(), 0);
+        let mut parts = Vec::new();
+        let mut n_tokens = 0;
         for (idx, job) in self.jobs.iter_mut().enumerate() {
             for at in 0..job.inputs.len() {
                 let sequence = parts.len() as i32;
@@ -231,23 +241,24 @@ impl<'m> Embedder<'m> {
 }
 
 impl EmbedJob {
-    /// Its first text, whose time starts now if it has not before.
+    /// The first text. Its job starts now, unless it has started already.
     fn begin(&mut self) -> Option<&Vec<Token>> {
         self.started.get_or_insert_with(Instant::now);
         self.inputs.front()
     }
 }
 
-/// Removes every text's KV. Not the whole cache with its data, which would write to all of its memory.
+/// Removes every text's KV, sequence by sequence: clearing the cache as a whole would write to all of its memory.
 fn forget(context: &mut LlamaContext<'_>) {
     for sequence in 0..MAX_SEQUENCES {
         if let Err(error) = context.clear_kv_cache_seq(Some(sequence), None, None) {
-            tracing::error!(%error, "the KV of a text stays");
+            tracing::error!(%error, "llama.cpp refused to remove the KV of a text");
         }
     }
 }
 
-/// Adds a text, or a piece of it that begins at a position. Every token's state is wanted: llama.cpp pools them.
+/// Adds a text, or a piece of it that begins at position `from`. Every token's state is requested: llama.cpp pools
+/// them.
 fn add(batch: &mut LlamaBatch<'_>, tokens: &[Token], from: usize, sequence: i32) {
     for (position, &t) in (from..).zip(tokens) {
         let added = batch.add(token(t), position as i32, &[sequence], true);

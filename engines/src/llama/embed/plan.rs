@@ -1,4 +1,4 @@
-//! What kind of vectors a model gives, and in which batches they are computed.
+//! Chooses a model's pooling and the batches in which its vectors are computed.
 
 use baton_schemas::embed::{EmbeddingFacts, Pooling};
 use llama_cpp_2::model::LlamaModel;
@@ -6,7 +6,7 @@ use llama_cpp_2::model::LlamaModel;
 use super::super::config::LlamaConfig;
 use crate::gguf::Gguf;
 
-/// Texts of one step. More would only make the attention mask sparser.
+/// The most texts in a step. More would only make the attention mask sparser.
 pub(crate) const MAX_SEQUENCES: u32 = 16;
 
 /// llama.cpp's numbers of `pooling_type`.
@@ -15,29 +15,30 @@ const CLS: u64 = 2;
 const LAST: u64 = 3;
 const RANK: u64 = 4;
 
-/// Tokens of a text that has to be computed in one piece. A piece is one physical batch, whose buffers grow with it:
-/// llama.cpp sets logits aside for each token, on a large vocabulary a megabyte.
+/// The most tokens of a text that must be computed in one physical batch. The batch's buffers grow with it: llama.cpp
+/// reserves logits for each token, a megabyte on a large vocabulary.
 const MAX_WHOLE: u32 = 2_048;
 
-/// Tokens of a text that can be computed piece by piece: what OpenAI's models take, and 1 GiB of KV on an 8B model.
+/// The most tokens of a text that can be computed piece by piece: the limit of OpenAI's models, and 1 GiB of KV on an
+/// 8B model.
 const MAX_DIVISIBLE: u32 = 8_192;
 
 /// How a model's vectors are computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbedPlan {
-    /// What is told to others.
+    /// The facts in the node's description.
     pub(crate) facts: EmbeddingFacts,
     /// Tokens of one physical batch.
     pub(crate) n_ubatch: u32,
-    /// A text may be computed piece by piece: no token sees those after it, and the last one's state is all that counts.
+    /// A text may be computed piece by piece: no token attends to later ones, and only the last token's state counts.
     pub(crate) is_divisible: bool,
 }
 
-/// The plan for a model with `n_ctx` tokens of context; `None` for one that gives no vectors: rerankers judge pairs of
-/// texts, and T5's encoder is another half than the one that is driven here.
+/// The plan for a model with `n_ctx` tokens of context. `None` for models that give no vectors: rerankers, which judge
+/// pairs of texts, and T5, whose encoder this engine does not run.
 ///
-/// A file that names no pooling is of a model that was not trained for this. A causal one is then pooled at its last
-/// token, the only one that has seen the whole text, as Ollama does; an encoder by its mean.
+/// A file that names no pooling holds a model that was not trained for embeddings. Like Ollama, this pools a causal
+/// model at its last token, the only one that attends to the whole text, and an encoder by its mean.
 pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx: u32) -> Option<EmbedPlan> {
     let is_causal = gguf.generates();
     let pooling = match gguf.pooling_type() {
@@ -54,7 +55,7 @@ pub(crate) fn plan(gguf: &Gguf, model: &LlamaModel, config: &LlamaConfig, n_ctx:
     let is_trained = matches!(gguf.pooling_type(), Some(MEAN | CLS | LAST));
     let n_embd = u32::try_from(model.n_embd_out()).ok().filter(|&n| n > 0)?;
     let is_divisible = is_causal && pooling == Pooling::Last;
-    // Learned positions end where training ended: llama.cpp would read behind their table.
+    // A table of learned positions ends where training ended; llama.cpp would read beyond it.
     let n_ctx = n_ctx.min(model.n_ctx_train().max(1)).min(if is_divisible { MAX_DIVISIBLE } else { MAX_WHOLE });
     let n_ubatch = if is_divisible { config.n_ubatch.min(n_ctx) } else { n_ctx };
     Some(EmbedPlan { facts: EmbeddingFacts { n_embd, n_ctx, pooling, is_trained }, n_ubatch, is_divisible })

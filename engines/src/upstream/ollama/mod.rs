@@ -200,7 +200,7 @@ fn chat(fields: &mut BodyWriter<'_>, conversation: &Conversation) -> Result<(), 
     let request = fields.asked.request;
     fields.set("messages", conversation.messages.iter().map(message).collect::<Vec<_>>());
     let tools = &request.tools;
-    // It cannot be made to call a tool.
+    // Ollama cannot force a tool call.
     if tools.is_forced() {
         return Err(UpstreamError::Unsupported { field: "tool_choice" });
     }

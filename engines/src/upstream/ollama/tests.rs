@@ -21,7 +21,8 @@ fn call(change: impl FnOnce(&mut GenerateRequest)) -> Result<Value, UpstreamErro
 }
 
 fn read(lines: &[Value]) -> Result<(Vec<TextDelta>, Option<TextEnd>), UpstreamError> {
-    let (mut reader, mut out) = (LineReader::default(), Vec::new());
+    let mut reader = LineReader::default();
+    let mut out = Vec::new();
     for line in lines {
         reader.read(line.to_string().as_bytes(), &mut out)?;
     }
@@ -82,7 +83,8 @@ fn lines_are_read() {
 
 #[test]
 fn log_probabilities_are_requested_where_the_configuration_says_so() {
-    let (mut settings, mut request) = (settings(UpstreamKind::Ollama), request());
+    let mut settings = settings(UpstreamKind::Ollama);
+    let mut request = request();
     settings.fields.insert(UpstreamField::Logprobs);
     request.top_logprobs = Some(2);
     let call = Ollama.generate_call(&asked(&request, "m"), &settings).unwrap();
@@ -90,7 +92,8 @@ fn log_probabilities_are_requested_where_the_configuration_says_so() {
     assert!(call.body["options"].get("logprobs").is_none());
 
     let read = |lines: &[Value]| {
-        let (mut reader, mut out) = (Ollama.delta_reader(&call), Vec::new());
+        let mut reader = Ollama.delta_reader(&call);
+        let mut out = Vec::new();
         lines.iter().try_for_each(|line| reader.read(line.to_string().as_bytes(), &mut out)).map(|()| out)
     };
     let entry = |token: &str, logprob: f64| json!({ "token": token, "logprob": logprob, "bytes": token.as_bytes() });
@@ -98,7 +101,7 @@ fn log_probabilities_are_requested_where_the_configuration_says_so() {
     first["top_logprobs"] = json!([entry("H", -0.25), entry("J", -2.0)]);
     let deltas = read(&[
         json!({ "message": { "content": "", "thinking": "hm" }, "logprobs": [entry("hm", -1.0)] }),
-        // What is held until it is clear that it is text.
+        // Ollama holds text back until it is clear that it is not a call.
         json!({ "message": { "content": "" }, "logprobs": [first] }),
         json!({ "message": { "content": "Hi" }, "logprobs": [entry("i", -0.5)] }),
     ])
@@ -110,7 +113,7 @@ fn log_probabilities_are_requested_where_the_configuration_says_so() {
     assert_eq!((tokens[0].logprobs.chosen, tokens[0].logprobs.top.len()), (-0.25, 2));
     assert_eq!(tokens[0].logprobs.top[1].logprob, -2.0);
 
-    // Marks around what was thought are in no text.
+    // The tags around reasoning are in no text.
     let deltas = read(&[
         json!({ "message": { "content": "", "thinking": "hm" }, "logprobs": [entry("hm", -1.0)] }),
         json!({ "message": { "content": "" }, "logprobs": [entry("</think>", -0.1)] }),
@@ -120,7 +123,7 @@ fn log_probabilities_are_requested_where_the_configuration_says_so() {
     let TextDelta::Text { tokens, .. } = &deltas[1] else { panic!("{deltas:?}") };
     assert_eq!(tokens.iter().map(|token| token.logprobs.chosen).collect::<Vec<_>>(), [-0.25, -0.5]);
 
-    // An older one says nothing of them, and this is not to look like an answer.
+    // An older Ollama sends none, which must not look like a complete reply.
     let silent = read(&[json!({ "message": { "content": "Hi" } })]);
     assert!(matches!(silent, Err(UpstreamError::Unsupported { field: "logprobs" })), "{silent:?}");
 }

@@ -203,8 +203,8 @@ impl DialectWriter<'_> {
         if tools.parallel { Ok(()) } else { self.body.put(UpstreamField::ParallelToolCalls, false, false) }
     }
 
-    /// How much the model thinks: as variables of its template where the server takes those, otherwise as an effort, the
-    /// only switch in OpenAI's own dialect.
+    /// How much the model thinks: as variables of its template where the server takes those, otherwise as an effort,
+    /// the only switch in OpenAI's own dialect.
     fn thinking(&mut self, args: &Map<String, Value>) -> Result<(), UpstreamError> {
         if args.is_empty() {
             return Ok(());

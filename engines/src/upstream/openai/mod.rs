@@ -9,7 +9,7 @@ use self::dialect::OpenAiQuirks;
 use super::UpstreamField;
 use super::protocol::Protocol;
 
-/// A server of OpenAI's dialect of which nothing else is known.
+/// A server of OpenAI's dialect without a kind of its own.
 #[derive(Debug)]
 pub(super) struct OpenAi;
 

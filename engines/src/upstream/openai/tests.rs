@@ -56,7 +56,8 @@ pub(in crate::upstream) fn request() -> GenerateRequest {
 }
 
 fn call(kind: UpstreamKind, change: impl FnOnce(&mut GenerateRequest)) -> Result<(ApiPath, Value), UpstreamError> {
-    let (settings, mut request) = (settings(kind), request());
+    let settings = settings(kind);
+    let mut request = request();
     change(&mut request);
     let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", request_id: "r" };
     let call = kind.protocol().generate_call(&asked, &settings)?;
@@ -69,7 +70,7 @@ fn with_args(request: &mut GenerateRequest, args: Value) {
 }
 
 #[test]
-fn a_plain_chat_says_what_openai_takes_and_no_more() {
+fn a_plain_chat_sends_only_fields_of_openai() {
     let (path, body) = call(UpstreamKind::OpenAi, |_| {}).unwrap();
     assert_eq!(
         (path, &body["model"], &body["stream"]),
@@ -85,7 +86,7 @@ fn a_plain_chat_says_what_openai_takes_and_no_more() {
 }
 
 #[test]
-fn what_a_kind_does_not_take_is_refused_and_never_dropped() {
+fn fields_that_a_kind_does_not_take_are_refused_and_never_dropped() {
     let refused = |change: fn(&mut GenerateRequest), field: &str| {
         match call(UpstreamKind::OpenAi, change) {
             Err(UpstreamError::Unsupported { field: named }) => assert_eq!(named, field),
@@ -99,7 +100,10 @@ fn what_a_kind_does_not_take_is_refused_and_never_dropped() {
     refused(|r| r.ignore_eos = true, "ignore_eos");
     refused(|r| with_args(r, json!({ "x": 1 })), "chat_template_kwargs");
     let schema = Constraint::JsonSchema { schema: json!({ "type": "object" }), field: "f".to_owned() };
-    let on_text = |r: &mut GenerateRequest| (r.input, r.constraint) = (Input::Text("x".into()), Some(schema));
+    let on_text = |r: &mut GenerateRequest| {
+        r.input = Input::Text("x".into());
+        r.constraint = Some(schema);
+    };
     assert!(matches!(call(UpstreamKind::Vllm, on_text), Err(UpstreamError::Unsupported { field: "response_format" })));
 }
 
@@ -160,14 +164,17 @@ fn a_named_tool_is_the_only_one_where_names_are_not_understood() {
 
 /// The text of a reply of these chunks, and its tokens, where log-probabilities were asked for.
 fn read_with_logprobs(kind: UpstreamKind, input: Input, chunks: &[Value]) -> Result<(String, usize), UpstreamError> {
-    let (settings, request) = (settings(kind), GenerateRequest { top_logprobs: Some(0), input, ..request() });
+    let settings = settings(kind);
+    let request = GenerateRequest { top_logprobs: Some(0), input, ..request() };
     let asked = ChoiceRequest { request: &request, choice: 0, model: "theirs", request_id: "r" };
     let call = kind.protocol().generate_call(&asked, &settings)?;
-    let (mut reader, mut out) = (kind.protocol().delta_reader(&call), Vec::new());
+    let mut reader = kind.protocol().delta_reader(&call);
+    let mut out = Vec::new();
     for chunk in chunks {
         reader.read(chunk.to_string().as_bytes(), &mut out)?;
     }
-    let (mut said, mut n_tokens) = (String::new(), 0);
+    let mut said = String::new();
+    let mut n_tokens = 0;
     for delta in out {
         if let TextDelta::Text { text, tokens } = delta {
             said += &text;
