@@ -1,4 +1,4 @@
-//! Clients that leave at random points of a handoff: nothing of theirs stays behind on either node.
+//! Clients that leave at random points of a handoff leave no slots, connections or tasks on either node.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,13 +19,13 @@ use crate::peers;
 use crate::peers::counting::Counting;
 use crate::peers::{KEY, TestNode, node, puller, request};
 
-/// Idle connections, and the tasks on their ends, that may come and go. A leak would be one for each cancellation.
+/// The idle connections, and their tasks, that may exist at any time. A leak would add one for each cancellation.
 const IDLE: usize = 12;
 
-/// How long a client waits for a slot or a token, if that is what it waits for.
+/// The longest wait for a slot or a token.
 const PATIENCE_AT_MOST: Duration = Duration::from_secs(120);
 
-/// A prefill and a decode node, and a client of the latter.
+/// A prefill node, a decode node, and a client of the decode node.
 struct Pair {
     prefill: Arc<Counting>,
     decode: Arc<dyn Engine>,
@@ -52,7 +52,7 @@ impl Pair {
         loads.iter().all(|load| (load.active_slots, load.queued) == (0, 0))
     }
 
-    /// A whole handoff, which must work.
+    /// Checks that a whole handoff succeeds.
     async fn check_works(&self, prompt: &[Token]) {
         let reply = peers::generate(&self.client, self.request(prompt, 2)).await;
         let handoff = reply.handoff.unwrap();
@@ -60,17 +60,18 @@ impl Pair {
     }
 }
 
-/// Where a client left.
+/// The numbers of clients that left in each stage.
 #[derive(Debug, Default)]
 struct Stages {
     queued: usize,
     pulling: usize,
     decoding: usize,
-    /// Requests that were seen waiting on the prefill node.
+    /// The most requests that waited on the prefill node at once.
     prefill_queue: u32,
 }
 
-/// What a client waits for before its patience begins to run out. On a slow machine nobody would get that far else.
+/// What a client waits for before its patience starts. Without this wait, no client on a slow machine would get that
+/// far.
 #[derive(Clone, Copy, PartialEq)]
 enum Waits {
     No,
@@ -78,7 +79,7 @@ enum Waits {
     ForToken,
 }
 
-/// Reads a reply for as long as `patience` lasts; the last delta seen.
+/// Reads a reply until `patience` is over and leaves. Returns the last event.
 async fn leave_after(
     engine: &dyn Engine,
     request: SequenceRequest,
@@ -86,7 +87,7 @@ async fn leave_after(
     patience: Duration,
 ) -> Option<SequenceEvent> {
     let mut last = None;
-    // Elapsed drops the stream, as a client does that leaves.
+    // The timeout drops the stream, like a client that leaves.
     let reply = if waits == Waits::No {
         tokio::time::timeout(patience, engine.generate(request)).await.ok()
     } else {
@@ -111,13 +112,13 @@ async fn leave_after(
     last
 }
 
-/// A small generator: the test must be the same every time.
+/// A pseudo-random number: the test must be the same every time.
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
 }
 
-/// File descriptors of this process, where the system tells.
+/// The number of open file descriptors of this process, if the system reports it.
 fn open_files() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/fd").ok()?.count())
 }
@@ -135,7 +136,7 @@ async fn eventually(what: &str, holds: impl AsyncFn() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Clients that all leave.
+/// A number of clients that all leave.
 #[derive(Clone, Copy)]
 struct Storm {
     n_clients: usize,
@@ -145,7 +146,7 @@ struct Storm {
     max_patience_ms: u64,
 }
 
-/// Runs the clients, and counts where they left.
+/// Runs the clients and counts the stages in which they left.
 async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
     let mut seed = 42;
     let mut n_begun = 0;
@@ -155,7 +156,7 @@ async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
         while running.len() < storm.at_once && n_begun < storm.n_clients {
             n_begun += 1;
             let n_prompt = 65 + random(&mut seed) % (storm.max_prompt - 65);
-            // The first tokens are a number that no other prompt has.
+            // The first tokens are the prompt's number, so that no two prompts share a prefix.
             let number = [n_begun / 200, n_begun % 200].map(|digit| 1 + digit as u32);
             let prompt: Vec<Token> = number.into_iter().chain((2..n_prompt as u32).map(|i| 1 + i % 250)).collect();
             let patience = Duration::from_millis(random(&mut seed) % storm.max_patience_ms);
@@ -177,14 +178,15 @@ async fn run_storm(pair: &Pair, storm: Storm) -> Stages {
     stages
 }
 
-/// Lets a storm pass over a pair, and looks for what it left.
+/// Runs a storm of clients, and checks that slots, connections and tasks are freed.
 async fn nothing_stays(pair: &Pair, storm: Storm) {
     pair.check_works(&vec![7; 100]).await;
-    let (files, tasks) = (open_files(), live_tasks());
+    let files = open_files();
+    let tasks = live_tasks();
     let stages = run_storm(pair, storm).await;
     println!("{} cancelled: {stages:?}", storm.n_clients);
     let Stages { queued, pulling, decoding, prefill_queue } = stages;
-    assert!(queued > 0 && pulling > 0 && decoding > 0 && prefill_queue > 0, "every stage is to be met");
+    assert!(queued > 0 && pulling > 0 && decoding > 0 && prefill_queue > 0, "clients must leave in every stage");
 
     let idle_after = eventually("all slots to be free", async || pair.is_idle().await).await;
     let n_positions = pair.prefill.n_positions();
@@ -195,9 +197,9 @@ async fn nothing_stays(pair: &Pair, storm: Storm) {
     .await;
     println!("slots were free after {idle_after:?}, connections closed after {closed_after:?}");
     println!("files {files:?} → {:?}, tasks {tasks} → {}", open_files(), live_tasks());
-    // The next handoff is all that the node has computed since.
+    // Since then, the node has computed only the next handoff.
     pair.check_works(&vec![8; 100]).await;
-    assert_eq!(pair.prefill.n_positions(), n_positions + 99, "something more was computed");
+    assert_eq!(pair.prefill.n_positions(), n_positions + 99, "the node computed more than the next handoff");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,7 +232,7 @@ async fn a_prefill_stops_within_a_chunk() {
         drop(reply);
         let at_leaving = pair.prefill.n_positions();
         eventually("the prefill's end", async || pair.is_idle().await).await;
-        // The next handoff is all that the node has computed since, but for the chunk that was being computed.
+        // Since then, the node has computed only the rest of one chunk and the next handoff.
         pair.check_works(&vec![n_chunks as u32 + 100; 100]).await;
         let more = pair.prefill.n_positions() - at_leaving - 99;
         assert!(more <= 256, "{more} positions were computed after the client had left");

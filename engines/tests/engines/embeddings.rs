@@ -1,4 +1,4 @@
-//! Vectors are what a plain llama.cpp loop gives, for every kind of model, and generation does not notice them.
+//! Vectors equal those of a plain llama.cpp loop, for every kind of model, and do not change generated text.
 
 use std::path::{Path, PathBuf};
 
@@ -40,15 +40,16 @@ async fn vectors(engine: &LlamaEngine, inputs: &[Vec<Token>]) -> Vec<Vec<f32>> {
     vectors.collect().await
 }
 
-/// 1 − cosine, of vectors of length 1.
+/// 1 − cosine of two vectors of length 1.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     1.0 - a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>()
 }
 
-/// Texts of these lengths, alone and together, are as a plain loop pools them.
+/// Checks that the vectors of texts with these lengths, alone and together, equal a plain loop's.
 async fn check(model: &Path, pooling: Pooling, lengths: &[usize], tolerance: f32) {
-    let (path, reference) = (model.to_owned(), config(model));
+    let path = model.to_owned();
+    let reference = config(model);
     let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&path), None).unwrap()).await.unwrap();
     assert_eq!(engine.info().await.unwrap().embedding.unwrap().pooling, pooling);
     let text = tokens(&engine, "the quick brown fox jumps over the lazy dog by the river").await;
@@ -59,14 +60,15 @@ async fn check(model: &Path, pooling: Pooling, lengths: &[usize], tolerance: f32
     for (input, packed) in inputs.iter().zip(&together) {
         let plain = reference.embedding(input, pooling).unwrap();
         let alone = vectors(&engine, std::slice::from_ref(input)).await;
-        let (d_alone, d_packed) = (distance(&alone[0], &plain), distance(packed, &plain));
-        println!("{} tokens: {d_alone} alone, {d_packed} beside others", input.len());
+        let d_alone = distance(&alone[0], &plain);
+        let d_packed = distance(packed, &plain);
+        println!("{} tokens: {d_alone} alone, {d_packed} with others", input.len());
         assert!(d_alone < tolerance && d_packed < tolerance, "{} tokens: {d_alone} {d_packed}", input.len());
     }
 }
 
 #[tokio::test]
-async fn every_pooling_is_as_a_plain_loop_does_it() {
+async fn every_pooling_equals_a_plain_loops() {
     for (number, pooling) in [(1, Pooling::Mean), (2, Pooling::Cls), (3, Pooling::Last)] {
         let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", number)]);
         check(&model, pooling, &[3, 1, 40, 128, 128, 17], 1e-4).await;
@@ -76,7 +78,7 @@ async fn every_pooling_is_as_a_plain_loop_does_it() {
 }
 
 #[tokio::test]
-async fn a_model_without_a_pooling_is_pooled_at_its_last_token_and_long_texts_come_in_pieces() {
+async fn a_model_without_a_pooling_uses_its_last_token_and_computes_long_texts_in_pieces() {
     for architecture in [Architecture::Llama, Architecture::Qwen3Moe, Architecture::GptOss, Architecture::Mamba] {
         let (_folder, model) = tiny(architecture, &[]);
         check(&model, Pooling::Last, &[5, 513, 1_200, 1, 30], 1e-3).await;
@@ -86,7 +88,7 @@ async fn a_model_without_a_pooling_is_pooled_at_its_last_token_and_long_texts_co
 }
 
 #[tokio::test]
-async fn an_encoder_generates_nothing_and_says_so() {
+async fn an_encoder_refuses_to_generate() {
     let (_folder, model) = tiny(Architecture::Bert, &[("pooling_type", 1)]);
     let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
     let info = engine.info().await.unwrap();
@@ -116,7 +118,7 @@ async fn the_real_models_vectors_are_the_plain_loops() {
 }
 
 #[tokio::test]
-async fn a_reply_is_the_same_beside_vectors() {
+async fn a_reply_is_the_same_while_vectors_are_computed() {
     let Some(model) = models::smollm2() else { return };
     let engine = tokio::task::spawn_blocking(move || LlamaEngine::start(config(&model), None).unwrap()).await.unwrap();
     let prompt = tokens(&engine, "The three largest cities of France are").await;
@@ -138,11 +140,11 @@ async fn a_reply_is_the_same_beside_vectors() {
     let before = reply().await;
     let text = tokens(&engine, &"a text among many others ".repeat(40)).await;
     let many = vec![text; 40];
-    let mut beside = engine.embed(EmbedSequences { inputs: many.clone() }).await.unwrap();
-    assert!(matches!(beside.next().await, Some(Ok(EmbedEvent::Vector(_)))));
+    let mut vectors = engine.embed(EmbedSequences { inputs: many.clone() }).await.unwrap();
+    assert!(matches!(vectors.next().await, Some(Ok(EmbedEvent::Vector(_)))));
     assert_eq!(reply().await, before);
-    // It had its turns while texts were waiting.
+    // The reply was generated while texts were waiting.
     assert!(engine.load().await.unwrap().queued > 0, "the texts were done before the reply");
-    drop(beside);
+    drop(vectors);
     assert_eq!(reply().await, before);
 }

@@ -1,4 +1,4 @@
-//! A cache that is too small for everybody: sequences are set back and continued, and none is lost.
+//! A cache that is too small for all sequences: some are preempted and continued, and none is lost.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ async fn sequences_that_do_not_fit_together_all_complete() {
     let tokens = async |text: String| {
         engine.tokenize(&TokenizeRequest { text, add_special: false, parse_special: false }).await.unwrap()
     };
-    // Three rounds: forks of one long prefix, whose source is then evicted by prompts of another kind, and again.
+    // Four rounds: forks of one long prefix, and other prompts that evict the slot they were forked from.
     let shared = "All of these stories begin in the same small harbour town. ".repeat(8);
     let prompts = (0..12).map(|i| match i % 3 {
         0 => format!("Another thing entirely, number {i}. ").repeat(12),
@@ -38,7 +38,8 @@ async fn sequences_that_do_not_fit_together_all_complete() {
         };
         let engine = Arc::clone(&engine);
         streams.push(tokio::spawn(async move {
-            let (mut n_started, mut n_tokens) = (0, 0);
+            let mut n_started = 0;
+            let mut n_tokens = 0;
             let mut deltas = engine.generate(request).await.unwrap();
             while let Some(delta) = deltas.next().await {
                 match delta.unwrap() {
@@ -55,7 +56,7 @@ async fn sequences_that_do_not_fit_together_all_complete() {
         let done = tokio::time::timeout(std::time::Duration::from_secs(240), stream).await;
         assert_eq!(done.expect("no progress").unwrap(), (1, N_NEW));
     }
-    // The last delta goes out within a step, and the load is told at its end.
+    // The last event is sent within a step, but the load is published only after it.
     let idle = async {
         while engine.load().await.map(|load| (load.active_slots, load.queued)).unwrap() != (0, 0) {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! With a real vocabulary: text follows a grammar, from the point where the grammar begins to say something.
+//! With a real vocabulary: text satisfies its grammar, from the point where the grammar constrains it.
 
 use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
@@ -27,7 +27,7 @@ impl Rig {
         Some(Rig { engine, prompt })
     }
 
-    /// What follows `said`, control tokens spelled out.
+    /// The text that follows `said`, with control tokens spelled out.
     async fn after(&self, said: &str, rule: Option<&Rule>) -> String {
         let text = TokenizeRequest { text: said.to_owned(), add_special: false, parse_special: true };
         let request = SequenceRequest {
@@ -49,7 +49,7 @@ impl Rig {
     }
 }
 
-/// Text with calls in it, or without.
+/// Text with up to two calls in it.
 fn lazy() -> Rule {
     let number = json!({ "type": "object", "properties": { "n": { "type": "integer", "minimum": 0, "maximum": 9 } },
         "required": ["n"], "additionalProperties": false });
@@ -65,7 +65,7 @@ fn lazy() -> Rule {
 #[tokio::test]
 async fn text_is_free_until_a_call_begins() {
     let Some(rig) = Rig::start().await else { return };
-    assert_eq!(rig.after("", Some(&lazy())).await, rig.after("", None).await, "nothing is said of plain text");
+    assert_eq!(rig.after("", Some(&lazy())).await, rig.after("", None).await, "plain text is not constrained");
     for said in ["<call>", "Let me see: 7 < 8.\n<call>"] {
         let call = rig.after(said, Some(&lazy())).await;
         println!("{call:?}");
@@ -75,7 +75,7 @@ async fn text_is_free_until_a_call_begins() {
 }
 
 #[tokio::test]
-async fn control_tokens_are_part_of_a_form_and_not_of_text() {
+async fn control_tokens_belong_to_the_grammar_and_not_to_text() {
     let Some(rig) = Rig::start().await else { return };
     let framed = Rule::Sequence(vec![
         Rule::literal("a<|im_start|>b"),
@@ -89,7 +89,7 @@ async fn control_tokens_are_part_of_a_form_and_not_of_text() {
 }
 
 #[tokio::test]
-async fn what_need_not_be_kept_is_held_where_it_can_be() {
+async fn optional_schemas_are_enforced_if_possible() {
     let Some(rig) = Rig::start().await else { return };
     let held = |word: &str| json!({ "type": "object", "properties": { "a": { "enum": [word] } }, "required": ["a"] });
     let mut unknown = held("first");
@@ -106,17 +106,17 @@ async fn what_need_not_be_kept_is_held_where_it_can_be() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_refused_with_the_field_that_asks_for_it() {
+async fn schemas_that_cannot_be_enforced_are_refused_with_their_field() {
     let Some(rig) = Rig::start().await else { return };
     let rule = Rule::Sequence(vec![Rule::literal("x"), Rule::Json(json!({ "type": "array", "uniqueItems": true }))]);
     let constraint = Some(Constraint::Grammar { rule, field: "tools".to_owned() });
     let request = SequenceRequest { prompt: rig.prompt.clone(), constraint, ..SequenceRequest::default() };
-    let Err(error) = rig.engine.generate(request).await else { panic!("it was taken") };
+    let Err(error) = rig.engine.generate(request).await else { panic!("the request was accepted") };
     println!("{error}");
     assert!(error.to_string().contains("tools") && error.to_string().contains("uniqueItems"), "{error}");
 }
 
-/// The field at fault, and what is said of it.
+/// The field and the message of the error.
 async fn refusal(rig: &Rig, constraint: Constraint) -> (String, String) {
     let request =
         SequenceRequest { prompt: rig.prompt.clone(), constraint: Some(constraint), ..SequenceRequest::default() };
@@ -130,7 +130,7 @@ async fn refusal(rig: &Rig, constraint: Constraint) -> (String, String) {
 }
 
 #[tokio::test]
-async fn what_nothing_can_keep_is_refused_before_there_is_text() {
+async fn constraints_that_no_text_satisfies_are_refused_before_the_first_token() {
     let Some(rig) = Rig::start().await else { return };
     let schema = |schema| Constraint::JsonSchema { schema, field: "format".to_owned() };
     for nothing in [
@@ -142,7 +142,7 @@ async fn what_nothing_can_keep_is_refused_before_there_is_text() {
         let (field, message) = refusal(&rig, schema(nothing)).await;
         assert!(field == "format" && message.contains("'format'"), "{message}");
     }
-    // Of several schemas in a rule the one at fault is named.
+    // Of several schemas in a rule, the error names the faulty one.
     let of = |tool: &str, schema| Rule::For {
         field: "tools".to_owned(),
         tool: Some(tool.to_owned()),
@@ -151,15 +151,15 @@ async fn what_nothing_can_keep_is_refused_before_there_is_text() {
     let rule = Rule::OneOf(vec![of("well", json!({ "type": "object" })), of("ill", json!({ "$ref": "#" }))]);
     let (field, message) = refusal(&rig, Constraint::Grammar { rule, field: "whole".to_owned() }).await;
     assert!(field == "tools" && message.contains("\"ill\"") && !message.contains("well"), "{message}");
-    // One that nobody insists on is not held.
+    // An optional schema is left out.
     let loose = |schema| Rule::FirstKnown(vec![Rule::Json(schema), Rule::literal("free")]);
     assert_eq!(rig.after("", Some(&loose(json!({ "$ref": "#" })))).await, "free");
 }
 
 #[tokio::test]
-async fn a_dead_end_in_the_text_is_the_schemas_fault() {
+async fn a_dead_end_in_the_text_is_an_error_of_the_schema() {
     let Some(rig) = Rig::start().await else { return };
-    // Each pattern is well; that nothing has both shows when the text has come there, at the latest.
+    // Each pattern alone is valid. That no text matches both shows at the latest when the text gets there.
     let both = json!({ "type": "string", "allOf": [{ "pattern": "^a+$" }, { "pattern": "^b+$" }] });
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" }, "a": both },
         "required": ["n", "a"], "additionalProperties": false });

@@ -1,5 +1,4 @@
-//! One engine prefills, another decodes, and KV goes between them over TCP: the reply is the one that a single engine
-//! gives.
+//! One engine prefills and another decodes, with KV handed over by TCP: the reply equals that of a single engine.
 
 use std::sync::Arc;
 
@@ -40,8 +39,8 @@ async fn a_simulated_prompt_is_handed_over() {
     assert!(handoff.n_bytes > 1_999 * 256, "{handoff:?}");
 }
 
-/// Sends a made-up prompt twice that nobody will continue: the second time nothing of it is cached anywhere.
-async fn nothing_made_up_stays(decoder: &dyn Engine, prompt: &[Token], node: &TestNode) {
+/// Sends an ephemeral prompt twice: the second time, nothing of it is cached anywhere.
+async fn ephemeral_prompts_are_not_cached(decoder: &dyn Engine, prompt: &[Token], node: &TestNode) {
     for _ in 0..2 {
         let request = peers::request(prompt, 2, Some(&node.url));
         let reply = peers::generate(decoder, baton_schemas::SequenceRequest { ephemeral: true, ..request }).await;
@@ -51,14 +50,14 @@ async fn nothing_made_up_stays(decoder: &dyn Engine, prompt: &[Token], node: &Te
 }
 
 #[tokio::test]
-async fn a_made_up_prompt_stays_on_neither_simulated_node() {
+async fn an_ephemeral_prompt_stays_on_neither_simulated_node() {
     let node = peers::node(Arc::new(SimEngine::new(sim())), Role::Prefill, peers::KEY).await;
     let decoder = SimEngine::with_puller(sim(), Some(puller()));
-    nothing_made_up_stays(&decoder, &peers::tokens(300), &node).await;
+    ephemeral_prompts_are_not_cached(&decoder, &peers::tokens(300), &node).await;
 }
 
 #[tokio::test]
-async fn a_pull_that_cannot_be_made_is_computed_here_and_has_its_reason() {
+async fn after_a_failed_pull_the_prompt_is_computed_here_and_the_reason_is_reported() {
     let prompt: Vec<Token> = (0..500).map(|i| 1 + i % 250).collect();
     let expected = generate(&SimEngine::new(sim()), &prompt, 10, None).await.tokens;
     let other_model = SimConfig { model: "another".into(), ..sim() };
@@ -109,7 +108,7 @@ mod llama {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn greedy_output_after_a_handoff_is_that_without_one() {
+    async fn greedy_output_is_the_same_with_and_without_a_handoff() {
         let Some(config) = config() else { return };
         for n_ubatch in [64, 100, 512] {
             let config = LlamaConfig { n_ubatch, ..config.clone() };
@@ -117,7 +116,7 @@ mod llama {
             let node = peers::node(prefill.clone(), Role::Prefill, peers::KEY).await;
             let lengths: &[usize] = if n_ubatch == 512 { &[2, 65, 1_000, 4_000] } else { &[3, 300] };
             for (salt, &n) in lengths.iter().enumerate() {
-                // It takes part in handoffs, too, and so computes in the same chunks.
+                // With a puller, this engine computes in the same chunks.
                 let alone = start(config.clone(), Some(puller())).await;
                 let decoder = start(config.clone(), Some(puller())).await;
                 let prompt = prompt(alone.as_ref(), n, salt).await;
@@ -131,15 +130,16 @@ mod llama {
         }
     }
 
-    /// Where cells lie decides how llama.cpp rounds from 64 rows on: what a calibration sends must not move anybody's.
+    /// From 64 rows on, llama.cpp's rounding depends on the position of cells, so a calibration's prompts must not
+    /// change the position of others' cells.
     #[tokio::test(flavor = "multi_thread")]
-    async fn after_made_up_prompts_a_reply_is_still_that_without_a_handoff() {
+    async fn ephemeral_prompts_do_not_change_later_replies() {
         let Some(config) = config() else { return };
         let node = peers::node(start(config.clone(), None).await, Role::Prefill, peers::KEY).await;
         let alone = start(config.clone(), Some(puller())).await;
         let decoder = start(config, Some(puller())).await;
         let made_up: Vec<Token> = (0..150).map(|i| 1_000 + 7 * i).collect();
-        nothing_made_up_stays(decoder.as_ref(), &made_up, &node).await;
+        ephemeral_prompts_are_not_cached(decoder.as_ref(), &made_up, &node).await;
         let prompt = prompt(alone.as_ref(), 300, 9).await;
         let expected = generate(alone.as_ref(), &prompt, 24, None).await.tokens;
         let reply = generate(decoder.as_ref(), &prompt, 24, Some(&node)).await;
@@ -158,10 +158,11 @@ mod llama {
         let second_turn = [&whole[..300], &first.tokens, &whole[300..]].concat();
         let second = generate(decoder.as_ref(), &second_turn, 10, Some(&node)).await;
         let handoff = second.handoff.unwrap();
-        // The decode node has the first turn and its reply but the reply's last token; the prefill node the first turn.
+        // The decode node has cached the first turn and its reply except for the last token; the prefill node has
+        // cached the first turn.
         assert_eq!(handoff.n_tokens as usize, second_turn.len() - 1 - 309);
         assert!(handoff.n_cached >= 299, "{handoff:?}");
-        // A third of another decode node: everything moves, nothing is computed twice.
+        // For another decode node, everything is transferred but nothing is computed twice.
         let other = start(config, Some(puller())).await;
         let third = generate(other.as_ref(), &second_turn, 10, Some(&node)).await;
         let handoff = third.handoff.unwrap();

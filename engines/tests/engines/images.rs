@@ -1,5 +1,5 @@
-//! Images in prompts, with the real models and projectors of random weights: what is seen is noise, but it is seen, and
-//! only where it should be.
+//! Images in prompts, with real models and projectors of random weights. Their embeddings are noise, but they change
+//! the reply, and only where they should.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -19,18 +19,18 @@ use tokio::sync::oneshot;
 
 use crate::models;
 
-/// Values of a row of SmolLM2-135M, and of Gemma 3 270M.
+/// The embedding sizes of SmolLM2-135M and of Gemma 3 270M.
 const SMOL: usize = 576;
 const GEMMA: usize = 640;
 
 const GEMMA_TEMPLATE: &str = "<start_of_turn>user\n{{ messages[0].content }}<end_of_turn>\n<start_of_turn>model\n";
 
-/// A model with a projector that is written for it.
-fn eyed(model: &Path, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
+/// An engine with a projector that is written for its model.
+fn with_projector(model: &Path, kind: Projector, n_embd: usize) -> Arc<LlamaEngine> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mmproj.gguf");
     projector::write(&path, kind, n_embd, 1);
-    // The base model of the sliding window comes without one.
+    // The Gemma model is a base model without a chat template.
     let chat_template = (n_embd == GEMMA).then(|| GEMMA_TEMPLATE.to_owned());
     let config = LlamaConfig { n_ctx: Some(1024), n_cells: Some(2048), chat_template, ..config(model, &path) };
     Arc::new(LlamaEngine::start(config, None).unwrap())
@@ -77,9 +77,10 @@ async fn request(engine: &LlamaEngine, images: &[Image], max_tokens: u32) -> Seq
     }
 }
 
-/// What a stream says, and how much of its prompt was cached.
+/// The tokens of a stream, and how many tokens of its prompt were cached.
 async fn said(mut deltas: SequenceStream) -> (Vec<Token>, usize) {
-    let (mut tokens, mut cached) = (Vec::new(), 0);
+    let mut tokens = Vec::new();
+    let mut cached = 0;
     while let Some(delta) = deltas.next().await {
         match delta.unwrap() {
             SequenceEvent::Started { n_cached } => cached = n_cached as usize,
@@ -112,10 +113,10 @@ async fn is_idle(engine: &LlamaEngine) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), idle).await.expect("no slot is left behind");
+    tokio::time::timeout(Duration::from_secs(60), idle).await.expect("a slot is leaked");
 }
 
-/// What holds for every projector.
+/// Checks that hold for every projector.
 async fn sees(engine: &LlamaEngine) {
     let prompt = engine.render(&question(&[red()])).await.unwrap();
     let run = runs(&prompt).remove(0);
@@ -123,54 +124,55 @@ async fn sees(engine: &LlamaEngine) {
     let (of_red, _) = answer(engine, &[red()]).await;
     let (of_blue, cached) = answer(engine, &[blue()]).await;
     assert!((1..=run.start).contains(&cached), "{cached} tokens of {run:?} were those of another image");
-    // Again: nothing of it is computed, and it says the same. So with a continuation that another slot forks.
+    // When repeated, the prompt is fully cached and the reply is the same, also if another slot was forked from it.
     assert_eq!(answer(engine, &[red()]).await, (of_red.clone(), prompt.len() - 1));
     assert_eq!(answer(engine, &[blue()]).await.0, of_blue);
     let (of_both, cached) = answer(engine, &[red(), blue()]).await;
-    assert_eq!(cached, run.end, "the first image was there");
+    assert_eq!(cached, run.end, "the first image was cached");
     let (of_both_again, _) = answer(engine, &[red(), blue()]).await;
     assert_eq!(of_both, of_both_again);
     let (turned, cached) = answer(engine, &[blue(), red()]).await;
-    assert_eq!((turned.len(), cached), (24, run.end), "the other image was there, too");
-    // Noise hardly ever changes the first words, but always how sure they are.
-    let (sure_of_red, sure_of_blue) = (sureness(engine, &[red()]).await, sureness(engine, &[blue()]).await);
+    assert_eq!((turned.len(), cached), (24, run.end), "the other image was cached, too");
+    // Noise rarely changes the first words, but always their probability.
+    let sure_of_red = sureness(engine, &[red()]).await;
+    let sure_of_blue = sureness(engine, &[blue()]).await;
     assert!((sure_of_red - sure_of_blue).abs() > 1e-4, "the image makes no difference");
     let orders = [sureness(engine, &[red(), blue()]).await, sureness(engine, &[blue(), red()]).await];
     assert!((orders[0] - orders[1]).abs() > 1e-4, "the order of images makes no difference");
 }
 
 #[tokio::test]
-async fn images_are_seen_and_cached_as_what_they_are() {
+async fn images_are_decoded_and_cached_by_their_content() {
     let Some(model) = models::smollm2() else { return };
-    sees(&eyed(&model, Projector::Mlp, SMOL)).await;
+    sees(&with_projector(&model, Projector::Mlp, SMOL)).await;
 }
 
 #[tokio::test]
-async fn rows_that_see_each_other_are_seen_at_once() {
+async fn embeddings_that_attend_to_each_other_are_decoded_at_once() {
     let Some(model) = models::smollm2() else { return };
-    sees(&eyed(&model, Projector::Gemma3, SMOL)).await;
+    sees(&with_projector(&model, Projector::Gemma3, SMOL)).await;
 }
 
 #[tokio::test]
 async fn a_sliding_window_slides_over_images() {
     let Some(model) = models::gemma3() else { return };
-    sees(&eyed(&model, Projector::Gemma3, GEMMA)).await;
+    sees(&with_projector(&model, Projector::Gemma3, GEMMA)).await;
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_where_another_engine_left_it() {
+async fn a_stream_continues_where_another_engine_left_it() {
     let Some(model) = models::smollm2() else { return };
-    let whole = answer(&eyed(&model, Projector::Mlp, SMOL), &[red()]).await.0;
-    let other = eyed(&model, Projector::Mlp, SMOL);
+    let whole = answer(&with_projector(&model, Projector::Mlp, SMOL), &[red()]).await.0;
+    let other = with_projector(&model, Projector::Mlp, SMOL);
     let mut request = request(&other, &[red()], 24).await;
     request.generated = whole[..9].to_vec();
     assert_eq!(said(other.generate(request).await.unwrap()).await.0, whole[9..]);
 }
 
 #[tokio::test]
-async fn a_text_beside_images_says_what_it_says_alone() {
+async fn a_text_is_the_same_while_images_are_decoded() {
     let Some(model) = models::smollm2() else { return };
-    let engine = eyed(&model, Projector::Mlp, SMOL);
+    let engine = with_projector(&model, Projector::Mlp, SMOL);
     let text = async |engine: &LlamaEngine, begun: oneshot::Sender<()>| {
         let content = "Count from one to twenty, in digits.".to_owned();
         let messages = vec![Message::new(MessageRole::User, content)];
@@ -178,14 +180,14 @@ async fn a_text_beside_images_says_what_it_says_alone() {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
         let request = SequenceRequest { prompt, sampling, max_tokens: Some(40), ..SequenceRequest::default() };
         let mut stream = engine.generate(request).await.unwrap();
-        // The first says that it started, the second is a token.
+        // The first event is `Started`, the second a token.
         let first: Vec<_> = stream.by_ref().take(2).collect().await;
         let _ = begun.send(());
         said(futures::stream::iter(first).chain(stream).boxed()).await.0
     };
     let alone = text(&engine, oneshot::channel().0).await;
     let (begun, has_begun) = oneshot::channel();
-    let beside = {
+    let meanwhile = {
         let engine = Arc::clone(&engine);
         tokio::spawn(async move { text(&engine, begun).await })
     };
@@ -194,13 +196,13 @@ async fn a_text_beside_images_says_what_it_says_alone() {
     for i in 0..4 {
         answer(&engine, &[picture([i, 0, 0], [0, i, 0]), red()]).await;
     }
-    assert_eq!(beside.await.unwrap(), alone);
+    assert_eq!(meanwhile.await.unwrap(), alone);
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_takes_its_slot_along() {
+async fn a_reader_that_leaves_frees_its_slot() {
     let Some(model) = models::smollm2() else { return };
-    let engine = eyed(&model, Projector::Gemma3, SMOL);
+    let engine = with_projector(&model, Projector::Gemma3, SMOL);
     let of_red = answer(&engine, &[red()]).await;
     for n_read in 0..3 {
         let mut left = Vec::new();
@@ -208,7 +210,7 @@ async fn a_reader_that_leaves_takes_its_slot_along() {
             let request = request(&engine, &[picture([i, 9, 0], [0, i, 7])], 500).await;
             left.push(engine.generate(request).await.unwrap());
         }
-        // The others wait for a slot until these are read, or dropped.
+        // The others wait for a slot until these are finished or dropped.
         for stream in left.iter_mut().take(DEFAULT_SLOTS as usize) {
             for _ in 0..n_read {
                 stream.next().await.unwrap().unwrap();
@@ -221,16 +223,16 @@ async fn a_reader_that_leaves_takes_its_slot_along() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_seen_is_refused_and_nothing_else() {
+async fn invalid_images_are_refused_and_affect_nothing_else() {
     let Some(model) = models::smollm2() else { return };
-    let engine = eyed(&model, Projector::Mlp, SMOL);
+    let engine = with_projector(&model, Projector::Mlp, SMOL);
     let refused = |outcome: Result<Vec<Token>, EngineError>, part: &str| match outcome {
         Err(error) => assert!(error.to_string().contains(part), "{error}"),
         Ok(tokens) => panic!("{part}: {} tokens", tokens.len()),
     };
     let broken = Image::new(red().bytes()[..60].to_vec(), "messages[0].content[1]");
     refused(engine.render(&question(&[broken])).await, "Invalid 'messages[0].content[1]': the image cannot be read");
-    // A mark in a message is not an image, nor is an image without a mark.
+    // A mark without an image is an error, and so is an image without a mark.
     let mut twice = question(&[red()]);
     twice.messages[0].content += &red().mark();
     refused(engine.render(&twice).await, "2 of 1 images");
@@ -249,7 +251,7 @@ async fn what_cannot_be_seen_is_refused_and_nothing_else() {
     let ours = engine.info().await.unwrap().projector.unwrap();
     not_taken(SequenceRequest { images: of(&ours, blue()), ..whole.clone() }, "placeholders of no image").await;
     not_taken(SequenceRequest { images: of("other", red()), ..whole.clone() }, "another projector").await;
-    // Placeholders of an image that turns out to be none, or smaller: its sequence fails, and no other.
+    // If the image cannot be read or has another size, only its sequence fails.
     let broken = Image::new(red().bytes()[..60].to_vec(), "f");
     for (image, n) in [(broken, 16), (red(), 17)] {
         let prompt = [&[1][..], &image.placeholders(n), &[2]].concat();
@@ -262,7 +264,7 @@ async fn what_cannot_be_seen_is_refused_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_projector_of_the_model_ends_the_start() {
+async fn an_engine_does_not_start_with_a_wrong_projector() {
     let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
     let refused = |projector: &Path, part: &str| {
@@ -278,7 +280,7 @@ async fn a_file_that_is_no_projector_of_the_model_ends_the_start() {
     let text = folder.path().join("text.gguf");
     std::fs::write(&text, "hello").unwrap();
     refused(&text, "is not a GGUF file");
-    let blind = LlamaEngine::start(LlamaConfig::new(&model), None).unwrap();
-    let error = blind.render(&question(&[red()])).await.unwrap_err();
+    let without_projector = LlamaEngine::start(LlamaConfig::new(&model), None).unwrap();
+    let error = without_projector.render(&question(&[red()])).await.unwrap_err();
     assert!(matches!(error, EngineError::Unsupported { .. }), "{error}");
 }

@@ -1,4 +1,5 @@
-//! The handoff's ground on architectures whose real models are too large for a test: tiny ones with random weights.
+//! Exports and imports for architectures whose real models are too large for a test, on tiny models with random
+//! weights.
 
 use baton_engines::gguf::Gguf;
 use baton_engines::llama::probe::NoHandoff;
@@ -8,7 +9,7 @@ use tiny_gguf::{Architecture, WINDOW};
 
 use crate::kv_rig::{Rig, assert_part_of, divergence, without_window};
 
-/// The file lives as long as the first of the two.
+/// A tiny model, and the folder that holds its file until it is dropped.
 fn tiny(architecture: Architecture) -> (tempfile::TempDir, Rig) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
@@ -21,7 +22,8 @@ fn check_exact(architecture: Architecture, rope: RopePairing, has_v: bool) {
     let (_file, rig) = tiny(architecture);
     let tokens = rig.noise(301);
     for n_chunk in [300, 64] {
-        let (mut source, mut target) = (rig.context(512), rig.context(512));
+        let mut source = rig.context(512);
+        let mut target = rig.context(512);
         let layout = source.kv.layout().clone();
         assert_eq!(layout.rope, rope, "{architecture:?}");
         assert_eq!(layout.sections.len(), 1, "{architecture:?}");
@@ -33,7 +35,7 @@ fn check_exact(architecture: Architecture, rope: RopePairing, has_v: bool) {
         chunks.iter().for_each(|chunk| assert_part_of(chunk, &whole));
         let expected = source.compute(0, 300, &tokens[300..]);
         assert!(target.compute(0, 300, &tokens[300..]) == expected, "{architecture:?} in chunks of {n_chunk}");
-        // Without the cache it would say something else: the test can fail.
+        // Without the imported cache the logits differ, so this test can fail.
         assert!(target.compute(1, 0, &tokens[300..]) != expected, "{architecture:?}");
     }
 }
@@ -51,12 +53,14 @@ fn latent_attention_has_no_v() {
 }
 
 #[test]
-fn sinks_and_a_short_window_come_along() {
+fn sinks_and_a_short_window_are_handed_over() {
     let (_file, rig) = tiny(Architecture::GptOss);
     // The windowed cache has 768 cells: it wraps twice.
     let n = 1_800;
     let tokens = rig.noise(n + 16);
-    let (mut source, mut whole, mut trimmed) = (rig.context(2_048), rig.context(2_048), rig.context(2_048));
+    let mut source = rig.context(2_048);
+    let mut whole = rig.context(2_048);
+    let mut trimmed = rig.context(2_048);
     let windows: Vec<_> = source.kv.layout().sections.iter().map(|s| s.window).collect();
     assert_eq!(windows, [None, Some(WINDOW)]);
     let chunks = source.prefill(0, &tokens[..n], 200);
@@ -67,7 +71,7 @@ fn sinks_and_a_short_window_come_along() {
     trimmed.import(0, &fewer);
     let expected = source.export(0, 0, end);
     assert!(whole.export(0, 0, end) == expected && trimmed.export(0, 0, end) == expected);
-    // The last one lacks the prompt, and shows what the measure says then.
+    // The last target lacks the prompt, to show that the divergence is then large.
     let mut targets = [whole, trimmed, rig.context(2_048)];
     let mut sums = [0.0; 3];
     for (i, token) in tokens[n - 1..].iter().enumerate() {
@@ -97,7 +101,8 @@ fn a_window_that_has_moved_on_cannot_be_exported() {
 fn a_window_is_never_left_with_a_gap() {
     let (_file, rig) = tiny(Architecture::GptOss);
     let tokens = rig.noise(901);
-    let (mut source, mut target) = (rig.context(1_024), rig.context(1_024));
+    let mut source = rig.context(1_024);
+    let mut target = rig.context(1_024);
     let chunks = source.prefill(0, &tokens, 300);
     target.import(0, &chunks[..1]);
     assert!(target.can_continue(0, 300));
@@ -105,7 +110,7 @@ fn a_window_is_never_left_with_a_gap() {
     assert!(!target.can_continue(0, 600));
     target.import(0, &chunks[2..]);
     assert!(target.can_continue(0, 900));
-    // The first chunk's windowed rows are gone: nobody may think that they go on up to here.
+    // The first chunk's windowed rows were dropped, since a gap follows them.
     assert_eq!(target.ctx.kv_cache_seq_pos_min(0), 900 - WINDOW as i32);
     assert!(target.export(0, 0, 900) == source.export(0, 0, 900));
 }
@@ -114,7 +119,8 @@ fn a_window_is_never_left_with_a_gap() {
 fn a_chunk_of_another_model_is_refused() {
     let (_file, moe) = tiny(Architecture::Qwen3Moe);
     let (_file, latent) = tiny(Architecture::DeepSeek2);
-    let (mut source, mut target) = (moe.context(256), latent.context(256));
+    let mut source = moe.context(256);
+    let mut target = latent.context(256);
     let chunks = source.prefill(0, &moe.noise(33), 32);
     let blob = source.blob(&chunks[0]);
     assert_eq!(target.kv.import(&mut target.ctx, 0, 0, &blob), Err(TransferError::OtherLayout));

@@ -1,4 +1,4 @@
-//! Contexts that prefill chunk by chunk and export what they computed.
+//! Contexts that prefill chunk by chunk and export the chunks.
 
 use std::ops::Range;
 use std::path::Path;
@@ -31,7 +31,7 @@ impl Rig {
         Rig { reference: Reference::load(config).unwrap(), gguf: Gguf::open(model).unwrap() }
     }
 
-    /// An engine's context with `n_cells`, probed.
+    /// Creates and probes an engine's context with `n_cells`.
     pub(crate) fn try_context(&self, n_cells: u32) -> Result<Context<'_>, NoHandoff> {
         let mut ctx = self.reference.context(n_cells).unwrap();
         let kv = probe(&mut ctx, self.reference.model(), &self.gguf, N_SLOTS)?;
@@ -42,7 +42,7 @@ impl Rig {
         self.try_context(n_cells).unwrap()
     }
 
-    /// A prompt of `n` tokens that make sense.
+    /// A prompt of `n` tokens of prose.
     pub(crate) fn prose(&self, n: usize) -> Vec<u32> {
         let towns = ["Bergen", "Lisbon", "Kyoto", "Quito", "Dakar"];
         let text =
@@ -53,21 +53,21 @@ impl Rig {
         tokens
     }
 
-    /// Tokens of a model without a tokenizer.
+    /// `n` pseudo-random tokens, for models without a tokenizer.
     pub(crate) fn noise(&self, n: usize) -> Vec<u32> {
         let n_vocab = self.reference.model().n_vocab() as u64;
         (1..=n as u64).map(|i| (i.wrapping_mul(6_364_136_223_846_793_005) >> 33) % n_vocab).map(|t| t as u32).collect()
     }
 }
 
-/// A context and its way in and out.
+/// A context and its transfer.
 pub(crate) struct Context<'m> {
     pub(crate) ctx: LlamaContext<'m>,
     pub(crate) kv: KvTransfer,
 }
 
 impl Context<'_> {
-    /// Computes tokens as one ubatch at `p0` of a slot; the logits behind the last one.
+    /// Computes tokens as one ubatch at position `p0` of a slot. Returns the logits of the last one.
     pub(crate) fn compute(&mut self, slot: u32, p0: u32, tokens: &[u32]) -> Vec<f32> {
         let mut batch = LlamaBatch::new(tokens.len(), 1);
         for (i, &t) in tokens.iter().enumerate() {
@@ -112,7 +112,7 @@ impl Context<'_> {
     }
 }
 
-/// All rows of `part` are those of `whole` at the same positions, as far as `whole` has them.
+/// Checks that the rows of `part` equal those of `whole` at the same positions, as far as `whole` has them.
 pub(crate) fn assert_part_of(part: &Chunk, whole: &Chunk) {
     for (part_rows, whole_rows) in part.sections.iter().zip(&whole.sections) {
         let positions = part_rows.start.max(whole_rows.start)..part.p1;
@@ -128,14 +128,14 @@ pub(crate) fn assert_part_of(part: &Chunk, whole: &Chunk) {
     }
 }
 
-/// The rows of `wanted`, of rows at `positions`.
+/// The rows at `wanted`, from rows at `positions`.
 fn slice<'r>(rows: &'r [u8], positions: Range<u32>, wanted: &Range<u32>) -> &'r [u8] {
     let row_bytes = rows.len() / positions.len();
     let row = |position: u32| (position - positions.start) as usize * row_bytes;
     &rows[row(wanted.start)..row(wanted.end)]
 }
 
-/// The chunk without the rows of its sliding window.
+/// The chunk without its windowed rows.
 pub(crate) fn without_window(chunk: &Chunk) -> Chunk {
     let mut chunk = chunk.clone();
     for SectionRows { start, layers } in chunk.sections.iter_mut().skip(1) {
@@ -147,7 +147,8 @@ pub(crate) fn without_window(chunk: &Chunk) -> Chunk {
 
 /// Kullback-Leibler divergence of two next-token distributions, in nats.
 pub(crate) fn divergence(logits: &[f32], other: &[f32]) -> f64 {
-    let (p, q) = (log_softmax(logits), log_softmax(other));
+    let p = log_softmax(logits);
+    let q = log_softmax(other);
     p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
 }
 

@@ -1,4 +1,4 @@
-//! The stream of a node's loads, over a real socket: what it tells, when it ends, and who may read it.
+//! The stream of a node's loads over a real socket: its content, its end, and its limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "secret";
 
-/// A node that is starting, its engine, and what stops it.
+/// A node, its late engine, and the token that stops it.
 struct Rig {
     folder: tempfile::TempDir,
     late: LateEngine,
@@ -27,7 +27,8 @@ impl Rig {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("node.sock");
         let listener = Listener::bind(&format!("unix:{}", socket.display()).parse().unwrap()).await.unwrap();
-        let (late, stop) = (LateEngine::default(), CancellationToken::new());
+        let late = LateEngine::default();
+        let stop = CancellationToken::new();
         let router = stoppable_router(Arc::new(late.clone()), Role::Both, ClusterKey::new(KEY), stop.clone());
         let server = tokio::spawn(listener.serve(router, stop.clone()));
         Rig { folder, late, stop, server }
@@ -48,7 +49,7 @@ fn sim() -> Arc<dyn Engine> {
     Arc::new(SimEngine::new(SimConfig { prefill_tps: 50_000.0, decode_tps: 100.0, ..SimConfig::default() }))
 }
 
-/// The first load in the stream of which this is true.
+/// The first load in the stream for which `is_it` returns true.
 async fn until(loads: &mut LoadStream, is_it: impl Fn(&NodeLoad) -> bool) -> NodeLoad {
     let found = async {
         loop {
@@ -71,12 +72,12 @@ fn request(n_tokens: u32) -> SequenceRequest {
 }
 
 #[tokio::test]
-async fn changes_are_told_and_so_is_that_nothing_changes() {
+async fn changes_are_sent_and_so_are_heartbeats() {
     let rig = Rig::ready().await;
     let client = rig.client(KEY);
     let mut loads = client.loads().await.unwrap();
     let idle = until(&mut loads, |load| load.active_slots == 0).await;
-    // Again and again, though nothing changes.
+    // The load is repeated while nothing changes.
     for _ in 0..3 {
         assert_eq!(until(&mut loads, |_| true).await, idle);
     }
@@ -88,7 +89,7 @@ async fn changes_are_told_and_so_is_that_nothing_changes() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_told_to_stop_says_so_until_it_has_finished() {
+async fn a_stopping_node_says_so_until_its_requests_have_finished() {
     let rig = Rig::ready().await;
     let client = rig.client(KEY);
     let mut loads = client.loads().await.unwrap();
@@ -125,7 +126,7 @@ async fn a_node_whose_model_is_loading_says_so_and_refuses_the_rest() {
 }
 
 #[tokio::test]
-async fn streams_are_for_those_with_the_key_and_no_more_than_so_many() {
+async fn streams_need_the_key_and_their_number_is_limited() {
     let rig = Rig::ready().await;
     assert_eq!(rig.client("wrong").loads().await.err(), Some(EngineError::Unauthorized));
     let client = rig.client(KEY);
@@ -142,7 +143,7 @@ async fn streams_are_for_those_with_the_key_and_no_more_than_so_many() {
     };
     assert!(matches!(refused, EngineError::Unavailable { .. }), "{refused}");
     assert_eq!(streams.len(), 64);
-    // A place is free again once its reader has left.
+    // When a reader leaves, another stream can begin.
     streams.pop();
     let again = async {
         while client.loads().await.is_err() {

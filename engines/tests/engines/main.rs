@@ -1,5 +1,5 @@
-//! What the crate promises, a module for each promise. Modules named in the first block are shared fixtures.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+//! Integration tests, a module for each promise of the crate. The first block of modules holds shared fixtures.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot continue panics")]
 
 #[cfg(feature = "llama")]
 mod kv_rig;

@@ -1,4 +1,4 @@
-//! The real models. The test runner, which has pulled them, names their files: this crate cannot download anything.
+//! The real models. This crate cannot download anything, so the test runner pulls them and passes their files' names.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Nodes behind TLS with an operator's own CA: what works, and what the operator reads when it does not.
+//! Nodes with TLS and an operator's own CA: connections that work, and the operator's errors for those that do not.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +13,12 @@ use baton_schemas::node::Role;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use crate::peers::{self, KEY, TestNode};
+
+/// A certificate and its private key, as PEM files.
+struct CertFiles {
+    cert: PathBuf,
+    key: PathBuf,
+}
 
 /// An operator's certificate authority, in a folder of its own.
 struct Ca {
@@ -38,8 +44,8 @@ impl Ca {
         Transport::new(Some(&self.file()), false).unwrap()
     }
 
-    /// Writes `cert.pem` and `key.pem` for a host, after a last change.
-    fn issue(&self, host: &str, change: impl FnOnce(&mut CertificateParams)) -> (PathBuf, PathBuf) {
+    /// Issues a certificate for a host, with `change` applied to its parameters.
+    fn issue(&self, host: &str, change: impl FnOnce(&mut CertificateParams)) -> CertFiles {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new([host.to_owned()]).unwrap();
         change(&mut params);
@@ -47,7 +53,7 @@ impl Ca {
         let path = |name: &str| self.folder.path().join(name);
         std::fs::write(path("cert.pem"), cert.pem()).unwrap();
         std::fs::write(path("key.pem"), key.serialize_pem()).unwrap();
-        (path("cert.pem"), path("key.pem"))
+        CertFiles { cert: path("cert.pem"), key: path("key.pem") }
     }
 }
 
@@ -59,7 +65,7 @@ fn client(url: &str, key: &str, transport: &Transport) -> RemoteEngine {
     RemoteEngine::with_transport(&NodeAddress::Url(url.to_owned()), key, transport).unwrap()
 }
 
-/// What the operator's log says of a node that does not answer.
+/// The operator's error for a node that cannot be reached.
 async fn complaint(url: &str, transport: &Transport) -> String {
     let error = client(url, KEY, transport).info().await.unwrap_err();
     assert!(matches!(error, EngineError::Lost { .. }), "{error}");
@@ -68,14 +74,14 @@ async fn complaint(url: &str, transport: &Transport) -> String {
     line
 }
 
-fn load((cert, key): (PathBuf, PathBuf)) -> ServerTls {
-    ServerTls::load(&cert, &key).unwrap()
+fn load(files: &CertFiles) -> ServerTls {
+    ServerTls::load(&files.cert, &files.key).unwrap()
 }
 
 #[tokio::test]
-async fn a_node_is_reached_over_tls_by_those_who_trust_its_ca_and_have_the_key() {
+async fn a_node_with_tls_is_reached_by_clients_that_trust_its_ca_and_have_the_key() {
     let ca = Ca::new();
-    let node = node(Some(&load(ca.issue("127.0.0.1", |_| ())))).await;
+    let node = node(Some(&load(&ca.issue("127.0.0.1", |_| ())))).await;
     let url = format!("https://{}", node.address);
     assert_eq!(client(&url, KEY, &ca.transport()).info().await.unwrap().engine, "sim");
     assert_eq!(client(&url, "wrong", &ca.transport()).info().await.unwrap_err(), EngineError::Unauthorized);
@@ -88,7 +94,7 @@ async fn a_node_is_reached_over_tls_by_those_who_trust_its_ca_and_have_the_key()
 #[tokio::test]
 async fn both_http_versions_are_spoken_inside_tls() {
     let ca = Ca::new();
-    let node = node(Some(&load(ca.issue("127.0.0.1", |_| ())))).await;
+    let node = node(Some(&load(&ca.issue("127.0.0.1", |_| ())))).await;
     let root = reqwest::Certificate::from_pem(&std::fs::read(ca.file()).unwrap()).unwrap();
     let builder = || reqwest::Client::builder().add_root_certificate(root.clone()).no_proxy();
     let url = format!("https://{}/node/v1/info", node.address);
@@ -104,10 +110,10 @@ async fn both_http_versions_are_spoken_inside_tls() {
 }
 
 #[tokio::test]
-async fn certificates_that_are_wrong_are_told_apart() {
+async fn each_fault_of_a_certificate_has_its_own_error() {
     let ca = Ca::new();
     let check = async |host: &str, change: fn(&mut CertificateParams), expected: &str| {
-        let node = node(Some(&load(ca.issue(host, change)))).await;
+        let node = node(Some(&load(&ca.issue(host, change)))).await;
         let line = complaint(&format!("https://{}", node.address), &ca.transport()).await;
         assert!(line.contains(expected), "{line}");
     };
@@ -121,29 +127,30 @@ async fn certificates_that_are_wrong_are_told_apart() {
 }
 
 #[tokio::test]
-async fn the_wrong_scheme_is_named_on_either_side() {
+async fn a_wrong_scheme_is_reported_for_both_sides() {
     let ca = Ca::new();
     let plain = node(None).await;
     let line = complaint(&format!("https://{}", plain.address), &ca.transport()).await;
     assert!(line.contains("does not speak TLS") && line.contains("http://"), "{line}");
-    let tls = node(Some(&load(ca.issue("127.0.0.1", |_| ())))).await;
+    let tls = node(Some(&load(&ca.issue("127.0.0.1", |_| ())))).await;
     let line = complaint(&format!("http://{}", tls.address), &ca.transport()).await;
     assert!(line.contains("https://"), "{line}");
 }
 
 #[tokio::test]
 async fn a_renewed_certificate_is_shown_to_new_connections() {
-    let (ca, next) = (Ca::new(), Ca::new());
-    let (cert, key) = ca.issue("127.0.0.1", |_| ());
-    let tls = ServerTls::load(&cert, &key).unwrap();
+    let ca = Ca::new();
+    let next = Ca::new();
+    let files = ca.issue("127.0.0.1", |_| ());
+    let tls = load(&files);
     let node = node(Some(&tls)).await;
     let url = format!("https://{}", node.address);
     let before = client(&url, KEY, &ca.transport());
     before.info().await.unwrap();
     let copy = |from: &Path, to: &Path| std::fs::copy(from, to).unwrap();
-    let (next_cert, next_key) = next.issue("127.0.0.1", |_| ());
-    copy(&next_cert, &cert);
-    copy(&next_key, &key);
+    let renewed = next.issue("127.0.0.1", |_| ());
+    copy(&renewed.cert, &files.cert);
+    copy(&renewed.key, &files.key);
     tls.reload().unwrap();
     client(&url, KEY, &next.transport()).info().await.unwrap();
     before.info().await.unwrap();
@@ -151,7 +158,7 @@ async fn a_renewed_certificate_is_shown_to_new_connections() {
 }
 
 #[tokio::test]
-async fn no_key_is_sent_readable_to_another_machine() {
+async fn the_key_is_not_sent_unencrypted_to_another_machine() {
     for url in ["http://spark.local:9000", "http://192.168.0.7:9000"] {
         let refused = RemoteEngine::new(&NodeAddress::Url(url.into()), KEY).err().unwrap();
         assert!(matches!(&refused, ClientError::Address(AddressError::Plain(named)) if named == url), "{refused}");

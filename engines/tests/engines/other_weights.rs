@@ -1,4 +1,4 @@
-//! Pairs of nodes whose files differ: the canary lets in what computes the same KV, and nothing else.
+//! Pairs of nodes with different files: the canary accepts a node only if it computes nearly the same KV.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use tiny_gguf::file::{Gguf, Tensor};
 use crate::models;
 use crate::peers;
 
-/// Writes `model` anew with every quantized tensor as f16, and each changed by `change` before that. Norms and biases stay
-/// f32, as llama.cpp wants them.
+/// Writes a copy of `model` with every quantized tensor as f16, after `change` was applied to each tensor. Norms and
+/// biases stay f32, as llama.cpp wants them.
 fn as_f16(model: &Path, to: &Path, change: impl Fn(&str, &mut Tensor)) {
     let mut file = Gguf::read(model);
     file.tensors.iter_mut().for_each(|(name, tensor)| change(name, tensor));
     file.write(to);
 }
 
-/// Puts the rows of each Q and K head from interleaved into half-split order, as a converter that confuses the two
-/// would.
+/// Reorders the rows of each Q and K head from interleaved to half-split order, like a converter that confuses the two.
 fn other_rope_order(name: &str, tensor: &mut Tensor) {
     const HEAD: usize = 64;
     if !name.ends_with("attn_q.weight") && !name.ends_with("attn_k.weight") {
@@ -40,7 +39,7 @@ async fn start(model: &Path, puller: Option<Arc<dyn KvPuller>>) -> Arc<LlamaEngi
     models::start(config, puller).await
 }
 
-/// Pulls a prompt of 200 tokens and decodes 8: what came of the handoff, and the tokens.
+/// Pulls a prompt of 200 tokens and decodes 8. Returns the handoff's failure, its number of tokens, and the reply.
 async fn pull(decode_model: &Path, prefill_url: &str, limit: Option<f64>) -> (Option<HandoffFailure>, u32, Vec<Token>) {
     let policy = PullPolicy { max_canary_distance: limit, ..PullPolicy::default() };
     let engine = start(decode_model, Some(peers::puller(policy))).await;
@@ -57,19 +56,20 @@ async fn pull(decode_model: &Path, prefill_url: &str, limit: Option<f64>) -> (Op
 async fn other_weights_need_permission_and_a_canary_that_is_close() {
     let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (dequantized, confused) = (folder.path().join("f16.gguf"), folder.path().join("confused.gguf"));
+    let dequantized = folder.path().join("f16.gguf");
+    let confused = folder.path().join("confused.gguf");
     as_f16(&model, &dequantized, |_, _| {});
     as_f16(&model, &confused, other_rope_order);
 
     let same = peers::node(start(&dequantized, None).await, Role::Prefill, peers::KEY).await;
-    // Not without permission.
+    // Without permission, the weights must be equal.
     let (failure, n, direct) = pull(&model, &same.url, None).await;
     assert_eq!((failure, n), (Some(HandoffFailure::FingerprintMismatch), 0));
-    // With it: the same weights in another type compute nearly the same KV.
+    // With permission: the same weights in another type compute nearly the same KV.
     let (failure, n, tokens) = pull(&model, &same.url, Some(0.1)).await;
     assert_eq!((failure, n), (None, 199));
-    assert_eq!(tokens[0], direct[0], "nearly the same KV says the same");
-    // A canary can be asked to be closer than other kernels can be.
+    assert_eq!(tokens[0], direct[0], "nearly the same KV gives the same token");
+    // A limit that only equal kernels could meet.
     let (failure, n, tokens) = pull(&model, &same.url, Some(1e-9)).await;
     assert_eq!((failure, n), (Some(HandoffFailure::CanaryFailed), 0));
     assert_eq!(tokens, direct);
@@ -81,10 +81,11 @@ async fn other_weights_need_permission_and_a_canary_that_is_close() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_distance_tells_kernels_from_mistakes() {
+async fn the_distance_distinguishes_kernels_from_mistakes() {
     let Some(model) = models::smollm2() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let (dequantized, confused) = (folder.path().join("f16.gguf"), folder.path().join("confused.gguf"));
+    let dequantized = folder.path().join("f16.gguf");
+    let confused = folder.path().join("confused.gguf");
     as_f16(&model, &dequantized, |_, _| {});
     as_f16(&model, &confused, other_rope_order);
     let ours = start(&model, None).await;
@@ -127,7 +128,7 @@ async fn the_distance_tells_kernels_from_mistakes() {
 async fn a_sliding_window_model_is_handed_over() {
     let Some(model) = models::gemma3() else { return };
     let node = peers::node(start(&model, None).await, Role::Prefill, peers::KEY).await;
-    // Longer than the window, so that it has slid.
+    // Longer than the window, so that the window has moved.
     let text = "In the harbour the boats lay still, and nobody spoke of the storm that was to come. ".repeat(60);
     let text = TokenizeRequest { text, add_special: true, parse_special: false };
     let alone = start(&model, Some(peers::puller(PullPolicy::default()))).await;
@@ -139,6 +140,6 @@ async fn a_sliding_window_model_is_handed_over() {
     let handed_over = peers::generate(decode.as_ref(), generate(Some(&node.url))).await;
     let handoff = handed_over.handoff.unwrap();
     assert_eq!((handoff.n_tokens, handoff.failure), (799, None), "{handoff:?}");
-    // Cells lie elsewhere, which moves this model's rounding; the prompt is plain enough for that not to matter.
+    // The cells' positions differ, which changes this model's rounding, but not the tokens for such a simple prompt.
     assert_eq!(handed_over.tokens, direct.tokens);
 }

@@ -1,8 +1,8 @@
-//! Tests that measure their process (open files, memory) run in one of their own, where no other test disturbs them.
+//! Runs tests that measure their process (open files, memory) in a process of their own.
 
 use std::process::Command;
 
-/// Names the test that this process was started for.
+/// The variable with the name of the test that this process was started for.
 const VARIABLE: &str = "BATON_TEST_IN_OWN_PROCESS";
 
 /// Returns true in the process that runs only this test. In any other process, starts that process, fails if the test

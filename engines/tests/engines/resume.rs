@@ -1,4 +1,4 @@
-//! A greedy sequence that another engine takes up goes on to the bit as it would have, however much there was of it.
+//! A greedy sequence that another engine resumes continues identically to the bit, wherever it was interrupted.
 
 use baton_engines::Engine;
 use baton_engines::llama::{LlamaConfig, LlamaEngine};
@@ -12,7 +12,7 @@ use crate::models;
 
 const N_TOKENS: u32 = 72;
 
-/// Tokens, and the bits of the probability of each.
+/// The tokens, and the bits of each token's log-probability.
 async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u32)> {
     let mut deltas = engine.generate(request).await.unwrap();
     let mut reply = Vec::new();
@@ -25,7 +25,7 @@ async fn reply(engine: &LlamaEngine, request: SequenceRequest) -> Vec<(Token, u3
 }
 
 #[tokio::test]
-async fn a_greedy_sequence_goes_on_to_the_bit() {
+async fn a_resumed_greedy_sequence_is_identical_to_the_bit() {
     let Some(model) = models::smollm2() else { return };
     let engine =
         LlamaEngine::start(LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), ..LlamaConfig::new(model) }, None)
@@ -39,7 +39,7 @@ async fn a_greedy_sequence_goes_on_to_the_bit() {
             max_tokens: Some(N_TOKENS),
             top_logprobs: Some(0),
             ignore_eos: true,
-            // Nothing is cached: each run is as on an engine that has just started.
+            // Nothing is cached, so each run is like the first on a new engine.
             ephemeral: true,
             ..SequenceRequest::default()
         };

@@ -1,6 +1,6 @@
-//! Every template in `fixtures/templates` renders byte for byte as Python's Jinja2 does.
+//! Every template in `fixtures/templates` renders byte for byte like Python's Jinja2.
 //!
-//! `expected.py` beside them wrote the expected texts with the reference, set up as transformers sets it up.
+//! `expected.py` in that folder wrote the expected texts with Jinja2 in the configuration of transformers.
 
 use std::fs;
 use std::path::{Path, PathBuf};

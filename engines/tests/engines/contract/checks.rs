@@ -1,5 +1,5 @@
-//! The contract of [`Engine`], as checks that any engine with 4 slots, 2,048 tokens of context and 8 queue places must
-//! pass. Inputs are made by the engine's own tokenizer.
+//! Checks of the contract of [`Engine`], for any engine with 4 slots, 2,048 tokens of context and 8 queue places.
+//! Inputs come from the engine's own tokenizer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ const N_SLOTS: usize = 4;
 const MAX_QUEUED: usize = 8;
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Runs every check, one after the other: they look at the engine's load.
+/// Runs all checks, one after another, because they read the engine's load.
 pub(crate) async fn check(engine: Arc<dyn Engine>) {
     let checks = async {
         a_stream_is_started_tokens_finished(&engine).await;
         a_limit_is_kept(&engine).await;
         the_same_seed_gives_the_same_tokens(&engine).await;
-        a_resumed_sequence_goes_on_as_it_would_have(&engine).await;
-        what_cannot_work_is_refused_up_front(&engine).await;
+        a_resumed_sequence_continues_identically(&engine).await;
+        invalid_requests_are_refused_before_the_stream(&engine).await;
         logprobs_are_sorted_and_complete(&engine).await;
         a_conversation_is_rendered_to_tokens(&engine).await;
         a_cached_prefix_is_reported_and_kept_within_its_scope(&engine).await;
@@ -33,7 +33,7 @@ pub(crate) async fn check(engine: Arc<dyn Engine>) {
         the_queue_is_bounded(&engine).await;
         a_dropped_stream_frees_its_slot(&engine).await;
         each_text_gets_its_own_vector(&engine).await;
-        vectors_that_cannot_be_are_refused_up_front(&engine).await;
+        invalid_texts_are_refused_before_the_stream(&engine).await;
         dropped_vectors_free_their_place(&engine).await;
     };
     tokio::time::timeout(10 * DEADLINE, checks).await.expect("the contract's checks hang");
@@ -114,7 +114,7 @@ async fn a_limit_is_kept(engine: &Arc<dyn Engine>) {
         let done = reply(engine, greedy(engine, "One two three", limit).await).await;
         assert_eq!((done.tokens.len(), done.reason), (limit as usize, FinishReason::Length));
     }
-    // Without a limit the context is one.
+    // Without a limit, the context is the limit.
     let n_ctx = engine.info().await.unwrap().n_ctx as usize;
     let request = greedy(engine, &"word ".repeat(n_ctx), 0).await;
     let prompt = request.prompt[..n_ctx - 5].to_vec();
@@ -132,7 +132,7 @@ async fn the_same_seed_gives_the_same_tokens(engine: &Arc<dyn Engine>) {
     assert!(others.iter().any(|other| *other != seeded), "seeds make a difference");
 }
 
-async fn a_resumed_sequence_goes_on_as_it_would_have(engine: &Arc<dyn Engine>) {
+async fn a_resumed_sequence_continues_identically(engine: &Arc<dyn Engine>) {
     let request = greedy(engine, "A story about a fox:", 16).await;
     let penalised = SequenceRequest {
         sampling: Sampling { frequency_penalty: 0.5, repeat_penalty: 1.1, ..warm(request.clone(), 9).sampling },
@@ -149,7 +149,7 @@ async fn a_resumed_sequence_goes_on_as_it_would_have(engine: &Arc<dyn Engine>) {
     }
 }
 
-async fn what_cannot_work_is_refused_up_front(engine: &Arc<dyn Engine>) {
+async fn invalid_requests_are_refused_before_the_stream(engine: &Arc<dyn Engine>) {
     let refusal = async |request: SequenceRequest| match engine.generate(request).await {
         Ok(_) => panic!("accepted"),
         Err(error) => error,
@@ -174,12 +174,12 @@ async fn logprobs_are_sorted_and_complete(engine: &Arc<dyn Engine>) {
     for k in [0, 5] {
         let request = SequenceRequest { top_logprobs: Some(k), ..greedy(engine, "Two and two is", 4).await };
         for token in reply(engine, request).await.tokens {
-            let logprobs = token.logprobs.expect("log-probabilities were asked for");
+            let logprobs = token.logprobs.expect("log-probabilities were requested");
             assert!(logprobs.chosen <= 0.0 && logprobs.chosen.is_finite());
             assert_eq!(logprobs.top.len(), k as usize);
             assert!(logprobs.top.windows(2).all(|pair| pair[0].logprob >= pair[1].logprob));
             if k > 0 {
-                assert_eq!(logprobs.top[0].id, token.id, "greedy takes the likeliest");
+                assert_eq!(logprobs.top[0].id, token.id, "greedy takes the most likely token");
             }
         }
     }
@@ -199,19 +199,20 @@ async fn a_cached_prefix_is_reported_and_kept_within_its_scope(engine: &Arc<dyn 
     let n_prompt = request.prompt.len() as u32;
     assert_eq!(reply(engine, in_scope(1)).await.n_cached, 0);
     assert_eq!(reply(engine, in_scope(1)).await.n_cached, n_prompt - 1);
-    assert_eq!(reply(engine, in_scope(2)).await.n_cached, 0, "another scope learns nothing");
+    assert_eq!(reply(engine, in_scope(2)).await.n_cached, 0, "another scope shares no cache");
 }
 
 async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {
     if engine.info().await.unwrap().engine == "sim" {
-        // The simulator has one prefill rate for all and no cells to share.
+        // The simulator does not share a group's prompt.
         return;
     }
     let request = greedy(engine, &"Choices share one long prompt. ".repeat(20), 4).await;
     let n_prompt = request.prompt.len() as u32;
     let group = Some(Group { id: 77, size: N_SLOTS as u32 });
     let choices = (0..N_SLOTS as u64).map(|seed| {
-        let (engine, request) = (Arc::clone(engine), SequenceRequest { group, ..warm(request.clone(), seed) });
+        let engine = Arc::clone(engine);
+        let request = SequenceRequest { group, ..warm(request.clone(), seed) };
         tokio::spawn(async move { reply(&engine, request).await.n_cached })
     });
     let mut n_cached = Vec::new();
@@ -220,7 +221,7 @@ async fn the_prompt_of_a_group_is_computed_once(engine: &Arc<dyn Engine>) {
     }
     n_cached.sort_unstable();
     assert_eq!(n_cached, [0, n_prompt - 1, n_prompt - 1, n_prompt - 1]);
-    // A sibling that never comes is not waited for endlessly.
+    // If the other choice never comes, this one starts all the same.
     let alone = SequenceRequest { group: Some(Group { id: 78, size: 2 }), ..request };
     assert_eq!(reply(engine, alone).await.tokens.len(), 4);
 }
@@ -245,7 +246,7 @@ async fn the_queue_is_bounded(engine: &Arc<dyn Engine>) {
         assert!(accepted.len() <= N_SLOTS + MAX_QUEUED, "{} were accepted", accepted.len());
         match engine.generate(request.clone()).await {
             Ok(mut stream) => {
-                // Those that have a slot say so; the others wait.
+                // A sequence with a slot sends `Started`; the others wait.
                 if accepted.len() < N_SLOTS {
                     stream.next().await.unwrap().unwrap();
                 }
@@ -262,7 +263,7 @@ async fn the_queue_is_bounded(engine: &Arc<dyn Engine>) {
 }
 
 async fn a_dropped_stream_frees_its_slot(engine: &Arc<dyn Engine>) {
-    // In the queue, before the first delta, after some tokens.
+    // Dropped in the queue, before the first event, and after some tokens.
     let long = greedy(engine, &"A long prompt goes on. ".repeat(80), 1_000).await;
     for n_deltas in [0, 1, 2, 5] {
         let mut streams = Vec::new();
@@ -298,7 +299,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f32 {
 async fn each_text_gets_its_own_vector(engine: &Arc<dyn Engine>) {
     let facts = engine.info().await.unwrap().embedding.expect("an engine of this suite gives vectors");
     let mut inputs = Vec::new();
-    // More than one step takes, the longest text longer than one batch.
+    // More texts than fit into one step; the longest is longer than one batch.
     for (i, n_words) in [1, 3, 700, 20].into_iter().cycle().take(12).enumerate() {
         let mut input = tokens(engine, &format!("text {i}{}", " fox".repeat(n_words))).await;
         input.truncate(700);
@@ -317,7 +318,7 @@ async fn each_text_gets_its_own_vector(engine: &Arc<dyn Engine>) {
     assert!(cosine(&together[0], &together[1]) < 0.999, "texts make a difference");
 }
 
-async fn vectors_that_cannot_be_are_refused_up_front(engine: &Arc<dyn Engine>) {
+async fn invalid_texts_are_refused_before_the_stream(engine: &Arc<dyn Engine>) {
     let info = engine.info().await.unwrap();
     let n_ctx = info.embedding.unwrap().n_ctx;
     let refusal = async |inputs: Vec<Vec<Token>>| match engine.embed(EmbedSequences { inputs }).await {
@@ -343,7 +344,7 @@ async fn dropped_vectors_free_their_place(engine: &Arc<dyn Engine>) {
     let refused = engine.embed(EmbedSequences { inputs: inputs.clone() }).await.err();
     assert_eq!(refused, Some(EngineError::QueueFull { limit: MAX_QUEUED as u32 }));
     assert!(matches!(held[0].next().await, Some(Ok(EmbedEvent::Vector(_)))));
-    // Between them a sequence still runs to its end.
+    // Meanwhile a sequence runs to its end.
     held.truncate(1);
     while engine.load().await.unwrap().queued > 1 {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,5 +1,5 @@
-//! What every engine promises, checked on each of them: the simulator, a node around it, and llama.cpp with the real
-//! model where there is one.
+//! Every engine keeps the contract of [`Engine`]: the simulator, a node around it, and llama.cpp with the real model,
+//! if that is available.
 
 mod checks;
 
@@ -23,7 +23,7 @@ fn sim() -> Arc<dyn Engine> {
     }))
 }
 
-/// The client of a node around `engine`, on a Unix socket that lives until `stop`.
+/// The client of a node around `engine`, which serves on a Unix socket until `stop`.
 async fn remote(engine: Arc<dyn Engine>, stop: CancellationToken) -> RemoteEngine {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("node.sock");
@@ -59,14 +59,14 @@ async fn llama_keeps_the_contract() {
     let config = LlamaConfig { n_threads: Some(1), n_ctx: Some(2_048), max_queued: 8, ..LlamaConfig::new(model) };
     let engine = Arc::new(LlamaEngine::start(config, None).unwrap());
     checks::check(Arc::clone(&engine) as Arc<dyn Engine>).await;
-    // The same through a node's socket.
+    // The same engine through a node's socket.
     let stop = CancellationToken::new();
     checks::check(Arc::new(remote(engine, stop.clone()).await)).await;
     stop.cancel();
 }
 
 #[tokio::test]
-async fn a_node_tells_nothing_without_its_key() {
+async fn a_node_reveals_nothing_without_its_key() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("node.sock");
     let listener = Listener::bind(&format!("unix:{}", socket.display()).parse().unwrap()).await.unwrap();
@@ -79,12 +79,12 @@ async fn a_node_tells_nothing_without_its_key() {
         assert_eq!(stranger.info().await.unwrap_err(), EngineError::Unauthorized);
         assert_eq!(stranger.detokenize(&[65]).await.unwrap_err(), EngineError::Unauthorized);
     }
-    // Not even which paths exist.
+    // It does not even reveal which paths exist.
     let client = reqwest::Client::builder().unix_socket(socket.clone()).build().unwrap();
     for path in ["/", "/node/v1/info", "/node/v1/nothing"] {
         assert_eq!(client.get(format!("http://node{path}")).send().await.unwrap().status(), 401, "{path}");
     }
-    // With the key, nonsense is refused as such.
+    // With the key, invalid bodies are refused as such.
     let post = |body: &'static str| client.post("http://node/node/v1/generate").bearer_auth("secret").body(body).send();
     for body in ["", "[]", "{\"prompt\":\"text\"}", "\u{0}"] {
         assert_eq!(post(body).await.unwrap().status(), 400, "{body:?}");

@@ -1,4 +1,4 @@
-//! Real answers of a real node, cut off or changed on the way.
+//! Real replies of a real node, cut or changed in transit.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,12 +15,12 @@ use crate::peers::fake::{FakeNode, say};
 use crate::peers::recording::Recording;
 use crate::peers::{KEY, node, small_sim};
 
-/// What is done to a recorded answer.
+/// The damage to a recorded reply.
 #[derive(Debug, Clone, Copy)]
 enum Damage {
-    /// Only so many bytes are sent.
+    /// Only this many bytes are sent.
     Cut(usize),
-    /// One bit of this byte is turned.
+    /// One bit of this byte is flipped.
     Flip(usize),
 }
 
@@ -38,7 +38,7 @@ impl Damage {
         raw
     }
 
-    /// Whether no reader may take the answer for a whole one. HTTP's own framing may be hurt without effect.
+    /// Returns true if a reader must notice the damage. Damage to HTTP's framing may have no effect.
     fn must_be_noticed(self, recording: &Recording) -> bool {
         match self {
             Damage::Cut(n) => n < recording.payload_end(),
@@ -47,13 +47,14 @@ impl Damage {
     }
 }
 
-/// Puts a damaged answer of `real` before a decoder, and checks what comes of it.
+/// Sends a damaged reply of `real` to a decoder and checks the outcome.
 async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) -> HandoffReport {
     let (noticed, heard) = tokio::sync::oneshot::channel();
     let noticed = Arc::new(Mutex::new(Some(noticed)));
     let real = real.to_owned();
     fake.follow(move |call, stream| {
-        let (real, noticed) = (real.clone(), Arc::clone(&noticed));
+        let real = real.clone();
+        let noticed = Arc::clone(&noticed);
         async move {
             let recording = call.relay(&real).await;
             if !call.is_pull() {
@@ -76,12 +77,14 @@ async fn suffer(decoder: &Decoder, fake: &FakeNode, real: &str, damage: Damage) 
     handoff
 }
 
-/// An undamaged answer, to know how long one is.
+/// An undamaged reply.
 async fn recorded(decoder: &Decoder, real: &str) -> Recording {
     let kept = Arc::new(Mutex::new(None));
-    let (keep, real) = (Arc::clone(&kept), real.to_owned());
+    let keep = Arc::clone(&kept);
+    let real = real.to_owned();
     let fake = FakeNode::start(move |call, stream| {
-        let (keep, real) = (Arc::clone(&keep), real.clone());
+        let keep = Arc::clone(&keep);
+        let real = real.clone();
         async move {
             let recording = call.relay(&real).await;
             if call.is_pull() {
@@ -106,7 +109,8 @@ async fn a_stream_cut_or_flipped_at_any_byte_costs_no_reply() {
     let n_bytes = recording.raw.len() + 32;
     let next = Arc::new(AtomicUsize::new(0));
     let workers = (0..WORKERS).map(|_| {
-        let (next, real) = (Arc::clone(&next), real.address.clone());
+        let next = Arc::clone(&next);
+        let real = real.address.clone();
         tokio::spawn(async move {
             let decoder = Decoder::new(PullPolicy::default()).await;
             let fake = FakeNode::start(|_, stream| say(stream, "")).await;

@@ -1,4 +1,4 @@
-//! Peers that answer with something else than what was asked for.
+//! Peers that send something other than the requested KV.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,11 +20,13 @@ async fn honest() -> TestNode {
     node(Arc::new(SimEngine::new(small_sim())), Role::Prefill, KEY).await
 }
 
-/// A peer in front of a real node that answers pulls by `lie`, which gets the real answer.
+/// A peer in front of a real node. It replies to pulls with the result of `lie`, which gets the real reply.
 async fn liar(real: &TestNode, lie: impl Fn(Vec<u8>) -> Vec<u8> + Send + Sync + 'static) -> FakeNode {
-    let (address, lie) = (real.address.clone(), Arc::new(lie));
+    let address = real.address.clone();
+    let lie = Arc::new(lie);
     FakeNode::start(move |call, stream| {
-        let (address, lie) = (address.clone(), Arc::clone(&lie));
+        let address = address.clone();
+        let lie = Arc::clone(&lie);
         async move {
             let answer = call.relay(&address).await.raw;
             let answer = if call.is_pull() { lie(answer) } else { answer };
@@ -35,7 +37,7 @@ async fn liar(real: &TestNode, lie: impl Fn(Vec<u8>) -> Vec<u8> + Send + Sync + 
 }
 
 #[tokio::test]
-async fn the_stream_of_another_handoff_is_worth_nothing() {
+async fn the_stream_of_another_handoff_is_refused() {
     let real = honest().await;
     let first = Arc::new(Mutex::new(None));
     let fake = liar(&real, move |answer| first.lock().unwrap().get_or_insert(answer).clone()).await;
@@ -53,7 +55,7 @@ async fn kv_of_other_tokens_is_refused_though_the_key_is_right() {
         let address = address.clone();
         async move {
             if call.is_pull() {
-                // The same handoff and as many tokens; one in the second chunk is another.
+                // The same handoff with the same number of tokens; one in the second chunk differs.
                 let mut request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
                 request.tokens[10] += 1;
                 call.body = serde_json::to_vec(&request).unwrap();
@@ -70,9 +72,9 @@ async fn kv_of_other_tokens_is_refused_though_the_key_is_right() {
     );
 }
 
-/// Verified and finite, and not what the engine can take: the simulator compares each chunk with what it should be.
+/// The KV is verified and finite but wrong: the simulator compares each chunk with the expected one.
 #[tokio::test]
-async fn kv_that_the_engine_does_not_take_is_computed_instead() {
+async fn kv_that_the_engine_cannot_import_is_computed_instead() {
     let real = honest().await;
     let address = real.address.clone();
     let fake = FakeNode::start(move |call: Call, stream| {
@@ -106,7 +108,7 @@ fn zeros(layout: &KvLayout, n: u32) -> Chunk {
 }
 
 #[tokio::test]
-async fn garbage_is_no_kv() {
+async fn garbage_is_refused() {
     let real = honest().await;
     let noise: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let cases: [(Vec<u8>, HandoffFailure); 5] = [
@@ -121,15 +123,15 @@ async fn garbage_is_no_kv() {
         let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
         assert_eq!((handoff.failure, handoff.n_tokens), (Some(failure), 0));
     }
-    // No less where a node is asked what it is.
+    // Also in reply to the request for the node's description.
     let fake = FakeNode::start(move |_, stream| say(stream, noise.clone())).await;
     let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
     assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
 }
 
 #[tokio::test]
-async fn claimed_lengths_take_no_memory() {
-    if !is_own("hostile_peer::lies::claimed_lengths_take_no_memory") {
+async fn claimed_lengths_allocate_no_memory() {
+    if !is_own("hostile_peer::lies::claimed_lengths_allocate_no_memory") {
         return;
     }
     const TEN_GB: u64 = 10_000_000_000;
@@ -151,7 +153,8 @@ async fn claimed_lengths_take_no_memory() {
     }
     let frame = claim(2, 1);
     let fake = FakeNode::start(move |call: Call, stream| {
-        let (frame, address) = (frame.clone(), real.address.clone());
+        let frame = frame.clone();
+        let address = real.address.clone();
         async move {
             if !call.is_pull() {
                 return say(stream, call.relay(&address).await.raw).await;
@@ -163,7 +166,7 @@ async fn claimed_lengths_take_no_memory() {
     .await;
     let handoff = Decoder::new(PullPolicy::default()).await.ask(&fake.url).await;
     assert_eq!(handoff.failure, Some(HandoffFailure::FrameRejected));
-    // And HTTP's own.
+    // Also HTTP's content length.
     let real = honest().await;
     for status in ["200 OK", "503 Busy"] {
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {TEN_GB}\r\n\r\nBKV");
@@ -176,7 +179,7 @@ async fn claimed_lengths_take_no_memory() {
     }
 }
 
-/// The most memory this process has held, in KiB, where the system tells.
+/// The most memory that this process has used, in KiB, if the system reports it.
 fn resident_kib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -184,7 +187,7 @@ fn resident_kib() -> Option<u64> {
 }
 
 #[tokio::test]
-async fn an_impostor_without_the_key_is_found_out() {
+async fn an_impostor_without_the_key_is_detected() {
     let info = small_info().await;
     let fake = FakeNode::start(move |call: Call, stream| {
         let info = info.clone();
@@ -204,10 +207,11 @@ async fn an_impostor_without_the_key_is_found_out() {
 }
 
 #[tokio::test]
-async fn a_right_certificate_does_not_replace_the_key() {
+async fn a_valid_certificate_does_not_replace_the_key() {
     let folder = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-    let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let cert = folder.path().join("cert.pem");
+    let key = folder.path().join("key.pem");
     std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     let tls = ServerTls::load(&cert, &key).unwrap();
@@ -217,7 +221,7 @@ async fn a_right_certificate_does_not_replace_the_key() {
         let node = serve(engine, Role::Prefill, cluster_key, Some(tls.clone())).await;
         let url = format!("https://{}", node.address);
         assert_eq!(Decoder::new(policy()).await.ask(&url).await.failure, failure);
-        // Without the authority there is not even a question.
+        // Without the CA, no request is sent.
         let handoff = Decoder::new(PullPolicy::default()).await.ask(&url).await;
         assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
     }
@@ -234,9 +238,11 @@ async fn a_redirect_is_not_followed() {
             format!("HTTP/1.1 {status} Elsewhere\r\nlocation: {location}{path}\r\ncontent-length: 0\r\n\r\n")
         };
         for only_pulls in [true, false] {
-            let (answer, address) = (answer.clone(), real.address.clone());
+            let answer = answer.clone();
+            let address = real.address.clone();
             let fake = FakeNode::start(move |call: Call, stream| {
-                let (answer, address) = (answer(&call), address.clone());
+                let answer = answer(&call);
+                let address = address.clone();
                 async move {
                     if only_pulls && !call.is_pull() {
                         return say(stream, call.relay(&address).await.raw).await;
@@ -249,7 +255,7 @@ async fn a_redirect_is_not_followed() {
             assert_eq!(handoff.failure, Some(HandoffFailure::PrefillDown));
         }
     }
-    assert_eq!(elsewhere.n_connections(), 0, "the key would have gone there");
+    assert_eq!(elsewhere.n_connections(), 0, "the key would have been sent there");
 }
 
 #[tokio::test]
@@ -265,8 +271,8 @@ async fn huge_http_heads_are_refused() {
 }
 
 #[tokio::test]
-async fn no_key_goes_readable_to_another_machine() {
-    // An address of documentation (RFC 5737): nothing is there, and nothing is sent there.
+async fn the_key_is_not_sent_unencrypted_to_another_machine() {
+    // An address for documentation (RFC 5737), to which nothing is sent.
     let handoff = Decoder::new(PullPolicy::default()).await.ask("http://192.0.2.1:9000").await;
     assert_eq!(handoff.failure, Some(HandoffFailure::AddressRefused));
 }

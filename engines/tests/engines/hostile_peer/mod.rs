@@ -1,4 +1,4 @@
-//! Attacks on a decode node, by kind.
+//! Attacks of a prefill node on a decode node, a module for each kind.
 
 mod damage;
 mod lies;
@@ -20,13 +20,13 @@ use baton_schemas::node::NodeInfo;
 use crate::peers::fake::Call;
 use crate::peers::{generate, puller, request, request_alone, small_sim, tokens};
 
-/// A handoff that takes this long hangs.
+/// A handoff that takes longer hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
-/// Each request has a scope of its own, so that none finds another's KV.
+/// The next request's cache scope. Each request has its own, so that none finds another's KV.
 static SCOPE: AtomicU64 = AtomicU64::new(1);
 
-/// A decode node, and what it is to say.
+/// A decode node, a prompt and the expected reply.
 pub(crate) struct Decoder {
     engine: SimEngine,
     prompt: Vec<Token>,
@@ -40,31 +40,31 @@ impl Decoder {
         Decoder { engine: SimEngine::with_puller(small_sim(), Some(puller(policy))), prompt, expected }
     }
 
-    /// Generates with KV from `url`. The reply must be right, whatever happens there.
+    /// Generates with KV from `url`, and checks that the reply is correct whatever the peer does.
     pub(crate) async fn ask(&self, url: &str) -> HandoffReport {
         let scope = SCOPE.fetch_add(1, Ordering::Relaxed);
         let reply = generate(&self.engine, request_alone(&self.prompt, 4, url, scope));
         let reply = tokio::time::timeout(HANG, reply).await.expect("a handoff hangs");
         assert_eq!(reply.tokens, self.expected);
         let handoff = reply.handoff.expect("a handoff was tried");
-        // The simulator compares every chunk it is given with what it should be.
+        // The simulator compares every chunk with the expected one.
         assert_ne!(handoff.failure, Some(HandoffFailure::ImportFailed), "wrong KV reached the engine");
         let n_wanted = self.prompt.len() as u32 - 1;
-        assert_eq!(handoff.n_tokens + reply.timings.prompt_n, n_wanted, "what did not come was computed");
+        assert_eq!(handoff.n_tokens + reply.timings.prompt_n, n_wanted, "missing KV is computed");
         assert!(handoff.failure.is_some() || handoff.n_tokens == n_wanted, "{handoff:?}");
         handoff
     }
 }
 
-/// A reply whose body ends with the connection.
+/// The head of a reply whose body ends with the connection.
 pub(crate) const OK: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n";
 
-/// What the simulated nodes say they are.
+/// The description of the simulated nodes.
 pub(crate) async fn small_info() -> NodeInfo {
     SimEngine::new(small_sim()).info().await.unwrap()
 }
 
-/// Begins to answer a pull as a node with `key` does: the writer, and the first record.
+/// Begins the reply to a pull like a node with `key`. Returns the writer and the first record.
 pub(crate) fn begin(call: &Call, key: &[u8], info: &NodeInfo) -> (HandoffWriter, Vec<u8>) {
     let request: PrefillRequest = serde_json::from_slice(&call.body).unwrap();
     let kv = info.kv.clone().unwrap();

@@ -1,4 +1,4 @@
-//! The same with a real model: KV that came before the damage is used, and other streams do not notice.
+//! With a real model: KV that came before the damage is used, and other streams are not affected.
 
 use std::sync::Arc;
 
@@ -35,17 +35,17 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
     let real = node(models::start(config.clone(), None).await, Role::Prefill, KEY).await;
     let alone = models::start(config.clone(), None).await;
     let prompt = prompt(alone.as_ref(), N_PROMPT).await;
-    // Begins otherwise, so that neither finds the other's KV.
+    // It begins differently, so that neither finds the other's KV.
     let other_prompt = &prompt[1..21];
     let expected = generate(alone.as_ref(), request(&prompt, 16, None)).await.tokens;
     let expected_other = generate(alone.as_ref(), request(other_prompt, 96, None)).await.tokens;
 
-    // From here on the prefill node has the prompt, and answers at once however busy the machine is.
+    // From here on the prefill node has cached the prompt, and replies at once even on a busy machine.
     let decoder = models::start(config.clone(), Some(puller(PullPolicy::default()))).await;
     let whole = generate(decoder.as_ref(), request(&prompt, 16, Some(&real.url))).await;
     assert_eq!((whole.handoff.unwrap().failure, &whole.tokens), (None, &expected));
 
-    // Each in tenths of the stream's bytes; a cut, or a bit.
+    // The place of the damage in tenths of the stream, and whether it is a cut or a flipped bit.
     for (tenths, is_cut) in [(0, true), (2, true), (5, true), (9, true), (1, false), (6, false)] {
         let address = real.address.clone();
         let fake = FakeNode::start(move |call, stream| {
@@ -65,7 +65,8 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
         .await;
         let decoder = models::start(config.clone(), Some(puller(PullPolicy::default()))).await;
         let other = {
-            let (decoder, request) = (Arc::clone(&decoder), request(other_prompt, 96, None));
+            let decoder = Arc::clone(&decoder);
+            let request = request(other_prompt, 96, None);
             tokio::spawn(async move { generate(decoder.as_ref(), request).await.tokens })
         };
         let reply = generate(decoder.as_ref(), request(&prompt, 16, Some(&fake.url))).await;
@@ -74,8 +75,8 @@ async fn damage_costs_neither_the_reply_nor_another_stream() {
         let failure = if is_cut { HandoffFailure::PrefillLost } else { HandoffFailure::FrameRejected };
         assert_eq!(handoff.failure, Some(failure));
         assert!((handoff.n_tokens as usize) < N_PROMPT - 1);
-        assert!(handoff.n_tokens as usize >= (N_PROMPT * tenths / 10).saturating_sub(64), "good frames are kept");
-        assert_eq!((handoff.n_tokens + reply.timings.prompt_n) as usize, N_PROMPT, "what did not come was computed");
+        assert!(handoff.n_tokens as usize >= (N_PROMPT * tenths / 10).saturating_sub(64), "valid frames are kept");
+        assert_eq!((handoff.n_tokens + reply.timings.prompt_n) as usize, N_PROMPT, "missing KV is computed");
         assert_eq!(reply.tokens, expected, "{tenths} tenths, cut {is_cut}");
         assert_eq!(other.await.unwrap(), expected_other, "the other stream, {tenths} tenths, cut {is_cut}");
     }

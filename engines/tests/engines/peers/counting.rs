@@ -1,4 +1,4 @@
-//! An engine that counts what it computes for others.
+//! An engine that counts the positions that it prefills.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use baton_schemas::EngineError;
 use baton_schemas::handoff::PrefillRequest;
 use futures::StreamExt;
 
-/// Passes everything on.
+/// Counts the positions of another engine's prefills.
 pub(crate) struct Counting {
     inner: Arc<dyn Engine>,
     n_positions: Arc<AtomicU64>,
@@ -22,7 +22,7 @@ impl Counting {
         Counting { inner, n_positions: Arc::default() }
     }
 
-    /// Positions handed over, or on their way, since the start.
+    /// Positions in all chunks since the start.
     pub(crate) fn n_positions(&self) -> u64 {
         self.n_positions.load(Ordering::Relaxed)
     }

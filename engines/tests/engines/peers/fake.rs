@@ -1,4 +1,4 @@
-//! A prefill node that does what a test says.
+//! A prefill node that follows a test's script.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::recording::Recording;
 
-/// A request as it came.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) head: String,
@@ -18,12 +18,12 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Whether KV is asked for, and not what the node is.
+    /// Returns true if the request is for KV, and not for the node's description.
     pub(crate) fn is_pull(&self) -> bool {
         self.head.starts_with("POST /node/v1/prefill ")
     }
 
-    /// Puts the same question to a real node; the answer with its head, to the end.
+    /// Sends the same request to a real node. Returns the whole reply with its head.
     pub(crate) async fn relay(&self, address: &str) -> Recording {
         let mut upstream = TcpStream::connect(address).await.unwrap();
         let (first, rest) = self.head.split_once("\r\n").unwrap();
@@ -41,7 +41,7 @@ impl Call {
 
 type Script = Arc<dyn Fn(Call, TcpStream) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// Answers calls by a script, one a connection. Dropping it closes everything.
+/// Replies to calls with a script, one on each connection. Dropping it closes all connections.
 pub(crate) struct FakeNode {
     pub(crate) url: String,
     script: Arc<Mutex<Script>>,
@@ -50,7 +50,7 @@ pub(crate) struct FakeNode {
 }
 
 impl FakeNode {
-    /// Answers like `script` on a port of its own. The connection closes when a script ends.
+    /// Listens on a new port. A connection closes when its script ends.
     pub(crate) async fn start<F: Future<Output = ()> + Send + 'static>(
         script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
     ) -> FakeNode {
@@ -59,7 +59,8 @@ impl FakeNode {
         let script: Arc<Mutex<Script>> = Arc::new(Mutex::new(boxed(script)));
         let n_connections = Arc::new(Mutex::new(0));
         let mut task = JoinSet::new();
-        let (scripts, counter) = (Arc::clone(&script), Arc::clone(&n_connections));
+        let scripts = Arc::clone(&script);
+        let counter = Arc::clone(&n_connections);
         task.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
@@ -68,7 +69,7 @@ impl FakeNode {
                 *counter.lock().unwrap() += 1;
                 let scripts = Arc::clone(&scripts);
                 connections.spawn(async move {
-                    // A client may open a connection and leave.
+                    // A client may leave without a request.
                     let Some(call) = read_call(&mut stream).await else { return };
                     let script = Arc::clone(&scripts.lock().unwrap());
                     script(call, stream).await;
@@ -79,7 +80,7 @@ impl FakeNode {
         FakeNode { url, script, n_connections, _task: task }
     }
 
-    /// Answers like `script` from now on.
+    /// Uses this script from now on.
     pub(crate) fn follow<F: Future<Output = ()> + Send + 'static>(
         &self,
         script: impl Fn(Call, TcpStream) -> F + Send + Sync + 'static,
@@ -87,7 +88,7 @@ impl FakeNode {
         *self.script.lock().unwrap() = boxed(script);
     }
 
-    /// Connections so far.
+    /// The number of connections so far.
     pub(crate) fn n_connections(&self) -> usize {
         *self.n_connections.lock().unwrap()
     }
@@ -117,16 +118,16 @@ async fn read_call(stream: &mut TcpStream) -> Option<Call> {
     }
 }
 
-/// Sends bytes and closes; a reader that left early does not matter.
+/// Sends bytes and closes the connection. A reader may leave early.
 pub(crate) async fn say(mut stream: TcpStream, bytes: impl AsRef<[u8]>) {
     drop(stream.write_all(bytes.as_ref()).await);
     drop(stream.shutdown().await);
-    // The rest of what the peer says, so that the close is no reset.
+    // Read the rest of the peer's bytes, so that closing does not reset the connection.
     let mut rest = [0; 1024];
     while stream.read(&mut rest).await.is_ok_and(|n| n > 0) {}
 }
 
-/// Sends bytes one by one with a pause after each, for ever or until the reader leaves.
+/// Sends bytes one by one with a pause after each, and then more of them, until the reader leaves.
 pub(crate) async fn drip(mut stream: TcpStream, bytes: Vec<u8>, pause: std::time::Duration) {
     for byte in bytes.into_iter().chain(std::iter::repeat(b'x')) {
         if stream.write_all(&[byte]).await.is_err() {

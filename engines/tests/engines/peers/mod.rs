@@ -1,4 +1,4 @@
-//! What the tests of handoffs between nodes share: nodes on loopback, and whole replies.
+//! Shared by the tests of handoffs between nodes: nodes on loopback, requests, and whole replies.
 
 pub(crate) mod counting;
 pub(crate) mod fake;
@@ -18,10 +18,10 @@ use baton_schemas::{SequenceRequest, Token};
 use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
 
-/// The cluster key of all that are honest.
+/// The cluster key of honest nodes.
 pub(crate) const KEY: &str = "the cluster's secret";
 
-/// A node on loopback that lives until the guard is dropped.
+/// A node on loopback, which stops when this is dropped.
 pub(crate) struct TestNode {
     /// `HOST:PORT`
     pub(crate) address: String,
@@ -41,7 +41,7 @@ pub(crate) async fn node(engine: Arc<dyn Engine>, role: Role, key: &str) -> Test
     serve(engine, role, key, None).await
 }
 
-/// Serves an engine, inside TLS if there is a certificate.
+/// Serves an engine, with TLS if there is a certificate.
 pub(crate) async fn serve(engine: Arc<dyn Engine>, role: Role, key: &str, tls: Option<ServerTls>) -> TestNode {
     let mut listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = listener.tcp_address().unwrap().to_string();
@@ -55,12 +55,12 @@ pub(crate) async fn serve(engine: Arc<dyn Engine>, role: Role, key: &str, tls: O
     TestNode { url: format!("http://{address}"), address, stop }
 }
 
-/// A puller with the honest key.
+/// A puller with the cluster key.
 pub(crate) fn puller(policy: PullPolicy) -> Arc<HttpPuller> {
     Arc::new(HttpPuller::new(KEY, policy).unwrap())
 }
 
-/// A simulator that computes at once, with little KV and short chunks.
+/// A simulator that computes without delay, with little KV and short chunks.
 pub(crate) fn small_sim() -> SimConfig {
     SimConfig {
         prefill_tps: 0.0,
@@ -81,7 +81,7 @@ pub(crate) fn request(prompt: &[Token], n: u32, url: Option<&str>) -> SequenceRe
     request
 }
 
-/// The same, with nothing cached from any other.
+/// The same request in a cache scope of its own.
 pub(crate) fn request_alone(prompt: &[Token], n: u32, url: &str, scope: u64) -> SequenceRequest {
     SequenceRequest { cache_scope: CacheScope(scope), ..request(prompt, n, Some(url)) }
 }
@@ -97,7 +97,8 @@ pub(crate) struct Reply {
 /// Generates to the end.
 pub(crate) async fn generate(engine: &dyn Engine, request: SequenceRequest) -> Reply {
     let mut deltas = engine.generate(request).await.unwrap();
-    let (mut tokens, mut handoff) = (Vec::new(), None);
+    let mut tokens = Vec::new();
+    let mut handoff = None;
     while let Some(delta) = deltas.next().await {
         match delta.unwrap() {
             SequenceEvent::Started { .. } => {}

@@ -1,15 +1,15 @@
-//! A node's whole answer as it was on the wire, and which of its bytes are records.
+//! A node's whole reply as it was sent, and which of its bytes are records.
 
-/// An HTTP/1.1 reply, head and all.
+/// An HTTP/1.1 reply with its head.
 #[derive(Debug, Clone)]
 pub(crate) struct Recording {
     pub(crate) raw: Vec<u8>,
-    /// Places in `raw` of the body's bytes, the framing of its chunks left out.
+    /// The offsets in `raw` of the body's bytes, without the framing of HTTP's chunks.
     pub(crate) payload: Vec<usize>,
 }
 
 impl Recording {
-    /// Finds the body of `raw`, which must be whole.
+    /// Finds the body in a complete reply.
     pub(crate) fn new(raw: Vec<u8>) -> Recording {
         let head_end = 4 + raw.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
         let head = String::from_utf8(raw[..head_end].to_vec()).unwrap().to_ascii_lowercase();
