@@ -244,14 +244,12 @@ impl Gguf {
         self.u64(&self.arch_key("context_length")?)
     }
 
-    /// Returns true if tokens attend to later tokens, as in encoders. A file without the key holds a causal model.
-    pub fn is_bidirectional(&self) -> bool {
-        self.arch_key("attention.causal").and_then(|key| self.bool(&key)) == Some(false)
-    }
-
-    /// Returns true if the model generates text, and false if it only gives vectors.
+    /// Returns true if the model generates text, and false if it only gives vectors: if its tokens attend to later tokens,
+    /// as in encoders.
     pub fn generates(&self) -> bool {
-        !self.is_bidirectional() && !self.architecture().is_some_and(|name| ENCODERS.contains(&name))
+        // A file without the key holds a causal model, unless its architecture is an encoder.
+        let is_causal = self.arch_key("attention.causal").and_then(|key| self.bool(&key)) != Some(false);
+        is_causal && !self.architecture().is_some_and(|name| ENCODERS.contains(&name))
     }
 
     /// llama.cpp's number for the pooling of token states into a text's vector, if the file names one.
@@ -259,20 +257,13 @@ impl Gguf {
         self.u64(&self.arch_key("pooling_type")?)
     }
 
-    /// Hash of all `tokenizer.*` entries. Their order in the file does not matter.
-    pub fn tokenizer_hash(&self) -> blake3::Hash {
-        self.hash_tokenizer(|_| true)
-    }
-
-    /// Like [`Gguf::tokenizer_hash`], without the chat templates: equal for two files that map every text to the same
-    /// token ids. Templates are often corrected in one quantization of a model but not in another.
+    /// Hash of the `tokenizer.*` entries except chat templates: equal for two files that map every text to the same token
+    /// ids. The entries' order in the file does not matter. Templates do not count because they are often corrected in one
+    /// quantization of a model but not in another.
     pub fn vocabulary_hash(&self) -> blake3::Hash {
-        self.hash_tokenizer(|key| !key.starts_with("tokenizer.chat_template"))
-    }
-
-    fn hash_tokenizer(&self, wanted: impl Fn(&str) -> bool) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
-        for (key, digest) in self.tokenizer_digests.iter().filter(|(key, _)| wanted(key)) {
+        let of_text = self.tokenizer_digests.iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
+        for (key, digest) in of_text {
             // The length distinguishes `ab` + `c` from `a` + `bc`.
             hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(digest.as_bytes());
         }

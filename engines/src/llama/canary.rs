@@ -8,7 +8,7 @@ use llama_cpp_2::model::LlamaModel;
 
 use super::probe::NoHandoff;
 use super::transfer::{self, KvTransfer};
-use super::vocabulary::token;
+use super::vocabulary::{token, tokenize};
 
 /// Prose with numbers and punctuation, for tokens of many kinds.
 const TEXT: &str = "In 1851 the cable between Dover and Calais carried its first message; by 1866 another one, 3,000 km long, \
@@ -19,9 +19,7 @@ const MAX_TOKENS: usize = 48;
 
 /// The canary's tokens, at most `limit`. They depend on the vocabulary alone, so that two nodes agree on them.
 pub(super) fn tokens(model: &LlamaModel, limit: usize) -> Vec<Token> {
-    let vocab = model.vocab();
-    let tokens = vocab.tokenize(TEXT.as_bytes(), true, false);
-    let mut tokens: Vec<Token> = tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect();
+    let mut tokens = tokenize(model, TEXT, true, false);
     if tokens.is_empty() {
         // A model without a tokenizer still has embeddings.
         let n_vocab = u32::try_from(model.n_vocab()).unwrap_or(1).max(1);

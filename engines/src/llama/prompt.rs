@@ -11,7 +11,7 @@ use llama_cpp_2::model::LlamaModel;
 use tokio_util::sync::CancellationToken;
 
 use super::projector::Projector;
-use super::vocabulary::Vocabulary;
+use super::vocabulary::{Vocabulary, tokenize};
 use super::{LlamaEngine, no_projector};
 use crate::template::{TemplateError, TemplatePiece};
 
@@ -147,9 +147,4 @@ impl PromptTokens<'_> {
             _ => Ok(()),
         }
     }
-}
-
-fn tokenize(model: &LlamaModel, text: &str, add_special: bool, parse_special: bool) -> Vec<Token> {
-    let tokens = model.vocab().tokenize(text.as_bytes(), add_special, parse_special);
-    tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect()
 }

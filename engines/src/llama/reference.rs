@@ -15,7 +15,7 @@ use llama_cpp_2::model::LlamaModel;
 
 use super::backend::backend;
 use super::sampler::argmax;
-use super::vocabulary::token;
+use super::vocabulary::{token, tokenize};
 use super::{LlamaConfig, LoadError, load};
 use crate::gguf::Gguf;
 
@@ -59,8 +59,7 @@ impl Reference {
 
     /// Tokenizes text without BOS. Text that spells a control token becomes that token.
     pub fn tokenize(&self, text: &str) -> Vec<Token> {
-        let tokens = self.model.vocab().tokenize(text.as_bytes(), false, true);
-        tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect()
+        tokenize(&self.model, text, false, true)
     }
 
     /// Continues all prompts greedily by `n_new` tokens in lockstep. With `stop_at_end`, a sequence ends before an

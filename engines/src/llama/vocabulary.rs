@@ -68,6 +68,13 @@ pub(super) fn control_spellings(model: &LlamaModel) -> Vec<String> {
     tokens.filter_map(|t| String::from_utf8(vocab.token_to_piece(t, true, None)).ok()).collect()
 }
 
+/// Tokenizes a text. `add_special` adds BOS where the model wants it; `parse_special` reads spellings of control tokens as
+/// these tokens.
+pub(super) fn tokenize(model: &LlamaModel, text: &str, add_special: bool, parse_special: bool) -> Vec<Token> {
+    let tokens = model.vocab().tokenize(text.as_bytes(), add_special, parse_special);
+    tokens.into_iter().filter_map(|t| u32::try_from(t.0).ok()).collect()
+}
+
 /// A token as llama.cpp's type. The engine has checked it against the vocabulary.
 pub(super) fn token(t: Token) -> LlamaToken {
     LlamaToken::new(i32::try_from(t).unwrap_or(i32::MAX))

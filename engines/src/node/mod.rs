@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Query, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, Query, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use baton_schemas::embed::EmbedSequences;
-use baton_schemas::handoff::KvSource;
+use baton_schemas::handoff::{KvSource, PrefillRequest};
 use baton_schemas::node::{
     BASE_PATH, DetokenizedText, NodeErrorReply, NodeInfo, RenderRequest, Role, StreamLine, TokenList, TokenizeRequest,
 };
@@ -138,59 +138,33 @@ async fn load_stream(State(node): Node) -> Response {
     loads::respond(node)
 }
 
-async fn render(State(node): Node, body: Bytes) -> Response {
-    let request: RenderRequest = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return refused,
-    };
+async fn render(State(node): Node, CallBody(request): CallBody<RenderRequest>) -> Response {
     answer(node.engine.render(&request.conversation).await.map(|tokens| TokenList { tokens }))
 }
 
-async fn tokenize(State(node): Node, body: Bytes) -> Response {
-    let request: TokenizeRequest = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return refused,
-    };
+async fn tokenize(State(node): Node, CallBody(request): CallBody<TokenizeRequest>) -> Response {
     answer(node.engine.tokenize(&request).await.map(|tokens| TokenList { tokens }))
 }
 
-async fn detokenize(State(node): Node, body: Bytes) -> Response {
-    let request: TokenList = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return refused,
-    };
+async fn detokenize(State(node): Node, CallBody(request): CallBody<TokenList>) -> Response {
     answer(node.engine.detokenize(&request.tokens).await.map(|text| DetokenizedText { text }))
 }
 
 /// Streams events, one JSON value in each line. A closed connection drops the response and with it the engine's stream,
 /// which cancels the sequence.
-async fn generate(State(node): Node, body: Bytes) -> Response {
-    let request: SequenceRequest = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return refused,
-    };
+async fn generate(State(node): Node, CallBody(request): CallBody<SequenceRequest>) -> Response {
     if !node.role.decodes() {
-        return answer::<()>(Err(EngineError::Unsupported { feature: "generating: its role is prefill".into() }));
+        return failure(EngineError::Unsupported { feature: "generating: its role is prefill".into() });
     }
-    match node.engine.generate(request).await {
-        Err(error) => answer::<()>(Err(error)),
-        Ok(deltas) => lines(deltas),
-    }
+    node.engine.generate(request).await.map_or_else(failure, lines)
 }
 
 /// Streams vectors, one JSON value in each line. Dropping the response cancels the texts that are not computed yet.
-async fn embed(State(node): Node, body: Bytes) -> Response {
-    let request: EmbedSequences = match parse(&body) {
-        Ok(request) => request,
-        Err(refused) => return refused,
-    };
+async fn embed(State(node): Node, CallBody(request): CallBody<EmbedSequences>) -> Response {
     if !node.role.decodes() {
-        return answer::<()>(Err(EngineError::Unsupported { feature: "embeddings: its role is prefill".into() }));
+        return failure(EngineError::Unsupported { feature: "embeddings: its role is prefill".into() });
     }
-    match node.engine.embed(request).await {
-        Err(error) => answer::<()>(Err(error)),
-        Ok(deltas) => lines(deltas),
-    }
+    node.engine.embed(request).await.map_or_else(failure, lines)
 }
 
 /// A stream of events as lines of JSON, with an empty line after every second without an event.
@@ -210,18 +184,11 @@ fn lines<D: Serialize + Send + 'static>(deltas: BoxStream<'static, Result<D, Eng
 }
 
 /// Streams KV records; see [`baton_schemas::kv`].
-async fn prefill(State(node): Node, body: Bytes) -> Response {
-    match parse(&body) {
-        Ok(request) => prefill::respond(&node, request).await,
-        Err(refused) => refused,
-    }
+async fn prefill(State(node): Node, CallBody(request): CallBody<PrefillRequest>) -> Response {
+    prefill::respond(&node, request).await
 }
 
-async fn link(State(node): Node, body: Bytes) -> Response {
-    let source: KvSource = match parse(&body) {
-        Ok(source) => source,
-        Err(refused) => return refused,
-    };
+async fn link(State(node): Node, CallBody(source): CallBody<KvSource>) -> Response {
     answer(node.engine.measure_link(&source).await)
 }
 
@@ -272,19 +239,26 @@ fn put_line(chunk: &mut BytesMut, line: &impl Serialize) {
     chunk.put_u8(b'\n');
 }
 
-/// Parses a body as `T`. Bodies are JSON, whatever their content type.
-#[allow(clippy::result_large_err, reason = "the error is the response, built once per refused call")]
-fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Response> {
-    serde_json::from_slice(body).map_err(|e| {
-        refusal(StatusCode::BAD_REQUEST, EngineError::invalid(format!("the body is not a valid request: {e}")))
-    })
+/// A call's body, parsed as JSON whatever its content type.
+struct CallBody<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for CallBody<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        let body = Bytes::from_request(request, state).await.map_err(IntoResponse::into_response)?;
+        serde_json::from_slice(&body).map(CallBody).map_err(|e| {
+            refusal(StatusCode::BAD_REQUEST, EngineError::invalid(format!("the body is not a valid request: {e}")))
+        })
+    }
 }
 
 fn answer<T: Serialize>(result: Result<T, EngineError>) -> Response {
-    match result {
-        Ok(value) => Json(value).into_response(),
-        Err(error) => refusal(status(&error), error),
-    }
+    result.map_or_else(failure, |value| Json(value).into_response())
+}
+
+fn failure(error: EngineError) -> Response {
+    refusal(status(&error), error)
 }
 
 fn refusal(status: StatusCode, error: EngineError) -> Response {

@@ -12,7 +12,7 @@ use http::header;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{NodeService, SIGN_OF_LIFE, answer};
+use super::{NodeService, SIGN_OF_LIFE, failure};
 use crate::engine::{KvEvent, KvStream};
 
 /// Encoded records that are made ahead of the socket.
@@ -21,7 +21,7 @@ const RECORD_WINDOW: usize = 1;
 /// Replies with a stream of records. A closed connection drops the response, which cancels the prefill.
 pub(super) async fn respond(node: &NodeService, request: PrefillRequest) -> Response {
     match begin(node, request).await {
-        Err(error) => answer::<()>(Err(error)),
+        Err(error) => failure(error),
         Ok(records) => {
             let pieces = records.flat_map(|record| futures::stream::iter(record.into_iter().map(Ok::<_, Infallible>)));
             ([(header::CONTENT_TYPE, "application/x-baton-kv")], Body::from_stream(pieces)).into_response()

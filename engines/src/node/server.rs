@@ -51,8 +51,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Listener {
-    /// Serves until `stop` is cancelled and for [`NOTICE`] after it, then lets running calls end, for at most
-    /// [`DRAIN_DEADLINE`]. Errors: the socket no longer listens.
+    /// Serves until `stop` is cancelled and for 0.3 s after it, then lets running calls end, for at most 60 s. Errors: the
+    /// socket no longer listens.
     pub async fn serve(self, router: Router, stop: CancellationToken) -> std::io::Result<()> {
         serve(self, router, stop).await
     }

@@ -131,9 +131,7 @@ impl Engine for RemoteEngine {
     }
 
     async fn loads(&self) -> Result<LoadStream, EngineError> {
-        let call = self.request(Method::GET, "load/stream");
-        let accepted = async { accepted(call.send().await).await };
-        let reply = tokio::time::timeout(CALL_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
+        let reply = head_of(self.request(Method::GET, "load/stream"), CALL_TIMEOUT).await?;
         Ok(steps(reply, SILENCE_TIMEOUT))
     }
 
@@ -177,9 +175,7 @@ impl RemoteEngine {
         is_last: fn(&D) -> bool,
     ) -> Result<BoxStream<'static, Result<D, EngineError>>, EngineError> {
         // The head comes once the request is queued. The stream has no deadline in all, only one for silence.
-        let call = self.request(Method::POST, call).json(request);
-        let accepted = async { accepted(call.send().await).await };
-        let reply = tokio::time::timeout(ANSWER_TIMEOUT, accepted).await.map_err(|_| timed_out())??;
+        let reply = head_of(self.request(Method::POST, call).json(request), ANSWER_TIMEOUT).await?;
         let mut steps = steps(reply, SILENCE_TIMEOUT);
         let deltas = async_stream::stream! {
             loop {
@@ -193,6 +189,12 @@ impl RemoteEngine {
         };
         Ok(deltas.boxed())
     }
+}
+
+/// Sends a call and waits for the head of its reply, or for the whole error.
+async fn head_of(call: RequestBuilder, deadline: Duration) -> Result<Response, EngineError> {
+    let accepted = async { accepted(call.send().await).await };
+    tokio::time::timeout(deadline, accepted).await.map_err(|_| timed_out())?
 }
 
 /// The values in a reply's lines, up to its end or the first error. A longer silence than `silence` is an error.

@@ -10,7 +10,7 @@ use serde_json::ser::Formatter;
 pub(super) fn extend(environment: &mut Environment) {
     environment.set_unknown_method_callback(method);
     environment.add_filter("tojson", to_json);
-    environment.add_filter("string", string);
+    environment.add_filter("string", str_of);
     for name in ["length", "count"] {
         environment.add_filter(name, length);
     }
@@ -61,10 +61,6 @@ fn repr_str(text: &str) -> String {
     }
     out.push(quote);
     out
-}
-
-fn string(value: &Value) -> String {
-    str_of(value)
 }
 
 /// The length of a value. As in Jinja2, an undefined value has length 0; minijinja refuses that.
