@@ -6,38 +6,38 @@ use bytes::Bytes;
 
 use super::layout::{KvLayout, Rows};
 
-/// KV of the positions `[p0, p1)`. Cheap to clone: the rows are shared.
+/// The KV of the positions `[p0, p1)`. Cheap to clone: clones share the rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
-    /// First position.
+    /// The first position.
     pub p0: u32,
     /// One past the last position.
     pub p1: u32,
-    /// One for each of the layout's sections.
+    /// The rows of each of the layout's sections.
     pub sections: Vec<SectionRows>,
 }
 
-/// The rows of one section: those of positions `[start, p1)`. A sliding-window cache may have forgotten the earlier
-/// ones, or need none of them: then `start` lies behind `p0`, up to `p1` for no rows at all.
+/// The rows of one section, for the positions `[start, p1)`. A sliding-window cache may have dropped the earlier rows,
+/// or may not need them: `start` is then greater than `p0`. If it equals `p1`, there are no rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SectionRows {
-    /// Position of the first row, `p0 <= start <= p1`.
+    /// The position of the first row, `p0 <= start <= p1`.
     pub start: u32,
-    /// One for each of the section's layers.
+    /// The rows of each of the section's layers.
     pub layers: Vec<LayerRows>,
 }
 
-/// Rows of one layer, one after another in the order of positions: `[n_positions][n_values]`, little-endian.
+/// The rows of one layer, ordered by position: `[n_positions][n_values]`, little-endian.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LayerRows {
     /// Keys, after RoPE.
     pub k: Bytes,
-    /// Values, not transposed; empty where the layout has none.
+    /// Values, not transposed; empty if the layout has none.
     pub v: Bytes,
 }
 
 impl fmt::Debug for LayerRows {
-    /// Lengths alone: a chunk's values are megabytes.
+    /// Shows only lengths: a chunk's values take megabytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LayerRows({} + {} bytes)", self.k.len(), self.v.len())
     }
@@ -49,7 +49,7 @@ impl fmt::Debug for LayerRows {
 pub struct ChunkError(pub String);
 
 impl Chunk {
-    /// Checks that the rows are exactly those that `layout` asks for.
+    /// Checks that the rows are exactly those of `layout`.
     pub fn check(&self, layout: &KvLayout) -> Result<(), ChunkError> {
         let wrong = |what: String| Err(ChunkError(what));
         if self.p0 >= self.p1 {
@@ -76,18 +76,18 @@ impl Chunk {
         Ok(())
     }
 
-    /// Number of positions.
+    /// Returns the number of positions.
     pub fn n_positions(&self) -> u32 {
         self.p1 - self.p0
     }
 
-    /// Bytes of all rows.
+    /// Returns the number of bytes of all rows.
     pub fn n_bytes(&self) -> usize {
         self.tensors().map(Bytes::len).sum()
     }
 
-    /// Every tensor's rows in their canonical order: by section, by layer, K before V. A layer without V yields an
-    /// empty V.
+    /// Iterates over the rows of every tensor in canonical order: by section, by layer, K before V. A layer without V
+    /// yields an empty V.
     pub fn tensors(&self) -> impl Iterator<Item = &Bytes> {
         self.sections.iter().flat_map(|s| &s.layers).flat_map(|l| [&l.k, &l.v])
     }

@@ -1,11 +1,11 @@
-//! Every reason to refuse a handoff stream, and to refuse to write one.
+//! Errors of reading and writing a handoff stream.
 
 use super::chunk::ChunkError;
 use super::codec::{Codec, CodecError};
 use super::handoff::HandoffError;
 use super::record_kind::RecordKind;
 
-/// Why a reader refused a stream. Frames that it yielded before remain good.
+/// Why a reader refused a stream. The frames that it yielded before remain valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's message says what it is")]
 pub enum FrameError {
@@ -90,7 +90,7 @@ pub enum FrameError {
     Codec { codec: Codec, reason: CodecError },
 }
 
-/// Why a writer refused what it was given.
+/// Why a writer refused its input.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's message says what it is")]
 pub enum WriteError {
@@ -100,7 +100,7 @@ pub enum WriteError {
     Chunk(#[from] ChunkError),
     #[error(transparent)]
     Codec(#[from] CodecError),
-    /// A frame or an end that no reader would take.
+    /// A reader would refuse the frame or the end.
     #[error(transparent)]
     Frame(#[from] FrameError),
     #[error("a {kind:?} of {n_bytes} bytes is too long to send")]

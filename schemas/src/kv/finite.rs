@@ -1,14 +1,14 @@
-//! NaN and infinity: one such value in an engine's unified cache spoils every sequence in it.
+//! Finds NaN and infinity in KV. One such value in an engine's unified cache corrupts every sequence in it.
 //!
-//! A float is neither exactly if its exponent bits are not all ones (IEEE 754), so the bits are looked at as integers,
-//! in loops without branches that compile to vector code.
+//! A float is finite if its exponent bits are not all ones (IEEE 754). The bits are checked as integers, in loops
+//! without branches, which the compiler vectorizes.
 
 use super::layout::Dtype;
 
-/// Values looked at between two branches.
+/// The number of values that are checked between two branches.
 const BLOCK: usize = 1024;
 
-/// Returns true if every value in `bytes` is finite. `bytes` holds a whole number of values.
+/// Returns true if every value in `bytes` is finite. `bytes` must have a whole number of values.
 pub fn all_finite(dtype: Dtype, bytes: &[u8]) -> bool {
     match dtype {
         Dtype::F16 => all16::<0x7C00>(bytes),

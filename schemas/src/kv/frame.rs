@@ -1,4 +1,4 @@
-//! The header of a frame, which precedes its rows.
+//! The header of a frame.
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -10,31 +10,32 @@
 //! | 44 | 4 | number of sections |
 //! | 48 | 4 each | first position of each section's rows |
 //!
-//! Then the body. Without a codec: the rows of every tensor, one tensor after another in the order of
-//! [`Chunk::tensors`](super::chunk::Chunk::tensors). With one: the number of tensors, the encoded length of each (u32
-//! all of them), the encoded tensors. A tensor without rows has length 0.
+//! The body follows. Without a codec, it is the rows of every tensor, in the order of
+//! [`Chunk::tensors`](super::chunk::Chunk::tensors). With a codec, it is the number of tensors (u32), the encoded
+//! length of each (u32), and the encoded tensors. A tensor without rows has length 0.
 
 use super::codec::Codec;
 use super::error::FrameError;
 use super::handoff::{MAX_FRAME_BYTES, MAX_FRAME_POSITIONS};
 use super::layout::{KvLayout, LayerShape, Rows};
 
-/// Bytes of a frame header without the sections' positions.
+/// The number of bytes of a frame header without the sections' positions.
 const FIXED_BYTES: usize = 48;
 
-/// Which rows a frame holds.
+/// The rows that a frame has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
-    /// First position.
+    /// The first position.
     pub p0: u32,
     /// One past the last position.
     pub p1: u32,
-    /// First position of each section's rows, `p0 <= start <= p1`.
+    /// The first position of each section's rows, `p0 <= start <= p1`.
     pub starts: Vec<u32>,
 }
 
 impl Span {
-    /// Every tensor's rows and their length in bytes, in canonical order; a missing V is left out.
+    /// Iterates over the shape of every tensor's rows and their length in bytes, in canonical order, without missing
+    /// Vs.
     pub fn tensors<'a>(&'a self, layout: &'a KvLayout) -> impl Iterator<Item = (Rows, usize)> + 'a {
         layout.sections.iter().zip(&self.starts).flat_map(|(section, start)| {
             let n_rows = (self.p1 - start) as usize;
@@ -42,13 +43,14 @@ impl Span {
         })
     }
 
-    /// Bytes of all rows.
+    /// Returns the number of bytes of all rows.
     pub fn n_bytes(&self, layout: &KvLayout) -> u64 {
         let sections = layout.sections.iter().zip(&self.starts);
         sections.map(|(section, start)| u64::from(self.p1 - start) * section.bytes() as u64).sum()
     }
 
-    /// Checks an outsider's span: it goes on at `next`, ends by `end`, and lacks no row that decoding at `end` needs.
+    /// Checks a peer's span: it starts at `next`, ends at or before `end`, and has every row that decoding at `end`
+    /// needs.
     pub fn check(&self, layout: &KvLayout, next: u32, end: u32) -> Result<(), FrameError> {
         let Span { p0, p1, .. } = *self;
         if p0 != next || p1 <= p0 || p1 > end {
@@ -71,8 +73,8 @@ impl Span {
     }
 }
 
-/// Where the rows of a section may start at the latest. The token at `end` looks back `window` positions, its own
-/// included; what lies before them may be left out.
+/// Returns the latest position at which a section's rows may start. The token at `end` attends to `window` positions,
+/// including its own; earlier rows may be left out.
 fn latest_start(window: Option<u32>, p0: u32, p1: u32, end: u32) -> u32 {
     match window {
         None => p0,
@@ -80,24 +82,24 @@ fn latest_start(window: Option<u32>, p0: u32, p1: u32, end: u32) -> u32 {
     }
 }
 
-/// A frame's own header.
+/// The header of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// The rows.
+    /// The rows of the frame.
     pub span: Span,
-    /// Hash of the tokens of `[0, p1)`.
+    /// The hash of the tokens of `[0, p1)`.
     pub prefix: [u8; 32],
-    /// How the rows are encoded.
+    /// The encoding of the rows.
     pub codec: Codec,
 }
 
 impl FrameHeader {
-    /// Its length where the layout has `n_sections`.
+    /// Returns the length of a header for a layout with `n_sections` sections, in bytes.
     pub fn n_bytes(n_sections: usize) -> usize {
         FIXED_BYTES + 4 * n_sections
     }
 
-    /// As on the wire.
+    /// Writes the header in the wire format.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::n_bytes(self.span.starts.len()));
         bytes.extend(self.span.p0.to_le_bytes());
@@ -109,8 +111,8 @@ impl FrameHeader {
         bytes
     }
 
-    /// Reads the header at the beginning of `bytes`, where the layout has `n_sections`, and what follows it. The span
-    /// is not checked yet.
+    /// Parses the header at the beginning of `bytes`, for a layout with `n_sections` sections. Also returns the bytes
+    /// after it. Does not check the span.
     pub fn parse(bytes: &[u8], n_sections: usize) -> Result<(FrameHeader, &[u8]), FrameError> {
         let short = || FrameError::FrameTooShort { n_bytes: bytes.len() };
         let (fixed, rest) = bytes.split_first_chunk::<FIXED_BYTES>().ok_or_else(short)?;

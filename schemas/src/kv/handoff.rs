@@ -1,31 +1,31 @@
-//! The parameters of a handoff, which both ends know before its first byte.
+//! The parameters of a handoff. Both ends know them before the first byte.
 
 use serde::{Deserialize, Serialize};
 
 use super::layout::{KvLayout, LayoutError};
 use crate::token::Token;
 
-/// Positions one frame may hold.
+/// The most positions in a frame.
 pub const MAX_FRAME_POSITIONS: u32 = 4096;
 
-/// Bytes of rows one frame may hold: what a reader may have to set aside before a MAC proves anything.
+/// The most bytes of rows in a frame. A reader may have to allocate this much before it can check the frame's MAC.
 pub const MAX_FRAME_BYTES: u64 = 1 << 30;
 
-/// One past the highest position: llama.cpp's are signed, and it gives the largest a meaning of its own.
+/// One past the highest position. llama.cpp's positions are signed, and the largest has a special meaning.
 pub const MAX_POSITIONS: u32 = i32::MAX as u32;
 
-/// Names one pull. The reader draws it at random each time, so that a record of an earlier pull is worth nothing.
+/// Identifies one pull. The reader draws it at random each time, so that records of an earlier pull cannot be replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HandoffId(#[serde(with = "hex")] pub [u8; 16]);
 
-/// Which model computed the KV, as 32-byte hashes; in JSON hexadecimal.
+/// Identifies the model that computed the KV: 32-byte hashes, in JSON hexadecimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint {
-    /// Hash of the tokenizer, which gives token ids their meaning.
+    /// The hash of the vocabulary, which gives token ids their meaning.
     #[serde(with = "hex")]
     pub vocabulary: [u8; 32],
-    /// Hash of the weights.
+    /// The hash of the weights.
     #[serde(with = "hex")]
     pub weights: [u8; 32],
 }
@@ -33,30 +33,30 @@ pub struct Fingerprint {
 /// One pull of the KV of the positions `[start, tokens.len())`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handoff {
-    /// Drawn by the reader for this pull.
+    /// The reader draws it for this pull.
     pub id: HandoffId,
     /// The model of the node that computes the KV.
     pub fingerprint: Fingerprint,
     /// The shape of that model's KV.
     pub layout: KvLayout,
-    /// First position that is handed over; the reader has those before it.
+    /// The first position to hand over. The reader has the KV before it.
     pub start: u32,
-    /// The tokens of all positions from 0, those before `start` included.
+    /// The tokens of all positions from 0, including those before `start`.
     pub tokens: Vec<Token>,
 }
 
-/// Why a handoff cannot take place at all.
+/// Why a handoff is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffError {
-    /// The layout is not usable.
+    /// The layout cannot be used.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// There are no positions to hand over, or more than an engine can count.
+    /// There are no positions to hand over, or more than an engine supports.
     #[error("the positions {start}..{end} cannot be handed over")]
     Positions {
-        /// First position.
+        /// The first position.
         start: u32,
-        /// Number of tokens.
+        /// The number of tokens.
         end: usize,
     },
 }
@@ -72,7 +72,7 @@ impl Handoff {
         Ok(())
     }
 
-    /// One past the last position. Fits once [`Handoff::check`] has passed.
+    /// Returns one past the last position. Exact after [`Handoff::check`].
     pub fn end(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
     }

@@ -2,16 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Layers a layout may have; llama.cpp's own bound is 512.
+/// The most layers in a layout. llama.cpp's limit is 512.
 pub const MAX_LAYERS: usize = 4096;
 
-/// Caches a model may have side by side: one, or a full one and a sliding-window one.
+/// The most sections in a layout. Known models have one, or a full cache and a sliding-window cache.
 pub const MAX_SECTIONS: usize = 4;
 
-/// Values in one row (all KV heads of one layer at one position).
+/// The most values in a row (all KV heads of one layer at one position).
 pub const MAX_ROW_VALUES: u32 = 1 << 20;
 
-/// The type of a row's values. The numbers are on the wire and never reused; they are those of ggml.
+/// The type of a row's values. The numbers are ggml's; they are part of the wire format and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -20,12 +20,12 @@ pub enum Dtype {
     F32 = 0,
     /// 16-bit IEEE float.
     F16 = 1,
-    /// Brain float: the upper half of an f32.
+    /// 16-bit brain float: the upper half of an f32.
     Bf16 = 30,
 }
 
 impl Dtype {
-    /// From its wire number.
+    /// Returns the type with this wire number.
     pub fn from_number(number: u32) -> Option<Dtype> {
         match number {
             0 => Some(Dtype::F32),
@@ -35,7 +35,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of one value.
+    /// Returns the number of bytes of one value.
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -44,7 +44,7 @@ impl Dtype {
     }
 }
 
-/// Which elements of a K head RoPE turned together. Two engines that pair differently hold the same K in a different
+/// Which elements of a K head RoPE rotates together. Engines that pair them differently store the same K in a different
 /// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -55,43 +55,43 @@ pub enum RopePairing {
     Interleaved,
     /// Elements `i` and `i + d/2` (llama.cpp's `NEOX`, Hugging Face's order).
     HalfSplit,
-    /// Several position axes (vision models). Cannot be handed over yet.
+    /// Several position axes (vision models). Handoffs are not supported yet.
     MultiAxis,
 }
 
-/// One tensor's row: its values at one position.
+/// The shape of a tensor's rows. A row is the tensor's values at one position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rows {
-    /// How a value is stored.
+    /// The type of the values.
     pub dtype: Dtype,
     /// Values per position: KV heads × head size.
     pub n_values: u32,
 }
 
 impl Rows {
-    /// Bytes of one row.
+    /// Returns the number of bytes of one row.
     pub fn bytes(&self) -> usize {
         self.n_values as usize * self.dtype.bytes()
     }
 }
 
-/// K and V of one layer.
+/// The shape of K and V in one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerShape {
     /// Keys.
     pub k: Rows,
-    /// Values; none with multi-head latent attention, which derives them from K.
+    /// Values. `None` with multi-head latent attention, which derives them from K.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub v: Option<Rows>,
 }
 
 impl LayerShape {
-    /// K, and V if there is one.
+    /// Iterates over K, and V if there is one.
     pub fn tensors(&self) -> impl Iterator<Item = Rows> + use<> {
         [Some(self.k), self.v].into_iter().flatten()
     }
 
-    /// Bytes of one position.
+    /// Returns the number of bytes of one position.
     pub fn bytes(&self) -> usize {
         self.k.bytes() + self.v.map_or(0, |v| v.bytes())
     }
@@ -100,29 +100,29 @@ impl LayerShape {
 /// The layers that share one cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Section {
-    /// Positions these layers look back, their own included; `None`: all of them.
+    /// The number of positions that these layers attend to, including the current one. `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// In the order the engine stores them, lower layers first.
+    /// The layers in the engine's order, lower layers first.
     pub layers: Vec<LayerShape>,
 }
 
 impl Section {
-    /// Bytes of one position.
+    /// Returns the number of bytes of one position.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerShape::bytes).sum()
     }
 
-    /// Tensors (K and V counted apart).
+    /// Returns the number of tensors. K and V count separately.
     pub fn n_tensors(&self) -> usize {
         self.layers.iter().map(|l| 1 + usize::from(l.v.is_some())).sum()
     }
 }
 
-/// A model's whole KV cache.
+/// The shape of a model's whole KV cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KvLayout {
-    /// Order of K's elements.
+    /// The order of K's elements.
     pub rope: RopePairing,
     /// The full cache first, then the sliding-window one if there is one.
     pub sections: Vec<Section>,
@@ -134,7 +134,7 @@ pub struct KvLayout {
 pub struct LayoutError(pub String);
 
 impl KvLayout {
-    /// Checks what an outsider says a layout is, before any arithmetic with it.
+    /// Checks a peer's layout. Call it before any arithmetic with the layout.
     pub fn check(&self) -> Result<(), LayoutError> {
         let wrong = |what: String| Err(LayoutError(what));
         if self.sections.is_empty() || self.sections.len() > MAX_SECTIONS {
@@ -155,17 +155,18 @@ impl KvLayout {
         Ok(())
     }
 
-    /// Bytes that one position adds, all sections counted.
+    /// Returns the number of bytes of one position in all sections.
     pub fn bytes_per_position(&self) -> usize {
         self.sections.iter().map(Section::bytes).sum()
     }
 
-    /// The rows of every tensor in canonical order: by section, by layer, K before V. A missing V is left out.
+    /// Iterates over the shapes of all tensors in canonical order: by section, by layer, K before V, without missing
+    /// Vs.
     pub fn tensors(&self) -> impl Iterator<Item = Rows> + '_ {
         self.sections.iter().flat_map(|section| &section.layers).flat_map(LayerShape::tensors)
     }
 
-    /// Tensors in all sections.
+    /// Returns the number of tensors in all sections.
     pub fn n_tensors(&self) -> usize {
         self.sections.iter().map(Section::n_tensors).sum()
     }

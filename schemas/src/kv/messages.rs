@@ -1,4 +1,4 @@
-//! The records whose payload is JSON. Unknown fields are ignored, so that a newer peer may say more.
+//! The JSON payloads of records. Unknown fields are ignored, so that newer peers can add some.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,39 +6,39 @@ use super::codec::Codec;
 use super::handoff::{Fingerprint, Handoff, HandoffId};
 use super::layout::KvLayout;
 
-/// The version of everything that a handoff stream says after its record headers.
+/// The version of the format of payloads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of a head; layouts of [`MAX_LAYERS`](super::layout::MAX_LAYERS) layers fit.
+/// The most bytes in a head. Layouts with [`MAX_LAYERS`](super::layout::MAX_LAYERS) layers fit.
 pub const MAX_HEAD_BYTES: u64 = 1 << 20;
 
-/// Bytes of any other JSON payload.
+/// The most bytes in any other JSON payload.
 pub const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 
-/// Times beyond this are refused as nonsense (about 12 days).
+/// Longer times are refused as impossible: about 12 days in milliseconds.
 const MAX_MS: f64 = 1e9;
 
-/// Describes the stream. The reader knows every value beforehand and refuses a stream that differs.
+/// Describes the stream. The reader refuses values that differ from its request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandoffHead {
     /// [`FORMAT_VERSION`].
     pub version: u32,
-    /// The pull that this answers.
+    /// The pull that this stream answers.
     pub handoff: HandoffId,
     /// The model that computes the KV.
     pub fingerprint: Fingerprint,
-    /// The shape of its KV.
+    /// The shape of the model's KV.
     pub layout: KvLayout,
-    /// First position of the first frame.
+    /// The first position of the first frame.
     pub start: u32,
     /// One past the last position of the last frame.
     pub end: u32,
-    /// How the rows of every frame are encoded.
+    /// The encoding of the rows of every frame.
     pub codec: Codec,
 }
 
 impl HandoffHead {
-    /// The head of `handoff`.
+    /// Creates the head of a handoff's stream.
     pub fn of(handoff: &Handoff, codec: Codec) -> HandoffHead {
         HandoffHead {
             version: FORMAT_VERSION,
@@ -52,51 +52,51 @@ impl HandoffHead {
     }
 }
 
-/// A sign of life, so that a reader can tell a slow node from a dead one.
+/// A sign of life: with it, a reader can distinguish a slow node from a dead one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Wait {
-    /// Requests that are served before this one.
+    /// The number of requests that are served before this one.
     pub queued_ahead: u32,
-    /// Positions computed so far, of this handoff's.
+    /// The number of this handoff's positions that are computed.
     pub n_done: u32,
 }
 
-/// The last record of a whole handoff.
+/// The last record of a complete handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct HandoffEnd {
-    /// Frames that were sent.
+    /// The number of frames.
     pub n_frames: u32,
-    /// First position of the first.
+    /// The first position of the first frame.
     pub start: u32,
-    /// One past the last position of the last.
+    /// One past the last position of the last frame.
     pub end: u32,
     /// Where the prefill node's time went.
     #[serde(default)]
     pub timings: PrefillTimings,
 }
 
-/// Where the prefill node's time went. Times in milliseconds.
+/// Where the prefill node's time went. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PrefillTimings {
-    /// Waiting for a slot.
+    /// Wait for a slot.
     pub queue_ms: f64,
-    /// From the slot to the last token computed.
+    /// From getting the slot to the last computed token.
     pub prefill_ms: f64,
     /// The part of `prefill_ms` spent waiting for the reader to take frames.
     pub stalled_ms: f64,
-    /// Of that, this prompt's share of the engine's work: what it would have taken alone, as far as can be told. 0 from a
-    /// node that does not tell.
+    /// An estimate of the part of `prefill_ms` that this prompt would have taken alone, without other sequences. 0 if
+    /// the node does not report it.
     #[serde(skip_serializing_if = "is_unknown")]
     pub compute_ms: f64,
-    /// Copying KV out of the engine.
+    /// Time to copy KV out of the engine.
     pub export_ms: f64,
-    /// Encoding and hashing frames.
+    /// Time to encode and hash frames.
     pub encode_ms: f64,
-    /// Tokens computed for this handoff.
+    /// Tokens that were computed for this handoff.
     pub n_computed: u32,
-    /// Tokens whose KV the node had already.
+    /// Tokens whose KV was cached.
     pub n_cached: u32,
 }
 
@@ -105,7 +105,7 @@ fn is_unknown(ms: &f64) -> bool {
 }
 
 impl PrefillTimings {
-    /// Returns true if the numbers are possible for a prompt of `n_tokens`.
+    /// Returns true if the numbers are possible for a prompt of `n_tokens` tokens.
     pub fn are_possible(&self, n_tokens: u32) -> bool {
         let PrefillTimings { queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, encode_ms, .. } = *self;
         let times = [queue_ms, prefill_ms, stalled_ms, compute_ms, export_ms, encode_ms];

@@ -1,11 +1,11 @@
-//! The KV wire format: what a prompt's KV cache looks like outside of any engine, and how it travels.
+//! The KV wire format: the form of a prompt's KV cache outside of any engine, and its transfer between nodes.
 //!
-//! [`layout`] describes a model's cache, [`chunk`] holds the values of a range of positions. Neither knows a
-//! framework: K is stored after RoPE, V as it is multiplied, one row per position and layer, little-endian.
+//! [`layout`] describes a model's cache, [`chunk`] holds the values of a range of positions. Both are independent of
+//! any framework: K is stored after RoPE, V untransposed, one row per position and layer, little-endian.
 //!
-//! A [`handoff`] is a stream of [`record`]s from the node that computes to the node that asked: a head, frames as they
-//! are computed, an end ([`messages`], [`frame`], [`codec`]). [`writer`] and [`reader`] are its two ends, without I/O.
-//! What the reader yields is [`verified`]: the only KV that may reach an engine. `docs/kv-frames.md` has every byte.
+//! A [`handoff`] is a stream of [`record`]s from the prefill node to the decode node: a head, frames as they are
+//! computed, an end ([`messages`], [`frame`], [`codec`]). [`writer`] and [`reader`] are its two ends, without I/O. The
+//! reader yields [`verified`] KV, the only KV that may reach an engine. `docs/kv-frames.md` documents every byte.
 
 pub mod chunk;
 pub mod codec;

@@ -1,31 +1,31 @@
-//! Where a frame's tensors lie in the buffer they are received into.
+//! The places of a frame's tensors in the buffer that receives them.
 
 use std::ops::Range;
 
 use super::frame::Span;
 use super::layout::KvLayout;
 
-/// A buffer's length and each tensor's range in it, in bytes.
+/// The length of a buffer, and each tensor's range in it, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// Bytes of the buffer. Those outside of every tensor are the importer's to write: they hold zeros, or what an
-    /// earlier frame left there.
+    /// The length of the buffer. The importer must write the bytes outside of the tensors: they hold zeros, or data of
+    /// an earlier frame.
     pub n_bytes: usize,
-    /// Of the tensors in the order of [`Span::tensors`]; in any order within the buffer.
+    /// The tensors' ranges, in the order of [`Span::tensors`]. They may be anywhere in the buffer.
     pub tensors: Vec<Range<usize>>,
 }
 
-/// Lays out the buffer for a frame. An importer that needs the rows in a form of its own (the blob that llama.cpp
-/// reads, say) has them put there as they arrive, and copies nothing later.
+/// Lays out the buffer for a frame. An importer that needs the rows in another form, such as the blob that llama.cpp
+/// reads, lets the reader write them there as they arrive, and need not copy them.
 ///
-/// The span comes from outside. It was checked against the layout and the range that was asked for, so its size is
-/// bounded; but it is not authenticated yet, so only memory may depend on it.
+/// The span comes from a peer. It was checked against the layout and the requested range, so its size is bounded. It is
+/// not authenticated yet, so only memory may depend on it.
 pub trait Placement {
-    /// The layout of the buffer for the rows of `span`.
+    /// Returns the layout of the buffer for the rows of `span`.
     fn place(&mut self, span: &Span, layout: &KvLayout) -> Places;
 }
 
-/// One tensor after another, without gaps.
+/// Places one tensor after the other, without gaps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contiguous;
 
@@ -48,7 +48,7 @@ impl<F: FnMut(&Span, &KvLayout) -> Places> Placement for F {
 }
 
 impl Places {
-    /// Returns true if the rows of `span` fit: every tensor has its length, and no two share a byte.
+    /// Returns true if the rows of `span` fit: every tensor has its length, and no tensors overlap.
     pub(super) fn fit(&self, span: &Span, layout: &KvLayout) -> bool {
         let lengths = span.tensors(layout).map(|(_, len)| Some(len));
         let inside = |range: &Range<usize>| range.end <= self.n_bytes;

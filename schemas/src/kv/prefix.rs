@@ -1,23 +1,23 @@
-//! Which prompt a frame belongs to: KV is a function of every token before it.
+//! The hash that binds a frame to its prompt: KV depends on every token before it.
 
 use crate::token::Token;
 
-/// Tokens turned into bytes at a time.
+/// The number of tokens that are converted to bytes at a time.
 const BLOCK: usize = 1024;
 
-/// BLAKE3 of a sequence's first tokens, each as a little-endian u32.
+/// Computes BLAKE3 of a sequence's first tokens, each as a little-endian u32.
 #[derive(Debug, Clone, Default)]
 pub struct PrefixHasher {
     hasher: blake3::Hasher,
 }
 
 impl PrefixHasher {
-    /// A hasher that has read no tokens.
+    /// Creates a hasher without tokens.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the tokens that follow.
+    /// Adds the next tokens.
     pub fn extend(&mut self, tokens: &[Token]) {
         let mut bytes = [0; BLOCK * 4];
         for block in tokens.chunks(BLOCK) {
@@ -28,7 +28,7 @@ impl PrefixHasher {
         }
     }
 
-    /// The hash of all tokens so far.
+    /// Returns the hash of all tokens so far.
     pub fn hash(&self) -> [u8; 32] {
         *self.hasher.finalize().as_bytes()
     }

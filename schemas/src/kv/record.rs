@@ -1,5 +1,5 @@
-//! A handoff is a stream of records. Each proves by its MAC that it is whole, where it comes from, that it is the
-//! next one, and that it answers this very pull.
+//! A handoff is a stream of records. The MAC of a record proves its integrity, its origin, its position in the stream,
+//! and the pull that it answers.
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -24,13 +24,13 @@ pub use super::record_kind::RecordKind;
 /// The first bytes of every record.
 pub const MAGIC: [u8; 4] = *b"BKV1";
 
-/// Bytes of a record before its payload.
+/// The number of bytes of a record before its payload.
 pub const HEADER_BYTES: usize = 20;
 
-/// Bytes of a record after its payload.
+/// The number of bytes of a record after its payload.
 pub const MAC_BYTES: usize = 32;
 
-/// Separates these keys from every other use of a cluster key.
+/// Separates these keys from all other uses of a cluster key.
 const KEY_CONTEXT: &str = "baton kv handoff v1";
 
 /// A record's fixed header.
@@ -38,14 +38,14 @@ const KEY_CONTEXT: &str = "baton kv handoff v1";
 pub struct RecordHeader {
     /// The kind of the payload.
     pub kind: RecordKind,
-    /// Place in the stream, from 0.
+    /// The index of the record in the stream, from 0.
     pub index: u32,
-    /// Length of the payload in bytes.
+    /// The length of the payload in bytes.
     pub length: u64,
 }
 
 impl RecordHeader {
-    /// As on the wire.
+    /// Writes the header in the wire format.
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -55,7 +55,7 @@ impl RecordHeader {
         bytes
     }
 
-    /// Reads the header of the record that should be number `index`. Its length is not checked yet.
+    /// Parses the header of record `index`. Errors: the record has another index. Does not check the length.
     pub fn parse(bytes: &[u8; HEADER_BYTES], index: u32) -> Result<RecordHeader, FrameError> {
         let [m0, m1, m2, m3, kind, z0, z1, z2, i0, i1, i2, i3, length @ ..] = *bytes;
         if [m0, m1, m2, m3] != MAGIC {
@@ -73,7 +73,7 @@ impl RecordHeader {
     }
 }
 
-/// The key of one handoff's MACs. Both sides derive it; it never travels.
+/// The key of one handoff's MACs. Both sides derive it; it is never sent.
 #[derive(Clone)]
 pub struct HandoffKey([u8; 32]);
 
@@ -84,7 +84,7 @@ impl fmt::Debug for HandoffKey {
 }
 
 impl HandoffKey {
-    /// BLAKE3's key derivation over `u64 length of the cluster key ‖ cluster key ‖ handoff id`.
+    /// Derives the key with BLAKE3 from `u64 length of the cluster key ‖ cluster key ‖ handoff id`.
     pub fn derive(cluster_key: &[u8], id: HandoffId) -> HandoffKey {
         let mut hasher = blake3::Hasher::new_derive_key(KEY_CONTEXT);
         hasher.update(&(cluster_key.len() as u64).to_le_bytes());
@@ -93,12 +93,12 @@ impl HandoffKey {
         HandoffKey(*hasher.finalize().as_bytes())
     }
 
-    /// A hash that becomes a record's MAC.
+    /// Creates a hasher for a record's MAC.
     pub(super) fn hasher(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.0)
     }
 
-    /// A whole record around `payload`, whose pieces are hashed where they are and not copied.
+    /// Creates a record with this payload. The payload's pieces are hashed in place and not copied.
     pub fn seal(&self, kind: RecordKind, index: u32, payload: Vec<Bytes>) -> Vec<Bytes> {
         let length = payload.iter().map(|piece| piece.len() as u64).sum();
         let header = RecordHeader { kind, index, length }.to_bytes();

@@ -1,23 +1,23 @@
 //! The kinds of records.
 
-/// The kind of a record. The numbers are on the wire and never reused.
+/// The kind of a record. The numbers are part of the wire format and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RecordKind {
-    /// Describes the stream. It is the first record, and only that.
+    /// Describes the stream. Always and only the first record.
     Head = 1,
     /// The KV of a range of positions.
     Frame = 2,
-    /// Everything was sent; the last record.
+    /// Everything was sent. The last record.
     End = 3,
-    /// The prefill failed; the last record.
+    /// The prefill failed. The last record.
     Error = 4,
     /// A sign of life before the next frame.
     Wait = 5,
 }
 
 impl RecordKind {
-    /// From its wire number.
+    /// Returns the kind with this wire number.
     pub fn from_number(number: u8) -> Option<RecordKind> {
         [RecordKind::Head, RecordKind::Frame, RecordKind::End, RecordKind::Error, RecordKind::Wait]
             .into_iter()

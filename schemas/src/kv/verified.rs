@@ -10,9 +10,9 @@ use super::frame::Span;
 use super::layout::KvLayout;
 use super::placement::Places;
 
-/// A frame that passed every check: only a [`HandoffReader`](super::reader::HandoffReader) makes one, so what takes it need not
-/// check again. Its MAC was right, it continues the frames before it, it belongs to the reader's own tokens, its rows
-/// are exactly the layout's, and every value is finite.
+/// A frame that passed every check. Only a [`HandoffReader`](super::reader::HandoffReader) creates one, so its users
+/// need not check it again: the MAC is right, it continues the frames before it, it belongs to the reader's own tokens,
+/// its rows are exactly the layout's, and every value is finite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifiedKv {
     layout: Arc<KvLayout>,
@@ -26,32 +26,32 @@ impl VerifiedKv {
         VerifiedKv { layout, span, tensors: places.tensors, buffer }
     }
 
-    /// Which rows these are.
+    /// Returns the rows that the frame has.
     pub fn span(&self) -> &Span {
         &self.span
     }
 
-    /// The shape of the model's KV.
+    /// Returns the shape of the model's KV.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }
 
-    /// Each tensor's range in the buffer, in the order of [`Span::tensors`].
+    /// Returns each tensor's range in the buffer, in the order of [`Span::tensors`].
     pub fn tensors(&self) -> &[Range<usize>] {
         &self.tensors
     }
 
-    /// The buffer that the reader's [`Placement`](super::placement::Placement) laid out.
+    /// Returns the buffer, as the reader's [`Placement`](super::placement::Placement) laid it out.
     pub fn buffer(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// The buffer itself, to be completed with what an engine wants between the rows.
+    /// Returns the buffer, so that an importer can add what its engine needs between the rows.
     pub fn into_buffer(self) -> Vec<u8> {
         self.buffer
     }
 
-    /// The rows without their placement. Copies nothing: they share the buffer.
+    /// Converts the frame to a chunk. The rows share the buffer and are not copied.
     pub fn into_chunk(self) -> Chunk {
         let buffer = Bytes::from(self.buffer);
         let mut ranges = self.tensors.into_iter();

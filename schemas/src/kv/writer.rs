@@ -1,4 +1,4 @@
-//! Writes a handoff stream. Copies no rows: a record is a list of pieces, and the rows are pieces as they are.
+//! Writes a handoff stream. Plain rows are not copied: a record is a list of pieces, and each tensor is a piece.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -13,15 +13,17 @@ use super::prefix::PrefixHasher;
 use super::record::{HandoffKey, RecordKind};
 use crate::error::EngineError;
 
-/// The writing end of a handoff. Each call returns a record, as pieces to be sent one after another. It writes nothing
-/// that a [`HandoffReader`](super::reader::HandoffReader) with the same handoff would refuse, values that are not finite excepted:
-/// to look for those is the reader's work alone. A call that fails changes nothing.
+/// The writing end of a handoff. Each call returns a record as pieces to send one after the other. A call that fails
+/// changes nothing.
+///
+/// A [`HandoffReader`](super::reader::HandoffReader) with the same handoff accepts everything that it writes, except
+/// values that are not finite: only the reader checks for those.
 pub struct HandoffWriter {
     key: HandoffKey,
     handoff: Handoff,
     codec: Codec,
     encoder: Option<Encoder>,
-    /// Hashes the tokens before `next`.
+    /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
     n_frames: u32,
@@ -30,7 +32,7 @@ pub struct HandoffWriter {
 }
 
 impl HandoffWriter {
-    /// A writer and its first record, the head.
+    /// Creates a writer and its first record, the head.
     pub fn begin(
         cluster_key: &[u8],
         handoff: Handoff,
@@ -56,17 +58,17 @@ impl HandoffWriter {
         Ok((writer, head))
     }
 
-    /// First position of the next frame.
+    /// Returns the first position of the next frame.
     pub fn position(&self) -> u32 {
         self.next
     }
 
-    /// A sign of life.
+    /// Writes a sign of life.
     pub fn wait(&mut self, wait: Wait) -> Result<Vec<Bytes>, WriteError> {
         self.record(RecordKind::Wait, vec![json(RecordKind::Wait, &wait)?])
     }
 
-    /// The next positions' KV.
+    /// Writes the KV of the next positions.
     pub fn frame(&mut self, chunk: &Chunk) -> Result<Vec<Bytes>, WriteError> {
         let layout = &self.handoff.layout;
         chunk.check(layout)?;
@@ -87,7 +89,7 @@ impl HandoffWriter {
         Ok(record)
     }
 
-    /// The end, once every position was sent.
+    /// Writes the end. Errors: not every position was sent.
     pub fn end(&mut self, timings: PrefillTimings) -> Result<Vec<Bytes>, WriteError> {
         let end = self.handoff.end();
         if self.next != end {
@@ -100,10 +102,10 @@ impl HandoffWriter {
         self.record(RecordKind::End, vec![json(RecordKind::End, &end)?])
     }
 
-    /// The end of a handoff that failed.
+    /// Writes the end of a handoff that failed.
     pub fn error(&mut self, error: &EngineError) -> Result<Vec<Bytes>, WriteError> {
         let payload = match json(RecordKind::Error, error) {
-            // An error that names a whole prompt, say: that it failed is what counts.
+            // For example, an error that quotes a whole prompt.
             Err(WriteError::TooLong { .. }) => {
                 json(RecordKind::Error, &EngineError::internal("an error too long to send"))?
             }
@@ -112,7 +114,7 @@ impl HandoffWriter {
         self.record(RecordKind::Error, vec![payload])
     }
 
-    /// The next record of the stream.
+    /// Writes the next record of the stream.
     fn record(&mut self, kind: RecordKind, payload: Vec<Bytes>) -> Result<Vec<Bytes>, WriteError> {
         if self.ended {
             return Err(WriteError::Ended);
@@ -125,13 +127,13 @@ impl HandoffWriter {
     }
 }
 
-/// The body of a frame with a codec.
+/// Writes the body of an encoded frame.
 fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec<Bytes>, WriteError> {
     let shapes = handoff.layout.sections.iter().flat_map(|s| &s.layers).flat_map(|layer| [Some(layer.k), layer.v]);
     let mut lengths = (handoff.layout.n_tensors() as u32).to_le_bytes().to_vec();
     let mut tensors = Vec::new();
     for (bytes, shape) in chunk.tensors().zip(shapes) {
-        // A missing V is nothing at all, not even a length.
+        // A missing V has no length in the body.
         let Some(rows) = shape else { continue };
         let encoded = encoder.encode(rows, bytes)?;
         let too_long = |_| WriteError::TooLong { kind: RecordKind::Frame, n_bytes: encoded.len() };
@@ -141,7 +143,7 @@ fn encode(encoder: &mut Encoder, chunk: &Chunk, handoff: &Handoff) -> Result<Vec
     Ok([Bytes::from(lengths)].into_iter().chain(tensors).collect())
 }
 
-/// A JSON payload within its kind's bound.
+/// Writes a JSON payload. Errors: it is longer than its kind allows.
 fn json(kind: RecordKind, message: &impl Serialize) -> Result<Bytes, WriteError> {
     let json = serde_json::to_vec(message).map_err(|e| WriteError::Message { kind, detail: e.to_string() })?;
     let limit = if kind == RecordKind::Head { MAX_HEAD_BYTES } else { MAX_MESSAGE_BYTES };

@@ -1,4 +1,4 @@
-//! How a frame's rows are encoded. A codec pays only where the link is slower than the codec is.
+//! Encodings of a frame's rows. A codec saves time only if the link is slower than the codec.
 
 mod planes;
 mod q8_0;
@@ -8,52 +8,52 @@ use serde::{Deserialize, Serialize};
 
 use super::layout::{KvLayout, Rows};
 
-/// A way to encode rows, chosen once for a handoff. The numbers are on the wire and never reused.
+/// An encoding of rows. It is chosen once per handoff. The numbers are part of the wire format and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Codec {
-    /// The rows as they are.
+    /// No encoding: the rows as they are.
     None = 0,
-    /// Lossless: the values' bytes regrouped by significance, then zstd. F16 KV shrinks to 0.83–0.86 of its size.
+    /// Lossless: groups the values' bytes by significance, then zstd. F16 KV shrinks to 0.83–0.86 of its size.
     PlanesZstd = 1,
-    /// Lossy: ggml's `q8_0`, 8 bits a value and a scale for every 32. F16 KV shrinks to 0.53.
+    /// Lossy: ggml's `q8_0`, 8 bits per value and a scale per 32 values. F16 KV shrinks to 0.53 of its size.
     #[serde(rename = "q8_0")]
     Q8_0 = 2,
 }
 
-/// What a codec does to KV.
+/// Speed and compression of a codec.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CodecEffect {
-    /// Plain bytes encoded per second, MACs included.
+    /// Plain bytes encoded per second, including MACs.
     pub encode_bps: f64,
-    /// Plain bytes over bytes on the wire.
+    /// Plain bytes divided by bytes on the wire.
     pub ratio: f64,
 }
 
 /// Why rows cannot be encoded or decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// Encoded rows have another length than the codec gives them.
+    /// Encoded rows do not have the length that the codec gives them.
     #[error("{found} encoded bytes where {expected} belong")]
     EncodedLength {
-        /// What the rows' shape asks for.
+        /// The length that the rows' shape requires.
         expected: usize,
-        /// What is there.
+        /// The actual length.
         found: usize,
     },
-    /// Decoded rows have another length than the layout gives them.
+    /// Decoded rows do not have the length that the layout gives them.
     #[error("{found} decoded bytes where {expected} belong")]
     DecodedLength {
-        /// What the rows' shape asks for.
+        /// The length that the rows' shape requires.
         expected: usize,
-        /// What came out.
+        /// The actual length.
         found: usize,
     },
-    /// zstd's own complaint.
+    /// An error of zstd.
     #[error("zstd: {0}")]
     Zstd(String),
-    /// Rows that cannot be cut into blocks.
+    /// Rows cannot be divided into whole blocks.
     #[error("rows of {n_values} values are not made of blocks of {block}")]
     Blocks {
         /// Values in a row.
@@ -61,19 +61,19 @@ pub enum CodecError {
         /// Values in a block.
         block: usize,
     },
-    /// A block's scale is not finite, or was not representable.
+    /// A block's scale is not finite.
     #[error("the scale of block {block} is not finite")]
     Scale {
-        /// Index of the block in its tensor.
+        /// The index of the block in its tensor.
         block: usize,
     },
 }
 
 impl Codec {
-    /// All of them.
+    /// Every codec.
     pub const ALL: [Codec; 3] = [Codec::None, Codec::PlanesZstd, Codec::Q8_0];
 
-    /// The codec's name in options, configuration files and tables.
+    /// Returns the codec's name in options, configuration files and tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Codec::None => "none",
@@ -82,7 +82,7 @@ impl Codec {
         }
     }
 
-    /// What it does, for the help of an option.
+    /// Returns a description for the help of an option.
     pub fn about(self) -> &'static str {
         match self {
             Codec::None => "As it is",
@@ -91,7 +91,7 @@ impl Codec {
         }
     }
 
-    /// What it does to KV, as measured on one core of a server processor (`baton bench handoff --only codecs`).
+    /// Returns typical figures, measured on one core of a server processor with `baton bench handoff --only codecs`.
     pub fn typical_effect(self) -> CodecEffect {
         match self {
             Codec::None => CodecEffect { encode_bps: 1.8e9, ratio: 1.0 },
@@ -100,12 +100,12 @@ impl Codec {
         }
     }
 
-    /// From its wire number.
+    /// Returns the codec with this wire number.
     pub fn from_number(number: u8) -> Option<Codec> {
         Codec::ALL.into_iter().find(|codec| *codec as u8 == number)
     }
 
-    /// Checks that every tensor of `layout` can be encoded.
+    /// Checks that the codec can encode every tensor of `layout`.
     pub fn check(self, layout: &KvLayout) -> Result<(), CodecError> {
         match self {
             Codec::None | Codec::PlanesZstd => Ok(()),
@@ -113,7 +113,7 @@ impl Codec {
         }
     }
 
-    /// The most bytes that `n_bytes` of rows can become.
+    /// Returns the most bytes that `n_bytes` of rows can become.
     pub fn max_encoded_bytes(self, rows: Rows, n_bytes: usize) -> usize {
         match self {
             Codec::None => n_bytes,
@@ -123,14 +123,14 @@ impl Codec {
     }
 }
 
-/// Encodes rows; keeps the codec's working memory from one tensor to the next.
+/// Encodes rows. Reuses the codec's working memory for every tensor.
 pub(super) enum Encoder {
     Planes(planes::PlanesEncoder),
     Q8_0,
 }
 
 impl Encoder {
-    /// None where rows travel as they are.
+    /// Creates it. `None` for [`Codec::None`].
     pub(super) fn new(codec: Codec) -> Result<Option<Encoder>, CodecError> {
         Ok(match codec {
             Codec::None => None,
@@ -139,7 +139,7 @@ impl Encoder {
         })
     }
 
-    /// One tensor's `bytes`, encoded. No rows are no bytes.
+    /// Encodes one tensor. No rows become no bytes.
     pub(super) fn encode(&mut self, rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
         match self {
             _ if bytes.is_empty() => Ok(Vec::new()),
@@ -149,14 +149,14 @@ impl Encoder {
     }
 }
 
-/// Decodes rows; keeps the codec's working memory from one tensor to the next.
+/// Decodes rows. Reuses the codec's working memory for every tensor.
 pub(super) enum Decoder {
     Planes(planes::PlanesDecoder),
     Q8_0,
 }
 
 impl Decoder {
-    /// None where rows travel as they are.
+    /// Creates it. `None` for [`Codec::None`].
     pub(super) fn new(codec: Codec) -> Result<Option<Decoder>, CodecError> {
         Ok(match codec {
             Codec::None => None,
@@ -165,7 +165,7 @@ impl Decoder {
         })
     }
 
-    /// Fills `decoded`, whose length the layout gives, from exactly all of `encoded`.
+    /// Decodes all of `encoded` into all of `decoded`, whose length follows from the layout.
     pub(super) fn decode(&mut self, rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(), CodecError> {
         match self {
             _ if decoded.is_empty() => {
@@ -177,7 +177,7 @@ impl Decoder {
     }
 }
 
-/// `wrong(expected, found)` unless they are equal.
+/// Returns the error `wrong(expected, found)` unless both are equal.
 fn exactly(expected: usize, found: usize, wrong: fn(usize, usize) -> CodecError) -> Result<(), CodecError> {
     if expected == found { Ok(()) } else { Err(wrong(expected, found)) }
 }

@@ -1,8 +1,8 @@
-//! ggml's `q8_0`: 32 values as one F16 scale `d` and 32 signed bytes `q`, each value being `d · q`.
+//! ggml's `q8_0`: a block of 32 values is one F16 scale `d` and 32 signed bytes `q`; each value is `d · q`.
 //!
-//! The error is at most half a scale, which is 1/254 of the block's largest value, and the layout's own rounding (more
-//! only where that largest value is below 0.008: there F16 scales lose precision). Values are turned back into the layout's own type, and one that rounding carried past the type's
-//! range becomes its largest.
+//! The error is at most half a scale, which is 1/254 of the block's largest value, plus the rounding of the layout's
+//! type. It is larger only if the largest value is below 0.008, where F16 scales lose precision. Decoding converts the
+//! values to the layout's type; a value that rounding pushed out of its range becomes the type's largest value.
 
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
@@ -10,13 +10,13 @@ use half::{bf16, f16};
 use super::{CodecError, exactly};
 use crate::kv::layout::{Dtype, Rows};
 
-/// Values that share a scale.
+/// The number of values that share a scale.
 const BLOCK: usize = 32;
 
-/// Bytes of an encoded block.
+/// The number of bytes of an encoded block.
 const BLOCK_BYTES: usize = 2 + BLOCK;
 
-/// Checks that a row is made of whole blocks.
+/// Checks that a row consists of whole blocks.
 pub(super) fn check(rows: Rows) -> Result<(), CodecError> {
     if (rows.n_values as usize).is_multiple_of(BLOCK) {
         Ok(())
@@ -36,7 +36,7 @@ pub(super) fn encode(rows: Rows, bytes: &[u8]) -> Result<Vec<u8>, CodecError> {
         let values = load(rows.dtype, bytes);
         let largest = values.iter().fold(0.0f32, |largest, v| largest.max(v.abs()));
         let scale = f16::from_f32(largest / 127.0);
-        // The values too: `max` passes over a NaN.
+        // Check the values, too: `max` ignores NaN.
         if !scale.is_finite() || !values.iter().fold(true, |finite, v| finite & v.is_finite()) {
             return Err(CodecError::Scale { block });
         }
@@ -66,13 +66,14 @@ pub(super) fn decode(rows: Rows, encoded: &[u8], decoded: &mut [u8]) -> Result<(
     Ok(())
 }
 
-/// The nearest integer from -127 to 127 (-128 stays unused, as in ggml), as the byte of an i8. Added to 1.5 · 2^23, a
-/// float has no bits left for a fraction, and its lowest bits are the integer: unlike `round`, this is vector code.
+/// Rounds to the nearest integer from -127 to 127 and returns the byte of the i8. As in ggml, -128 is unused. Adding
+/// 1.5 · 2^23 leaves a float no bits for a fraction, and its lowest bits are the integer. Unlike `round`, the compiler
+/// can vectorize this.
 fn round(value: f32) -> u8 {
     (value.clamp(-127.0, 127.0) + 12_582_912.0).to_bits() as u8
 }
 
-/// 32 values of `dtype`.
+/// Reads 32 values of type `dtype`.
 fn load(dtype: Dtype, bytes: &[u8]) -> [f32; BLOCK] {
     let mut values = [0.0; BLOCK];
     let halves = |i: usize| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]);
@@ -94,7 +95,7 @@ fn load(dtype: Dtype, bytes: &[u8]) -> [f32; BLOCK] {
     values
 }
 
-/// 32 values as `dtype`. Every value is in the range of a `BF16`: the largest is 65,504 · 128.
+/// Writes 32 values as `dtype`. All are in the range of BF16: the largest is 65,504 · 128.
 fn store(dtype: Dtype, values: [f32; BLOCK], out: &mut [u8]) {
     match dtype {
         Dtype::F32 => {

@@ -1,4 +1,4 @@
-//! Reads a handoff stream, in whatever pieces it arrives, and yields only what has been verified.
+//! Reads a handoff stream in pieces of any size, and yields only verified records.
 
 mod payload;
 mod progress;
@@ -26,7 +26,7 @@ use super::record::{HEADER_BYTES, HandoffKey, MAC_BYTES};
 ///             other => println!("{other:?}"),
 ///         }
 ///     }
-///     Ok(()) // All bytes are taken in. A stream that stops before the reader `is_ended` was cut.
+///     Ok(()) // All bytes were read. A stream that stops before the reader `is_ended` was cut off.
 /// }
 /// ```
 pub struct HandoffReader<P = Contiguous> {
@@ -37,27 +37,27 @@ pub struct HandoffReader<P = Contiguous> {
     refused: Option<FrameError>,
 }
 
-/// Which part of the stream comes next.
+/// The part of the stream that comes next.
 enum ReaderStep {
     /// A record's header.
     Header(Fixed<HEADER_BYTES>),
-    /// The rest of its payload.
+    /// The rest of the record's payload.
     Payload(Box<IncomingRecord>),
-    /// Its MAC.
+    /// The record's MAC.
     Mac(Box<IncomingRecord>, Fixed<MAC_BYTES>),
-    /// Nothing: the last record has come.
+    /// Nothing: the last record was read.
     Ended,
 }
 
 impl HandoffReader {
-    /// A reader that accepts `handoff` in one of the codecs, and puts the rows one after another.
+    /// Creates a reader that accepts `handoff` in one of `codecs`, and places tensors one after the other.
     pub fn new(cluster_key: &[u8], handoff: Handoff, codecs: &[Codec]) -> Result<HandoffReader, HandoffError> {
         HandoffReader::with_placement(cluster_key, handoff, codecs, Contiguous)
     }
 }
 
 impl<P: Placement> HandoffReader<P> {
-    /// A reader that puts the rows where `placement` says.
+    /// Creates a reader that places tensors as `placement` says.
     pub fn with_placement(
         cluster_key: &[u8],
         handoff: Handoff,
@@ -69,8 +69,8 @@ impl<P: Placement> HandoffReader<P> {
         Ok(HandoffReader { key, progress, step: ReaderStep::Header(Fixed::new()), refused: None })
     }
 
-    /// Takes bytes off the front of `input` up to the next event; `None` if there is none in it, and then all of it is
-    /// taken in. After an error the reader is dead, and says the same error again.
+    /// Reads from the front of `input` up to the next record and advances `input`. `None`: all of `input` was read, and
+    /// no record is complete. After an error, every call returns the same error.
     pub fn read(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
         if let Some(refused) = &self.refused {
             return Err(refused.clone());
@@ -78,25 +78,25 @@ impl<P: Placement> HandoffReader<P> {
         self.advance(input).inspect_err(|refused| self.refused = Some(refused.clone()))
     }
 
-    /// Takes a frame's buffer back, so that the next one needs no fresh memory: the system's page faults cost more than
-    /// everything a reader does.
+    /// Takes a frame's buffer back for the next frame. Page faults in fresh memory would cost more time than all other
+    /// work of a reader.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.progress.recycle(buffer);
     }
 
-    /// First position that has not come yet.
+    /// Returns the first position that has not arrived.
     pub fn position(&self) -> u32 {
         self.progress.position()
     }
 
-    /// Returns true once the last record was read. A stream that stops earlier was cut.
+    /// Returns true if the last record was read. A stream that stops earlier was cut off.
     pub fn is_ended(&self) -> bool {
         self.refused.is_none() && matches!(self.step, ReaderStep::Ended)
     }
 
     fn advance(&mut self, input: &mut &[u8]) -> Result<Option<HandoffRecord>, FrameError> {
         while !input.is_empty() {
-            // Stays so after the last record and after a failure, when nothing is read any more.
+            // Stays so after the last record and after a failure: nothing more is read then.
             match std::mem::replace(&mut self.step, ReaderStep::Ended) {
                 ReaderStep::Header(mut header) => {
                     self.step = match header.fill(input) {

@@ -3,15 +3,15 @@
 use super::rows::IncomingRows;
 use crate::kv::frame::FrameHeader;
 
-/// The received part of a payload. Only a plain frame is parsed before its MAC is checked, since the size of its
-/// buffer depends on its header.
+/// The received part of a payload. Only a plain frame is parsed before its MAC is checked, since the size of its buffer
+/// depends on its header.
 pub(super) enum Payload {
-    /// The JSON of a record that is no frame.
+    /// The JSON of a record other than a frame.
     Message(Vec<u8>),
-    /// A frame with a codec.
+    /// An encoded frame.
     Encoded(Vec<u8>),
-    /// The header of a frame whose rows travel as they are, of the length given.
+    /// The received part of a plain frame's header, and the header's length.
     Header(Vec<u8>, usize),
-    /// Such a frame's header and rows.
+    /// A plain frame's header and rows.
     Plain(FrameHeader, IncomingRows),
 }

@@ -21,18 +21,18 @@ use crate::kv::prefix::PrefixHasher;
 use crate::kv::record::{HEADER_BYTES, RecordHeader, RecordKind};
 use crate::kv::verified::VerifiedKv;
 
-/// The requested handoff, and how much of it was read.
+/// The requested handoff, and the progress of reading it.
 pub(super) struct ReaderProgress<P> {
     handoff: Handoff,
     layout: Arc<KvLayout>,
     codecs: Vec<Codec>,
     placement: P,
-    /// Memory of an earlier frame, for the next.
+    /// The buffer of an earlier frame, for the next one.
     spare: Vec<u8>,
     /// Set by the head.
     codec: Codec,
     decoder: Option<Decoder>,
-    /// Hashes the tokens before `next`.
+    /// The hash of the tokens before `next`.
     prefix: PrefixHasher,
     next: u32,
     n_frames: u32,
@@ -63,14 +63,14 @@ impl<P: Placement> ReaderProgress<P> {
         self.next
     }
 
-    /// Takes memory back for the next frame.
+    /// Takes a buffer back for the next frame.
     pub(super) fn recycle(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() > self.spare.capacity() {
             self.spare = buffer;
         }
     }
 
-    /// Checks the header of the next record, and says how its payload is received.
+    /// Checks the header of the next record, and prepares to receive its payload.
     pub(super) fn open(&mut self, bytes: &[u8; HEADER_BYTES]) -> Result<OpenRecord, FrameError> {
         let header = RecordHeader::parse(bytes, self.n_records)?;
         let RecordHeader { kind, index: record, length } = header;
@@ -98,8 +98,8 @@ impl<P: Placement> ReaderProgress<P> {
         Ok(OpenRecord { header, payload })
     }
 
-    /// Room for the rows of a plain frame, once its header has come. Nothing but memory depends on that header before
-    /// its MAC has come too.
+    /// Allocates the buffer for the rows of a plain frame after its header has arrived. Only memory may depend on the
+    /// header until the MAC is checked.
     pub(super) fn open_rows(&mut self, header: &[u8], n_body: u64) -> Result<(FrameHeader, IncomingRows), FrameError> {
         let (header, _) = self.header(header)?;
         let Span { p0, p1, .. } = header.span;
@@ -127,7 +127,7 @@ impl<P: Placement> ReaderProgress<P> {
             (Payload::Message(json), RecordKind::Error) => parse(record, kind, &json).map(HandoffRecord::Error),
             (Payload::Plain(header, rows), RecordKind::Frame) => self.plain(header, rows).map(HandoffRecord::Frame),
             (Payload::Encoded(bytes), RecordKind::Frame) => self.encoded(&bytes).map(HandoffRecord::Frame),
-            // `open` pairs kinds and payloads, and lets no frame be shorter than its header.
+            // Unreachable: `open` pairs kinds and payloads, and refuses frames that are shorter than their header.
             (Payload::Message(_) | Payload::Plain(..) | Payload::Encoded(_) | Payload::Header(..), _) => {
                 Err(FrameError::OutOfPlace { record, kind })
             }
@@ -135,7 +135,7 @@ impl<P: Placement> ReaderProgress<P> {
     }
 
     fn head(&mut self, json: &[u8]) -> Result<HandoffHead, FrameError> {
-        // First alone: another version may not read as ours at all.
+        // Parse the version first: the rest of another version's head may not parse at all.
         #[derive(Deserialize)]
         struct HeadVersion {
             version: u32,
@@ -220,7 +220,7 @@ impl<P: Placement> ReaderProgress<P> {
         Ok(self.take_in(header.span, prefix, places, buffer))
     }
 
-    /// Parses and checks a frame's header; what follows it.
+    /// Parses and checks a frame's header. Also returns the bytes after it.
     fn header<'a>(&self, bytes: &'a [u8]) -> Result<(FrameHeader, &'a [u8]), FrameError> {
         let (header, body) = FrameHeader::parse(bytes, self.layout.sections.len())?;
         header.span.check(&self.layout, self.next, self.handoff.end())?;
@@ -237,8 +237,8 @@ impl<P: Placement> ReaderProgress<P> {
         if places.fit(span, &self.layout) { Ok(places) } else { Err(FrameError::Placement { p0, p1 }) }
     }
 
-    /// Memory for a frame: an earlier one's where it is large enough. Otherwise the system gives zeroed memory page by
-    /// page as it is written, so that a frame that never comes costs nothing.
+    /// Returns a buffer for a frame: an earlier frame's if it is large enough. Otherwise it is zeroed memory, which the
+    /// system maps page by page as it is written, so a frame that never arrives costs nothing.
     fn buffer(&mut self, n_bytes: usize) -> Vec<u8> {
         let mut buffer = std::mem::take(&mut self.spare);
         if buffer.capacity() < n_bytes {
@@ -248,7 +248,7 @@ impl<P: Placement> ReaderProgress<P> {
         buffer
     }
 
-    /// Hash of the tokens up to the frame's end, if it is the one that the frame names.
+    /// Hashes the tokens up to the frame's end. Errors: the frame has another hash.
     fn prefix_of(&self, header: &FrameHeader) -> Result<PrefixHasher, FrameError> {
         let Span { p0, p1, .. } = header.span;
         let mut prefix = self.prefix.clone();
@@ -256,7 +256,7 @@ impl<P: Placement> ReaderProgress<P> {
         if prefix.hash() == header.prefix { Ok(prefix) } else { Err(FrameError::Prefix { p0, p1 }) }
     }
 
-    /// The next positions have come.
+    /// Advances past a verified frame.
     fn take_in(&mut self, span: Span, prefix: PrefixHasher, places: Places, buffer: Vec<u8>) -> VerifiedKv {
         self.next = span.p1;
         self.prefix = prefix;
@@ -264,13 +264,13 @@ impl<P: Placement> ReaderProgress<P> {
         VerifiedKv::new(self.layout.clone(), span, places, buffer)
     }
 
-    /// The longest payload of a frame that can come now.
+    /// Returns the most bytes that the payload of the next frame can have.
     fn max_frame_bytes(&self) -> u64 {
         let n_positions = (self.handoff.end() - self.next).min(MAX_FRAME_POSITIONS) as usize;
         let encoded = |rows: Rows| self.codec.max_encoded_bytes(rows, n_positions * rows.bytes()) as u64;
         let body = match self.codec {
             Codec::None => self.layout.tensors().map(encoded).sum::<u64>().min(MAX_FRAME_BYTES),
-            // No codec makes rows much longer than they were.
+            // Codecs lengthen rows only slightly.
             _ => (4 + self.layout.tensors().map(|rows| 4 + encoded(rows)).sum::<u64>()).min(2 * MAX_FRAME_BYTES),
         };
         FrameHeader::n_bytes(self.layout.sections.len()) as u64 + body
@@ -281,7 +281,7 @@ fn parse<T: DeserializeOwned>(record: u32, kind: RecordKind, json: &[u8]) -> Res
     serde_json::from_slice(json).map_err(|e| FrameError::Message { record, kind, detail: e.to_string() })
 }
 
-/// The encoded tensors of a body.
+/// Splits the body of an encoded frame into its tensors.
 fn split_body<'a>(body: &'a [u8], span: &Span, n_tensors: usize) -> Result<Vec<&'a [u8]>, FrameError> {
     let Span { p0, p1, .. } = *span;
     let wrong = |expected: u64| FrameError::BodyLength { p0, p1, expected, found: body.len() as u64 };

@@ -1,4 +1,4 @@
-//! What a reader yields.
+//! The records that a reader yields.
 
 use crate::error::EngineError;
 use crate::kv::messages::{HandoffEnd, HandoffHead, Wait};
@@ -7,14 +7,14 @@ use crate::kv::verified::VerifiedKv;
 /// A verified record of a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HandoffRecord {
-    /// The stream is the one that was asked for. Always first.
+    /// The stream answers the request. Always the first record.
     Head(HandoffHead),
     /// The node is alive.
     Wait(Wait),
     /// The KV of the next positions.
     Frame(VerifiedKv),
-    /// All positions have come. Nothing follows.
+    /// All positions have arrived. Nothing follows.
     End(HandoffEnd),
-    /// The prefill failed. Nothing follows; the frames before it are good.
+    /// The prefill failed. Nothing follows. The frames before it are valid.
     Error(EngineError),
 }

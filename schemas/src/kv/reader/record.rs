@@ -1,4 +1,4 @@
-//! A record while it arrives.
+//! Records that are being received.
 
 use super::payload::Payload;
 use super::progress::ReaderProgress;
@@ -6,7 +6,7 @@ use crate::kv::error::FrameError;
 use crate::kv::placement::Placement;
 use crate::kv::record::{HandoffKey, RecordHeader};
 
-/// A field of `N` bytes, however they are cut.
+/// A field of `N` bytes that arrives in pieces.
 pub(super) struct Fixed<const N: usize> {
     bytes: [u8; N],
     n_filled: usize,
@@ -17,7 +17,7 @@ impl<const N: usize> Fixed<N> {
         Fixed { bytes: [0; N], n_filled: 0 }
     }
 
-    /// Takes what is missing off `input`; the field once it is whole.
+    /// Takes missing bytes from the front of `input`. Returns the field if it is complete.
     pub(super) fn fill(&mut self, input: &mut &[u8]) -> Option<[u8; N]> {
         let taken = take(input, N - self.n_filled);
         self.bytes[self.n_filled..][..taken.len()].copy_from_slice(taken);
@@ -32,7 +32,7 @@ pub(super) struct OpenRecord {
     pub(super) payload: Payload,
 }
 
-/// A record whose header has come.
+/// A record whose header has arrived.
 pub(super) struct IncomingRecord {
     record: OpenRecord,
     hasher: blake3::Hasher,
@@ -40,14 +40,14 @@ pub(super) struct IncomingRecord {
 }
 
 impl IncomingRecord {
-    /// A record whose header was parsed from `bytes`.
+    /// Creates a record whose header was parsed from `bytes`.
     pub(super) fn new(key: &HandoffKey, bytes: &[u8], record: OpenRecord) -> Self {
         let mut hasher = key.hasher();
         hasher.update(bytes);
         IncomingRecord { hasher, n_missing: record.header.length, record }
     }
 
-    /// Takes as much of the payload as there is off `input`.
+    /// Takes as much of the payload as possible from the front of `input`.
     pub(super) fn receive<P: Placement>(
         &mut self,
         input: &mut &[u8],
@@ -67,7 +67,7 @@ impl IncomingRecord {
             *payload = Payload::Plain(header, rows);
         }
         match payload {
-            // Grows with what has come, not with what was claimed.
+            // Grows with the received bytes, not with the claimed length.
             Payload::Message(payload) | Payload::Encoded(payload) => payload.extend_from_slice(bytes),
             Payload::Header(..) => {}
             Payload::Plain(_, rows) => rows.receive(bytes, &mut self.hasher),
@@ -79,12 +79,12 @@ impl IncomingRecord {
         self.n_missing == 0
     }
 
-    /// The record, if this is its MAC.
+    /// Returns the record if `mac` is its MAC.
     pub(super) fn verify(mut self, mac: [u8; 32]) -> Result<OpenRecord, FrameError> {
         if let Payload::Message(payload) | Payload::Encoded(payload) = &self.record.payload {
             self.hasher.update(payload);
         }
-        // This comparison takes the same time wherever the bytes differ.
+        // This comparison takes constant time.
         if self.hasher.finalize() != blake3::Hash::from_bytes(mac) {
             let RecordHeader { index: record, kind, .. } = self.record.header;
             return Err(FrameError::Mac { record, kind });

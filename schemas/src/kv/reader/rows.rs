@@ -1,31 +1,32 @@
-//! The rows of a frame without a codec: copied once, from the network's buffers to where an importer wants them.
+//! The rows of a plain frame: copied once, from the network's buffers to their places in the importer's buffer.
 
 use crate::kv::finite::all_finite;
 use crate::kv::frame::Span;
 use crate::kv::layout::{Dtype, KvLayout};
 use crate::kv::placement::Places;
 
-/// Bytes that are copied before they are hashed and looked through: few enough to be in the core's cache still, enough
-/// for BLAKE3 to work on many of its 1 KiB chunks at once. A whole number of values.
+/// The number of bytes that are copied before they are hashed and checked. Small enough to stay in the core's cache,
+/// large enough for BLAKE3 to process many of its 1 KiB chunks at once. A whole number of values.
 const BLOCK: usize = 128 << 10;
 
-/// Rows while they arrive.
+/// Rows that are being received.
 pub(in crate::kv) struct IncomingRows {
     buffer: Vec<u8>,
     places: Places,
     dtypes: Vec<Dtype>,
-    /// The tensor that is being received.
+    /// The index of the tensor that is being received.
     tensor: usize,
-    /// Where its next byte goes.
+    /// The place in the buffer of the tensor's next byte.
     filled: usize,
-    /// Up to where its bytes are hashed and looked through.
+    /// The place up to which the tensor's bytes are hashed and checked.
     settled: usize,
-    /// The first tensor with a value that is not finite. Told only once the MAC is right: a damaged record is damaged.
+    /// The first tensor with a value that is not finite. Reported only if the MAC is right: otherwise the MAC is the
+    /// error.
     not_finite: Option<usize>,
 }
 
 impl IncomingRows {
-    /// Room for the rows of `span`, which fit in `places` of `buffer`.
+    /// Prepares to receive the rows of `span` at `places` of `buffer`, where they fit.
     pub(super) fn new(span: &Span, layout: &KvLayout, places: Places, buffer: Vec<u8>) -> Self {
         let mut rows = IncomingRows {
             buffer,
@@ -40,7 +41,7 @@ impl IncomingRows {
         rows
     }
 
-    /// Takes the next bytes of the body. Their number was checked; what would be too much is left.
+    /// Takes the next bytes of the body. Their number was checked before; extra bytes would be ignored.
     pub(super) fn receive(&mut self, mut bytes: &[u8], hasher: &mut blake3::Hasher) {
         while let Some(place) = self.places.tensors.get(self.tensor)
             && !bytes.is_empty()
@@ -60,7 +61,7 @@ impl IncomingRows {
         }
     }
 
-    /// The buffer and its layout; or the index of a tensor with a value that is not finite.
+    /// Returns the buffer and its layout. Errors: the index of a tensor with a value that is not finite.
     pub(super) fn finish(self) -> Result<(Vec<u8>, Places), usize> {
         match self.not_finite {
             None => Ok((self.buffer, self.places)),
@@ -68,7 +69,7 @@ impl IncomingRows {
         }
     }
 
-    /// Hashes and looks through what was copied.
+    /// Hashes and checks the bytes that were copied.
     fn settle(&mut self, hasher: &mut blake3::Hasher) {
         let block = &self.buffer[self.settled..self.filled];
         hasher.update(block);
@@ -78,7 +79,7 @@ impl IncomingRows {
         self.settled = self.filled;
     }
 
-    /// On to the first tensor from `tensor` on that has rows.
+    /// Moves to the first tensor at or after `tensor` that has rows.
     fn go_to(&mut self, tensor: usize) {
         let rest = self.places.tensors.iter().skip(tensor);
         self.tensor = tensor + rest.take_while(|place| place.is_empty()).count();
