@@ -25,7 +25,7 @@ struct Detail {
 }
 
 impl AnthropicErrorReply {
-    /// The error in Anthropic's words, for a reply of this status.
+    /// Converts an error for a reply with this HTTP status.
     pub fn new(status: u16, error: ErrorBody) -> Self {
         let kind = match (status, error.kind) {
             (413, _) => "request_too_large",
@@ -37,7 +37,7 @@ impl AnthropicErrorReply {
             (_, ErrorKind::Unavailable) => "overloaded_error",
             (_, ErrorKind::Server) => "api_error",
         };
-        // Clients look for these words to compact the conversation.
+        // Clients match on these words, and then compact the conversation.
         let message = match (error.code, error.n_prompt_tokens, error.n_ctx) {
             (Some(ErrorCode::ContextLengthExceeded), Some(n_prompt), Some(n_ctx)) => {
                 format!("prompt is too long: {n_prompt} tokens > {n_ctx} maximum. {}", error.message)
@@ -48,7 +48,7 @@ impl AnthropicErrorReply {
         AnthropicErrorReply { kind: "error", error: Detail { kind, message } }
     }
 
-    /// As the last event of a stream.
+    /// Writes the error as the last event of a stream.
     pub fn to_sse(&self) -> String {
         let json = serde_json::to_string(self).expect("plain structs with string keys always serialize");
         format!("event: error\ndata: {json}\n\n")

@@ -6,14 +6,14 @@ use serde::Serialize;
 use super::reply::{Block, Counts, MessageReply, MessageUsage, SIGNATURE, Stop};
 use crate::tools::ToolCallDelta;
 
-/// Writes one message's events; each method gives server-sent events.
+/// Writes the events of one message. Each method returns server-sent events.
 #[derive(Debug, Default)]
 pub struct MessageEventWriter {
     /// The kind of the open block.
     open: Option<BlockKind>,
-    /// Blocks that were closed.
+    /// The number of closed blocks, which is the index of the open one.
     n_closed: u32,
-    /// The first block was followed by Anthropic's ping.
+    /// The ping after the first block's start was sent, as Anthropic sends it.
     has_pinged: bool,
 }
 
@@ -59,17 +59,17 @@ struct MessageEnd<'a> {
 }
 
 impl MessageEventWriter {
-    /// The schema of one event's data.
+    /// Returns the schema of one event's data.
     pub fn schema(generator: &mut SchemaGenerator) -> Schema {
         generator.subschema_for::<MessageEvent<'_>>()
     }
 
-    /// Always the first.
+    /// Writes the first event.
     pub fn begun(&mut self, message: &MessageReply) -> String {
         write(&MessageEvent::MessageStart { message })
     }
 
-    /// More text.
+    /// Writes more text.
     pub fn text(&mut self, text: &str) -> String {
         if text.is_empty() {
             return String::new();
@@ -77,14 +77,14 @@ impl MessageEventWriter {
         self.turn_to(BlockKind::Text, &Block::text(String::new())) + &self.delta(BlockDelta::Text { text })
     }
 
-    /// More of what the model thinks.
+    /// Writes more of the model's reasoning.
     pub fn thinking(&mut self, thinking: &str) -> String {
-        // The signature comes as a delta of its own, at the end.
+        // The signature follows as a delta of its own, at the end of the block.
         let block = Block::Thinking { thinking: String::new(), signature: "" };
         self.turn_to(BlockKind::Thinking, &block) + &self.delta(BlockDelta::Thinking { thinking })
     }
 
-    /// A step of a call.
+    /// Writes a step of a call.
     pub fn call(&mut self, step: &ToolCallDelta) -> String {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
@@ -96,12 +96,12 @@ impl MessageEventWriter {
         }
     }
 
-    /// A sign of life; clients skip it.
+    /// Writes a ping, which clients skip: it only keeps the connection alive.
     pub fn ping() -> String {
         write(&MessageEvent::Ping)
     }
 
-    /// The end.
+    /// Closes the open block and ends the message.
     pub fn ended(&mut self, stop: &Stop, usage: MessageUsage) -> String {
         let stop_sequence = stop.sequence.as_deref();
         let delta = MessageEnd { stop_reason: stop.reason(), stop_sequence, stop_details: None, container: None };
@@ -110,7 +110,7 @@ impl MessageEventWriter {
             + &write(&MessageEvent::MessageStop)
     }
 
-    /// Goes on with the open block if it is of this kind, else with a new one.
+    /// Continues the open block if it has this kind, else opens the block `begun`.
     fn turn_to(&mut self, kind: BlockKind, begun: &Block) -> String {
         if self.open == Some(kind) { String::new() } else { self.close() + &self.open(kind, begun) }
     }
@@ -126,7 +126,7 @@ impl MessageEventWriter {
         write(&MessageEvent::ContentBlockDelta { index: self.n_closed, delta })
     }
 
-    /// The open block, if there is one, ends.
+    /// Closes the open block, if there is one.
     fn close(&mut self) -> String {
         let Some(kind) = self.open.take() else { return String::new() };
         let signature = match kind {

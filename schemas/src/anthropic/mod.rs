@@ -1,7 +1,7 @@
-//! Anthropic's JSON: what clients of its Messages API send, and what they expect back.
+//! Anthropic's JSON: the requests and replies of its Messages API.
 //!
-//! Unknown fields are ignored; what would change the answer and cannot be honoured is refused by name. Everything here
-//! is a pure function of bytes; the proxy's `http::anthropic` gives it sockets.
+//! Unknown fields are ignored. Unsupported fields that would change the answer are refused by name. Everything here is
+//! a pure function of bytes; the proxy's `http::anthropic` serves it.
 
 pub mod error;
 pub mod events;

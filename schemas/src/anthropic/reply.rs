@@ -1,4 +1,4 @@
-//! A whole message, and what it has in common with a streamed one.
+//! A whole message, and the parts that it shares with a streamed one.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 
-/// A reply, or its beginning.
+/// A reply, or the beginning of a streamed one.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "Message")]
 pub struct MessageReply {
@@ -27,30 +27,30 @@ pub struct MessageReply {
     usage: MessageUsage,
 }
 
-/// A part of a message. In a stream's first event of it, its text is empty.
+/// A block of a message. It is empty in the event that opens it in a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "ContentBlock")]
 pub enum Block {
-    /// What the model thinks.
+    /// The model's reasoning.
     Thinking {
-        /// All of it.
+        /// The reasoning.
         thinking: String,
         /// See [`SIGNATURE`].
         signature: &'static str,
     },
-    /// What the model says.
+    /// The model's text.
     Text {
-        /// All of it.
+        /// The text.
         text: String,
-        /// Documents are not cited here.
+        /// Always null: documents are not cited.
         citations: Option<()>,
     },
     /// A call of one of the request's tools.
     ToolUse {
-        /// By which the tool's result will refer to it.
+        /// The id that the tool's result will refer to.
         id: String,
-        /// Which one.
+        /// The tool's name.
         name: String,
         /// Its arguments.
         input: Map<String, Value>,
@@ -60,12 +60,12 @@ pub enum Block {
 }
 
 impl Block {
-    /// A text.
+    /// A block of text.
     pub(super) fn text(text: String) -> Self {
         Block::Text { text, citations: None }
     }
 
-    /// A call before its arguments.
+    /// A call without its arguments.
     pub(super) fn call(id: String, name: String) -> Self {
         Block::ToolUse { id, name, input: Map::new(), caller: ToolUseCaller::Direct }
     }
@@ -80,20 +80,20 @@ pub enum ToolUseCaller {
     Direct,
 }
 
-/// Thinking is not signed here: nothing depends on who wrote it, and it is read back as any other text. Clients drop
-/// blocks without a signature from their histories, so there is one; it is base64 of "unsigned".
+/// The signature of every block of reasoning: base64 of "unsigned". Nothing here needs a real one, but clients drop
+/// blocks without a signature from their histories.
 pub const SIGNATURE: &str = "dW5zaWduZWQ=";
 
-/// The blocks of a whole message as they come to be.
+/// Collects the blocks of a whole message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MessageContent {
     blocks: Vec<Block>,
-    /// The last block's call is open, with these arguments so far.
+    /// The arguments so far of the last block, if it is a call that is still open.
     arguments: Option<String>,
 }
 
 impl MessageContent {
-    /// More text.
+    /// Adds text.
     pub fn text(&mut self, more: &str) {
         match self.blocks.last_mut() {
             _ if more.is_empty() => {}
@@ -102,7 +102,7 @@ impl MessageContent {
         }
     }
 
-    /// More of what the model thinks.
+    /// Adds to the model's reasoning.
     pub fn thinking(&mut self, more: &str) {
         match self.blocks.last_mut() {
             Some(Block::Thinking { thinking, .. }) => thinking.push_str(more),
@@ -110,7 +110,7 @@ impl MessageContent {
         }
     }
 
-    /// A step of a call.
+    /// Adds a step of a call.
     pub fn call(&mut self, step: &ToolCallDelta) {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
@@ -126,8 +126,8 @@ impl MessageContent {
         }
     }
 
-    /// The open call, if there is one, has its arguments. What is no object, because the model went wrong or a limit
-    /// cut it off, is kept as Anthropic asks clients to keep it.
+    /// Parses the arguments of the open call, if there is one. Arguments that are not an object, because the model made
+    /// a mistake or a limit cut them off, are kept as a string, in the form that Anthropic documents for clients.
     fn end_call(&mut self) {
         let (Some(written), Some(Block::ToolUse { input, .. })) = (self.arguments.take(), self.blocks.last_mut())
         else {
@@ -145,7 +145,7 @@ impl MessageContent {
     }
 }
 
-/// Token counts. Those of the prompt that were cached are counted apart from the others.
+/// Token counts. Cached tokens of the prompt are counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MessageUsage {
     #[serde(flatten)]
@@ -155,7 +155,7 @@ pub struct MessageUsage {
     service_tier: &'static str,
 }
 
-/// What a stream's end repeats of the usage.
+/// The part of the usage that the end of a stream repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "MessageCounts")]
 pub(super) struct Counts {
@@ -167,7 +167,7 @@ pub(super) struct Counts {
     server_tool_use: Option<()>,
 }
 
-/// Tokens that were cached because a client marked them. None are: whatever was computed is cached, unmarked.
+/// Tokens that were cached because the client marked them: always 0, because everything is cached without marks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct CacheCreation {
     ephemeral_5m_input_tokens: u32,
@@ -180,7 +180,7 @@ struct MessageOutputDetails {
 }
 
 impl MessageUsage {
-    /// The usage of a prompt with `n_cached` cached tokens and of the reply so far, with `n_reasoning` tokens of thinking.
+    /// The usage of a prompt and of the reply so far. The prompt includes `n_cached` tokens, the reply `n_reasoning`.
     pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
         let counts = Counts {
             input_tokens: n_prompt.saturating_sub(n_cached),
@@ -194,7 +194,7 @@ impl MessageUsage {
         MessageUsage { counts, cache_creation, inference_geo: None, service_tier: "standard" }
     }
 
-    /// The counts alone.
+    /// Returns the part that the end of a stream repeats.
     pub(super) fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -203,9 +203,9 @@ impl MessageUsage {
 /// Why a message ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stop {
-    /// The engine's reason.
+    /// The engine's reason for the end.
     pub reason: FinishReason,
-    /// The stop sequence that was reached, if one was.
+    /// The stop sequence that ended it, if one did.
     pub sequence: Option<String>,
 }
 
@@ -221,7 +221,7 @@ impl Stop {
 }
 
 impl MessageReply {
-    /// Before its first block.
+    /// A message before its first block.
     pub fn begun(id: String, model: String, usage: MessageUsage) -> Self {
         MessageReply {
             id,
@@ -237,7 +237,7 @@ impl MessageReply {
         }
     }
 
-    /// With all its blocks. A message that says nothing has none.
+    /// Completes the message with its blocks, possibly none.
     pub fn ended(self, content: MessageContent, stop: Stop) -> Self {
         MessageReply {
             content: content.into_blocks(),
@@ -248,9 +248,9 @@ impl MessageReply {
     }
 }
 
-/// The reply to `count_tokens`.
+/// The reply to `POST /v1/messages/count_tokens`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TokenCount {
-    /// Of the whole prompt.
+    /// Tokens in the whole prompt, tools included.
     pub input_tokens: u32,
 }

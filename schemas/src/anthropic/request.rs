@@ -1,4 +1,5 @@
-//! `POST /v1/messages` and `POST /v1/messages/count_tokens`: a body → one [`GenerateRequest`], or a conversation.
+//! `POST /v1/messages`: a body → one [`GenerateRequest`]. `POST /v1/messages/count_tokens`: a body → one
+//! [`ChatPrompt`].
 //!
 //! Accepted and ignored: `metadata`, `service_tier`, `cache_control`, `context_management`, the `anthropic-version` and
 //! `anthropic-beta` headers, and any unknown field.
@@ -23,65 +24,65 @@ use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject, Word, Words};
 
 object! {
-    /// A conversation whose next message is wanted.
+    /// A conversation to continue.
     #[schemars(rename = "MessagesRequest", example = json!({
         "model": "smollm2", "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]
     }))]
     pub struct MessagesBody {
-        /// Tokens of the message at most.
+        /// The most tokens in the reply.
         max_tokens: Required<Integer<1, MAX_U32>>,
-        /// What the prompt is made of.
+        /// The fields that make up the prompt.
         #[schemars(flatten)]
         prompt: PromptBody,
-        /// Where the message ends.
+        /// Texts before which the reply ends.
         stop_sequences: Field<StopStrings>,
-        /// How tokens are drawn.
+        /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
-        /// As server-sent events.
+        /// Stream the reply as server-sent events.
         stream: Field<bool>,
     }
 }
 
 object! {
-    /// A conversation whose tokens are to be counted.
+    /// A conversation whose tokens to count.
     #[schemars(rename = "CountTokensRequest", example = json!({
         "model": "smollm2", "messages": [{"role": "user", "content": "Say hello."}]
     }))]
     pub struct CountBody {
-        /// What the prompt is made of.
+        /// The fields that make up the prompt.
         #[schemars(flatten)]
         prompt: PromptBody,
     }
 }
 
 object! {
-    /// What a prompt is made of.
+    /// The fields that make up a prompt.
     pub(crate) struct PromptBody {
-        /// One of the names in `/v1/models`.
+        /// A model's name, as `/v1/models` lists it.
         model: Required<ModelName>,
-        /// The history. Its last message is not the assistant's: that would have to be continued.
+        /// The conversation so far. The last message must not be the assistant's: continuing it is not supported.
         messages: Required<MessageList<MessagesMessage>>,
-        /// The system's message.
+        /// The system message.
         system: Field<SystemText>,
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(flatten)]
         tools: MessagesToolsBody,
-        /// Whether the model is to think.
+        /// Turns thinking on or off.
         thinking: Field<ThinkingBody>,
-        /// How the reply has to be.
+        /// Effort and form of the reply.
         output_config: Field<OutputConfig>,
-        /// The older place of `output_config.format`.
+        /// The older name of `output_config.format`, which takes precedence.
         output_format: Field<OutputFormat>,
     }
 }
 
 object! {
-    /// How the reply has to be.
+    /// Effort and form of a reply.
     pub(crate) struct OutputConfig {
-        /// How hard the model is to think.
+        /// How hard the model should think.
         effort: Field<OutputEffort>,
-        /// What the text has to be.
+        /// The form that the text must have.
         format: Field<OutputFormat>,
     }
 }
@@ -111,9 +112,9 @@ described!([] OutputEffort: |_generator| {
 });
 
 object! {
-    /// JSON that a schema describes.
+    /// JSON that follows a schema.
     pub(crate) struct OutputFormat {
-        /// Always this.
+        /// The only supported type.
         #[schemars(extend("enum" = ["json_schema"]))]
         r#type: Required<String>,
         /// The schema.
@@ -122,22 +123,22 @@ object! {
 }
 
 object! {
-    /// Whether the model is to think. `budget_tokens` is not kept.
+    /// Turns thinking on or off. `budget_tokens` has no effect.
     #[schemars(rename = "Thinking")]
     pub(crate) struct ThinkingBody {
-        /// Whether.
+        /// On, off, or the model's default.
         r#type: Required<Word<ThinkingKind>>,
     }
 }
 
-/// The kind of thinking that is asked for.
+/// The type of [`ThinkingBody`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(inline)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ThinkingKind {
     Enabled,
     Disabled,
-    /// The model's own habit.
+    /// The model's default.
     Adaptive,
 }
 
@@ -145,28 +146,28 @@ impl Words for ThinkingKind {
     const WORDS: &'static str = "enabled, disabled or adaptive";
 }
 
-/// A message as the client asked for it.
+/// A checked body of `/v1/messages`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessagesRequest {
     /// What to generate.
     pub generate: GenerateRequest,
-    /// As server-sent events.
+    /// Stream the reply as server-sent events.
     pub stream: bool,
-    /// What the model thinks is a part of the reply.
+    /// Include the model's reasoning in the reply.
     pub shows_thinking: bool,
 }
 
-/// A chat whose prompt's tokens are to be counted.
+/// A checked body of `/v1/messages/count_tokens`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountRequest {
     /// The model's public name, as the client wrote it.
     pub model: String,
-    /// What to count.
+    /// The prompt whose tokens to count.
     pub chat: ChatPrompt,
 }
 
 impl MessagesRequest {
-    /// Reads a body. `drawn_seed` is used where the client sent none.
+    /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         read::<MessagesBody>(body)?.check(drawn_seed)
     }
@@ -190,7 +191,7 @@ impl MessagesBody {
             ignore_eos: false,
             constraint,
             tools: chat.tools,
-            // Claude's clients ask every model to think, whatever it is.
+            // Claude's clients ask for thinking whatever the model is, so a model that cannot think is no error.
             wants_thinking: false,
             keep_alive: None,
             num_ctx: None,
@@ -202,9 +203,9 @@ impl MessagesBody {
 }
 
 impl CountRequest {
-    /// Reads a body.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
-        // A constraint has no tokens, but a mistake in it is one here as it will be in the message.
+        // A constraint adds no tokens, but a wrong one is refused here as in `/v1/messages`.
         let CheckedPrompt { model, chat, .. } = read::<CountBody>(body)?.prompt.check(|| Ok(()))?.0;
         Ok(CountRequest { model, chat })
     }
@@ -219,7 +220,7 @@ struct CheckedPrompt {
 }
 
 impl PromptBody {
-    /// `next` is checked right after the model: an error names the first wrong field in this order.
+    /// Checks the fields in the order in which errors name them: the model, then `next`, then the others.
     fn check<T>(self, next: impl FnOnce() -> Result<T, InvalidRequest>) -> Result<(CheckedPrompt, T), InvalidRequest> {
         let model = self.model.get("")?.0;
         let next = next()?;

@@ -1,4 +1,4 @@
-//! `tools` and `tool_choice`.
+//! `tools` and `tool_choice` of a message.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -12,27 +12,27 @@ use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 object! {
     /// The tools of a message.
     pub(crate) struct MessagesToolsBody {
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<MessagesTool>>,
-        /// What it has to call.
+        /// Whether the model must call a tool.
         tool_choice: Field<MessagesToolChoice>,
     }
 }
 
 object! {
-    /// What a message has to do with its tools.
+    /// Whether the message may, must or must not call tools.
     pub(crate) struct MessagesToolChoice {
-        /// What. `any` and `tool` need tools.
+        /// The kind of choice. `any` and `tool` need tools.
         r#type: Required<Word<ChoiceKind>>,
-        /// With `tool`, which one.
+        /// With `tool`, the tool to call.
         name: Field<String>,
-        /// One call at most.
+        /// Allow at most one call.
         disable_parallel_tool_use: Field<bool>,
     }
 }
 
-/// See [`MessagesToolChoice`].
+/// The type of [`MessagesToolChoice`].
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[schemars(inline)]
 #[serde(rename_all = "lowercase")]
@@ -48,8 +48,8 @@ impl Words for ChoiceKind {
 }
 
 impl MessagesToolsBody {
-    /// The client's own tools. Those that Anthropic defines (`web_search_20250305` and the like) are skipped: nobody
-    /// here runs them, and their schemas are not written down anywhere.
+    /// Returns the client's own tools. Tools that Anthropic defines, such as `web_search_20250305`, are ignored: they
+    /// run on Anthropic's servers, and their schemas are not public.
     pub(super) fn check(self) -> Result<ToolUse, InvalidRequest> {
         let Some(choice) = self.tool_choice.get("")? else { return check_tools(self.tools, ToolChoice::Auto, true) };
         let parallel = !choice.disable_parallel_tool_use.get(CHOICE)?.unwrap_or(false);

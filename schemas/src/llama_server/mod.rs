@@ -1,7 +1,7 @@
-//! The JSON of llama-server's own routes, as far as clients use them beside OpenAI's: `/tokenize`, `/detokenize`,
-//! `/apply-template`, `/props` and `/slots`. Shapes: its `tools/server/README.md`.
+//! The JSON of those llama-server routes that clients use in addition to OpenAI's: `/tokenize`, `/detokenize`,
+//! `/apply-template`, `/props` and `/slots`. Shapes are those of llama.cpp's `tools/server/README.md`.
 //!
-//! A llama-server has one model. Where there are several, a request may name one under `model`.
+//! A llama-server has one model. Here a request may name one of several models in `model`.
 
 mod props;
 mod requests;
@@ -23,7 +23,7 @@ pub struct TokenizeReply {
 /// The reply to `POST /detokenize`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct DetokenizeReply {
-    /// The text, U+FFFD where the tokens' bytes are not UTF-8.
+    /// The text, with U+FFFD where the tokens' bytes are not UTF-8.
     pub content: String,
 }
 

@@ -1,4 +1,4 @@
-//! `GET /props` and `GET /slots`.
+//! The replies to `GET /props` and `GET /slots`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,36 +12,36 @@ use crate::sampling_fields::SamplingFields;
 pub struct Props {
     /// The defaults of a request.
     pub default_generation_settings: GenerationSettings,
-    /// Sequences decoded together.
+    /// The number of slots.
     pub total_slots: u32,
-    /// The public name.
+    /// The model's public name.
     pub model_alias: String,
-    /// The public name too: no path leaves this server.
+    /// The public name again: file paths are not shown to clients.
     pub model_path: String,
-    /// The Jinja source in use; empty without one.
+    /// The chat template in use, in Jinja; empty if there is none.
     pub chat_template: String,
-    /// Empty without one.
+    /// The spelling of the token that begins a prompt; empty if there is none.
     pub bos_token: String,
-    /// Empty without one.
+    /// The spelling of the token that ends a text; empty if there is none.
     pub eos_token: String,
-    /// What can be sent beside text.
+    /// The kinds of input that the model accepts in addition to text.
     pub modalities: Modalities,
-    /// Which build answers.
+    /// The build that answers.
     pub build_info: String,
-    /// It is not in memory, and the next request loads it.
+    /// The model is not in memory. The next request loads it.
     pub is_sleeping: bool,
 }
 
-/// See [`Props::default_generation_settings`].
+/// The defaults of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct GenerationSettings {
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     pub params: Params,
-    /// Tokens one sequence may hold.
+    /// Tokens that one sequence can hold.
     pub n_ctx: u32,
 }
 
-/// Sampling, with llama-server's names.
+/// Sampling parameters, with llama-server's names.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[allow(missing_docs, reason = "the fields of `Sampling`")]
 pub struct Params {
@@ -53,11 +53,11 @@ pub struct Params {
     pub repeat_penalty: f32,
     pub presence_penalty: f32,
     pub frequency_penalty: f32,
-    /// −1: until the context ends.
+    /// The most tokens in a reply; −1: until the context ends.
     pub n_predict: i32,
 }
 
-/// See [`Props::modalities`].
+/// The kinds of input that a model accepts in addition to text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Modalities {
     /// Images.
@@ -67,7 +67,7 @@ pub struct Modalities {
 }
 
 impl Props {
-    /// The properties of a model under its public name, with its own defaults.
+    /// Describes a model under its public name, with its own sampling defaults.
     pub fn new(name: &str, info: &NodeInfo, defaults: &SamplingFields, build_info: &str) -> Self {
         let mut sampling = Sampling::default();
         defaults.apply(&mut sampling);
@@ -101,17 +101,17 @@ impl Props {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "Slot")]
 pub struct SlotInfo {
-    /// From 0.
+    /// The slot's number, from 0.
     pub id: u32,
-    /// Tokens it may hold.
+    /// Tokens that the slot can hold.
     pub n_ctx: u32,
     /// Always false.
     pub speculative: bool,
-    /// A sequence runs in it.
+    /// A sequence runs in the slot.
     pub is_processing: bool,
 }
 
-/// The slots of a node. It says how many are taken and not which: the first ones stand for them.
+/// Describes the slots of a node. A node reports only how many are in use, so the first ones are shown as in use.
 pub fn slots(info: &NodeInfo, load: &NodeLoad) -> Vec<SlotInfo> {
     let slot = |id| SlotInfo { id, n_ctx: info.n_ctx, speculative: false, is_processing: id < load.active_slots };
     (0..info.n_slots).map(slot).collect()

@@ -1,4 +1,4 @@
-//! What clients send.
+//! The requests of `/tokenize`, `/detokenize` and `/apply-template`.
 
 use schemars::JsonSchema;
 use serde::de::SeqAccess;
@@ -18,16 +18,16 @@ use crate::request::values::Tokens;
 use crate::token::Token;
 
 object! {
-    /// A text whose tokens are wanted.
+    /// A text to tokenize.
     #[schemars(rename = "TokenizeRequest", example = json!({ "content": "a text" }))]
     pub struct TokenizeBody {
-        /// Whose vocabulary; without a name, that of the first model.
+        /// The model whose vocabulary to use; by default the first model.
         model: Field<String>,
         /// The text.
         content: Required<String>,
-        /// With the tokens that begin and end a text.
+        /// Add the tokens that begin and end a text.
         add_special: Field<bool>,
-        /// Whether control tokens that the text spells are such. They are by default.
+        /// False: treat the spelling of a control token as plain text.
         parse_special: Field<bool>,
         #[schemars(skip)]
         with_pieces: Field<bool>,
@@ -35,10 +35,10 @@ object! {
 }
 
 object! {
-    /// Tokens whose text is wanted.
+    /// Tokens to convert to text.
     #[schemars(rename = "DetokenizeRequest", example = json!({ "tokens": [1, 2] }))]
     pub struct DetokenizeBody {
-        /// Whose vocabulary; without a name, that of the first model.
+        /// The model whose vocabulary to use; by default the first model.
         model: Field<String>,
         /// The tokens.
         tokens: Required<TextTokens>,
@@ -46,23 +46,23 @@ object! {
 }
 
 object! {
-    /// A chat whose prompt is wanted.
+    /// A chat to render as a prompt.
     #[schemars(rename = "ApplyTemplateRequest", example = json!({ "messages": [{"role": "user", "content": "Hi."}] }))]
     pub struct ApplyTemplateBody {
-        /// Whose template; without a name, that of the first model.
+        /// The model whose template to use; by default the first model.
         model: Field<String>,
-        /// The history.
+        /// The conversation so far, oldest message first.
         messages: Required<MessageList<ChatMessage>>,
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(flatten)]
         tools: ChatToolsBody,
-        /// Variables of the chat template.
+        /// Variables for the chat template.
         #[schemars(flatten)]
         template: TemplateBody,
     }
 }
 
-/// [`Tokens`], with this route's words for what is none.
+/// [`Tokens`] with this route's error for a wrong item.
 #[derive(Debug, JsonSchema)]
 #[schemars(inline)]
 pub(crate) struct TextTokens(Tokens);
@@ -76,35 +76,35 @@ impl Read for TextTokens {
     }
 }
 
-/// `POST /tokenize`.
+/// A checked body of `POST /tokenize`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tokenize {
-    /// Whose vocabulary.
+    /// The model whose vocabulary to use; `None`: the first model.
     pub model: Option<String>,
-    /// The text, and how to read it.
+    /// The text and how to tokenize it.
     pub text: TokenizeRequest,
 }
 
-/// `POST /detokenize`.
+/// A checked body of `POST /detokenize`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Detokenize {
-    /// Whose vocabulary.
+    /// The model whose vocabulary to use; `None`: the first model.
     pub model: Option<String>,
     /// The tokens.
     pub tokens: Vec<Token>,
 }
 
-/// `POST /apply-template`.
+/// A checked body of `POST /apply-template`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApplyTemplate {
-    /// Whose template.
+    /// The model whose template to use; `None`: the first model.
     pub model: Option<String>,
-    /// What to render.
+    /// The chat to render.
     pub chat: ChatPrompt,
 }
 
 impl Tokenize {
-    /// Reads a body.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: TokenizeBody = read(body)?;
         if body.with_pieces.get("")?.unwrap_or(false) {
@@ -120,7 +120,7 @@ impl Tokenize {
 }
 
 impl Detokenize {
-    /// Reads a body.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: DetokenizeBody = read(body)?;
         Ok(Detokenize { tokens: body.tokens.get("")?.0.0, model: model(body.model)? })
@@ -128,7 +128,7 @@ impl Detokenize {
 }
 
 impl ApplyTemplate {
-    /// Reads a body. Messages and tools are OpenAI's.
+    /// Parses and checks a body. Messages and tools have OpenAI's form.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: ApplyTemplateBody = read(body)?;
         let conversation = openai::conversation(body.messages, body.template)?;

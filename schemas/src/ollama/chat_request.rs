@@ -1,4 +1,4 @@
-//! `POST /api/chat`: a body → one [`GenerateRequest`], or a wish to load the model.
+//! `POST /api/chat`: a body → one [`GenerateRequest`], or a request to only load the model.
 
 use serde_json::json;
 
@@ -11,32 +11,32 @@ use crate::request::images::Images;
 use crate::request::read::read;
 
 object! {
-    /// A chat to be continued. Without messages the model is loaded, or with a `keep_alive` of 0 unloaded.
+    /// A chat to continue. Without messages, the model is only loaded, or unloaded if `keep_alive` is 0.
     #[schemars(rename = "OllamaChatRequest", example = json!({
         "model": "smollm2", "options": {"num_predict": 8}, "messages": [{"role": "user", "content": "Say hello."}]
     }))]
     pub struct OllamaChatBody {
-        /// The history.
+        /// The conversation so far, oldest message first.
         messages: Field<Items<OllamaMessage>>,
-        /// What all generations have.
+        /// The fields that `/api/chat` and `/api/generate` share.
         #[schemars(flatten)]
         common: CommonBody,
     }
 }
 
-/// A chat as the client asked for it.
+/// A checked body of `/api/chat`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OllamaChatRequest {
     /// What to generate.
     pub generate: GenerateRequest,
-    /// Set if there is no message: then nothing is generated.
+    /// Set if there are no messages. Nothing is generated then.
     pub load_only: Option<LoadOnly>,
-    /// As lines of JSON.
+    /// Stream the reply as lines of JSON.
     pub stream: bool,
 }
 
 impl OllamaChatRequest {
-    /// Reads a body. `drawn_seed` is used where the client sent none.
+    /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: OllamaChatBody = read(body)?;
         let mut images = Images::default();

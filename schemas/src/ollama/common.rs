@@ -1,4 +1,4 @@
-//! What `/api/chat` and `/api/generate` have in common.
+//! The fields that `/api/chat` and `/api/generate` share.
 
 use schemars::json_schema;
 use serde_json::{Map, Number, Value};
@@ -18,43 +18,43 @@ use crate::request::values::{Integer, ModelName};
 use crate::tools::{MAX_TOOLS, ToolChoice};
 
 object! {
-    /// What `/api/chat` and `/api/generate` have in common.
+    /// The fields that `/api/chat` and `/api/generate` share.
     pub(crate) struct CommonBody {
-        /// One of the names in `/api/tags`.
+        /// A model's name, as `/api/tags` lists it.
         model: Required<ModelName>,
-        /// As lines of JSON, unless this is false.
+        /// False: reply with one object. Otherwise: stream lines of JSON.
         stream: Field<bool>,
-        /// What the reply has to be.
+        /// The form that the reply must have.
         format: Field<Format>,
-        /// Whether the model is to think. A 400 for a model that cannot.
+        /// Turns thinking on or off, or sets its effort. A 400 if the model cannot think.
         think: Field<Think>,
-        /// How long a model that is loaded on demand stays in memory afterwards: 0 unloads it, a negative number keeps it
-        /// for good. A model that is always loaded stays.
+        /// How long a model that is loaded on demand stays in memory after the reply: 0 unloads it, a negative number
+        /// keeps it forever. No effect on models that are always loaded.
         keep_alive: Field<KeepAliveBody>,
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<ChatTool>>,
-        /// Report the log-probabilities of tokens.
+        /// Report the log-probability of each token.
         logprobs: Field<bool>,
-        /// With so many of the most likely tokens at each place.
+        /// How many of the most likely tokens to report at each position.
         top_logprobs: Field<TopLogprobs>,
-        /// How to generate.
+        /// Sampling and limits.
         options: Field<OptionsBody>,
     }
 }
 
 /// A checked [`CommonBody`].
 pub(super) struct Common {
-    /// The request, with an input that is to be replaced.
+    /// The request. Its input is empty: the caller sets it.
     pub(super) generate: GenerateRequest,
-    /// What the chat template gets.
+    /// Variables for the chat template.
     pub(super) template_args: Map<String, Value>,
-    /// As lines of JSON.
+    /// Stream the reply as lines of JSON.
     pub(super) stream: bool,
 }
 
 impl CommonBody {
-    /// `drawn_seed` is used where the client sent none.
+    /// Checks the fields. `drawn_seed` is used if the client sent no seed.
     pub(super) fn check(self, drawn_seed: u64) -> Result<Common, InvalidRequest> {
         let options = self.options.get("")?.unwrap_or_else(|| OptionsBody::named(""));
         let Options { max_tokens, num_ctx, stop, sampling, chosen } = options.check(drawn_seed)?;
@@ -78,7 +78,7 @@ impl CommonBody {
             num_ctx,
             context: None,
         };
-        // Ollama streams unless it is told not to.
+        // Ollama streams by default.
         let stream = self.stream.get("")?.unwrap_or(true);
         Ok(Common { generate, template_args: think.map(Think::template_args).unwrap_or_default(), stream })
     }
@@ -98,7 +98,7 @@ const EFFORTS: [ReasoningEffort; 4] =
     [ReasoningEffort::Low, ReasoningEffort::Medium, ReasoningEffort::High, ReasoningEffort::Max];
 
 impl Think {
-    /// The variables of the chat template, for those that know these switches.
+    /// Returns the variables for the chat template. A template without these switches ignores them.
     fn template_args(self) -> Map<String, Value> {
         let mut args = Map::new();
         args.insert("enable_thinking".to_owned(), (self != Think::Off).into());
@@ -126,21 +126,21 @@ impl Read for Think {
 }
 
 described!([] Think: named "Think", |_generator| json_schema!({
-    "description": "Whether and how hard to think.",
+    "description": "Turns thinking on or off, or sets its effort.",
     "anyOf": [{ "type": "boolean" }, { "type": "string", "enum": EFFORTS.map(ReasoningEffort::as_str) }],
 }));
 
-/// What a request without a prompt asks for.
+/// What a request without messages or prompt asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadOnly {
-    /// Nothing to answer: the model is to be ready.
+    /// Load the model.
     Load,
-    /// `keep_alive` is 0: the model may go.
+    /// Unload the model: `keep_alive` is 0.
     Unload,
 }
 
 impl LoadOnly {
-    /// What a request without anything to answer asks for.
+    /// Decides by the request's `keep_alive`.
     pub(super) fn of(keep_alive: Option<KeepAlive>) -> Self {
         if keep_alive.is_some_and(KeepAlive::is_nothing) { LoadOnly::Unload } else { LoadOnly::Load }
     }
@@ -154,7 +154,7 @@ impl LoadOnly {
     }
 }
 
-/// `keep_alive`: a number of seconds, or a Go duration. An empty string says nothing.
+/// `keep_alive`: a number of seconds, or a Go duration. An empty string counts as missing.
 #[derive(Debug)]
 pub(crate) struct KeepAliveBody(pub(super) Option<KeepAlive>);
 
@@ -179,17 +179,17 @@ impl Read for KeepAliveBody {
     }
 }
 
-/// What [`keep_alive`](crate::keep_alive) reads.
+/// The strings that [`KeepAlive::parse`] accepts, as a pattern.
 const KEEP_ALIVE: &str =
     "^([-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)|[-+]?(([0-9]+[.]?[0-9]*|[.][0-9]+)(ns|us|µs|μs|ms|s|m|h))+)?$";
 
 described!([] KeepAliveBody: named "KeepAlive", |_generator| {
     json_schema!({
-        "description": "How long the model should stay.",
+        "description": "How long the model stays in memory.",
         "anyOf": [
             { "description": "Seconds.", "type": "number", "format": "double" },
             {
-                "description": "In Go's form, such as `5m`, or a number; the empty word says nothing.",
+                "description": "A Go duration such as `5m`, or a number of seconds. Empty counts as missing.",
                 "type": "string", "maxLength": MAX_CHARS, "pattern": KEEP_ALIVE,
             },
         ],

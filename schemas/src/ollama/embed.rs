@@ -14,31 +14,31 @@ use crate::request::schema::described;
 use crate::request::values::{Integer, MAX_U32, ModelName, NonEmpty};
 
 object! {
-    /// Texts whose vectors are wanted. Without one the model is loaded.
+    /// Texts to embed. Without a text, the model is only loaded.
     #[schemars(rename = "OllamaEmbedRequest", example = json!({ "model": "smollm2", "input": "a text" }))]
     pub struct OllamaEmbedBody {
-        /// One of the names in `/api/tags`.
+        /// A model's name, as `/api/tags` lists it.
         model: Required<ModelName>,
-        /// The texts.
+        /// One text, or several.
         input: Field<EmbedTexts>,
-        /// Cut texts that are too long, unless this is false.
+        /// False: refuse texts that are too long. Otherwise: cut them.
         truncate: Field<bool>,
-        /// 0, or the model's own number.
+        /// The length of the vectors: 0, or the model's own.
         dimensions: Field<Integer<0, MAX_U32>>,
-        /// See `/api/chat`.
+        /// How long the model stays in memory, as in `/api/chat`.
         keep_alive: Field<KeepAliveBody>,
     }
 }
 
 object! {
-    /// A text whose vector is wanted. Without one the model is loaded.
+    /// A text to embed. Without one, the model is only loaded.
     #[schemars(rename = "OllamaEmbeddingsRequest", example = json!({ "model": "smollm2", "prompt": "a text" }))]
     pub struct OlderEmbedBody {
-        /// One of the names in `/api/tags`.
+        /// A model's name, as `/api/tags` lists it.
         model: Required<ModelName>,
-        /// The text.
+        /// The text to embed.
         prompt: Field<String>,
-        /// See `/api/chat`.
+        /// How long the model stays in memory, as in `/api/chat`.
         keep_alive: Field<KeepAliveBody>,
     }
 }
@@ -77,7 +77,7 @@ impl Read for EmbedTexts {
 described!([] EmbedTexts: named "OllamaEmbedInput", |generator| {
     let text = generator.subschema_for::<NonEmpty>();
     json_schema!({
-        "description": "What to embed: a text, or several.",
+        "description": "One text to embed, or several.",
         "anyOf": [{ "type": "string" }, { "type": "array", "items": text, "maxItems": MAX_INPUTS }],
     })
 });
@@ -96,22 +96,22 @@ impl EmbedTexts {
     }
 }
 
-/// Reads the body of `/api/embed`. Without a text there is no input: Ollama then only loads the model.
+/// Parses and checks a body of `/api/embed`. Without a text there are no inputs, and the model is only loaded.
 ///
-/// `options` has no effect: it is about how Ollama loads a model.
+/// `options` is ignored: it changes how Ollama loads a model.
 pub fn parse(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: OllamaEmbedBody = read(body)?;
     Ok(EmbedRequest {
         inputs: body.input.get("")?.map(EmbedTexts::check).transpose()?.unwrap_or_default(),
         model: body.model.get("")?.0,
         truncate: body.truncate.get("")?.unwrap_or(true),
-        // Ollama's zero is 'as many as there are'.
+        // In Ollama, 0 means the model's own number.
         dimensions: body.dimensions.get("")?.and_then(Integer::count).filter(|&n| n > 0),
         keep_alive: body.keep_alive.get("")?.and_then(|keep_alive| keep_alive.0),
     })
 }
 
-/// Reads the body of `/api/embeddings`, which has one text and calls it `prompt`.
+/// Parses and checks a body of `/api/embeddings`, the older route: one text, as `prompt`.
 pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     let body: OlderEmbedBody = read(body)?;
     let prompt = body.prompt.get("")?.filter(|prompt| !prompt.is_empty());
@@ -124,19 +124,19 @@ pub fn parse_older(body: &[u8]) -> Result<EmbedRequest, InvalidRequest> {
     })
 }
 
-/// The reply to `/api/embed`. Durations in nanoseconds.
+/// The reply to `/api/embed`. Durations are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaEmbedReply")]
 pub struct EmbedReply {
-    /// As the client wrote it.
+    /// The model's name, as the client wrote it.
     pub model: String,
-    /// One for each input.
+    /// One vector for each input, in their order.
     pub embeddings: Vec<Vec<f32>>,
-    /// From the request's arrival to its end.
+    /// Time from the request's arrival to the reply.
     pub total_duration: u64,
-    /// Before the first text was begun with. The model is loaded already.
+    /// Time before the first text was computed. The model is loaded already, so this is the wait for the engine.
     pub load_duration: u64,
-    /// Tokens of all inputs.
+    /// Tokens in all inputs.
     pub prompt_eval_count: u32,
 }
 
@@ -144,7 +144,7 @@ pub struct EmbedReply {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaEmbeddingsReply")]
 pub struct OlderEmbedReply {
-    /// Empty if there was no prompt.
+    /// The vector; empty if there was no prompt.
     pub embedding: Vec<f32>,
 }
 

@@ -1,4 +1,4 @@
-//! `format`: `"json"` or a schema.
+//! `format` of Ollama's routes: `"json"` or a JSON schema.
 
 use schemars::json_schema;
 use serde::de::MapAccess;
@@ -40,14 +40,14 @@ impl Read for Format {
 
 described!([] Format: named "OllamaFormat", |_generator| {
     json_schema!({
-        "description": "What a reply has to be.",
+        "description": "The form that a reply must have.",
         "anyOf": [
             {
-                "description": "Any JSON object, or with the empty word any text.",
+                "description": "`json`: any JSON object. Empty: any text.",
                 "type": "string", "enum": ["json", ""],
             },
             {
-                "description": "JSON that a schema describes; the empty object asks for nothing.",
+                "description": "A JSON schema for the reply. An empty object allows any text.",
                 "type": "object", "additionalProperties": true,
             },
         ],

@@ -1,4 +1,4 @@
-//! `POST /api/generate`: a body → one [`GenerateRequest`], or a wish to load the model.
+//! `POST /api/generate`: a body → one [`GenerateRequest`], or a request to only load the model.
 
 use serde_json::json;
 
@@ -13,34 +13,33 @@ use crate::request::read::read;
 use crate::request::values::{NOT_A_TOKEN, Tokens};
 use crate::token::Token;
 
-/// Tokens of an earlier reply at most: more than any model's context holds.
+/// The most tokens in `context`: more than any model can hold.
 const MAX_CONTEXT: usize = 1 << 20;
 
-/// The greatest id that a token may have. From here on they are places of images.
+/// The largest token id. Larger numbers are placeholders of images.
 const MAX_TOKEN: Token = (1 << 31) - 1;
 
 object! {
-    /// A text to be answered or continued. Without one the model is loaded, or with a `keep_alive` of 0 unloaded.
+    /// A text to answer or continue. Without one, the model is only loaded, or unloaded if `keep_alive` is 0.
     #[schemars(rename = "OllamaGenerateRequest", example = json!({
         "model": "smollm2", "options": {"num_predict": 8}, "prompt": "Say hello."
     }))]
     pub struct OllamaGenerateBody {
-        /// The user's message; with `raw`, the whole prompt.
+        /// The user's message, or the whole prompt if `raw` is true.
         prompt: Field<String>,
-        /// What follows. Needs a model with infilling tokens.
+        /// The text after the gap to fill; `prompt` is the text before it. Needs a model with infilling tokens.
         suffix: Field<String>,
         /// The system message.
         system: Field<String>,
-        /// The prompt as it is, without the chat template.
+        /// Use `prompt` as it is, without the chat template.
         raw: Field<bool>,
         /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
         #[schemars(length(max = MAX_IMAGES))]
         images: Field<Items<ImageFile>>,
-        /// The tokens that an earlier reply ended with, to go on from there. Not together with `raw`, `suffix` or
-        /// `images`.
+        /// The `context` of an earlier reply, to continue from there. Not allowed with `raw`, `suffix` or `images`.
         #[schemars(length(max = MAX_CONTEXT), inner(range(max = MAX_TOKEN)))]
         context: Field<Tokens>,
-        /// What all generations have.
+        /// The fields that `/api/chat` and `/api/generate` share.
         #[schemars(flatten)]
         common: CommonBody,
         #[schemars(skip)]
@@ -48,22 +47,22 @@ object! {
     }
 }
 
-/// A generation as the client asked for it.
+/// A checked body of `/api/generate`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OllamaGenerateRequest {
-    /// What to generate: one user message, with `raw` the prompt as it is, with `suffix` what stands between both.
+    /// What to generate: a reply to one message, the continuation of a raw prompt, or the text before a suffix.
     pub generate: GenerateRequest,
-    /// Set if there is no prompt: then nothing is generated.
+    /// Set if there is no prompt. Nothing is generated then.
     pub load_only: Option<LoadOnly>,
-    /// As lines of JSON.
+    /// Stream the reply as lines of JSON.
     pub stream: bool,
 }
 
 impl OllamaGenerateRequest {
-    /// Reads a body. `drawn_seed` is used where the client sent none.
+    /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         let body: OllamaGenerateBody = read(body)?;
-        // A template is a program, and could write control tokens that a message may not.
+        // A template is a program: it could write control tokens, which messages may not.
         if body.template.get("")?.is_some_and(|template| !template.is_empty()) {
             return Err(InvalidRequest::at("template", "a chat template is never taken from a client; use \"raw\""));
         }
@@ -97,8 +96,8 @@ impl OllamaGenerateRequest {
     }
 }
 
-/// The tokens that an earlier reply ended with. `None` where the reply is to tell none: what stands in one of the prompts
-/// that are no conversation, or is an image, cannot be gone on with.
+/// Checks the tokens of an earlier reply. Returns `None` for prompts that a later request cannot continue: those that
+/// are not a conversation, or that contain images. Their replies have no `context`.
 fn context(tokens: Option<Tokens>, input: &Input) -> Result<Option<Vec<Token>>, InvalidRequest> {
     let tokens = tokens.map(|tokens| tokens.0).unwrap_or_default();
     if tokens.len() > MAX_CONTEXT {

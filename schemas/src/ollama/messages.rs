@@ -1,4 +1,4 @@
-//! A client's `messages` → a [`Conversation`](crate::generate::Conversation)'s messages, in the one form that chat
+//! `messages` of `/api/chat` → the messages of a [`Conversation`](crate::generate::Conversation), in the form that chat
 //! templates read.
 
 use schemars::json_schema;
@@ -15,19 +15,19 @@ use crate::request::schema::described;
 use crate::request::values::{NonEmpty, Word, Words};
 
 object! {
-    /// A message of the history.
+    /// A message of the conversation.
     pub(crate) struct OllamaMessage {
         /// Who speaks.
         role: Required<Word<MessageRole>>,
-        /// What is said.
+        /// The text.
         content: Field<String>,
-        /// What the model thought.
+        /// The model's reasoning before it answered.
         thinking: Field<String>,
-        /// What it called.
+        /// The calls that the model made.
         tool_calls: Field<Items<OllamaCall>>,
-        /// Which tool this is the result of.
+        /// The tool whose result this is.
         tool_name: Field<String>,
-        /// Which call this is the result of.
+        /// The id of the call whose result this is.
         tool_call_id: Field<String>,
         /// PNG, JPEG, WebP or GIF files in base64, for a model with a projector.
         #[schemars(length(max = MAX_IMAGES))]
@@ -47,9 +47,9 @@ object! {
     /// A call that the model made earlier.
     #[schemars(rename = "OllamaEarlierCall")]
     pub(crate) struct OllamaCall {
-        /// By which its result refers to it.
+        /// The id that the call's result refers to.
         id: Field<String>,
-        /// Which function, with what.
+        /// The function and its arguments.
         function: Required<OllamaFunction>,
     }
 }
@@ -60,12 +60,12 @@ object! {
     pub(crate) struct OllamaFunction {
         /// Its name.
         name: Required<NonEmpty>,
-        /// Its arguments: an object here, where OpenAI has a string.
+        /// Its arguments, as an object. OpenAI's API has a string here.
         arguments: Field<Map<String, Value>>,
     }
 }
 
-/// The messages as templates read them; there may be none.
+/// Returns the messages as templates read them, possibly none, and adds their images to `images`.
 pub(super) fn check(
     messages: Field<Items<OllamaMessage>>,
     images: &mut Images,
@@ -82,7 +82,7 @@ impl OllamaMessage {
         let role = self.role.optional(at)?;
         let wrong = || InvalidRequest::at(join(at, "role"), format_args!("must be {}", MessageRole::WORDS));
         let role = role.ok_or_else(wrong)?.0;
-        // Before the text, as Ollama has them.
+        // Ollama puts images before the text.
         let marks = images.add_list(self.images, at)?;
         let mut tool_calls = Vec::new();
         for call in self.tool_calls.get(at)?.unwrap_or_default().each(&join(at, "tool_calls")) {

@@ -1,8 +1,8 @@
-//! Ollama's JSON: what its clients send to `/api`, and what they expect back.
+//! Ollama's JSON: the requests and replies of `/api`.
 //!
-//! Shapes and names are those of Ollama's `docs/api.md` and its `api/types.go`. Unknown fields and options are ignored,
-//! as Ollama does; what would change the answer and cannot be honoured is refused where it is read. Everything here
-//! is a pure function of bytes; the proxy's `http::ollama` gives it sockets.
+//! Shapes and names are those of Ollama's `docs/api.md` and its `api/types.go`. As in Ollama, unknown fields and
+//! options are ignored. A field that would change the answer but is not supported is refused. Everything here is a pure
+//! function of bytes; the proxy's `http::ollama` serves it.
 
 pub mod chat_request;
 pub mod embed;
@@ -29,8 +29,8 @@ pub use self::options::defaults as default_sampling;
 use crate::error_code::ErrorCode;
 use crate::openai::ErrorBody;
 
-/// The version of Ollama whose API this is: plain `x.y.z`, since clients parse each part as an integer, and new enough
-/// for those that insist on one.
+/// The version of Ollama whose API this is. Plain `x.y.z`, because clients parse each part as an integer, and recent,
+/// because some clients require a minimum.
 pub const VERSION: &str = "0.14.2";
 
 /// The reply to `GET /api/version`.
@@ -47,11 +47,11 @@ impl Default for Version {
     }
 }
 
-/// The reply to `POST /api/pull`, or a line of it.
+/// The reply to `POST /api/pull`, or one line of its stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "PullProgress")]
 pub struct OllamaPullProgress {
-    /// How far it is.
+    /// The step that was reached.
     pub status: &'static str,
 }
 
@@ -59,17 +59,17 @@ pub struct OllamaPullProgress {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaError")]
 pub struct OllamaErrorReply {
-    /// What happened.
+    /// The message, for people.
     pub error: String,
-    /// Of a request that does not fit the context: `context_length_exceeded`. This and what follows is not Ollama's; it
-    /// is for programs, another endpoint in front of this one among them.
+    /// `context_length_exceeded` if the request does not fit the context. This field and the next two are not Ollama's:
+    /// they are for programs, for example another endpoint that forwards to this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub code: Option<ErrorCode>,
-    /// With it: tokens in the prompt.
+    /// On context overflow: tokens in the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_prompt_tokens: Option<u32>,
-    /// With it: tokens a sequence may hold.
+    /// On context overflow: tokens that one sequence can hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_ctx: Option<u32>,
 }

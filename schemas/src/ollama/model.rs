@@ -1,4 +1,4 @@
-//! What Ollama's routes say about models: `/api/tags`, `/api/ps` and `/api/show`.
+//! Descriptions of models: the replies to `/api/tags`, `/api/ps` and `/api/show`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 use crate::node::NodeInfo;
 use crate::thinking::thinks;
 
-/// When a model expires that stays for ever. Ollama's own date for that lies as far ahead.
+/// The expiry date of a model that never expires. Ollama also reports a date in that century.
 pub const NEVER: &str = "2318-01-01T00:00:00Z";
 
 /// The reply to `GET /api/tags` and `GET /api/ps`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct OllamaModelList {
-    /// All of them.
+    /// The models.
     pub models: Vec<Model>,
 }
 
@@ -21,48 +21,48 @@ pub struct OllamaModelList {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaModel")]
 pub struct Model {
-    /// With its tag.
+    /// The name with its tag.
     pub name: String,
-    /// The same.
+    /// The same as `name`.
     pub model: String,
-    /// RFC 3339; only in `/api/tags`.
+    /// When the model changed, in RFC 3339. Only in `/api/tags`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<String>,
-    /// Bytes: of the file in `/api/tags`, of memory in `/api/ps`.
+    /// Bytes: the file's size in `/api/tags`, memory in use in `/api/ps`.
     pub size: u64,
-    /// Names the weights, in hex. Empty where they are not known.
+    /// A hash of the weights in hexadecimal; empty if unknown.
     pub digest: String,
-    /// What kind of model it is.
+    /// Format, family and size.
     pub details: Details,
     /// Only in `/api/ps`.
     #[serde(flatten)]
     pub running: Option<Running>,
 }
 
-/// What `/api/ps` adds.
+/// The fields that only `/api/ps` has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Running {
-    /// RFC 3339.
+    /// When the model is unloaded, in RFC 3339.
     pub expires_at: String,
-    /// Tokens one sequence may hold.
+    /// Tokens that one sequence can hold.
     pub context_length: u32,
 }
 
-/// What kind of model it is.
+/// A model's format, family and size.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaModelDetails")]
 pub struct Details {
     /// Always empty.
     pub parent_model: &'static str,
-    /// `gguf`; empty where it is not known.
+    /// `gguf`, or empty if unknown.
     pub format: &'static str,
     /// llama.cpp's architecture name.
     pub family: String,
-    /// The same.
+    /// The family again, as a list.
     pub families: Vec<String>,
-    /// For people, e.g. `8.0B`.
+    /// The number of parameters for people, e.g. `8.0B`.
     pub parameter_size: String,
-    /// E.g. `Q4_K_M`; empty if the file does not say.
+    /// E.g. `Q4_K_M`; empty if unknown.
     pub quantization_level: String,
 }
 
@@ -70,28 +70,28 @@ pub struct Details {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaShow")]
 pub struct Show {
-    /// Only a comment: there is no model file to build it from.
+    /// A comment only: models here are not built from a Modelfile.
     pub modelfile: String,
-    /// The model's chat template: Jinja, where Ollama has Go's language.
+    /// The chat template, in Jinja. Ollama's own templates are in Go's language.
     pub template: String,
-    /// What kind of model it is.
+    /// Format, family and size.
     pub details: Details,
-    /// With the keys of the file's metadata.
+    /// Metadata, with the keys of a GGUF file.
     pub model_info: Map<String, Value>,
-    /// `completion`, and what else it can do.
+    /// What the model can do, in Ollama's words: `completion`, `tools`, …
     pub capabilities: Vec<&'static str>,
-    /// RFC 3339.
+    /// When the model changed, in RFC 3339.
     pub modified_at: String,
 }
 
-/// A name with its tag. Clients compare what they find in a list with what they ask for, and some add the tag.
+/// Returns a name with its tag. Some clients ask for the name with the tag, and compare it with the listed one.
 pub fn tagged(name: &str) -> String {
     let has_tag = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
     if has_tag { name.to_owned() } else { format!("{name}:latest") }
 }
 
 impl Model {
-    /// A model in `/api/tags`; `info` is missing while nothing is known of it.
+    /// Describes a model in `/api/tags`. `info` is `None` until a node has reported it.
     pub fn listed(name: &str, modified_at: String, info: Option<&NodeInfo>) -> Self {
         Model {
             modified_at: Some(modified_at),
@@ -100,8 +100,8 @@ impl Model {
         }
     }
 
-    /// A model in `/api/ps`, the bytes that it takes, and until when it stays (RFC 3339). How much of it is in a GPU's memory
-    /// is not known, so Ollama's `size_vram` is left out.
+    /// Describes a model in `/api/ps`: `size` is its memory in bytes, `expires_at` is in RFC 3339. Ollama's `size_vram`
+    /// is left out: the share of GPU memory is unknown.
     pub fn running(name: &str, info: &NodeInfo, size: u64, expires_at: String) -> Self {
         let running = Running { expires_at, context_length: info.n_ctx };
         Model { size, running: Some(running), ..model(name, Some(info)) }
@@ -136,7 +136,7 @@ impl Details {
 }
 
 impl Show {
-    /// All that is known of a model.
+    /// Describes a model that a node runs.
     pub fn new(modified_at: String, info: &NodeInfo) -> Self {
         let architecture = &info.architecture;
         let mut model_info = json!({
@@ -171,7 +171,7 @@ impl Show {
     }
 }
 
-/// As Ollama's `format.HumanNumber`: `134.52M`, `8.0B`, `7B` for exactly 7·10⁹.
+/// Formats a number as Ollama's `format.HumanNumber` does: `134.52M`, `8.0B`, and `7B` for exactly 7·10⁹.
 fn human_number(n: u64) -> String {
     const MILLION: u64 = 1_000_000;
     const BILLION: u64 = 1_000 * MILLION;

@@ -1,4 +1,4 @@
-//! A body that names a model: `/api/show` and `/api/pull`.
+//! Bodies that name a model: `/api/show` and `/api/pull`.
 
 use schemars::Schema;
 use serde_json::json;
@@ -9,19 +9,19 @@ use crate::request::read::read;
 use crate::request::values::ModelName;
 
 object! {
-    /// Names a model, under `model` or, in older clients, under `name`.
+    /// Names a model as `model` or, in older clients, as `name`.
     #[schemars(rename = "OllamaModelRequest", example = json!({ "model": "smollm2" }), transform = either_name)]
     pub struct ModelBody {
-        /// One of the names in `/api/tags`.
+        /// A model's name, as `/api/tags` lists it.
         model: Required<ModelName>,
-        /// The older place of `model`, which wins over it.
+        /// The older name of `model`, which takes precedence.
         name: Field<String>,
-        /// As lines of JSON, where the call streams.
+        /// Stream the reply as lines of JSON, if the route streams.
         stream: Field<bool>,
     }
 }
 
-/// `name` must be there where `model` is not.
+/// Requires `name` if `model` is missing.
 fn either_name(schema: &mut Schema) {
     let object = schema.ensure_object();
     object.remove("required");
@@ -36,17 +36,17 @@ fn either_name(schema: &mut Schema) {
     );
 }
 
-/// Which model.
+/// A checked body that names a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRequest {
-    /// As the client wrote it.
+    /// The model's name, as the client wrote it.
     pub model: String,
-    /// As lines of JSON, where the call streams.
+    /// Stream the reply as lines of JSON, if the route streams.
     pub stream: bool,
 }
 
 impl ModelRequest {
-    /// Reads a body.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: ModelBody = read(body)?;
         let older = body.name.get("")?.filter(|name| !name.is_empty());

@@ -1,4 +1,4 @@
-//! `options`: what Ollama's model files call parameters.
+//! `options`: what Ollama's Modelfiles call parameters.
 
 use crate::request::InvalidRequest;
 use crate::request::field::{Field, object};
@@ -10,28 +10,28 @@ use crate::sampling::Sampling;
 use crate::sampling_fields::SamplingFields;
 
 object! {
-    /// How to generate. Options that only concern how Ollama loads a model are ignored.
+    /// Sampling and limits. Options that only change how Ollama loads a model are ignored.
     ///
-    /// `num_ctx` limits prompt and reply within the model's context, whose size is fixed when it is loaded. A prompt that
-    /// does not fit is refused, where Ollama would cut its beginning off without a word.
+    /// `num_ctx` can only lower the limit: the size of the context is fixed when a model is loaded. A prompt that does
+    /// not fit is refused. Ollama would silently cut off its beginning.
     #[schemars(rename = "OllamaOptions")]
     pub(crate) struct OptionsBody {
-        /// How tokens are drawn.
+        /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
-        /// Tokens of a reply at most. 0 and less: until the context ends.
+        /// The most tokens in a reply. 0 or less: until the context ends.
         num_predict: Field<Integer<{ i32::MIN as i64 }, MAX_U32>>,
-        /// Tokens of prompt and reply together at most: a longer prompt is a 400, and a reply ends there with `length`.
-        /// 0, and more than the model's context, is no limit.
+        /// The most tokens in prompt and reply together. A longer prompt is a 400; a reply that reaches the limit ends
+        /// with `length`. 0, or more than the model's context: no limit.
         num_ctx: Field<Integer<0, MAX_U32>>,
-        /// Where a reply ends.
+        /// Texts before which the reply ends.
         stop: Field<StopStrings>,
         #[schemars(skip)]
         gone: Unsupported<GoneSamplers>,
     }
 }
 
-/// `options`, as far as they have an effect.
+/// The checked options that have an effect.
 pub(super) struct Options {
     pub(super) max_tokens: Option<u32>,
     pub(super) num_ctx: Option<u32>,
@@ -40,7 +40,7 @@ pub(super) struct Options {
     pub(super) chosen: SamplingFields,
 }
 
-/// Samplers of older versions of Ollama. Those that are switched off pass.
+/// Samplers that newer versions of Ollama no longer have. A value that switches one off is accepted.
 #[derive(Debug)]
 pub(crate) struct GoneSamplers;
 
@@ -52,19 +52,18 @@ impl RefusedFields for GoneSamplers {
     ];
 }
 
-/// Ollama's defaults: `DefaultOptions` in its `api/types.go`.
+/// Returns Ollama's sampling defaults: `DefaultOptions` in its `api/types.go`.
 pub fn defaults(seed: u64) -> Sampling {
     Sampling { top_k: 40, top_p: 0.9, min_p: 0.0, temperature: 0.8, repeat_penalty: 1.1, seed, ..Sampling::default() }
 }
 
 impl OptionsBody {
-    /// Checks `options`. `drawn_seed` is used where the client sent none.
+    /// Checks `options`. `drawn_seed` is used if the client sent no seed.
     pub(super) fn check(self, drawn_seed: u64) -> Result<Options, InvalidRequest> {
         const AT: &str = "options";
         self.gone.check(AT)?;
-        // 0 says nothing.
         let num_ctx = self.num_ctx.get(AT)?.and_then(Integer::count).filter(|&n| n > 0);
-        // 0 and negative numbers all mean 'until the context ends'.
+        // 0 and negative numbers mean 'until the context ends'.
         let max_tokens = self.num_predict.get(AT)?.and_then(Integer::count).filter(|&n| n > 0);
         let (sampling, chosen) = self.sampling.check(AT, defaults(drawn_seed))?;
         Ok(Options { max_tokens, num_ctx, stop: self.stop.get(AT)?.unwrap_or_default().0, sampling, chosen })

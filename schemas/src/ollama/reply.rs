@@ -1,5 +1,5 @@
-//! The replies of `/api/chat` and `/api/generate`: the lines of a stream. The last line, or the only one, has
-//! `done: true`.
+//! The replies to `/api/chat` and `/api/generate`: the lines of a stream, or one object. The last line, or the object,
+//! has `done: true`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -9,63 +9,63 @@ use super::common::LoadOnly;
 use crate::openai::logprobs::TokenLogprob;
 use crate::sequence::{FinishReason, Timings, Token};
 
-/// One line, or a whole reply.
+/// One line of a stream, or a whole reply.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaLine")]
 pub struct OllamaReplyLine<'a> {
     /// The model, as the client wrote it.
     pub model: &'a str,
-    /// RFC 3339.
+    /// When the line was written, in RFC 3339.
     pub created_at: String,
-    /// What is new; in a whole reply, everything.
+    /// The new text; in a whole reply, all of it.
     #[serde(flatten)]
     pub text: Text,
-    /// Of the tokens in this line, if asked for. The shape is OpenAI's.
+    /// Log-probabilities of the tokens in this line, if requested, in OpenAI's shape.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<TokenLogprob>,
-    /// This is the last line. A stream without a last line has failed.
+    /// True in the last line. A stream without such a line has failed.
     pub done: bool,
-    /// What the last line says.
+    /// The fields that only the last line has.
     #[serde(flatten)]
     pub end: Option<OllamaEnd>,
 }
 
-/// The text of a line, under the name that its route has for it.
+/// The text of a line. Each route has its own name for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "OllamaText")]
 pub enum Text {
-    /// Of `/api/chat`.
+    /// In `/api/chat`.
     Message {
         /// Always `assistant`.
         role: &'static str,
-        /// May be empty.
+        /// The text; may be empty.
         content: String,
-        /// What the model thought before it answered.
+        /// The model's reasoning before its answer.
         #[serde(skip_serializing_if = "String::is_empty")]
         thinking: String,
-        /// Whole calls: Ollama does not cut them up.
+        /// Whole calls: Ollama does not stream their arguments.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tool_calls: Vec<OllamaToolCall>,
     },
-    /// Of `/api/generate`.
+    /// In `/api/generate`.
     #[serde(untagged)]
     Response {
-        /// May be empty.
+        /// The text; may be empty.
         response: String,
-        /// What the model thought before it answered.
+        /// The model's reasoning before its answer.
         #[serde(skip_serializing_if = "String::is_empty")]
         thinking: String,
     },
 }
 
 impl Text {
-    /// The text of a chat.
+    /// The text of a line of `/api/chat`.
     pub fn message(content: String) -> Self {
         Text::Message { role: "assistant", content, thinking: String::new(), tool_calls: Vec::new() }
     }
 
-    /// The text of a generation.
+    /// The text of a line of `/api/generate`.
     pub fn response(response: String) -> Self {
         Text::Response { response, thinking: String::new() }
     }
@@ -74,34 +74,34 @@ impl Text {
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct OllamaToolCall {
-    /// By which the tool's message may refer to it.
+    /// The id that the tool's message can refer to.
     pub id: String,
-    /// Which one, with what.
+    /// The function and its arguments.
     pub function: OllamaFunctionCall,
 }
 
-/// Part of [`OllamaToolCall`].
+/// The function of an [`OllamaToolCall`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct OllamaFunctionCall {
-    /// Its place among the message's calls.
+    /// The index of the call in the message, from 0.
     pub index: u32,
-    /// One of the request's tools.
+    /// The name of one of the request's tools.
     pub name: String,
-    /// An object, unlike OpenAI's.
+    /// The arguments, as an object. OpenAI's API has a string here.
     pub arguments: Map<String, Value>,
 }
 
-/// Why a reply ended, and where its time went.
+/// Why a reply ended, and what it took.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct OllamaEnd {
     /// `stop`, `length`, `load` or `unload`.
     #[schemars(extend("enum" = ["stop", "length", "load", "unload"]))]
     pub done_reason: &'static str,
-    /// The tokens of prompt and reply, with which `/api/generate` goes on where they are sent back. Of one of our own
-    /// models, and neither with `raw`, `suffix` nor images.
+    /// The tokens of prompt and reply. A later request to `/api/generate` continues from them. Only from models that
+    /// run here, and not with `raw`, `suffix` or images.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub context: Vec<Token>,
-    /// Absent where nothing was generated.
+    /// Missing if nothing was generated.
     #[serde(flatten)]
     pub metrics: Option<Metrics>,
 }
@@ -110,39 +110,39 @@ impl OllamaEnd {
     /// The end of a generation.
     pub fn generated(reason: FinishReason, metrics: Metrics) -> Self {
         let done_reason = match reason {
-            // Ollama has no word of its own for calls.
+            // Ollama has no reason of its own for tool calls.
             FinishReason::Stop | FinishReason::ToolCalls => "stop",
             FinishReason::Length => "length",
         };
         OllamaEnd { done_reason, context: Vec::new(), metrics: Some(metrics) }
     }
 
-    /// The answer to a request without anything to answer.
+    /// The end of a reply to a request that only loads or unloads the model.
     pub fn loaded(wish: LoadOnly) -> Self {
         OllamaEnd { done_reason: wish.done_reason(), context: Vec::new(), metrics: None }
     }
 }
 
-/// Counts, and durations in nanoseconds.
+/// Token counts, and durations in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaMetrics")]
 pub struct Metrics {
-    /// From the request's arrival to its end.
+    /// Time from the request's arrival to the end of the reply.
     pub total_duration: u64,
-    /// Before the prompt was begun with. A model is loaded already, so that is waiting for a slot.
+    /// Time before the prompt was computed. The model is loaded already, so this is the wait for a slot.
     pub load_duration: u64,
-    /// Tokens in the prompt, the cached ones included.
+    /// Tokens in the prompt, including cached ones.
     pub prompt_eval_count: u32,
-    /// Computing those that were not cached.
+    /// Time to compute the tokens that were not cached.
     pub prompt_eval_duration: u64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub eval_count: u32,
-    /// From the first of them to the last.
+    /// Time from the first generated token to the last.
     pub eval_duration: u64,
 }
 
 impl Metrics {
-    /// The metrics of a reply whose whole life was `total_ms`.
+    /// The metrics of a reply that took `total_ms` in all.
     pub fn new(total_ms: f64, n_prompt: u32, n_completion: u32, timings: &Timings) -> Self {
         Metrics {
             total_duration: nanoseconds(total_ms),
@@ -155,7 +155,7 @@ impl Metrics {
     }
 }
 
-/// Saturates; what is negative or no number is 0.
+/// Converts milliseconds, saturating. Negative numbers and NaN become 0.
 fn nanoseconds(ms: f64) -> u64 {
     (ms * 1e6).round() as u64
 }

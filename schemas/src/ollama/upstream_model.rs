@@ -1,13 +1,13 @@
-//! `/api/show` of a model that an upstream serves, from the upstream's own description.
+//! `/api/show` for a model that an upstream serves, made from the upstream's own description.
 
 use serde_json::{Map, Value};
 
 use super::model::{Details, Show};
 
-/// An upstream's description of a model. What it does not report, or what is implausible, is missing.
+/// An upstream's description of a model. Values that it does not report, or that are implausible, are missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UpstreamModelInfo {
-    /// Its capabilities, in Ollama's words. Empty: not reported.
+    /// The capabilities in Ollama's words; empty if not reported.
     pub capabilities: Vec<&'static str>,
     /// Format, family and size.
     pub details: Details,
@@ -15,19 +15,19 @@ pub struct UpstreamModelInfo {
     pub architecture: Option<String>,
     /// The number of parameters.
     pub n_params: Option<u64>,
-    /// Tokens the model was trained on.
+    /// The context size that the model was trained with, in tokens.
     pub n_ctx_train: Option<u32>,
-    /// Values of each vector.
+    /// The length of its embedding vectors.
     pub n_embd: Option<u32>,
-    /// Tokens that one sequence may hold there.
+    /// Tokens that one sequence can hold on the upstream.
     pub n_ctx: Option<u32>,
 }
 
 impl Show {
-    /// The reply for a model that an upstream serves. A model without reported capabilities is shown with chat and tools:
-    /// whether it calls tools shows when a request has some.
+    /// Describes a model that an upstream serves. Without reported capabilities, completion and tools are assumed: the
+    /// upstream refuses tools itself if the model has none.
     pub fn of_upstream(modified_at: String, described: UpstreamModelInfo) -> Self {
-        // Clients look for a key with this end. Before it stands the architecture, where that is known.
+        // Clients look for keys with these endings. The prefix is the architecture, if known.
         let prefix = described.architecture.clone().unwrap_or_else(|| "general".to_owned());
         let facts = [
             ("general.architecture".to_owned(), described.architecture.map(Value::from)),

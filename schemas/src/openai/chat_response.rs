@@ -1,7 +1,7 @@
 //! The reply to `POST /v1/chat/completions`: one object, or a stream of chunks.
 //!
-//! Field order is part of the contract's shape and pinned by the tests. What breaks real clients is avoided by
-//! construction: a delta carries a role only where [`ChunkChoice::role`] made it, and `finish_reason` is always present.
+//! The order of fields is part of the contract, and tests pin it. Two mistakes that break real clients cannot happen:
+//! only [`ChunkChoice::role`] puts a role into a delta, and `finish_reason` is always present.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,19 +11,19 @@ use super::usage::{TimingsReport, Usage};
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 
-/// What all parts of one reply have in common.
+/// The fields that all parts of one reply share.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ReplyHead {
-    /// `chatcmpl-…`, or `cmpl-…` for a plain completion.
+    /// The reply's id: `chatcmpl-…`, or `cmpl-…` for a plain completion.
     pub id: String,
     /// `chat.completion`, `chat.completion.chunk` or `text_completion`.
     #[schemars(extend("enum" = [ReplyHead::COMPLETION, ReplyHead::CHUNK, ReplyHead::TEXT]))]
     pub object: &'static str,
-    /// Unix seconds, an integer.
+    /// When the reply began, in Unix seconds.
     pub created: u64,
     /// The model's public name.
     pub model: String,
-    /// Which build answered.
+    /// The build that answers.
     pub system_fingerprint: String,
 }
 
@@ -42,32 +42,32 @@ pub type ChatCompletion = Completion<Choice>;
 /// One event of a chat's stream.
 pub type ChatChunk<'a> = CompletionChunk<'a, ChunkChoice>;
 
-/// A whole reply with choices of this kind.
+/// A whole reply with choices of type `C`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "CompletionOf{C}")]
 pub struct Completion<C> {
-    /// The common part.
+    /// The fields that all parts share.
     #[serde(flatten)]
     pub head: ReplyHead,
-    /// By index.
+    /// The choices, ordered by index.
     pub choices: Vec<C>,
     /// Token counts.
     pub usage: Usage,
-    /// llama-server's.
+    /// llama-server's timings.
     pub timings: TimingsReport,
 }
 
-/// One completion.
+/// One choice of a whole reply.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChatChoice")]
 pub struct Choice {
     /// From 0.
     pub index: u32,
-    /// What the model said.
+    /// The model's message.
     pub message: ReplyMessage,
-    /// If asked for.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<ChoiceLogprobs>,
-    /// Why it ended.
+    /// Why the choice ended.
     #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call"]))]
     pub finish_reason: &'static str,
 }
@@ -78,26 +78,26 @@ pub struct ReplyMessage {
     /// Always `assistant`.
     #[schemars(extend("const" = "assistant"))]
     pub role: &'static str,
-    /// The text; null in a reply that is calls alone.
+    /// The text; null if the message has only calls.
     pub content: Option<String>,
     /// Always null.
     pub refusal: Option<()>,
-    /// What the model thought before it answered, under DeepSeek's name.
+    /// The model's reasoning before its answer, under DeepSeek's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The same under OpenRouter's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// The tools it calls.
+    /// The calls of tools.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ReplyToolCall>,
-    /// The function it calls, for requests with `functions`.
+    /// The call of a function, for requests with `functions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionCall>,
 }
 
 impl ReplyMessage {
-    /// The assistant said this.
+    /// A message that is only a text.
     pub fn new(content: String) -> Self {
         ReplyMessage {
             role: "assistant",
@@ -115,20 +115,20 @@ impl ReplyMessage {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "ToolCall")]
 pub struct ReplyToolCall {
-    /// By which the tool's message refers to it.
+    /// The id that the tool's message refers to.
     pub id: String,
     /// Always `function`.
     pub r#type: &'static str,
-    /// Which one, with what.
+    /// The function and its arguments.
     pub function: FunctionCall,
 }
 
 /// A function's name and its arguments.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FunctionCall {
-    /// One of the request's tools.
+    /// The name of one of the request's tools.
     pub name: String,
-    /// JSON in a string.
+    /// The arguments, as JSON in a string.
     pub arguments: String,
 }
 
@@ -139,49 +139,49 @@ impl ReplyToolCall {
     }
 }
 
-/// One event of a stream with choices of this kind.
+/// One event of a stream with choices of type `C`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChunkOf{C}")]
 pub struct CompletionChunk<'a, C> {
-    /// The common part, the same in every chunk.
+    /// The fields that all chunks share.
     #[serde(flatten)]
     pub head: &'a ReplyHead,
-    /// One choice, or none in the usage chunk. Never missing.
+    /// One choice, or none in the chunk with the usage. Never missing.
     pub choices: Vec<C>,
-    /// Only with `include_usage`: null in all chunks but the last, as OpenAI has it.
+    /// Only with `include_usage`: null in all chunks except the last, as in OpenAI's API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// In the last chunk.
+    /// llama-server's timings, in the last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<TimingsReport>,
 }
 
-/// A step of one choice.
+/// A step of one choice in a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChatChunkChoice")]
 pub struct ChunkChoice {
     /// From 0.
     pub index: u32,
-    /// What is new.
+    /// The new part.
     pub delta: ReplyDelta,
-    /// Of the tokens in this delta.
+    /// Log-probabilities of the tokens in this delta, if requested.
     pub logprobs: Option<ChoiceLogprobs>,
-    /// Null but in a choice's last chunk.
+    /// Why the choice ended; null except in its last chunk.
     #[schemars(extend("enum" = ["stop", "length", "tool_calls", "function_call", null]))]
     pub finish_reason: Option<&'static str>,
 }
 
-/// What is new in a choice.
+/// The new part of a choice.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "ChatDelta")]
 pub struct ReplyDelta {
-    /// Only in a choice's first chunk.
+    /// `assistant`, only in a choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
     /// More text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// More of what the model thinks, under DeepSeek's name.
+    /// More of the model's reasoning, under DeepSeek's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The same under OpenRouter's name.
@@ -195,25 +195,25 @@ pub struct ReplyDelta {
     pub function_call: Option<FunctionFragment>,
 }
 
-/// A step of a call. SDKs add up the strings of fragments with one index, so everything but arguments comes once.
+/// A step of a call. SDKs concatenate the strings of fragments with the same index, so only arguments come repeatedly.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ToolCallFragment {
-    /// Which call of the message.
+    /// The index of the call in the message, from 0.
     pub index: u32,
-    /// In a call's first fragment.
+    /// The call's id, only in its first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// `function`, in a call's first fragment.
+    /// `function`, only in the call's first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub r#type: Option<&'static str>,
-    /// What is new of the function.
+    /// The new part of the function.
     pub function: FunctionFragment,
 }
 
-/// Part of [`ToolCallFragment`].
+/// The new part of a call's function.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FunctionFragment {
-    /// In a call's first fragment.
+    /// The function's name, only in the call's first fragment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// More of the arguments' JSON; empty in the first fragment.
@@ -221,7 +221,7 @@ pub struct FunctionFragment {
 }
 
 impl ToolCallFragment {
-    /// What a step of a call adds; nothing at its end.
+    /// Converts a step of a call. `None` for its end, which OpenAI's API does not report.
     pub fn of(call: &ToolCallDelta) -> Option<Self> {
         match call.clone() {
             ToolCallDelta::Begin { index, id, name } => {
@@ -250,7 +250,7 @@ impl ChunkChoice {
         ChunkChoice { index, delta, logprobs, finish_reason: None }
     }
 
-    /// More of what the model thinks.
+    /// More of the model's reasoning.
     pub fn reasoning(index: u32, text: &str) -> Self {
         let text = || Some(text.to_owned());
         let delta = ReplyDelta { reasoning_content: text(), reasoning: text(), ..ReplyDelta::default() };
@@ -275,7 +275,7 @@ impl ChunkChoice {
     }
 }
 
-/// OpenAI's word for the end of a choice.
+/// Returns OpenAI's word for why a choice ended.
 pub fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
@@ -284,7 +284,7 @@ pub fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-/// The same for requests with `functions`.
+/// Returns the word for requests with `functions`.
 pub fn function_finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::ToolCalls => "function_call",

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`, OpenAI's older route: a body → one [`GenerateRequest`] for each prompt.
+//! `POST /v1/completions`, OpenAI's older route: a body → one [`GenerateRequest`] per prompt.
 
 use serde_json::json;
 
@@ -15,64 +15,66 @@ use crate::request::stop::StopStrings;
 use crate::request::values::{Integer, ModelName};
 use crate::tools::ToolUse;
 
-/// OpenAI's default. A chat ends by itself, a bare text often does not.
+/// OpenAI's default. Unlike a chat, a plain text often does not end by itself.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-/// Choices over all prompts: each takes a slot or a place in the engine's queue. Libraries send batches of 20 prompts.
+/// The most choices over all prompts: each needs a slot or a place in the engine's queue. Libraries send 20 prompts at
+/// once.
 const MAX_CHOICES: usize = 64;
 
 object! {
-    /// Texts to be continued.
+    /// Texts to continue.
     #[schemars(rename = "CompletionRequest", example = json!({
         "model": "smollm2", "max_tokens": 8, "prompt": "Once upon a time"
     }))]
     pub struct CompletionBody {
-        /// One of the names in `/v1/models`.
+        /// A model's name, as `/v1/models` lists it.
         model: Required<ModelName>,
-        /// What to continue. Prompts times `n` are 64 at most.
+        /// The text to continue, or several. The number of prompts times `n` is at most 64.
         prompt: Required<Inputs<MAX_CHOICES>>,
-        /// What follows. Needs a model with infilling tokens, and the prompt as text.
+        /// The text after the gap to fill; `prompt` is the text before it. Needs a model with infilling tokens, and the
+        /// prompt as text.
         suffix: Field<String>,
-        /// Choices for each prompt.
+        /// How many choices to generate for each prompt.
         n: Field<NChoices>,
-        /// Tokens of a text at most. Null: 16. -1: until the context ends.
+        /// The most tokens in a choice. Null: 16. -1: until the context ends.
         max_tokens: Field<MaxTokens>,
-        /// Where a text ends.
+        /// Texts before which a choice ends.
         stop: Field<StopStrings>,
-        /// How tokens are drawn.
+        /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
-        /// Report log-probabilities, with so many of the most likely tokens at each place. Not together with `echo`.
+        /// Report log-probabilities, and this many of the most likely tokens at each position. Not with `echo`.
         logprobs: Field<TopLogprobs>,
-        /// Each text begins with its prompt.
+        /// Begin each choice with its prompt.
         echo: Field<bool>,
-        /// As server-sent events.
+        /// Stream the reply as server-sent events.
         stream: Field<bool>,
-        /// How the stream ends.
+        /// Options of a stream.
         stream_options: Field<StreamOptions>,
-        /// What the text has to be.
+        /// The form that the text must have.
         response_format: Field<ResponseFormat>,
-        /// Go on past the model's own end.
+        /// Continue after the model has ended its text.
         ignore_eos: Field<bool>,
         #[schemars(skip)]
         not_yet: NotYetBody,
     }
 }
 
-/// A completion as the client asked for it.
+/// A checked body of `/v1/completions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionRequest {
-    /// What to generate, at least one; they differ in their input and their seeds alone.
+    /// What to generate: at least one request. They differ only in their inputs and seeds.
     pub prompts: Vec<GenerateRequest>,
-    /// Each text begins with its prompt.
+    /// Begin each choice with its prompt.
     pub echo: bool,
-    /// As server-sent events.
+    /// Stream the reply as server-sent events.
     pub stream: bool,
-    /// With a last event that carries the usage.
+    /// Send a last event with the usage.
     pub include_usage: bool,
 }
 
 impl CompletionRequest {
-    /// Reads a body. `drawn_seed` is used where the client sent none.
+    /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         read::<CompletionBody>(body)?.check(drawn_seed)
     }
@@ -100,7 +102,7 @@ impl CompletionBody {
             model: self.model.get("")?.0,
             input: Input::Tokens(Vec::new()),
             n,
-            // Null is OpenAI's default too.
+            // Null also means OpenAI's default.
             max_tokens: self.max_tokens.get("")?.map_or(Some(DEFAULT_MAX_TOKENS), Integer::count),
             stop: self.stop.get("")?.unwrap_or_default().0,
             sampling,
@@ -123,14 +125,15 @@ impl CompletionBody {
     }
 }
 
-/// The choices of one prompt take the seeds after its own, so the next prompt's begin behind them.
+/// Creates the request of prompt `idx`. Each choice has a seed of its own, so a prompt's seeds follow the previous
+/// prompt's.
 fn nth(first: &GenerateRequest, idx: u64, input: Input) -> GenerateRequest {
     let mut request = GenerateRequest { input, ..first.clone() };
     request.sampling.seed = request.sampling.seed.wrapping_add(idx * u64::from(first.n));
     request
 }
 
-/// With a `suffix`, each prompt is the text before what is wanted.
+/// Converts prompts to inputs. With a `suffix`, each prompt is the text before the gap to fill.
 fn with_suffix(inputs: Vec<TextOrTokens>, suffix: Option<String>) -> Result<Vec<Input>, InvalidRequest> {
     let suffix = suffix.filter(|suffix| !suffix.is_empty());
     let input = |input| match (input, &suffix) {

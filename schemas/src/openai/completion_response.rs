@@ -8,14 +8,14 @@ use super::chat_response::finish_reason;
 use super::logprobs::finite;
 use crate::sequence::{FinishReason, Logprobs};
 
-/// One completion, or a step of it.
+/// One choice, or a step of it in a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TextChoice {
-    /// All of the text, or what is new.
+    /// The text; in a stream, the new part.
     pub text: String,
     /// From 0; the choices of the first prompt come first.
     pub index: u32,
-    /// If asked for.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<TextLogprobs>,
     /// Null until the choice has ended.
     #[schemars(extend("enum" = ["stop", "length", null]))]
@@ -23,7 +23,7 @@ pub struct TextChoice {
 }
 
 impl TextChoice {
-    /// Text that something follows.
+    /// A step with text.
     pub fn text(index: u32, text: String, logprobs: Option<TextLogprobs>) -> Self {
         TextChoice { text, index, logprobs, finish_reason: None }
     }
@@ -35,26 +35,26 @@ impl TextChoice {
     }
 }
 
-/// The older shape of log-probabilities: lists of equal length, one entry a token.
+/// Log-probabilities in OpenAI's older shape: lists of equal length with one entry per token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct TextLogprobs {
-    /// Texts, U+FFFD where a character spans tokens.
+    /// The tokens' texts, with U+FFFD where a character spans tokens.
     pub tokens: Vec<String>,
-    /// Natural logarithms.
+    /// The tokens' log-probabilities, as natural logarithms.
     pub token_logprobs: Vec<f32>,
-    /// The most likely tokens at each place and their log-probabilities.
+    /// The most likely tokens at each position, with their log-probabilities.
     pub top_logprobs: Vec<Map<String, Value>>,
-    /// Where each token begins in the choice's text, in characters.
+    /// Each token's offset in the choice's text, in characters.
     pub text_offset: Vec<u32>,
 }
 
-/// A number in the digits that a list of 32-bit floats has for it: both lists tell of the same tokens.
+/// Converts a number so that JSON shows the digits of the 32-bit float: `token_logprobs` shows the same digits.
 fn decimal(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 impl TextLogprobs {
-    /// Adds a token with these bytes, which begins at `offset` characters; returns where the next one begins.
+    /// Adds a token with these bytes at `offset` characters. Returns the offset of the next token.
     pub fn push(&mut self, bytes: &[u8], logprobs: &Logprobs, offset: u32) -> u32 {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         self.tokens.push(text(bytes));
@@ -62,12 +62,12 @@ impl TextLogprobs {
         let top = logprobs.top.iter().map(|other| (text(&other.bytes), decimal(finite(other.logprob))));
         self.top_logprobs.push(top.collect());
         self.text_offset.push(offset);
-        // A character begins with every byte that does not continue one.
+        // Every byte that is not a UTF-8 continuation byte begins a character.
         let n_begun = bytes.iter().filter(|&byte| byte & 0xC0 != 0x80).count();
         offset.saturating_add(u32::try_from(n_begun).unwrap_or(u32::MAX))
     }
 
-    /// Appends those of later tokens.
+    /// Appends the log-probabilities of later tokens.
     pub fn extend(&mut self, later: TextLogprobs) {
         self.tokens.extend(later.tokens);
         self.token_logprobs.extend(later.token_logprobs);

@@ -16,37 +16,37 @@ use crate::request::read::read;
 use crate::request::values::{Integer, MAX_U32, ModelName, Word, Words};
 
 object! {
-    /// Texts whose vectors are wanted.
+    /// Texts to embed.
     #[schemars(rename = "EmbeddingsRequest", example = json!({ "model": "smollm2", "input": "a text" }))]
     pub struct EmbeddingsBody {
-        /// One of the names in `/v1/models`.
+        /// A model's name, as `/v1/models` lists it.
         model: Required<ModelName>,
-        /// The texts; 300,000 tokens in all.
+        /// One text, or several; at most 300,000 tokens in all.
         input: Required<Inputs<MAX_INPUTS>>,
-        /// How vectors are written. OpenAI's SDKs ask for base64.
+        /// The form of the vectors. OpenAI's SDKs ask for base64.
         encoding_format: Field<Word<Encoding>>,
-        /// Has to be the model's own number.
+        /// The length of the vectors: only the model's own is allowed.
         dimensions: Field<Integer<1, MAX_U32>>,
     }
 }
 
-/// Texts to embed as the client asked for them.
+/// A checked body of `/v1/embeddings`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbeddingsRequest {
     /// What to embed.
     pub embed: EmbedRequest,
-    /// How the vectors are to be written.
+    /// The form of the vectors.
     pub encoding: Encoding,
 }
 
-/// How vectors are written.
+/// The form of vectors in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[schemars(inline)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
     /// Arrays of numbers.
     Float,
-    /// Base64 of 32-bit floats, the least significant byte first. OpenAI's SDKs ask for it unless they are told not to.
+    /// Base64 of little-endian 32-bit floats. OpenAI's SDKs ask for it by default.
     Base64,
 }
 
@@ -55,7 +55,7 @@ impl Words for Encoding {
 }
 
 impl EmbeddingsRequest {
-    /// Reads a body.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self, InvalidRequest> {
         let body: EmbeddingsBody = read(body)?;
         let encoding = body.encoding_format.get("")?.map_or(Encoding::Float, |encoding| encoding.0);
@@ -70,7 +70,7 @@ impl EmbeddingsRequest {
     }
 }
 
-/// The reply.
+/// The reply to `/v1/embeddings`.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct EmbeddingList {
     #[schemars(extend("const" = "list"))]
@@ -102,7 +102,7 @@ struct EmbeddingUsage {
 }
 
 impl EmbeddingList {
-    /// The vectors of a request's inputs, in their order; `n_tokens` of all of them.
+    /// A reply with the vectors in the order of the inputs. `n_tokens` counts the tokens of all inputs.
     pub fn new(model: String, vectors: Vec<Vec<f32>>, encoding: Encoding, n_tokens: u32) -> Self {
         let values = |vector: Vec<f32>| match encoding {
             Encoding::Float => Values::Floats(vector),

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::error_code::ErrorCode;
 use crate::request::InvalidRequest;
 
-/// The `type` of an error.
+/// The class of an error: the `type` of OpenAI's error envelope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub enum ErrorKind {
     /// 400, 405, 408, 413, 415: the request is wrong.
@@ -35,39 +35,39 @@ pub enum ErrorKind {
     Unavailable,
 }
 
-/// The object under `error`. The first four keys are always present: clients read them without asking.
+/// The object under `error`. The first four keys are always present: clients rely on them.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct ErrorBody {
-    /// For people.
+    /// The message, for people.
     pub message: String,
-    /// For programs, by class.
+    /// The class, for programs.
     #[serde(rename = "type")]
     pub kind: ErrorKind,
-    /// The field at fault.
+    /// The path of the wrong field, e.g. `messages[0].content`.
     pub param: Option<String>,
-    /// For programs, exactly. Null if the class says it all.
+    /// The exact reason, for programs; null if the class says enough.
     #[schemars(with = "Option<String>")]
     pub code: Option<ErrorCode>,
-    /// On context overflow: tokens in the prompt. Agents read it to decide how much to compact.
+    /// On context overflow: tokens in the prompt. Agents use it to decide how much of a conversation to compact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_prompt_tokens: Option<u32>,
-    /// On context overflow: tokens a sequence may hold.
+    /// On context overflow: tokens that one sequence can hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_ctx: Option<u32>,
 }
 
 impl ErrorBody {
-    /// An error without a field or a code.
+    /// Creates an error without a field or a code.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         ErrorBody { message: message.into(), kind, param: None, code: None, n_prompt_tokens: None, n_ctx: None }
     }
 
-    /// The same with a code.
+    /// Adds a code.
     pub fn code(self, code: ErrorCode) -> Self {
         ErrorBody { code: Some(code), ..self }
     }
 
-    /// The same with the field at fault.
+    /// Adds the path of the wrong field.
     pub fn param(self, param: impl Into<String>) -> Self {
         ErrorBody { param: Some(param.into()), ..self }
     }
@@ -87,7 +87,7 @@ impl From<InvalidRequest> for ErrorBody {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[schemars(rename = "OpenAiError")]
 pub struct ErrorEnvelope {
-    /// What happened.
+    /// The error.
     pub error: ErrorBody,
 }
 

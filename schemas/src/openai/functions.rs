@@ -1,4 +1,4 @@
-//! `functions` and `function_call`: the form that tools had before they were called so. A reply makes one call at most.
+//! `functions` and `function_call`: OpenAI's older form of tools. A reply has at most one call.
 
 use schemars::json_schema;
 use serde::de::MapAccess;
@@ -11,9 +11,9 @@ use crate::request::tools::{ChatToolsBody, Function, ToolNamed, check_tools};
 use crate::tools::{MAX_TOOLS, ToolChoice, ToolUse};
 
 object! {
-    /// Functions, and the choice among them.
+    /// The functions and the choice among them.
     pub(crate) struct FunctionsBody {
-        /// The older form of `tools`. Not both.
+        /// The older form of `tools`. Not with `tools`.
         #[schemars(length(max = MAX_TOOLS))]
         functions: Field<Items<Function>>,
         /// The older form of `tool_choice`.
@@ -22,7 +22,7 @@ object! {
 }
 
 impl FunctionsBody {
-    /// The functions; `None` if there are none. With them there may be no tools.
+    /// Returns the functions, or `None` if there are none. Errors: the body has functions and tools.
     pub(crate) fn check(self, tools: &mut ChatToolsBody) -> Result<Option<ToolUse>, InvalidRequest> {
         let choice = self.function_call.get("")?.map_or(ToolChoice::Auto, |choice| choice.0);
         let functions = check_tools(self.functions, choice, false)?;
@@ -36,7 +36,7 @@ impl FunctionsBody {
     }
 }
 
-/// What the reply has to do with `functions`.
+/// Whether the reply may, must or must not call a function.
 #[derive(Debug)]
 pub(crate) struct FunctionChoice(ToolChoice);
 
@@ -62,7 +62,7 @@ impl Read for FunctionChoice {
 }
 
 described!([] FunctionChoice: named "FunctionChoice", |generator| json_schema!({
-    "description": "What the reply has to do with `functions`: a word, or one of them to call.",
+    "description": "Whether the reply may call a function (`auto`), must not (`none`), or must call this one.",
     "anyOf": [{ "type": "string", "enum": ["auto", "none"] }, generator.subschema_for::<ToolNamed>()],
 }));
 

@@ -1,43 +1,43 @@
-//! Log-probabilities as chat completions report them.
+//! Log-probabilities in the shape of chat completions.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::sequence::{Alternative, Logprobs};
 
-/// OpenAI's value for "practically impossible". JSON has no minus infinity.
+/// OpenAI's value for tokens that are practically impossible. JSON has no minus infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// The `logprobs` of a choice, or of one chunk of it.
+/// The `logprobs` of a choice, or of one of its chunks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct ChoiceLogprobs {
-    /// One entry a token.
+    /// One entry per token.
     pub content: Vec<TokenLogprob>,
-    /// Always null: no model here refuses through a channel of its own.
+    /// Always null: no model here has a separate channel for refusals.
     pub refusal: Option<()>,
 }
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TokenLogprob {
-    /// Its text, U+FFFD where a character spans tokens.
+    /// The token's text, with U+FFFD where a character spans tokens.
     pub token: String,
-    /// Natural logarithm.
+    /// The log-probability, as a natural logarithm.
     pub logprob: f32,
-    /// Its exact bytes.
+    /// The token's exact bytes.
     pub bytes: Vec<u8>,
-    /// The most likely tokens at its place, best first.
+    /// The most likely tokens at this position, best first.
     pub top_logprobs: Vec<TopLogprob>,
 }
 
-/// A token that could have been.
+/// One of the most likely tokens at a position.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct TopLogprob {
-    /// Its text, U+FFFD where a character spans tokens.
+    /// The token's text, with U+FFFD where a character spans tokens.
     pub token: String,
-    /// Natural logarithm.
+    /// The log-probability, as a natural logarithm.
     pub logprob: f32,
-    /// Its exact bytes.
+    /// The token's exact bytes.
     pub bytes: Vec<u8>,
 }
 

@@ -1,8 +1,8 @@
-//! OpenAI's JSON: what its clients send, and what they expect back, to the byte.
+//! OpenAI's JSON: the requests and replies of `/v1`, exact to the byte.
 //!
-//! Requests are read leniently where clients differ (unknown fields, nulls, aliases) and strictly where a wrong guess
-//! would be answered wrongly (types, ranges, features that are not built yet). Everything here is a pure function of
-//! bytes; the proxy's `http::openai` gives it sockets.
+//! Requests are read leniently where clients differ (unknown fields, nulls, aliases), and strictly where a guess could
+//! give a wrong answer (types, ranges, missing features). Everything here is a pure function of bytes; the proxy's
+//! `http::openai` serves it.
 
 pub mod chat_request;
 pub mod chat_response;

@@ -1,26 +1,26 @@
-//! `/v1/models`.
+//! The replies to `GET /v1/models` and `GET /v1/models/{id}`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A model this server answers for.
+/// A model that this server offers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelCard {
-    /// The public name; may contain `/` and `:`.
+    /// The model's public name; may contain `/` and `:`.
     pub id: String,
     /// Always `model`.
     #[schemars(extend("const" = "model"))]
     pub object: &'static str,
-    /// Unix seconds.
+    /// When the server started to offer it, in Unix seconds.
     pub created: u64,
     /// The owner of the model.
     pub owned_by: String,
-    /// The model is in memory. Only for models that are loaded on demand.
+    /// Whether the model is in memory. Only for models that are loaded on demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ModelStatus>,
 }
 
-/// In llama-server's words.
+/// Whether a model is in memory, in llama-server's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ModelStatus {
     /// `unloaded`, `loading`, `loaded` or `failed`.
@@ -45,7 +45,7 @@ pub struct ModelList {
 }
 
 impl ModelList {
-    /// The list of these models.
+    /// A list of these models.
     pub fn new(data: Vec<ModelCard>) -> Self {
         ModelList { object: "list", data }
     }

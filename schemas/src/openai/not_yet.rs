@@ -1,4 +1,4 @@
-//! What a client may ask for and this server cannot honour yet.
+//! OpenAI's and other servers' fields that are not supported yet.
 
 use serde_json::Value;
 
@@ -6,12 +6,12 @@ use crate::request::InvalidRequest;
 use crate::request::field::{Field, Items, object};
 use crate::request::unsupported::{RefusedField, RefusedFields, Unsupported};
 
-/// A field that is refused whatever its value.
+/// A field that is refused with every value.
 const fn never(field: &'static str, feature: &'static str) -> RefusedField {
     RefusedField { field, feature, off: None }
 }
 
-/// A field that is refused unless it is switched off, for which this number counts, too.
+/// A field that is refused unless it is switched off. The number `off` switches it off, too.
 const fn unless(off: f64, field: &'static str, feature: &'static str) -> RefusedField {
     RefusedField { field, feature, off: Some(off) }
 }
@@ -24,19 +24,19 @@ pub(crate) struct NotYet;
 
 impl RefusedFields for NotYet {
     const FIELDS: &'static [RefusedField] = &[
-        // Structured output in other servers' words; OpenAI's is `response_format`.
+        // Structured output in other servers. OpenAI's field is `response_format`.
         never("grammar", STRUCTURED),
         never("json_schema", STRUCTURED),
         never("structured_outputs", STRUCTURED),
         never("regex", STRUCTURED),
         never("ebnf", STRUCTURED),
-        // vLLM's older names for it.
+        // vLLM's older names for structured output.
         never("guided_json", STRUCTURED),
         never("guided_regex", STRUCTURED),
         never("guided_choice", STRUCTURED),
         never("guided_grammar", STRUCTURED),
         never("guided_decoding", STRUCTURED),
-        // Fields of other servers that change which tokens may come.
+        // Fields of other servers that change which tokens are generated.
         unless(1.0, "best_of", "Choosing among several drafts"),
         unless(0.0, "use_beam_search", "Beam search"),
         unless(0.0, "min_tokens", "A least number of tokens"),
@@ -55,7 +55,7 @@ impl RefusedFields for NotYet {
     ];
 }
 
-/// Fields of chats alone: output other than text, and the web.
+/// Fields of chats alone.
 #[derive(Debug)]
 pub(crate) struct NotYetInChats;
 
@@ -63,7 +63,7 @@ impl RefusedFields for NotYetInChats {
     const FIELDS: &'static [RefusedField] = &[unless(0.0, "echo", "Echoing the prompt")];
 }
 
-/// Other output than text. Named after `modalities`, which clients that want sound send too.
+/// Output other than text. Checked after `modalities`, which clients that want audio also send.
 #[derive(Debug)]
 pub(crate) struct OtherOutput;
 
@@ -73,7 +73,7 @@ impl RefusedFields for OtherOutput {
 }
 
 object! {
-    /// What chats and completions cannot ask for.
+    /// The unsupported fields of chats and completions.
     pub(crate) struct NotYetBody {
         #[schemars(skip)]
         fields: Unsupported<NotYet>,
@@ -83,7 +83,7 @@ object! {
 }
 
 impl NotYetBody {
-    /// Refuses what is asked for in earnest; values that ask for nothing (`tools: []`) pass.
+    /// Refuses fields that ask for something. Values that ask for nothing, such as `tools: []`, pass.
     pub(crate) fn check(self) -> Result<(), InvalidRequest> {
         self.fields.check("")?;
         match self.add_generation_prompt.get("")? {
@@ -96,11 +96,11 @@ impl NotYetBody {
 }
 
 object! {
-    /// What chats alone cannot ask for.
+    /// The unsupported fields of chats alone.
     pub(crate) struct MediaBody {
         #[schemars(skip)]
         fields: Unsupported<NotYetInChats>,
-        /// Replies are text.
+        /// The kinds of output: only `text` is supported.
         #[schemars(extend("items" = {"type": "string", "const": "text"}))]
         modalities: Field<Items<Value>>,
         #[schemars(skip)]

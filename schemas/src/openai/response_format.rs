@@ -1,4 +1,4 @@
-//! `response_format`.
+//! `response_format`: the form that a reply must have.
 
 use serde_json::Value;
 
@@ -11,11 +11,11 @@ use crate::request::values::SchemaObject;
 const FIELD: &str = "response_format";
 
 object! {
-    /// What the reply has to be: any text, any JSON object, or JSON that a schema describes.
+    /// The form that the reply must have: any text, any JSON object, or JSON that follows a schema.
     pub(crate) struct ResponseFormat {
-        /// Which of them.
+        /// The kind of form.
         r#type: Field<String>,
-        /// With `json_object`: JSON that this describes, as llama-server takes it.
+        /// With `json_object`: a schema for the object, as in llama-server.
         schema: Field<SchemaObject>,
         /// OpenAI's place for a schema.
         json_schema: Field<NamedSchema>,
@@ -27,7 +27,7 @@ object! {
 }
 
 object! {
-    /// A schema with a name. The name has no effect, and every schema is kept strictly.
+    /// A schema with a name. The name has no effect. Every schema is enforced strictly.
     pub(crate) struct NamedSchema {
         /// The schema.
         schema: Required<SchemaObject>,
@@ -35,22 +35,22 @@ object! {
 }
 
 impl ResponseFormat {
-    /// The constraint on the reply; `None` for plain text.
+    /// Returns the constraint on the reply, or `None` for plain text.
     pub(crate) fn check(self) -> Result<Option<Constraint>, InvalidRequest> {
         let schema = self.schema.sound().map(|schema| schema.0);
         match self.r#type.get(FIELD)?.as_deref() {
-            // One beside it has no effect, and is still to be a schema.
+            // A schema next to `text` has no effect, but must be an object.
             None | Some("text") => match schema.filter(|schema| !schema.is_object()) {
                 Some(_) => Err(InvalidRequest::at(FIELD, "schema must be an object")),
                 None => Ok(None),
             },
-            // llama-server takes a schema here too, and nobody sends one that is not to be kept.
+            // As in llama-server, a schema here is enforced.
             Some("json_object") => match schema {
                 Some(schema) => held_to(schema).map(Some),
                 None => Ok(Some(Constraint::JsonObject)),
             },
             Some("json_schema") => {
-                // OpenAI nests the schema under its name; some servers take it beside `type`.
+                // OpenAI nests the schema in `json_schema`. Some servers take it next to `type`.
                 let schema = match self.json_schema.has_key() {
                     true => self.json_schema.sound().and_then(|named| named.schema.sound()).map(|schema| schema.0),
                     false => schema,

@@ -1,4 +1,4 @@
-//! Extra variables for the model's own chat template: the only thing a client may say to it, never a template.
+//! Extra variables for the model's chat template. A client may set variables, never the template.
 
 use schemars::JsonSchema;
 use serde::de::MapAccess;
@@ -10,24 +10,24 @@ use crate::request::field::{Field, object};
 use crate::request::read::{Read, Reading};
 use crate::request::unsupported::Demand;
 
-/// Variables the server sets; a client that could set them would rewrite the conversation past our checks.
+/// Variables that the server sets. A client that could set them could bypass the checks of the conversation.
 const RESERVED: [&str; 6] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "chat_template"];
 
 object! {
-    /// Variables of the chat template.
+    /// Variables for the chat template.
     pub(crate) struct TemplateBody {
-        /// How hard the model is to think.
+        /// How hard the model should think.
         reasoning_effort: Field<ReasoningEffort>,
-        /// Whether it is to think, for templates that know this switch.
+        /// Turns thinking on or off, in templates that have this switch.
         enable_thinking: Field<bool>,
-        /// Other variables of the chat template.
+        /// Other variables for the chat template.
         chat_template_kwargs: Field<TemplateArgs>,
         #[schemars(skip)]
         chat_template: Field<Demand>,
     }
 }
 
-/// Variables of the chat template. Those that the server sets cannot be among them.
+/// Variables for the chat template. Those in [`RESERVED`] are refused.
 #[derive(Debug, JsonSchema)]
 #[schemars(inline, extend("propertyNames" = {"not": {"enum": RESERVED}}))]
 pub(crate) struct TemplateArgs(Map<String, Value>);
@@ -41,7 +41,7 @@ impl Read for TemplateArgs {
 }
 
 impl TemplateBody {
-    /// The variables, under the names that templates of reasoning models read.
+    /// Returns the variables, with the names that templates of reasoning models use.
     pub(crate) fn check(self) -> Result<Map<String, Value>, InvalidRequest> {
         if self.chat_template.is_given() {
             return Err(InvalidRequest::at("chat_template", "a chat template is never taken from a client"));

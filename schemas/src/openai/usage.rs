@@ -1,4 +1,4 @@
-//! `usage`, and llama-server's `timings` beside it.
+//! `usage`, and llama-server's `timings`.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -9,15 +9,15 @@ use crate::sequence::Timings;
 /// Token counts of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Usage {
-    /// In the prompt, counted once however many choices there are.
+    /// Tokens in the prompt. Counted once, even with several choices.
     pub prompt_tokens: u32,
-    /// Generated, over all choices.
+    /// Generated tokens of all choices.
     pub completion_tokens: u32,
-    /// The sum.
+    /// The sum of both.
     pub total_tokens: u32,
-    /// What was special about the prompt.
+    /// Details about the prompt's tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// What was special about the completion.
+    /// Details about the generated tokens.
     pub completion_tokens_details: CompletionTokensDetails,
 }
 
@@ -33,48 +33,48 @@ impl Usage {
         }
     }
 
-    /// The same, with so many of the generated tokens spent on reasoning.
+    /// Sets how many of the generated tokens are reasoning.
     pub fn with_reasoning(self, n_reasoning: u32) -> Self {
         Usage { completion_tokens_details: CompletionTokensDetails { reasoning_tokens: n_reasoning }, ..self }
     }
 }
 
-/// Part of [`Usage`].
+/// Details about the prompt's tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {
-    /// Not computed, because their KV was there.
+    /// Tokens whose KV was cached, so that they were not computed.
     pub cached_tokens: u32,
 }
 
-/// Part of [`Usage`].
+/// Details about the generated tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CompletionTokensDetails {
-    /// Spent on reasoning.
+    /// Tokens of reasoning.
     pub reasoning_tokens: u32,
 }
 
-/// llama-server's account of a request's time, with its names.
+/// llama-server's `timings`: where a request's time went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct TimingsReport {
-    /// Prompt tokens that were cached.
+    /// Cached tokens of the prompt.
     pub cache_n: u32,
-    /// Prompt tokens that were computed.
+    /// Computed tokens of the prompt.
     pub prompt_n: u32,
-    /// Spent on them.
+    /// Milliseconds to compute them.
     pub prompt_ms: f64,
-    /// Per token.
+    /// Milliseconds per computed token.
     pub prompt_per_token_ms: f64,
-    /// As a rate.
+    /// Computed tokens per second.
     pub prompt_per_second: f64,
-    /// Tokens generated.
+    /// Generated tokens.
     pub predicted_n: u32,
-    /// Spent on them.
+    /// Milliseconds to generate them.
     pub predicted_ms: f64,
-    /// Per token.
+    /// Milliseconds per generated token.
     pub predicted_per_token_ms: f64,
-    /// As a rate.
+    /// Generated tokens per second.
     pub predicted_per_second: f64,
-    /// How the prompt's KV was handed over from another node, if that was tried. Baton's own field.
+    /// How the handoff of the prompt's KV went, if one was tried. Not in llama-server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handoff: Option<HandoffReport>,
 }
@@ -82,7 +82,7 @@ pub struct TimingsReport {
 impl TimingsReport {
     /// The report of one sequence, or of the sum of several.
     pub fn new(n_cached: u32, timings: &Timings, handoff: Option<HandoffReport>) -> Self {
-        // Here or elsewhere, in this time.
+        // Tokens computed here or on the prefill node: `prompt_ms` covers both.
         let prompt_n = timings.prompt_n.saturating_add(handoff.map_or(0, |handoff| handoff.n_tokens));
         TimingsReport {
             cache_n: n_cached,
@@ -99,7 +99,7 @@ impl TimingsReport {
     }
 }
 
-/// 0 where nothing was measured: JSON has no infinity, and a null here breaks typed clients.
+/// Divides, with 0 for nothing measured: JSON has no infinity, and null would break typed clients.
 fn ratio(numerator: f64, denominator: f64) -> f64 {
     if denominator > 0.0 { numerator / denominator } else { 0.0 }
 }

@@ -10,11 +10,11 @@ use crate::request::schema::{Variant, described, view};
 use crate::request::values::NonEmpty;
 
 object! {
-    /// A message of the history.
+    /// A message of the conversation.
     pub(crate) struct MessagesMessage {
         /// Who speaks.
         role: Field<String>,
-        /// What is said.
+        /// The text, or blocks.
         content: Field<Blocks>,
     }
     by "role" {
@@ -24,7 +24,7 @@ object! {
     }
 }
 
-/// A text, or blocks.
+/// The content of a message or of a tool's result: a text, or blocks.
 #[derive(Debug)]
 pub(crate) enum Blocks {
     Text(String),
@@ -50,7 +50,7 @@ described!([] Blocks: |generator| json_schema!({ "anyOf": [
     generator.subschema_for::<Vec<TextBlock>>(),
 ] }));
 
-/// The system's message: a text, or text blocks.
+/// The system message: a text, or text blocks.
 #[derive(Debug)]
 pub(crate) struct SystemText(pub(super) Blocks);
 
@@ -71,39 +71,39 @@ described!([] SystemText: |generator| {
 });
 
 object! {
-    /// A block of any kind.
+    /// A block of a message's content, of any kind.
     pub(crate) struct MessagesBlock {
-        /// What it is.
+        /// The kind of block.
         r#type: Field<String>,
         /// The text.
         text: Field<String>,
-        /// The file of an image, or a document.
+        /// An image's file, or a document's text.
         #[schemars(with = "SourceForms")]
         source: Field<BlockSource>,
         /// The document's title.
         title: Field<String>,
-        /// By which the result of the call refers to it.
+        /// The id that the call's result refers to.
         id: Field<NonEmpty>,
-        /// Which tool is called.
+        /// The tool to call.
         name: Field<NonEmpty>,
-        /// With what.
+        /// The arguments of the call.
         input: Field<Map<String, Value>>,
-        /// Which call this is the result of.
+        /// The id of the call whose result this is.
         tool_use_id: Field<NonEmpty>,
-        /// The result.
+        /// The result of a call.
         #[schemars(with = "ResultForms")]
         content: Field<Blocks>,
-        /// The call failed.
+        /// True: the call failed.
         is_error: Field<bool>,
-        /// What the model thought.
+        /// The model's reasoning.
         thinking: Field<String>,
     }
 }
 
 object! {
-    /// An image, or a document.
+    /// The source of an image or of a document.
     pub(crate) struct BlockSource {
-        /// What it is.
+        /// The kind of source.
         r#type: Field<String>,
         /// The file in base64, or the text.
         data: Field<String>,
@@ -111,7 +111,7 @@ object! {
 }
 
 view! {
-    /// What a user can say. Documents that are not plain text are a 400, and so are images for a model without a
+    /// A block of a user's message. Documents other than plain text are a 400. So are images for a model without a
     /// projector.
     UserBlock of MessagesBlock:
     TEXT,
@@ -123,7 +123,7 @@ view! {
 }
 
 view! {
-    /// What a model can have said. Calls of tools that run on Anthropic's servers, and what they found, are left out.
+    /// A block of the model's message. Calls and results of tools that run on Anthropic's servers are ignored.
     AssistantBlock of MessagesBlock:
     TEXT,
     Variant { words: &["tool_use"], needs: &["id", "name"], may_have: &["input"], ..Variant::NEW },
@@ -132,12 +132,12 @@ view! {
 }
 
 view! {
-    /// What a tool can say.
+    /// A block of a tool's result.
     ResultBlock of MessagesBlock: TEXT, IMAGE
 }
 
 view! {
-    /// A block that is a text.
+    /// A block of text.
     TextBlock of MessagesBlock: TEXT
 }
 
@@ -147,7 +147,7 @@ view! {
 }
 
 view! {
-    /// An image itself, in base64: URLs are never fetched.
+    /// An image in base64. URLs are never fetched.
     Base64Image of BlockSource: Variant { words: &["base64"], needs: &["data"], ..Variant::NEW }
 }
 

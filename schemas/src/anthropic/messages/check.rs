@@ -11,8 +11,8 @@ use crate::request::history::{JoinedParts, MessageList, template_call, with_one_
 use crate::request::images::{self, Images};
 use crate::request::invalid::quoted;
 
-/// Begins a system block that Claude Code writes for Anthropic's accounts. The block differs in every request, so keeping
-/// it at the front of the prompt would defeat the prefix cache.
+/// Begins a system block that Claude Code writes for Anthropic's accounts. The block differs in every request, so
+/// keeping it at the front of the prompt would defeat the prefix cache.
 const BILLING: &str = "x-anthropic-billing-header";
 
 /// Returns the messages as templates read them, and adds their images to `images`.

@@ -1,8 +1,7 @@
-//! `POST /v1/chat/completions`, and `/baton/plan`, which takes the same: a body → one [`GenerateRequest`].
+//! `POST /v1/chat/completions`, and `/baton/plan`, which has the same body: a body → one [`GenerateRequest`].
 //!
 //! Accepted and ignored: `store`, `metadata`, `service_tier`, `prompt_cache_*`, `prediction`, `safety_identifier`,
-//! `verbosity`, `user`, and any unknown field. What would change the answer and cannot be honoured
-//! yet is refused in `not_yet.rs`.
+//! `verbosity`, `user`, and any unknown field. `not_yet.rs` refuses unsupported fields that would change the answer.
 
 use serde_json::json;
 
@@ -22,57 +21,57 @@ use crate::request::stop::StopStrings;
 use crate::request::tools::ChatToolsBody;
 use crate::request::values::{Integer, MAX_U32, ModelName};
 
-/// Each choice takes a slot of its own, or waits for one: more than 16 from one request would keep everybody else
-/// out of the engine. OpenAI allows 128 on far larger machines.
+/// `n`. Each choice needs a slot, so more than 16 from one request would block all other requests. OpenAI allows 128,
+/// on far larger machines.
 pub(crate) type NChoices = Integer<1, 16>;
-/// OpenAI's limit; each alternative costs bytes on every token.
+/// `top_logprobs`, with OpenAI's limit: each alternative costs bytes at every token.
 pub(crate) type TopLogprobs = Integer<0, 20>;
-/// -1 is llama.cpp's 'until the context ends'.
+/// `max_tokens`. As in llama.cpp, -1 means 'until the context ends'.
 pub(crate) type MaxTokens = Integer<-1, MAX_U32>;
 
 object! {
-    /// A chat to be continued.
+    /// A chat to continue.
     #[schemars(rename = "ChatCompletionRequest", example = json!({
         "model": "smollm2", "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]
     }))]
     pub struct ChatBody {
-        /// One of the names in `/v1/models`.
+        /// A model's name, as `/v1/models` lists it.
         model: Required<ModelName>,
-        /// The history.
+        /// The conversation so far, oldest message first.
         messages: Required<MessageList<ChatMessage>>,
-        /// Choices: replies that differ in their seeds.
+        /// How many replies to generate. They differ only in their seeds.
         n: Field<NChoices>,
-        /// Tokens of a reply at most. Null and -1: until the context ends. 0: none, the prompt is computed.
+        /// The most tokens in a reply. Null or -1: until the context ends. 0: only compute the prompt.
         max_completion_tokens: Field<MaxTokens>,
-        /// The older name, which the other wins over.
+        /// The older name of `max_completion_tokens`, which takes precedence.
         max_tokens: Field<MaxTokens>,
-        /// Where a reply ends.
+        /// Texts before which a reply ends.
         stop: Field<StopStrings>,
-        /// How tokens are drawn.
+        /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
-        /// Report the log-probabilities of tokens.
+        /// Report the log-probability of each token.
         logprobs: Field<bool>,
-        /// With so many of the most likely tokens at each place. More than 0 needs `logprobs`.
+        /// How many of the most likely tokens to report at each position. More than 0 needs `logprobs`.
         top_logprobs: Field<TopLogprobs>,
-        /// As server-sent events.
+        /// Stream the reply as server-sent events.
         stream: Field<bool>,
-        /// How the stream ends.
+        /// Options of a stream.
         stream_options: Field<StreamOptions>,
-        /// What the reply has to be.
+        /// The form that the reply must have.
         response_format: Field<ResponseFormat>,
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(flatten)]
         tools: ChatToolsBody,
-        /// The older form of that.
+        /// The older form of tools.
         #[schemars(flatten)]
         functions: FunctionsBody,
-        /// Variables of the chat template.
+        /// Variables for the chat template.
         #[schemars(flatten)]
         template: TemplateBody,
-        /// Go on past the model's own end.
+        /// Continue after the model has ended its turn.
         ignore_eos: Field<bool>,
-        /// Media of the reply.
+        /// The kinds of output.
         #[schemars(flatten)]
         media: MediaBody,
         #[schemars(skip)]
@@ -81,9 +80,9 @@ object! {
 }
 
 object! {
-    /// How a stream ends.
+    /// Options of a stream.
     pub(crate) struct StreamOptions {
-        /// With a last event that carries the usage.
+        /// Send a last event with the usage.
         include_usage: Field<bool>,
     }
 }
@@ -95,21 +94,21 @@ impl StreamOptions {
     }
 }
 
-/// A chat completion as the client asked for it.
+/// A checked body of `/v1/chat/completions`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatRequest {
     /// What to generate.
     pub generate: GenerateRequest,
-    /// As server-sent events.
+    /// Stream the reply as server-sent events.
     pub stream: bool,
-    /// With a last event that carries the usage.
+    /// Send a last event with the usage.
     pub include_usage: bool,
-    /// Tools came as `functions`, and a call is to be answered in that form.
+    /// The tools came as `functions`, so calls are reported in that older form.
     pub has_functions: bool,
 }
 
 impl ChatRequest {
-    /// Reads a body. `drawn_seed` is used where the client sent none.
+    /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         read::<ChatBody>(body)?.check(drawn_seed)
     }
@@ -123,12 +122,12 @@ impl ChatBody {
         let functions = self.functions.check(&mut self.tools)?;
         let has_functions = functions.is_some();
         let (sampling, chosen) = self.sampling.check("", Sampling { seed: drawn_seed, ..Sampling::default() })?;
-        // Both are checked.
+        // Both are checked, even though only one has an effect.
         let older = self.max_tokens.get("")?;
         let newer = self.max_completion_tokens.get("")?;
         let wants_logprobs = self.logprobs.get("")?.unwrap_or(false);
         let top_logprobs = self.top_logprobs.get("")?.and_then(Integer::count).unwrap_or(0);
-        // A bare `top_logprobs: 0` asks for nothing.
+        // `top_logprobs: 0` alone has no effect.
         if top_logprobs > 0 && !wants_logprobs {
             return Err(InvalidRequest::at("top_logprobs", "needs 'logprobs' to be true"));
         }
@@ -157,7 +156,7 @@ impl ChatBody {
     }
 }
 
-/// What the chat template gets. llama-server's `/apply-template` has the same fields.
+/// Checks what the chat template gets. llama-server's `/apply-template` has the same fields.
 pub(crate) fn conversation(
     messages: Required<MessageList<ChatMessage>>,
     template: TemplateBody,

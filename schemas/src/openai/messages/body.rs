@@ -10,7 +10,7 @@ use crate::request::schema::{Variant, described};
 use crate::request::unsupported::Demand;
 use crate::request::values::NonEmpty;
 
-/// An assistant's message has at least one of these.
+/// Requires one of these fields in an assistant's message.
 fn describe_assistant(schema: &mut Schema) {
     schema.ensure_object()["anyOf"][1]["anyOf"] = json!([
         {"required": ["content"]},
@@ -22,24 +22,24 @@ fn describe_assistant(schema: &mut Schema) {
 }
 
 object! {
-    /// A message of the history.
+    /// A message of the conversation.
     #[schemars(transform = describe_assistant)]
     pub(crate) struct ChatMessage {
-        /// Who speaks. `developer` is `system`, and `function` is `tool`.
+        /// Who speaks. `developer` means `system`, and `function` means `tool`.
         role: Field<String>,
-        /// What is said. An assistant's message may have calls or reasoning instead.
+        /// The text. An assistant's message may have calls or reasoning instead.
         content: Field<ChatContent>,
         /// The speaker's or the tool's name.
         name: Field<String>,
-        /// Which call this is the result of.
+        /// The id of the call whose result this is.
         tool_call_id: Field<String>,
-        /// The model's reasoning, kept for the template.
+        /// The model's earlier reasoning, for templates that show it.
         reasoning_content: Field<String>,
         /// The same under OpenRouter's name.
         reasoning: Field<String>,
-        /// What the model called.
+        /// The calls that the model made.
         tool_calls: Field<Items<EarlierCall>>,
-        /// What the model called, in the older form.
+        /// The call that the model made, in the older form.
         function_call: Field<EarlierFunction>,
     }
     by "role" {
@@ -59,14 +59,14 @@ object! {
     }
 }
 
-/// A message's content. Audio and files are a 400, and so are images for a model without a projector.
+/// A message's content. Audio and files are a 400. So are images for a model without a projector.
 #[derive(Debug, JsonSchema)]
 #[schemars(rename = "Content")]
 #[serde(untagged)]
 pub(crate) enum ChatContent {
     /// A text.
     Text(String),
-    /// Texts, which newlines will join, and images.
+    /// Texts, joined by newlines, and images.
     Parts(Items<ContentPart>),
 }
 
@@ -83,15 +83,15 @@ impl Read for ChatContent {
 }
 
 object! {
-    /// A text or an image among others.
+    /// A text or an image of a content in parts.
     pub(crate) struct ContentPart {
-        /// What it is, in any dialect's words.
+        /// The kind of part, in the words of chats or responses.
         r#type: Field<String>,
         /// The text.
         text: Field<String>,
-        /// What the model said when it refused.
+        /// The text with which the model refused.
         refusal: Field<String>,
-        /// The image itself: URLs are never fetched.
+        /// The image as a data URI. URLs are never fetched.
         image_url: Field<ImageUrl>,
         #[schemars(skip)]
         file_id: Field<Demand>,
@@ -103,13 +103,13 @@ object! {
     }
 }
 
-/// An image, plain or in an object.
+/// An image's data URI, plain or in an object.
 #[derive(Debug, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum ImageUrl {
-    /// As responses have it.
+    /// The form of `/v1/responses`.
     Plain(DataUri),
-    /// As chats have it.
+    /// The form of `/v1/chat/completions`.
     Object(ImageObject),
 }
 
@@ -129,7 +129,7 @@ object! {
     /// An image in an object.
     #[schemars(inline)]
     pub(crate) struct ImageObject {
-        /// The image.
+        /// The image as a data URI.
         url: Required<DataUri>,
     }
 }
@@ -152,12 +152,12 @@ impl Read for DataUri {
 object! {
     /// A call that the model made earlier.
     pub(crate) struct EarlierCall {
-        /// By which its result refers to it.
+        /// The id that the call's result refers to.
         id: Field<String>,
-        /// The only type there is.
+        /// The only supported type.
         #[schemars(extend("enum" = ["function", null]))]
         r#type: Field<String>,
-        /// Which function, with what.
+        /// The function and its arguments.
         function: Required<EarlierFunction>,
     }
 }
@@ -172,13 +172,13 @@ object! {
     }
 }
 
-/// The arguments of an earlier call, as an object. What a model once wrote and nobody can parse stays a string:
-/// refusing it would end the conversation for good, since the client replays its history with every request.
+/// The arguments of an earlier call, as an object. Arguments that are not an object stay a string: the client sends the
+/// history with every request, so refusing them would end the conversation for good.
 #[derive(Debug)]
 pub(crate) struct Arguments(Value);
 
 impl Arguments {
-    /// Those of a call whose arguments may be missing.
+    /// Returns the arguments of a call, or an empty object if they are missing.
     pub(crate) fn or_none(arguments: Option<Arguments>) -> Value {
         arguments.map_or_else(|| Value::Object(Map::new()), |arguments| arguments.0)
     }
@@ -206,8 +206,8 @@ described!([] Arguments: named "Arguments", |_generator| {
     schemars::json_schema!({
         "description": "The arguments of a call.",
         "anyOf": [
-            { "description": "As JSON in a string.", "type": "string" },
-            { "description": "As they are.", "type": "object", "additionalProperties": true },
+            { "description": "The arguments as JSON in a string.", "type": "string" },
+            { "description": "The arguments as an object.", "type": "object", "additionalProperties": true },
         ],
     })
 });

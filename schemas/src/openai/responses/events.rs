@@ -1,4 +1,4 @@
-//! The events of a streamed response, each with a number that grows by one.
+//! The events of a streamed response. Each has a sequence number.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
@@ -10,9 +10,9 @@ use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
 use crate::tools::ToolCallDelta;
 
-/// Writes one response's events, in the order of its methods; each gives server-sent events.
+/// Writes the events of one response. Each method returns server-sent events.
 ///
-/// An item is opened by what first belongs to it and closed by what no longer does.
+/// The first part of an item opens it; the first part of another item closes it.
 #[derive(Debug)]
 pub struct ResponseEventWriter {
     head: ResponseHead,
@@ -76,30 +76,30 @@ struct Numbered<'a> {
 }
 
 impl ResponseEventWriter {
-    /// The schema of one event's data.
+    /// Returns the schema of one event's data.
     pub fn schema(generator: &mut SchemaGenerator) -> Schema {
         generator.subschema_for::<Numbered<'_>>()
     }
 
-    /// A writer for the response with this head.
+    /// Creates a writer for the response with this head.
     pub fn new(head: ResponseHead) -> Self {
         let output = head.no_output();
         ResponseEventWriter { head, output, n_written: 0 }
     }
 
-    /// Tokens are drawn like this. To be said before anything is written.
+    /// Sets the sampling that is in effect. Call it before any event is written.
     pub fn samples_with(&mut self, sampling: &Sampling) {
         self.head.echo.samples_with(sampling);
     }
 
-    /// The first two events.
+    /// Writes the first two events.
     pub fn created(&mut self) -> String {
         let response = self.head.in_progress();
         self.write(&ResponseEvent::Created { response: &response })
             + &self.write(&ResponseEvent::InProgress { response: &response })
     }
 
-    /// More text, with the log-probabilities of its tokens if they were asked for.
+    /// Writes more text, with the log-probabilities of its tokens if requested.
     pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob]) -> String {
         if delta.is_empty() && (logprobs.is_empty() || !self.output.is_in(OutputKind::Message)) {
             return String::new();
@@ -120,7 +120,7 @@ impl ResponseEventWriter {
             })
     }
 
-    /// More of what the model thinks.
+    /// Writes more of the model's reasoning.
     pub fn reasoning(&mut self, delta: &str) -> String {
         let is_new = !self.output.is_in(OutputKind::Reasoning);
         let closing = if is_new { self.close(OutputStatus::Completed) } else { String::new() };
@@ -131,7 +131,7 @@ impl ResponseEventWriter {
         closing + &opening + &self.write(&event)
     }
 
-    /// A step of a call.
+    /// Writes a step of a call.
     pub fn call(&mut self, step: &ToolCallDelta) -> String {
         match step {
             ToolCallDelta::Begin { .. } => {
@@ -148,7 +148,7 @@ impl ResponseEventWriter {
         }
     }
 
-    /// The end of what is open, and of the response.
+    /// Closes the open item and ends the response.
     pub fn finished(&mut self, end: ResponseEnd, usage: ResponseUsage) -> String {
         let mut events = String::new();
         if self.output.items().is_empty() {
@@ -164,13 +164,13 @@ impl ResponseEventWriter {
             }
     }
 
-    /// The end of a response that failed.
+    /// Ends a response that failed.
     pub fn failed(&mut self, failure: ResponseFailure) -> String {
         let response = self.head.failed(failure);
         self.write(&ResponseEvent::Failed { response: &response })
     }
 
-    /// The last item has begun.
+    /// Writes the events that open the last item.
     fn opened(&mut self) -> String {
         let Some(item) = self.output.items().last().map(OutputItem::begun) else { return String::new() };
         let (output_index, item_id) = self.place();
@@ -184,7 +184,7 @@ impl ResponseEventWriter {
             + &self.write(&ResponseEvent::PartAdded { item_id: &item_id, output_index, content_index: 0, part: &part })
     }
 
-    /// The open item, if there is one, ends.
+    /// Closes the open item, if there is one.
     fn close(&mut self, status: OutputStatus) -> String {
         if !self.output.is_open() {
             return String::new();
@@ -215,7 +215,7 @@ impl ResponseEventWriter {
         events + &self.write(&ResponseEvent::ItemDone { output_index, item: &item })
     }
 
-    /// Index and id of the last item.
+    /// Returns the index and the id of the last item.
     fn place(&self) -> (usize, String) {
         let items = self.output.items();
         (items.len().saturating_sub(1), items.last().map(|item| item.id().to_owned()).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! `input` and `instructions` → a conversation's messages.
+//! `input` and `instructions` → the messages of a conversation.
 
 use schemars::{JsonSchema, Schema};
 use serde::de::SeqAccess;
@@ -15,14 +15,14 @@ use crate::request::read::{Read, Reading, ValueProblem};
 use crate::request::schema::Variant;
 use crate::request::values::NonEmpty;
 
-/// The history.
+/// The conversation so far: a text, or items.
 #[derive(Debug, JsonSchema)]
 #[schemars(rename = "ResponsesInput")]
 #[serde(untagged)]
 pub(crate) enum ResponsesInput {
-    /// The user's message.
+    /// One message of the user.
     Text(String),
-    /// Items.
+    /// Messages, calls and their results, oldest first.
     Items(#[schemars(length(min = 1))] Items<InputItem>),
 }
 
@@ -41,27 +41,27 @@ impl Read for ResponsesInput {
     }
 }
 
-/// An item of reasoning has its text where a message has its content.
+/// Describes `content` of an item of reasoning: an array of its texts.
 fn describe_reasoning(schema: &mut Schema) {
     schema.ensure_object()["anyOf"][3]["properties"]["content"] = serde_json::json!({ "type": ["array", "null"] });
 }
 
 object! {
-    /// An item of the history. References to items are a 400. Items of tools that are skipped are skipped, too.
+    /// An item of the conversation. References to items are a 400. Items of ignored tools are ignored, too.
     #[schemars(transform = describe_reasoning)]
     pub(crate) struct InputItem {
-        /// What it is.
+        /// The kind of item.
         r#type: Field<String>,
         /// Who speaks.
         #[schemars(extend("enum" = ["system", "developer", "user", "assistant"]))]
         role: Field<String>,
-        /// What is said.
+        /// The text.
         content: Field<ChatContent>,
-        /// The call of a function, or the call that this is the output of.
+        /// The id of the call, or of the call whose output this is.
         call_id: Field<NonEmpty>,
-        /// Which function.
+        /// The function's name.
         name: Field<NonEmpty>,
-        /// With what.
+        /// The function's arguments.
         arguments: Field<Arguments>,
         /// The function's result.
         output: Field<ChatContent>,
@@ -77,7 +77,8 @@ object! {
 }
 
 impl ResponsesInput {
-    /// The messages as templates read them. `instructions` come before everything else, as the system's.
+    /// Returns the messages as templates read them, and adds their images to `images`. `instructions` become the first
+    /// system message.
     pub(super) fn check(self, instructions: Option<&str>, images: &mut Images) -> Result<Vec<Message>, InvalidRequest> {
         let mut history = ResponseTurns { messages: Vec::new(), reasoning: None, has_skipped: false, images };
         if let Some(instructions) = instructions.filter(|text| !text.is_empty()) {
@@ -99,13 +100,13 @@ impl ResponsesInput {
     }
 }
 
-/// Messages so far. What an assistant says in one turn comes as several items and is one message here.
+/// The messages so far. One turn of the assistant is several items in the input and one message here.
 struct ResponseTurns<'i> {
     messages: Vec<Message>,
-    /// Reasoning that belongs to the assistant's next item.
+    /// The reasoning for the assistant's next item.
     reasoning: Option<String>,
+    /// An item of an ignored tool was skipped.
     has_skipped: bool,
-    /// The request's images.
     images: &'i mut Images,
 }
 
@@ -140,7 +141,7 @@ impl ResponseTurns<'_> {
         let content = item.content.required("content", at)?.check(&join(at, "content"), self.images)?;
         if role == MessageRole::Assistant {
             let message = self.turn();
-            // A turn has one text; a second one in a row is a turn of its own.
+            // A turn has one text. A second text in a row begins another turn.
             if message.content.is_empty() && message.tool_calls.is_empty() {
                 message.content = content;
                 return Ok(());
@@ -166,7 +167,7 @@ impl ResponseTurns<'_> {
         Ok(())
     }
 
-    /// The reasoning itself, if it is readable: summaries are for people, and an encrypted one was another server's.
+    /// Keeps the reasoning if it is readable. Summaries are for people, and encrypted reasoning is from another server.
     fn reason(&mut self, at: &str, item: InputItem) -> Result<(), InvalidRequest> {
         let parts = match item.content.expecting("an array").get(at)? {
             None => return Ok(()),
@@ -182,7 +183,7 @@ impl ResponseTurns<'_> {
         Ok(())
     }
 
-    /// The assistant's current turn: the last message if it is the assistant's, else a new one.
+    /// Returns the assistant's current turn: the last message if the assistant wrote it, else a new one.
     fn turn(&mut self) -> &mut Message {
         if self.reasoning.is_some() || self.messages.last().is_none_or(|last| last.role != MessageRole::Assistant) {
             self.push(MessageRole::Assistant, String::new());
@@ -196,8 +197,8 @@ impl ResponseTurns<'_> {
     }
 }
 
-/// Returns true if items of this type are calls of tools that are skipped here, or their results: tools that run on
-/// OpenAI's servers, a client's shell, and tools without a schema.
+/// Returns true if items of this type belong to ignored tools: calls, results and lists of tools that run on OpenAI's
+/// servers, of a client's shell, and of tools without a schema.
 fn is_of_skipped_tool(kind: &str) -> bool {
     kind.ends_with("_call") || kind.ends_with("_call_output") || kind.starts_with("mcp_")
 }

@@ -1,7 +1,7 @@
-//! `POST /v1/responses`, OpenAI's newer route: what its clients send, and the objects and events they expect back.
+//! `POST /v1/responses`, OpenAI's newer route: its requests, objects and events.
 //!
-//! There is no store: every request carries its whole history as `input`, and what would need one
-//! (`previous_response_id`, `conversation`, `store: true`, `background`) is refused by name.
+//! Nothing is stored. Every request carries its whole history as `input`, and fields that need a store
+//! (`previous_response_id`, `conversation`, `store: true`, `background`) are refused.
 
 pub mod events;
 pub mod output;

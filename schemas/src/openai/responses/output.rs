@@ -1,4 +1,4 @@
-//! What a response puts out, item by item: reasoning, text, calls of functions. The same for whole and streamed ones.
+//! The items of a response, whole or streamed: reasoning, text, calls of functions.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,26 +11,26 @@ use crate::tools::ToolCallDelta;
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputItem {
-    /// What the model thought before it went on.
+    /// The model's reasoning.
     Reasoning {
         /// `rs_…`
         id: String,
-        /// Always empty: reasoning is not summarised.
+        /// Always empty: reasoning is not summarized.
         summary: [(); 0],
-        /// One part, once there is any.
+        /// Empty, or one part.
         content: Vec<OutputPart>,
         /// Always null.
         encrypted_content: Option<()>,
-        /// How far it is.
+        /// Whether the item is complete.
         status: OutputStatus,
     },
-    /// What it said.
+    /// The model's message.
     Message {
         /// `msg_…`
         id: String,
-        /// How far it is.
+        /// Whether the item is complete.
         status: OutputStatus,
-        /// One part, once there is any.
+        /// Empty, or one part.
         content: Vec<OutputPart>,
         /// Always `assistant`.
         role: &'static str,
@@ -39,24 +39,24 @@ pub enum OutputItem {
     FunctionCall {
         /// `fc_…`
         id: String,
-        /// By which the function's output will refer to it.
+        /// The id that the function's output will refer to.
         call_id: String,
-        /// Which one.
+        /// The function's name.
         name: String,
-        /// JSON in a string, in the model's own words.
+        /// The arguments exactly as the model wrote them: JSON in a string.
         arguments: String,
-        /// How far it is.
+        /// Whether the item is complete.
         status: OutputStatus,
     },
 }
 
-/// How far an item is.
+/// Whether an item is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputStatus {
     /// More may come.
     InProgress,
-    /// All is there.
+    /// The item is complete.
     Completed,
     /// A limit cut it off.
     Incomplete,
@@ -66,18 +66,18 @@ pub enum OutputStatus {
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputPart {
-    /// Of a message.
+    /// The text of a message.
     OutputText {
         /// Always empty.
         annotations: [(); 0],
-        /// Empty unless asked for.
+        /// Log-probabilities of its tokens; empty unless requested.
         logprobs: Vec<TokenLogprob>,
-        /// So far.
+        /// The text so far.
         text: String,
     },
-    /// Of reasoning.
+    /// The text of reasoning.
     ReasoningText {
-        /// So far.
+        /// The text so far.
         text: String,
     },
 }
@@ -100,24 +100,24 @@ impl OutputKind {
     }
 }
 
-/// The items so far, of which the last may be open.
+/// The items so far. The last may be open.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Output {
-    /// A part of each item's id that no other response has.
+    /// The unique part of each item's id.
     stem: String,
     items: Vec<OutputItem>,
     is_open: bool,
 }
 
 impl Output {
-    /// Nothing yet. Ids end in `stem` and the item's index.
+    /// Creates an empty output. Ids of items end with `stem` and the item's index.
     pub fn new(stem: String) -> Self {
         Output { stem, items: Vec::new(), is_open: false }
     }
 
-    /// More text for the user, with the log-probabilities of its tokens if they were asked for.
+    /// Adds text, with the log-probabilities of its tokens if requested.
     ///
-    /// Tokens without text are markup, between items as well as in them; only those in a message are kept.
+    /// Tokens without text are markup. Their log-probabilities are kept inside a message and dropped between items.
     pub fn text(&mut self, delta: &str, logprobs: &[TokenLogprob]) {
         if !self.is_in(OutputKind::Message) {
             if delta.is_empty() {
@@ -131,7 +131,7 @@ impl Output {
         }
     }
 
-    /// More of what the model thinks.
+    /// Adds to the model's reasoning.
     pub fn reasoning(&mut self, delta: &str) {
         if !self.is_in(OutputKind::Reasoning) {
             self.turn_to(OutputKind::Reasoning);
@@ -141,7 +141,7 @@ impl Output {
         }
     }
 
-    /// A step of a call.
+    /// Adds a step of a call.
     pub fn call(&mut self, step: &ToolCallDelta) {
         match step {
             ToolCallDelta::Begin { id, name, .. } => {
@@ -164,7 +164,7 @@ impl Output {
         }
     }
 
-    /// The end, for this reason. A response that says nothing has one empty message.
+    /// Ends the output. A response without output gets one empty message.
     pub fn finish(&mut self, reason: FinishReason) {
         if self.items.is_empty() {
             self.open_message();
@@ -172,7 +172,7 @@ impl Output {
         self.close(last_status(reason));
     }
 
-    /// All of it.
+    /// Returns the items.
     pub fn into_items(self) -> Vec<OutputItem> {
         self.items
     }
@@ -182,12 +182,12 @@ impl Output {
         &self.items
     }
 
-    /// Opens a message that says nothing yet.
+    /// Opens an empty message.
     pub(super) fn open_message(&mut self) {
         self.turn_to(OutputKind::Message);
     }
 
-    /// Returns true if more of this kind continues the open item.
+    /// Returns true if the open item is of this kind.
     pub(super) fn is_in(&self, kind: OutputKind) -> bool {
         let last = self.items.last().filter(|_| self.is_open);
         match kind {
@@ -214,7 +214,7 @@ impl Output {
         self.is_open = true;
     }
 
-    /// The open item, if there is one, is at its end.
+    /// Closes the open item, if there is one.
     pub(super) fn close(&mut self, end: OutputStatus) {
         if std::mem::replace(&mut self.is_open, false)
             && let Some(last) = self.items.last_mut()
@@ -238,7 +238,7 @@ impl Output {
     }
 }
 
-/// The status of what is open when a response ends for this reason.
+/// Returns the status of an item that is open when the response ends for this reason.
 pub(super) fn last_status(reason: FinishReason) -> OutputStatus {
     match reason {
         FinishReason::Stop | FinishReason::ToolCalls => OutputStatus::Completed,
@@ -254,7 +254,7 @@ impl OutputItem {
         id
     }
 
-    /// The item when it began.
+    /// Returns the item as it was when it began.
     pub(super) fn begun(&self) -> OutputItem {
         let mut begun = self.clone();
         match &mut begun {

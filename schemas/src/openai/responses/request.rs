@@ -1,8 +1,8 @@
-//! A body → one [`GenerateRequest`].
+//! A body of `/v1/responses` → one [`GenerateRequest`].
 //!
-//! Without effect but echoed: `metadata`, `prompt_cache_key`, `safety_identifier`, `max_tool_calls` and `user`. Accepted
-//! and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, `include` of what is never there, and any unknown
-//! field.
+//! Echoed without any other effect: `metadata`, `prompt_cache_key`, `safety_identifier`, `max_tool_calls` and `user`.
+//! Accepted and ignored: `service_tier`, `prompt_cache_retention`, `text.verbosity`, other words in `include`, and any
+//! unknown field.
 
 use serde_json::{Map, Value, json};
 
@@ -24,68 +24,68 @@ use crate::request::stop::StopStrings;
 use crate::request::unsupported::Demand;
 use crate::request::values::{Integer, MAX_U32, ModelName, SchemaObject};
 
-/// OpenAI's limit on what it echoes.
+/// The most entries in `metadata`: OpenAI's limit.
 const MAX_METADATA: usize = 16;
 
-/// What `include` calls log-probabilities.
+/// The word in `include` for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 object! {
-    /// A conversation to be continued. Whatever would need a store is a 400.
+    /// A conversation to continue. Fields that need a store are a 400.
     #[schemars(rename = "ResponsesRequest", example = json!({
         "model": "smollm2", "max_output_tokens": 8, "input": "Say hello."
     }))]
     pub struct ResponsesBody {
-        /// One of the names in `/v1/models`.
+        /// A model's name, as `/v1/models` lists it.
         model: Required<ModelName>,
-        /// The history.
+        /// The conversation so far.
         input: Required<ResponsesInput>,
-        /// The system's message, before everything else.
+        /// The first system message.
         instructions: Field<String>,
-        /// Tokens of the reply at most.
+        /// The most tokens in the reply.
         max_output_tokens: Field<Integer<1, MAX_U32>>,
-        /// Where the reply ends.
+        /// Texts before which the reply ends.
         stop: Field<StopStrings>,
-        /// How tokens are drawn.
+        /// How tokens are sampled.
         #[schemars(flatten)]
         sampling: SamplingBody,
-        /// With so many of the most likely tokens at each place.
+        /// How many of the most likely tokens to report at each position.
         top_logprobs: Field<TopLogprobs>,
-        /// What else the reply should hold: `message.output_text.logprobs`.
+        /// Extra parts of the reply: only `message.output_text.logprobs` is supported.
         include: Field<Items<Value>>,
-        /// What the text has to be.
+        /// The form that the text must have.
         text: Field<TextConfig>,
-        /// How the model is to think.
+        /// How the model should think.
         reasoning: Field<ReasoningBody>,
-        /// Variables of the chat template; `reasoning_effort` is `reasoning.effort` under chats' name.
+        /// Variables for the chat template. `reasoning_effort` is the name in chats of `reasoning.effort`.
         #[schemars(flatten)]
         template: TemplateBody,
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(flatten)]
         tools: ResponseToolsBody,
-        /// As server-sent events.
+        /// Stream the reply as server-sent events.
         stream: Field<bool>,
-        /// Nothing is stored.
+        /// Only false: nothing is stored.
         #[schemars(extend("enum" = [false, null]))]
         store: Field<bool>,
-        /// Nothing runs without its client.
+        /// Only false: nothing runs after its client has left.
         #[schemars(extend("enum" = [false, null]))]
         background: Field<bool>,
-        /// No conversation is cut.
+        /// `auto` is not supported: conversations are not cut.
         #[schemars(extend("not" = {"const": "auto"}))]
         truncation: Field<String>,
-        /// Echoed.
+        /// Echoed in the reply.
         #[schemars(extend("maxProperties" = MAX_METADATA))]
         metadata: Field<Map<String, Value>>,
-        /// Echoed.
+        /// Echoed in the reply.
         max_tool_calls: Field<Integer<1, MAX_U32>>,
-        /// Echoed.
+        /// Echoed in the reply.
         safety_identifier: Field<String>,
-        /// Echoed.
+        /// Echoed in the reply.
         prompt_cache_key: Field<String>,
-        /// Echoed.
+        /// Echoed in the reply.
         user: Field<String>,
-        /// Go on past the model's own end.
+        /// Continue after the model has ended its turn.
         ignore_eos: Field<bool>,
         #[schemars(skip)]
         previous_response_id: Field<Demand>,
@@ -97,17 +97,17 @@ object! {
 }
 
 object! {
-    /// What the text has to be.
+    /// The form that the text must have.
     pub(crate) struct TextConfig {
-        /// Any text, any JSON object, or JSON that a schema describes.
+        /// Any text, any JSON object, or JSON that follows a schema.
         format: Field<Echoed<TextFormat>>,
     }
 }
 
 object! {
-    /// What the text has to be: any text, any JSON object, or JSON that a schema describes.
+    /// The form that the text must have: any text, any JSON object, or JSON that follows a schema.
     pub(crate) struct TextFormat {
-        /// Which of them.
+        /// The kind of form.
         r#type: Field<String>,
         /// The schema.
         schema: Field<SchemaObject>,
@@ -119,27 +119,27 @@ object! {
 }
 
 object! {
-    /// How the model is to think.
+    /// How the model should think.
     #[schemars(rename = "Reasoning")]
     pub(crate) struct ReasoningBody {
-        /// How hard.
+        /// How hard the model should think.
         effort: Field<ReasoningEffort>,
     }
 }
 
-/// A response as the client asked for it.
+/// A checked body of `/v1/responses`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponsesRequest {
     /// What to generate.
     pub generate: GenerateRequest,
-    /// As server-sent events.
+    /// Stream the reply as server-sent events.
     pub stream: bool,
-    /// What the reply repeats of the request.
+    /// The fields that the reply repeats.
     pub echo: Echo,
 }
 
 impl ResponsesRequest {
-    /// Reads a body. `drawn_seed` is used where the client sent none.
+    /// Parses and checks a body. `drawn_seed` is used if the client sent no seed.
     pub fn parse(body: &[u8], drawn_seed: u64) -> Result<Self, InvalidRequest> {
         read::<ResponsesBody>(body)?.check(drawn_seed)
     }
@@ -164,7 +164,7 @@ impl ResponsesBody {
         let messages = self.input.get("")?.check(instructions.as_deref(), &mut images)?;
         let top = self.top_logprobs.get("")?.and_then(Integer::count);
         let is_included = self.include.get("")?.unwrap_or_default().sound().any(|name| name == LOGPROBS);
-        // Wanted if `include` names them, or if there is a number of alternatives.
+        // Log-probabilities are requested by `include`, or by a number of alternatives.
         let top_logprobs = top.filter(|&top| top > 0 || is_included).or(is_included.then_some(0));
         let (tool_use, tool_choice) = self.tools.check()?;
         let metadata = self.metadata.get("")?.unwrap_or_default();
@@ -214,7 +214,7 @@ impl ResponsesBody {
         })
     }
 
-    /// Refuses what needs a store, and what is not built. Values that ask for nothing pass.
+    /// Refuses fields that need a store, and unsupported ones. Values that ask for nothing pass.
     fn refuse(&mut self) -> Result<(), InvalidRequest> {
         let stored = [
             (self.previous_response_id.peek(), "previous_response_id"),
@@ -240,7 +240,7 @@ impl ResponsesBody {
 }
 
 impl TextConfig {
-    /// `text.format`, and its echo.
+    /// Returns the constraint of `text.format`, and its echo.
     fn check(config: Option<Self>) -> Result<(Option<Constraint>, Value), InvalidRequest> {
         const FIELD: &str = "text.format";
         let plain = || json!({"type": "text"});

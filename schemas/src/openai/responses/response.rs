@@ -1,4 +1,4 @@
-//! The response object: the whole reply, and what a stream's first and last events carry.
+//! The response object: the whole reply, and the object in a stream's first and last events.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -17,13 +17,13 @@ pub struct Echo {
     pub max_output_tokens: Option<u32>,
     /// `metadata`.
     pub metadata: Map<String, Value>,
-    /// In effect.
+    /// `temperature` in effect.
     pub temperature: f32,
-    /// In effect.
+    /// `top_p` in effect.
     pub top_p: f32,
-    /// In effect.
+    /// `presence_penalty` in effect.
     pub presence_penalty: f32,
-    /// In effect.
+    /// `frequency_penalty` in effect.
     pub frequency_penalty: f32,
     /// `text.format`.
     pub format: Value,
@@ -31,13 +31,13 @@ pub struct Echo {
     pub effort: Option<String>,
     /// `parallel_tool_calls`.
     pub parallel_tool_calls: bool,
-    /// `tool_choice`, as the client wrote it.
+    /// `tool_choice` as the client wrote it.
     pub tool_choice: Value,
     /// The functions that are in effect.
     pub tools: Vec<Value>,
     /// `top_logprobs`.
     pub top_logprobs: u32,
-    /// `max_tool_calls`. It bounds calls of OpenAI's own tools, of which there are none here.
+    /// `max_tool_calls`. It limits calls of OpenAI's own tools, which do not exist here.
     pub max_tool_calls: Option<u32>,
     /// `safety_identifier`.
     pub safety_identifier: Option<String>,
@@ -48,7 +48,8 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// Tokens are drawn like this: a model has defaults of its own for what the client left open.
+    /// Sets the sampling that is in effect: a model may have defaults of its own for fields that the client did not
+    /// send.
     pub fn samples_with(&mut self, sampling: &Sampling) {
         self.temperature = sampling.temperature;
         self.top_p = sampling.top_p;
@@ -57,14 +58,14 @@ impl Echo {
     }
 }
 
-/// The part of a response that is known before its first token.
+/// The fields of a response that are known before its first token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponseHead {
-    /// The common ending of the ids of the response and its items.
+    /// The unique part of the ids of the response and its items.
     pub stem: String,
     /// Seconds since the Unix epoch.
     pub created_at: u64,
-    /// As the client wrote it.
+    /// The model's name, as the client wrote it.
     pub model: String,
     /// The fields of the request that it repeats.
     pub echo: Echo,
@@ -79,7 +80,7 @@ pub struct ResponseEnd {
     pub at: u64,
 }
 
-/// A response at one moment.
+/// A response, finished or not.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Response {
     id: String,
@@ -121,9 +122,9 @@ pub struct Response {
 /// Why a response failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ResponseFailure {
-    /// For programs.
+    /// The reason, for programs.
     pub code: &'static str,
-    /// For people.
+    /// The message, for people.
     pub message: String,
 }
 
@@ -148,7 +149,7 @@ struct ResponseOutputDetails {
 }
 
 impl ResponseUsage {
-    /// The usage of a request.
+    /// The token counts of a request.
     pub fn new(n_prompt: u32, n_cached: u32, n_completion: u32, n_reasoning: u32) -> Self {
         ResponseUsage {
             input_tokens: n_prompt,
@@ -161,17 +162,17 @@ impl ResponseUsage {
 }
 
 impl ResponseHead {
-    /// Before anything was put out.
+    /// Returns an empty output.
     pub fn no_output(&self) -> Output {
         Output::new(self.stem.clone())
     }
 
-    /// The response before its first item.
+    /// Returns the response before its first item.
     pub fn in_progress(&self) -> Response {
         self.response("in_progress", Vec::new())
     }
 
-    /// The end, at this time and for its reason. Only what is completed has a time of completion.
+    /// Returns the response at its end. Only a completed one has a time of completion.
     pub fn finished(&self, end: ResponseEnd, output: Vec<OutputItem>, usage: ResponseUsage) -> Response {
         let (status, completed_at, incomplete_details) = match end.reason {
             FinishReason::Stop | FinishReason::ToolCalls => ("completed", Some(end.at), None),
@@ -180,7 +181,7 @@ impl ResponseHead {
         Response { usage: Some(usage), completed_at, incomplete_details, ..self.response(status, output) }
     }
 
-    /// The response of a request that failed.
+    /// Returns the response of a request that failed.
     pub fn failed(&self, failure: ResponseFailure) -> Response {
         Response { error: Some(failure), ..self.response("failed", Vec::new()) }
     }

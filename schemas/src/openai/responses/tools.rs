@@ -1,4 +1,4 @@
-//! `tools`, `tool_choice` and `parallel_tool_calls`.
+//! `tools`, `tool_choice` and `parallel_tool_calls` of a response.
 
 use serde_json::{Value, json};
 
@@ -16,26 +16,26 @@ use crate::tools::{MAX_TOOLS, Strictness, Tool, ToolChoice, ToolUse};
 object! {
     /// The tools of a response.
     pub(crate) struct ResponseToolsBody {
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<ResponseTool>>,
-        /// What it has to call.
+        /// Which of the tools the model must call.
         tool_choice: Field<Echoed<ToolChoiceBody<ResponseChosenTools>>>,
-        /// Whether one reply may hold several calls.
+        /// Allows several calls in one reply.
         parallel_tool_calls: Field<bool>,
     }
 }
 
 object! {
-    /// A call of one function, which has to be among `tools`, or of some of them.
+    /// Requires a call of one function in `tools`, or allows only some of them.
     pub(crate) struct ResponseChosenTools {
-        /// Of what.
+        /// The kind of choice.
         r#type: Field<String>,
-        /// Which.
+        /// The function to call.
         name: Field<ToolName>,
-        /// What the reply has to do with them.
+        /// With `allowed_tools`, `required`: the reply must call one of them.
         mode: Field<Word<AllowedMode>>,
-        /// Which.
+        /// The allowed tools.
         #[schemars(length(min = 1))]
         tools: Field<Items<ToolNamed>>,
     }
@@ -46,8 +46,7 @@ object! {
 }
 
 impl ResponseToolsBody {
-    /// The functions, and the choice as the client wrote it. Tools that run on OpenAI's own servers are
-    /// skipped.
+    /// Returns the functions, and the choice as the client wrote it. Tools that run on OpenAI's servers are ignored.
     pub(super) fn check(self) -> Result<(ToolUse, Value), InvalidRequest> {
         let parallel = self.parallel_tool_calls.get("")?.unwrap_or(true);
         let (choice, echo) = match self.tool_choice.get("")? {
@@ -77,8 +76,8 @@ impl ResponseToolsBody {
     }
 }
 
-/// A function as replies repeat it. Without a word of the client's the schema is held if it can be, which is known only
-/// later: `strict` is null then.
+/// Returns a function as replies repeat it. `strict` is null if the client did not send it: whether the engine can
+/// enforce the schema is known only later.
 pub(super) fn echo(tool: &Tool) -> Value {
     json!({
         "type": "function",
