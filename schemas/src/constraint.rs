@@ -1,41 +1,41 @@
-//! What the generated text has to be.
+//! Constraints on the form of generated text.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A constraint on the text, kept by the engine's sampler at every token.
+/// A constraint on the text. The engine's sampler enforces it at every token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Constraint {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON that follows a schema.
     JsonSchema {
         /// JSON Schema (draft 2020-12).
         schema: Value,
-        /// The field of the request that asks for it, for errors.
+        /// The field of the request that sets it, for errors.
         #[serde(default = "default_field")]
         field: String,
     },
-    /// Text in a form of its own, such as calls of tools.
+    /// Text in another form, such as calls of tools.
     Grammar {
-        /// The whole text.
+        /// The rule for the whole text.
         rule: Rule,
-        /// The field of the request that asks for it, for errors.
+        /// The field of the request that sets it, for errors.
         field: String,
     },
 }
 
-/// What an older peer means that names no field.
+/// The field to assume if an older peer sends none.
 fn default_field() -> String {
     DEFAULT_FIELD.to_owned()
 }
 
-/// OpenAI's name for what text has to be.
+/// OpenAI's field for the form of a reply.
 const DEFAULT_FIELD: &str = "response_format";
 
 impl Constraint {
-    /// The field of the request that asks for it.
+    /// Returns the field of the request that sets it.
     pub fn field(&self) -> &str {
         match self {
             Constraint::JsonObject => DEFAULT_FIELD,
@@ -44,53 +44,53 @@ impl Constraint {
     }
 }
 
-/// A form that text can have.
+/// A rule for the form of a text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Exactly this. Control tokens that are spelled in it are meant as such.
+    /// Exactly this text. A control token's spelling in it stands for the control token.
     Literal(String),
-    /// Exactly this, and no control tokens: words of a client's.
+    /// Exactly this text, without control tokens, because a client chose it.
     Plain(String),
-    /// JSON that a schema describes.
+    /// JSON that follows a schema.
     Json(Value),
-    /// What a regular expression describes, in the syntax of Rust's `regex` without look-around.
+    /// Text that matches a regular expression, in the syntax of Rust's `regex`, without look-around.
     Pattern(String),
-    /// Any text, up to and with the first occurrence of this, which may be a control token.
+    /// Any text up to and including the first occurrence of this, which may be a control token.
     Until(String),
-    /// One after the other.
+    /// These rules, one after the other.
     Sequence(Vec<Rule>),
-    /// One of these.
+    /// Any one of these rules.
     OneOf(Vec<Rule>),
-    /// The first of these that the engine knows all of; the last one if it knows none.
+    /// The first of these rules that the engine supports completely; the last one if it supports none.
     FirstKnown(Vec<Rule>),
-    /// What one field of the request, or one tool, asks for: errors name it.
+    /// A rule that one field of the request, or one tool, sets. Errors name them.
     For {
         /// The field.
         field: String,
-        /// The tool, by its name, if the field has several.
+        /// The tool's name, if the field has several.
         tool: Option<String>,
-        /// What it asks for.
+        /// The rule.
         rule: Box<Rule>,
     },
-    /// As often as that.
+    /// A rule, several times.
     Repeat {
-        /// What.
+        /// The rule.
         rule: Box<Rule>,
-        /// At least.
+        /// The fewest times.
         min: u32,
-        /// At most; `None` for as often as it comes.
+        /// The most times; `None`: no limit.
         max: Option<u32>,
     },
 }
 
 impl Rule {
-    /// Exactly this.
+    /// Creates a [`Rule::Literal`].
     pub fn literal(text: impl Into<String>) -> Rule {
         Rule::Literal(text.into())
     }
 
-    /// Any text.
+    /// Creates a rule for any text.
     pub fn text() -> Rule {
         Rule::Pattern(r"(.|\n)*".to_owned())
     }
@@ -105,7 +105,7 @@ impl Rule {
         }
     }
 
-    /// The rule with each [`Rule::FirstKnown`] decided by `knows`.
+    /// Replaces each [`Rule::FirstKnown`] by the first of its rules for which `knows` returns true, else by the last.
     pub fn decided(&self, knows: &mut impl FnMut(&Rule) -> bool) -> Rule {
         match self {
             Rule::FirstKnown(rules) => {
@@ -125,8 +125,8 @@ impl Rule {
         }
     }
 
-    /// The schemas that its text has to keep, each with who asks for it; `asker` is who asks for the whole. Of a
-    /// [`Rule::FirstKnown`] those of the first.
+    /// Returns every schema in the rule with the part of the request that sets it. `asker` is the part that sets the
+    /// whole rule. Of a [`Rule::FirstKnown`], only the first rule counts.
     pub fn schemas<'r>(&'r self, asker: Asker<'r>) -> Vec<(Asker<'r>, &'r Value)> {
         match self {
             Rule::Json(schema) => vec![(asker, schema)],
@@ -138,18 +138,18 @@ impl Rule {
         }
     }
 
-    /// This or nothing.
+    /// Creates a rule for this or nothing.
     pub fn optional(rule: Rule) -> Rule {
         Rule::Repeat { rule: Box::new(rule), min: 0, max: Some(1) }
     }
 }
 
-/// The part of a request that asks for a form: a field, and one of its tools.
+/// The part of a request that sets a rule: a field, or one tool of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asker<'r> {
     /// The field.
     pub field: &'r str,
-    /// The tool, by its name.
+    /// The tool's name, if it is one of several.
     pub tool: Option<&'r str>,
 }
 
@@ -165,29 +165,29 @@ impl From<Constraint> for Rule {
     }
 }
 
-/// Values (objects, arrays, numbers, …) a schema may consist of.
+/// The most values (objects, arrays, numbers, …) in the schemas of a request.
 const MAX_VALUES: usize = 20_000;
 
-/// How deep they may be nested.
+/// How deep the values may be nested.
 const MAX_DEPTH: usize = 64;
 
-/// Why a schema is not taken, before anything is compiled.
+/// Why a schema is refused before it is compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
-    /// Schemas are objects, or `true` and `false`.
+    /// It is not an object. JSON Schema also allows `true` and `false`, which are not supported here.
     #[error("a JSON schema is an object")]
     NotAnObject,
-    /// Too much work to compile.
+    /// It would be too expensive to compile.
     #[error("the schema is larger than {MAX_VALUES} values or nested deeper than {MAX_DEPTH}")]
     TooLarge,
 }
 
-/// Checks a schema's size and kind. What its keywords mean is the engine's to check.
+/// Checks that a schema is an object of bounded size. The engine checks its keywords.
 pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
     Budget::default().take(schema)
 }
 
-/// What the schemas of one request may hold together.
+/// The number of values that the schemas of one request may still have.
 #[derive(Debug)]
 pub(crate) struct Budget {
     n_values: usize,
@@ -200,7 +200,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Checks a schema as [`check_schema`] does, within what those before it have left.
+    /// Checks a schema as [`check_schema`] does, and subtracts its values.
     pub(crate) fn take(&mut self, schema: &Value) -> Result<(), SchemaError> {
         if !schema.is_object() {
             return Err(SchemaError::NotAnObject);

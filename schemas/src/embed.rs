@@ -1,103 +1,104 @@
-//! Texts as vectors: what a client asks, what an engine is asked, and what it answers.
+//! Embeddings: a client's request, the request to an engine, and the engine's events.
 
 use serde::{Deserialize, Serialize};
 
 use crate::keep_alive::KeepAlive;
 use crate::token::Token;
 
-/// Texts of one request. OpenAI's limit.
+/// The most texts in one request: OpenAI's limit.
 pub const MAX_INPUTS: usize = 2_048;
 
-/// Tokens of all texts of one request: OpenAI's limit.
+/// The most tokens in all texts of one request: OpenAI's limit.
 pub const MAX_TOTAL_TOKENS: usize = 300_000;
 
-/// A client's request, free of any dialect.
+/// A client's request for embeddings, independent of the dialect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbedRequest {
     /// The model's public name, as the client wrote it.
     pub model: String,
-    /// At most [`MAX_INPUTS`].
+    /// The inputs, at most [`MAX_INPUTS`].
     pub inputs: Vec<EmbedInput>,
-    /// Cut a text that is too long, instead of refusing it.
+    /// Cut inputs that are too long instead of refusing them.
     pub truncate: bool,
-    /// Values a vector is to have, if the client says so.
+    /// The length of the vectors that the client expects, if it says so.
     pub dimensions: Option<u32>,
-    /// How long the model is to stay in memory afterwards, if the client says so.
+    /// How long the model stays in memory after the request, if the client says so.
     pub keep_alive: Option<KeepAlive>,
 }
 
-/// What becomes one vector.
+/// An input, which becomes one vector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EmbedInput {
-    /// Plain text: what it spells is never a control token.
+    /// Plain text. The spelling of a control token in it is plain text, too.
     Text(String),
-    /// Exact tokens, those that begin and end a text included.
+    /// Exact tokens, including those that begin and end a text.
     Tokens(Vec<Token>),
 }
 
-/// What an engine is asked: one vector for each of these, in this order.
+/// A request to an engine: one vector for each input, in this order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbedSequences {
-    /// None is empty; at most [`MAX_INPUTS`].
+    /// The tokens of each input: at most [`MAX_INPUTS`] inputs, none of them empty.
     pub inputs: Vec<Vec<Token>>,
 }
 
-/// One step of an engine's answer: as many `Vector`s as there were inputs, in their order, then one `Finished`. A stream
-/// that ends without it has failed.
+/// One step of an engine's answer: one `Vector` for each input, in their order, then one `Finished`. A stream that ends
+/// without `Finished` has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmbedEvent {
-    /// Of length 1, every value finite.
+    /// The vector of the next input, with norm 1 and finite values.
     #[serde(with = "packed")]
     Vector(Vec<f32>),
-    /// The last delta.
+    /// The end of the answer.
     Finished {
         /// Where the time went.
         timings: EmbedTimings,
     },
 }
 
-/// Where an engine's time for some texts went, in milliseconds.
+/// Where an engine's time for a request went, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EmbedTimings {
-    /// Before the first of them was begun with.
+    /// Time before the first input was computed.
     pub queue_ms: f64,
-    /// From then to the last vector.
+    /// Time from then to the last vector.
     pub compute_ms: f64,
 }
 
-/// How a model's vectors come about.
+/// How a model computes vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingFacts {
-    /// Values of a vector.
+    /// The length of a vector.
     pub n_embd: u32,
-    /// Tokens of one text at most.
+    /// The most tokens in one input.
     pub n_ctx: u32,
-    /// Which tokens' states become the text's vector.
+    /// How the tokens' states become one vector.
     pub pooling: Pooling,
-    /// The model's file names that pooling: it was trained for this. Other models' vectors are what they are.
+    /// The model's file names the pooling, so the model was trained for embeddings. The quality of other models'
+    /// vectors is unknown.
     pub is_trained: bool,
 }
 
-/// From one state per token to one vector per text.
+/// How one state per token becomes one vector per input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// The mean of all.
+    /// The mean of all tokens' states.
     Mean,
-    /// The first token's.
+    /// The first token's state.
     Cls,
-    /// The last token's.
+    /// The last token's state.
     Last,
 }
 
-/// The values as bytes: 32-bit floats, the least significant byte first. OpenAI's base64 form has the same.
+/// Returns the values as little-endian 32-bit floats. OpenAI's base64 form encodes the same bytes.
 pub fn le_bytes(vector: &[f32]) -> Vec<u8> {
     vector.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// A vector in JSON: base64 of [`le_bytes`], which is exact and half as long as digits.
+/// A vector in JSON: base64 of [`le_bytes`], which is exact and half as long as decimal digits.
 mod packed {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;

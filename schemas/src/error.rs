@@ -1,12 +1,12 @@
-//! What can go wrong in an engine, in words that cross process borders unchanged.
+//! Errors of engines. They travel between processes unchanged.
 //!
-//! Inner layers know no HTTP. The proxy maps each variant to a status and a dialect's envelope in one exhaustive match.
+//! They do not depend on HTTP. The proxy maps each variant to a status and an envelope in one exhaustive match.
 
 use serde::{Deserialize, Serialize};
 
-/// A failure of an engine or of the way to it.
+/// A failure of an engine, or of the connection to it.
 ///
-/// Messages in variants marked *client-safe* may be shown to a client as they are; they carry no paths or addresses.
+/// The messages of variants marked *client-safe* contain no paths or addresses and may be shown to clients.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EngineError {
@@ -18,88 +18,88 @@ pub enum EngineError {
     ContextOverflow {
         /// Tokens in the rendered prompt.
         n_prompt: u32,
-        /// Tokens one sequence may hold.
+        /// Tokens that one sequence can hold.
         n_ctx: u32,
     },
-    /// The same, from a server that does not report the numbers. Client-safe.
+    /// The prompt is too long for a server that does not report the numbers. Client-safe.
     #[error("The request exceeds the available context size: {message}")]
     ContextExceeded {
-        /// The server's own words.
+        /// The server's message.
         message: String,
     },
-    /// The engine's bounded queue is full; trying again later can work. Client-safe.
+    /// The engine's bounded queue is full. A later retry may succeed. Client-safe.
     #[error("the engine's queue is full ({limit} requests are waiting)")]
     QueueFull {
-        /// The bound that was reached.
+        /// The length of the queue.
         limit: u32,
     },
-    /// The request is wrong and will be wrong again. Client-safe.
+    /// The request is wrong. A retry would fail, too. Client-safe.
     #[error("{message}")]
     InvalidRequest {
-        /// What is wrong with it.
+        /// The problem.
         message: String,
-        /// The field at fault, as the client's dialect calls it, if it is one.
+        /// The path of the wrong field in the client's dialect, if the problem is one field.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         field: Option<String>,
     },
     /// The model's chat template refused the messages or failed on them. Client-safe.
     #[error("the model's chat template rejected the messages: {message}")]
     Template {
-        /// The template's own words, or the template engine's.
+        /// The message of the template or of the template engine.
         message: String,
     },
-    /// The engine does not do this at all (embeddings on a chat model, say). Client-safe.
+    /// The engine does not support a feature, e.g. embeddings. Client-safe.
     #[error("not supported here: {feature}")]
     Unsupported {
-        /// The feature asked for.
+        /// The requested feature.
         feature: String,
     },
-    /// No engine answers at the moment: loading, restarting, unreachable. Client-safe.
+    /// No engine answers right now: it is loading, restarting or unreachable. Client-safe.
     #[error("{reason}")]
     Unavailable {
-        /// Why, without paths or addresses.
+        /// The reason, without paths or addresses.
         reason: String,
     },
     /// The node refused our cluster key.
     #[error("the node refused the cluster key")]
     Unauthorized,
-    /// The connection to the node broke, or its stream ended without a last delta.
+    /// The connection to the node broke, or its stream ended without a last event.
     #[error("the connection to the engine was lost: {detail}")]
     Lost {
-        /// For the log: may name an address.
+        /// For the log only: may contain an address.
         detail: String,
     },
     /// The engine itself failed, e.g. llama.cpp refused a batch.
     #[error("the engine failed: {detail}")]
     Internal {
-        /// For the log.
+        /// For the log only.
         detail: String,
     },
 }
 
 impl EngineError {
-    /// Shorthand for [`EngineError::InvalidRequest`].
+    /// Creates an [`EngineError::InvalidRequest`] without a field.
     pub fn invalid(message: impl Into<String>) -> Self {
         EngineError::InvalidRequest { message: message.into(), field: None }
     }
 
-    /// A field whose value is wrong.
+    /// Creates an [`EngineError::InvalidRequest`] for a field.
     pub fn invalid_field(field: impl Into<String>, problem: impl std::fmt::Display) -> Self {
         let field = field.into();
         EngineError::InvalidRequest { message: format!("Invalid '{field}': {problem}."), field: Some(field) }
     }
 
-    /// Returns true if the engine's process is gone or stopping, so that its replacement may answer.
+    /// Returns true if the connection to the engine was lost, so that another engine may answer.
     pub fn is_lost_engine(&self) -> bool {
         matches!(self, EngineError::Lost { .. })
     }
 
-    /// Shorthand for [`EngineError::Internal`].
+    /// Creates an [`EngineError::Internal`].
     pub fn internal(detail: impl ToString) -> Self {
         EngineError::Internal { detail: detail.to_string() }
     }
 
-    /// Shorthand for [`EngineError::Lost`].
+    /// Creates an [`EngineError::Lost`].
     pub fn lost(detail: impl ToString) -> Self {
         EngineError::Lost { detail: detail.to_string() }
     }

@@ -18,7 +18,7 @@ pub enum ErrorCode {
     PolicyNotAllowed,
     /// 403: the route needs an operator's key.
     OperatorKeyRequired,
-    /// 403: the `Host` header is not one that this server answers to.
+    /// 403: the `Host` header is not one of the allowed hosts.
     HostNotAllowed,
     /// 403: the `Origin` header is not one of the allowed origins.
     OriginNotAllowed,
@@ -32,6 +32,6 @@ pub enum ErrorCode {
     InternalError,
     /// 503: the queue is full.
     QueueFull,
-    /// 503: too many clients watch the state.
+    /// 503: too many clients stream `/baton/state`.
     TooManyWatchers,
 }

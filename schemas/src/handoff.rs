@@ -1,4 +1,4 @@
-//! Handing a prompt's KV cache from one node to another: the requests and their reports.
+//! Handoff of a prompt's KV cache from one node to another: requests and reports.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,60 +7,60 @@ use crate::cache_scope::CacheScope;
 use crate::kv::{Fingerprint, HandoffId, PrefillTimings};
 use crate::token::Token;
 
-/// Where a decode node may pull a prompt's KV from. What it does not get there it computes itself.
+/// The prefill node from which a decode node pulls a prompt's KV. The decode node computes what it does not get.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSource {
     /// Base address of the prefill node, `http://host:port` or `https://host:port`.
     pub url: String,
-    /// The pull is given up after this long without a new position, milliseconds, even if the prefill node shows signs of
-    /// life. `None`: nothing was predicted, and the decode node's own limit applies.
+    /// Milliseconds without a new position after which the decode node gives up the pull, even if the prefill node
+    /// still answers. `None`: there is no prediction, and the decode node's own limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience_ms: Option<u32>,
-    /// The trace that the pull belongs to, as a W3C `traceparent`.
+    /// The pull's trace, as a W3C `traceparent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
 
 impl KvSource {
-    /// A node of which only the address is known, for a pull that belongs to no trace.
+    /// A prefill node at an address, without a prediction or a trace.
     pub fn at(url: impl Into<String>) -> KvSource {
         KvSource { url: url.into(), patience_ms: None, traceparent: None }
     }
 }
 
-/// What a decode node asks of a prefill node: the KV of positions `[start, tokens.len())`.
+/// A decode node's request to a prefill node: the KV of positions `[start, tokens.len())`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PrefillRequest {
-    /// Drawn at random for this request. Every record of the reply is keyed with it, so none can be replayed.
+    /// Drawn at random for this request. It is part of the key of every record's MAC, so records cannot be replayed.
     pub handoff: HandoffId,
-    /// The tokens from position 0 on, at least one.
+    /// The tokens from position 0, at least one.
     pub tokens: Vec<Token>,
-    /// First position wanted; the decode node has those before it. Less than the number of tokens.
+    /// The first requested position, less than the number of tokens. The decode node has the KV before it.
     pub start: u32,
-    /// Numbers of the codecs the reader understands, best first.
+    /// The wire numbers of the codecs that the decode node can read, best first.
     pub codecs: Vec<u8>,
-    /// What the decode node runs. The prefill node refuses early what the decode node would refuse late.
+    /// The decode node's model. The prefill node refuses another model at once; the decode node would refuse it later.
     pub fingerprint: Fingerprint,
-    /// Whose prompt this is; see [`CacheScope`].
+    /// The caller's scope in the prefix cache.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
-    /// Do not cache the prompt: it was made up for a measurement.
+    /// Do not cache the prompt: it was generated for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
 }
 
-/// A link from a prefill node to a decode node, measured by the latter.
+/// A measurement of the link from a prefill node, made by a decode node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkMeasurement {
     /// Round trip of a small request, milliseconds.
     pub rtt_ms: f64,
-    /// Bytes received after the first ones.
+    /// Bytes received after the first piece.
     pub n_bytes: u64,
-    /// Seconds they took.
+    /// Seconds to receive them.
     pub seconds: f64,
 }
 
-/// Why a pull ended before all of the prompt's KV was there. The decode node computed the rest itself.
+/// Why a pull ended before all of the prompt's KV had arrived. The decode node computed the rest itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HandoffFailure {
@@ -68,28 +68,28 @@ pub enum HandoffFailure {
     PrefillDown,
     /// The prefill node's queue is full.
     PrefillBusy,
-    /// Nothing came for too long.
+    /// Nothing arrived for too long.
     PrefillStalled,
-    /// Less came than the plan had predicted, of a node that shows that it lives: it, or the way to it, is slow.
+    /// The prefill node is alive, but it or the link is slower than predicted.
     PrefillLate,
-    /// The stream ended or broke after it had begun.
+    /// The stream broke after it had begun.
     PrefillLost,
     /// The prefill node refused the cluster key or the request, or failed on it.
     PrefillRefused,
-    /// A record was not what it has to be: digest, order, length, position, value.
+    /// A record failed a check: MAC, order, length, position or value.
     FrameRejected,
-    /// The two nodes do not run the same model, or not one that can be handed over.
+    /// The nodes do not run the same model, or its KV cannot be handed over.
     FingerprintMismatch,
-    /// The canary's KV differs too much between the two nodes.
+    /// The KV of the canary text differs too much between the nodes.
     CanaryFailed,
-    /// The engine could not take a verified chunk.
+    /// The engine could not import a verified chunk.
     ImportFailed,
     /// The cluster key must not be sent to the prefill node's address: no URL, or plain HTTP to another machine.
     AddressRefused,
 }
 
 impl HandoffFailure {
-    /// The nodes that should be avoided for a while.
+    /// Returns the nodes to avoid for a while.
     pub fn blame(self) -> Blame {
         match self {
             HandoffFailure::PrefillLate => Blame::Nobody,
@@ -106,7 +106,7 @@ impl HandoffFailure {
         }
     }
 
-    /// As it is counted and shown.
+    /// The word in metrics and reports.
     pub fn as_str(self) -> &'static str {
         match self {
             HandoffFailure::PrefillDown => "prefill_down",
@@ -127,7 +127,7 @@ impl HandoffFailure {
 /// The nodes to avoid for a while after a failed handoff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// Neither: a node that is slower than predicted may serve others well, and predictions learn its speed.
+    /// Neither: a slow node may still serve others well, and predictions learn its speed.
     Nobody,
     /// The prefill node, for every decode node.
     Prefill,
@@ -135,44 +135,44 @@ pub enum Blame {
     Pair,
 }
 
-/// How a handoff went, as the decode node tells and as clients see it in `timings.handoff`. Times in milliseconds, on
-/// the decode node's clock unless said otherwise.
+/// How a handoff went: the decode node's report, which clients see in `timings.handoff`. Times are in milliseconds, on
+/// the decode node's clock unless stated otherwise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct HandoffReport {
-    /// Positions imported.
+    /// Imported positions.
     pub n_tokens: u32,
-    /// Positions the prefill node had cached, those before the first one imported included.
+    /// Positions that the prefill node had cached, including those before the first imported one.
     pub n_cached: u32,
-    /// Positions the prefill node computed for this request.
+    /// Positions that the prefill node computed for this request.
     pub n_computed: u32,
-    /// Bytes received, headers and digests included.
+    /// Received bytes, including headers and MACs.
     pub n_bytes: u64,
-    /// Waiting for a slot on the prefill node, by its own clock.
+    /// Wait for a slot on the prefill node, by its clock.
     pub queue_ms: f64,
-    /// From its slot to the last token computed, by the prefill node's clock.
+    /// From getting the slot to the last computed token, by the prefill node's clock.
     pub prefill_ms: f64,
-    /// Of that, waiting because the decode node or the link to it took chunks no faster.
+    /// The part of `prefill_ms` spent waiting for the decode node, or the link, to take chunks.
     pub stalled_ms: f64,
-    /// Of `prefill_ms`, this prompt's share of the engine's work: what it would have taken alone. 0 if it is not known.
+    /// The part of `prefill_ms` that this prompt would have taken alone, without other sequences. 0 if unknown.
     pub compute_ms: f64,
     /// From the first byte of the first chunk to the last byte of the last one.
     pub transfer_ms: f64,
-    /// Time the engine's own thread spent taking the chunks in.
+    /// Time that the engine's thread spent importing chunks.
     pub import_ms: f64,
-    /// From the last token computed there to the last chunk imported here: what the transfer cost the client.
+    /// From the last token computed on the prefill node to the last imported chunk: the delay that the client notices.
     pub unhidden_ms: f64,
-    /// From asking to the last chunk imported, or to the failure.
+    /// From the request to the last imported chunk, or to the failure.
     pub total_ms: f64,
-    /// Why the rest was computed here; `None` if everything came.
+    /// Why the decode node computed the rest; missing if everything arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<HandoffFailure>,
-    /// Transfer time that ran beside the prefill and so cost the client nothing.
+    /// The part of `transfer_ms` that overlapped with the prefill, so that the client did not notice it.
     pub hidden_ms: f64,
 }
 
 impl HandoffReport {
-    /// The prefill node's part.
+    /// Creates a report with the prefill node's timings.
     pub fn of_prefill(timings: &PrefillTimings) -> HandoffReport {
         HandoffReport {
             n_cached: timings.n_cached,
@@ -185,12 +185,12 @@ impl HandoffReport {
         }
     }
 
-    /// A handoff of which nothing but its failure is known.
+    /// Creates a report of a failed handoff.
     pub fn failed(failure: HandoffFailure) -> HandoffReport {
         HandoffReport { failure: Some(failure), ..HandoffReport::default() }
     }
 
-    /// Sets what of the transfer the client had to wait for; the rest of `transfer_ms` was hidden.
+    /// Sets the delay that the client noticed. The rest of `transfer_ms` was hidden.
     pub fn with_unhidden(self, unhidden_ms: f64) -> HandoffReport {
         HandoffReport { unhidden_ms, hidden_ms: (self.transfer_ms - unhidden_ms).max(0.0), ..self }
     }

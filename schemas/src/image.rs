@@ -1,9 +1,8 @@
-//! Images in prompts: their bytes, how a message marks where one stands, and the tokens that stand for one.
+//! Images in prompts: their bytes, their marks in messages, and their placeholder tokens in prompts.
 //!
-//! A client's image is kept as it was sent (a file in base64). In a message's text a *mark* stands in its place, and in
-//! a prompt a run of *placeholders*: tokens that no vocabulary has, made from a hash of the image. So two prompts have a
-//! prefix in common only if their images are the same, and everything that compares prompts by their tokens is right
-//! without knowing of images.
+//! An image is kept as the file that the client sent. In a message's text, a *mark* takes its place. In a prompt, a run
+//! of *placeholders* does: tokens outside every vocabulary, derived from a hash of the image. Prompts therefore share a
+//! prefix only if their images are equal, and code that compares prompts by their tokens need not know about images.
 
 use std::ops::Range;
 
@@ -12,23 +11,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::token::Token;
 
-/// The most images of one request.
+/// The most images in one request.
 pub const MAX_IMAGES: usize = 16;
 
-/// Bytes of a request's images together at most, as files. In base64, and beside a long prompt, they still fit into the
-/// body of a call to a node.
+/// The most bytes of all image files in a request. In base64, and with a long prompt, they still fit into the body of a
+/// call to a node.
 pub const MAX_IMAGE_BYTES: usize = 12 << 20;
 
-/// The fewest placeholders of an image: each carries 30 bits of its hash, and fewer would not tell images apart.
+/// The fewest placeholders of an image. Each carries 30 bits of its hash; fewer could not distinguish images.
 pub const MIN_PLACEHOLDERS: usize = 8;
 
-/// No vocabulary has tokens from here on: llama.cpp's are 32-bit integers that are not negative.
+/// The smallest placeholder. No vocabulary has tokens from here on: llama.cpp's are non-negative 32-bit integers.
 const PLACEHOLDER: Token = 1 << 31;
 
-/// Set in the first placeholder of an image.
+/// The bit that is set in the first placeholder of an image.
 const BEGINS: Token = 1 << 30;
 
-/// Surrounds the hash in a mark. A private-use character: templates trim none, and no text has them by chance.
+/// Surrounds the hash in a mark. A private-use character: templates do not trim it, and texts do not contain it by
+/// chance.
 const MARK: char = '\u{F8FE}';
 
 /// An image as a file: PNG, JPEG, WebP or GIF. Cheap to clone.
@@ -41,30 +41,30 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image from a client's field, whose name errors will say.
+    /// Creates an image from a client's field. `field` is the path for errors.
     pub fn new(bytes: impl Into<Bytes>, field: impl Into<String>) -> Image {
         let bytes = bytes.into();
         let hash = *blake3::hash(&bytes).as_bytes();
         Image { bytes, field: field.into(), hash }
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Where the client's request has it, e.g. `messages[0].content[1]`.
+    /// Returns the path of the field in the client's request, e.g. `messages[0].content[1]`.
     pub fn field(&self) -> &str {
         &self.field
     }
 
-    /// Stands for the image in a message's text. A client that writes the mark of another request's image does not get
-    /// that image: a mark without an image in its request is an error.
+    /// Returns the mark that takes the image's place in a message's text. A client that writes the mark of an image of
+    /// another request does not get that image: a mark without an image in the same request is an error.
     pub fn mark(&self) -> String {
         format!("{MARK}{}{MARK}", hex::encode(self.hash))
     }
 
-    /// The `n` tokens that stand for the image in a prompt. The first ones of a longer run are not those of a shorter one.
+    /// Returns the `n` placeholders of the image. Runs of different lengths differ from their first token.
     pub fn placeholders(&self, n: usize) -> Vec<Token> {
         let mut hasher = blake3::Hasher::new_keyed(&self.hash);
         let mut stream = hasher.update(&(n as u64).to_le_bytes()).finalize_xof();
@@ -81,7 +81,7 @@ impl Image {
     }
 }
 
-/// Returns true if a token stands for a part of an image.
+/// Returns true if a token is a placeholder of an image.
 pub fn is_placeholder(token: Token) -> bool {
     token & PLACEHOLDER != 0
 }
@@ -96,7 +96,7 @@ pub fn continues(token: Token) -> bool {
     token & (PLACEHOLDER | BEGINS) == PLACEHOLDER
 }
 
-/// Where the placeholders of each image are in a prompt, in their order.
+/// Returns the positions of each image's placeholders in a prompt, in their order.
 pub fn runs(prompt: &[Token]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (position, &token) in prompt.iter().enumerate().filter(|(_, token)| is_placeholder(**token)) {
@@ -113,16 +113,16 @@ pub(crate) fn ends_with_mark(text: &str) -> bool {
     text.ends_with(MARK)
 }
 
-/// A text, cut at the marks of images.
+/// A piece of a text that is cut at the marks of images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Segment<'a> {
     /// Text without a mark.
     Text(&'a str),
-    /// The place of an image, by its number.
+    /// An image, by its index.
     Image(usize),
 }
 
-/// Cuts a text at the marks of `images`. An image that is there twice has one mark, and any of its numbers.
+/// Cuts a text at the marks of `images`. Equal images have the same mark, which yields the index of the first.
 pub fn segments<'a>(text: &'a str, images: &[Image]) -> Vec<Segment<'a>> {
     let marks: Vec<String> = images.iter().map(Image::mark).collect();
     let mut segments = Vec::new();
@@ -148,11 +148,11 @@ pub fn segments<'a>(text: &'a str, images: &[Image]) -> Vec<Segment<'a>> {
     segments
 }
 
-/// What the placeholders of a prompt stand for.
+/// The images of a prompt's placeholders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptImages {
-    /// Which projector counted their tokens: see [`NodeInfo::projector`](crate::node::NodeInfo::projector). Another one
-    /// sees something else in them.
+    /// The projector that determined the number of placeholders: see
+    /// [`NodeInfo::projector`](crate::node::NodeInfo::projector). Another projector computes other embeddings.
     pub projector: String,
     /// The images, in any order.
     pub images: Vec<Image>,
@@ -188,7 +188,7 @@ mod in_base64 {
         serializer.serialize_str(&STANDARD.encode(bytes))
     }
 
-    /// What is read here is bounded by the body that it came in.
+    /// The size is bounded by the size of the body.
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
         let text = String::deserialize(deserializer)?;
         STANDARD.decode(text).map(Bytes::from).map_err(D::Error::custom)

@@ -1,4 +1,4 @@
-//! How long a model stays in memory after its last request, in Ollama's words: `"5m"`, `300`, `-1`, `0`.
+//! How long a model stays in memory after its last request, in Ollama's notation: `"5m"`, `300`, `-1`, `0`.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use std::time::Duration;
 pub enum KeepAlive {
     /// Until another model needs the memory.
     Forever,
-    /// For this time. Zero: it is unloaded as soon as no request uses it.
+    /// For this time. Zero: until no request uses it.
     For(Duration),
 }
 
-/// Ten years. More counts as for ever: a later point in time may not be representable.
+/// Ten years. A longer time counts as forever: a later point in time may not be representable.
 const MAX_SECONDS: f64 = 315_360_000.0;
 
-/// Longer than any sensible duration.
+/// The most characters in a duration: more than any sensible one has.
 pub(crate) const MAX_CHARS: usize = 64;
 
 impl KeepAlive {
-    /// A number of seconds; a negative one means for ever. `None` if it is no number.
+    /// Converts seconds. A negative number means forever. Returns `None` for NaN.
     pub fn of_seconds(seconds: f64) -> Option<KeepAlive> {
         match seconds {
             _ if seconds.is_nan() => None,
@@ -27,7 +27,7 @@ impl KeepAlive {
         }
     }
 
-    /// A Go duration (`5m`, `1h30m`, `0.5s`, `-1s`), or a number of seconds. `None` if it is neither.
+    /// Parses a Go duration (`5m`, `1h30m`, `0.5s`, `-1s`) or a number of seconds. Returns `None` if it is neither.
     pub fn parse(text: &str) -> Option<KeepAlive> {
         if text.chars().count() > MAX_CHARS {
             return None;
@@ -46,7 +46,7 @@ impl KeepAlive {
     }
 }
 
-/// Numbers with units, one after another; or one number without.
+/// Parses numbers with units, one after the other, or one number without a unit. Returns seconds.
 fn seconds(text: &str) -> Option<f64> {
     let number = |digits: &str| {
         let is_number = digits.chars().any(|c| c.is_ascii_digit()) && digits.chars().filter(|c| *c == '.').count() <= 1;

@@ -1,9 +1,8 @@
-//! Baton's data and bytes.
+//! Baton's data and bytes: what the other crates exchange.
 //!
-//! What the crates above exchange, and nothing that runs: no tokio, no I/O, no model code. Read in this order: a
-//! dialect parses a client's JSON into one [`generate::GenerateRequest`]; the proxy turns that into
-//! [`sequence::SequenceRequest`]s for an engine; the engine answers with [`sequence::SequenceEvent`]s; [`node`] is how both
-//! travel between processes.
+//! Nothing here runs anything: no tokio, no I/O, no model code. Read in this order: a dialect parses a client's JSON
+//! into one [`generate::GenerateRequest`]; the proxy turns that into [`sequence::SequenceRequest`]s for an engine; the
+//! engine answers with [`sequence::SequenceEvent`]s; [`node`] is the protocol that carries both between processes.
 
 pub mod anthropic;
 mod cache_scope;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Who speaks in a message. No dialect lets a client choose another word, so templates see only these four.
+/// Who speaks in a message. Dialects refuse other roles, so chat templates see only these four words.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum MessageRole {

@@ -1,14 +1,14 @@
-//! The node protocol: how the proxy speaks to an engine in another process, over a Unix socket or TCP.
+//! The node protocol: how the proxy calls an engine in another process, over a Unix socket or TCP.
 //!
-//! HTTP with a cluster key on every call, versioned paths. Requests and replies are JSON; a stream of deltas is one
-//! JSON value a line ([`SequenceLine`], [`EmbedLine`]), and a stream that ends without a `finished` or `error` line was cut. An empty line
-//! is a sign of life: there is one in every second without a delta.
+//! HTTP with the cluster key in every call, and a version in the path. Requests and replies are JSON. A stream is one
+//! JSON value per line ([`SequenceLine`], [`EmbedLine`]); a stream that ends without a `finished` or `error` line was
+//! cut off. The node sends an empty line in every second without an event, to show that it is alive.
 //!
 //! | call | body | reply |
 //! |---|---|---|
 //! | `GET  /node/v1/info` | – | [`NodeInfo`] |
 //! | `GET  /node/v1/load` | – | [`NodeLoad`] |
-//! | `GET  /node/v1/load/stream` | – | lines of [`LoadLine`]: at once, when something changes, and twice a second |
+//! | `GET  /node/v1/load/stream` | – | lines of [`LoadLine`]: at once, on every change, and twice a second |
 //! | `POST /node/v1/render` | [`RenderRequest`] | [`TokenList`] |
 //! | `POST /node/v1/tokenize` | [`TokenizeRequest`] | [`TokenList`] |
 //! | `POST /node/v1/detokenize` | [`TokenList`] | [`DetokenizedText`] |
@@ -16,11 +16,11 @@
 //! | `POST /node/v1/embed` | [`EmbedSequences`](crate::embed::EmbedSequences) | lines of [`EmbedLine`] |
 //! | `POST /node/v1/prefill` | [`PrefillRequest`](crate::handoff::PrefillRequest) | records of [`kv`](crate::kv) |
 //! | `POST /node/v1/link` | [`KvSource`](crate::handoff::KvSource) | [`LinkMeasurement`](crate::handoff::LinkMeasurement) |
-//! | `GET  /node/v1/noise?bytes=N` | – | N bytes that do not compress, to measure a link by |
+//! | `GET  /node/v1/noise?bytes=N` | – | N incompressible bytes, to measure a link |
 //!
-//! A node whose model is still loading answers `load` and `load/stream`, and refuses everything else.
+//! While its model loads, a node answers `load` and `load/stream` and refuses all other calls.
 //!
-//! A refused call answers with [`NodeErrorReply`] and a 4xx or 5xx status.
+//! The reply to a refused call is a [`NodeErrorReply`] with a 4xx or 5xx status.
 
 use std::net::SocketAddr;
 
@@ -32,56 +32,56 @@ use crate::generate::Conversation;
 use crate::kv::{Fingerprint, KvLayout};
 use crate::sequence::{SequenceEvent, Token};
 
-/// Path prefix of this version of the protocol.
+/// The path prefix of this version of the protocol.
 pub const BASE_PATH: &str = "/node/v1";
 
-/// The environment variable that carries the cluster key into a child node: an argument would show in `ps`.
+/// The environment variable with a child node's cluster key. An argument would be visible in `ps`.
 pub const KEY_VARIABLE: &str = "BATON_CLUSTER_KEY";
 
-/// The environment variable with the key that a node presents to prefill nodes, where that is not its own: the child of
-/// an endpoint has one key for its parent and needs the cluster's for others.
+/// The environment variable with the key that a node presents to prefill nodes, if it differs from its own. The child
+/// of an endpoint has one key for its parent, and needs the cluster's key for other nodes.
 pub const PULL_KEY_VARIABLE: &str = "BATON_PULL_KEY";
 
-/// What a node is. Constant for the life of its process.
+/// What a node runs. Constant for the life of its process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// The model's name, from the file's metadata or its file name. The public name is the proxy's affair.
+    /// The model's name, from the file's metadata or the file's name. The proxy decides the public name.
     pub model: String,
-    /// `llama` or `sim`.
+    /// The engine's name, `llama` or `sim`.
     pub engine: String,
     /// llama.cpp's architecture name, e.g. `llama`, `gemma3`.
     pub architecture: String,
-    /// Tokens one sequence may hold, prompt and output together.
+    /// Tokens that one sequence can hold, prompt and output together.
     pub n_ctx: u32,
-    /// Tokens the model was trained on.
+    /// The context size that the model was trained with, in tokens.
     pub n_ctx_train: u32,
-    /// Vocabulary size.
+    /// The size of the vocabulary.
     pub n_vocab: u32,
-    /// Sequences decoded together.
+    /// The number of slots: sequences that are decoded together.
     pub n_slots: u32,
-    /// Memory the engine reports for itself, in bytes.
+    /// The engine's memory.
     pub memory: Memory,
-    /// Whether the model can render a conversation.
+    /// True if the model has a chat template.
     pub has_chat_template: bool,
-    /// Whether the model continues texts. Encoders do not: they are there for their vectors.
+    /// True if the model generates text. Encoders only compute vectors.
     #[serde(default = "yes")]
     pub generates: bool,
-    /// How its vectors come about, if it gives any.
+    /// How the model computes vectors, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingFacts>,
-    /// Which projector it sees images with: a hash of its weights. `None`: it sees none.
+    /// A hash of the projector's weights. `None`: the model cannot see images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub projector: Option<String>,
-    /// What it computes on, in the words of the engine: `CUDA0 (NVIDIA GB10)`, `Metal (Apple M3 Ultra)`, `CPU`.
+    /// The devices that compute, as the engine names them: `CUDA0 (NVIDIA GB10)`, `Metal (Apple M3 Ultra)`, `CPU`.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// What the node does for others.
+    /// The node's role.
     #[serde(default)]
     pub role: Role,
-    /// What its KV is, if it can be handed over.
+    /// The identity of its KV, if the KV can be handed over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvIdentity>,
-    /// What is told to clients who ask about the model.
+    /// Facts about the model for clients.
     #[serde(default)]
     pub facts: ModelFacts,
 }
@@ -90,93 +90,93 @@ fn yes() -> bool {
     true
 }
 
-/// What clients ask about a model and serving it does not need, but for the tokens of infilling.
+/// Facts about a model for clients. Only `infill` is also needed to serve the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelFacts {
-    /// Parameters; 0 if not known.
+    /// The number of parameters; 0 if unknown.
     pub n_params: u64,
-    /// The model file, in bytes; 0 if there is none.
+    /// The size of the model file in bytes; 0 if there is none.
     pub file_bytes: u64,
-    /// llama.cpp's name of the file's quantization, e.g. `Q4_K_M`; empty if not known.
+    /// llama.cpp's name of the file's quantization, e.g. `Q4_K_M`; empty if unknown.
     pub quantization: String,
-    /// The Jinja source in use; empty without one.
+    /// The chat template in use, in Jinja; empty if there is none.
     pub chat_template: String,
-    /// The spelling of the token that begins a prompt; empty without one.
+    /// The spelling of the token that begins a prompt; empty if there is none.
     pub bos_token: String,
-    /// The spelling of the token that ends a text; empty without one.
+    /// The spelling of the token that ends a text; empty if there is none.
     pub eos_token: String,
-    /// How the model is asked for the text between two others, if it was trained for that.
+    /// The control tokens of infilling prompts, if the model was trained for infilling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infill: Option<InfillTokens>,
 }
 
-/// The control tokens of an infilling prompt: `prefix` A `suffix` B `middle`, upon which the model writes what stands
-/// between A and B.
+/// The control tokens of an infilling prompt: after `prefix` A `suffix` B `middle`, the model writes the text between A
+/// and B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfillTokens {
-    /// Before the text that comes first.
+    /// The token before A.
     pub prefix: Token,
-    /// Before the text that comes last.
+    /// The token before B.
     pub suffix: Token,
-    /// Before what is to be written.
+    /// The token before the text to write.
     pub middle: Token,
 }
 
-/// What a node does for others.
+/// What a node does in a cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Computes prompts' KV for decode nodes.
+    /// It computes prompts' KV for decode nodes.
     Prefill,
-    /// Generates.
+    /// It generates.
     Decode,
-    /// Either.
+    /// It does both.
     #[default]
     Both,
 }
 
 impl Role {
-    /// Whether the node computes KV for others.
+    /// Returns true if the node computes KV for others.
     pub fn prefills(self) -> bool {
         self != Role::Decode
     }
 
-    /// Whether the node generates.
+    /// Returns true if the node generates.
     pub fn decodes(self) -> bool {
         self != Role::Prefill
     }
 }
 
-/// What two nodes compare before one takes the other's KV.
+/// The identity of a model's KV. Two nodes compare it before one uses the other's KV.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvIdentity {
-    /// Vocabulary and weights.
+    /// Hashes of vocabulary and weights.
     pub fingerprint: Fingerprint,
-    /// Layers, rows, order of K's elements.
+    /// The shape of the KV: layers, rows, and the order of K's elements.
     pub layout: KvLayout,
-    /// Tokens of a fixed text, whose KV is compared where the weights differ.
+    /// The tokens of a fixed text. Its KV is compared if the weights differ.
     pub canary: Vec<Token>,
 }
 
-/// An engine's own account of its memory, in bytes.
+/// An engine's memory in bytes, as the engine reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Memory {
-    /// Weights.
+    /// The weights.
     pub model: u64,
-    /// KV cache.
+    /// The KV cache.
     pub kv: u64,
 }
 
 impl Memory {
-    /// Both.
+    /// Returns the sum.
     pub fn bytes(self) -> u64 {
         self.model.saturating_add(self.kv)
     }
 }
 
-/// How far a node is, by its own account.
+/// The phase of a node's life, as the node reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -185,69 +185,69 @@ pub enum Phase {
     /// It takes requests.
     #[default]
     Serving,
-    /// It was told to stop: it finishes what it runs, and takes nothing new.
+    /// It stops: it finishes its sequences and accepts no new ones.
     Stopping,
 }
 
-/// What a node is doing now.
+/// The current load of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeLoad {
-    /// How far it is.
+    /// The phase of the node's life.
     pub phase: Phase,
     /// Slots with a running sequence.
     pub active_slots: u32,
     /// Sequences waiting for a slot.
     pub queued: u32,
-    /// Prompt tokens accepted and not computed yet.
+    /// Prompt tokens that are accepted and not computed yet.
     pub prefill_backlog: u32,
     /// KV cells that no running sequence holds.
     pub free_cells: u32,
-    /// Recent prefill rate, tokens per second; 0 until measured.
+    /// The recent prefill rate in tokens per second; 0 until measured.
     pub prefill_tps: f64,
-    /// Recent decode rate of one sequence, tokens per second; 0 until measured.
+    /// The recent decode rate of one sequence in tokens per second; 0 until measured.
     pub decode_tps: f64,
 }
 
-/// Render a conversation with the model's chat template and tokenize it.
+/// A request to render a conversation with the model's chat template and to tokenize it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RenderRequest {
-    /// What to render.
+    /// The conversation to render.
     pub conversation: Conversation,
 }
 
-/// Tokenize plain text.
+/// A request to tokenize a text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenizeRequest {
     /// The text.
     pub text: String,
-    /// Add the model's BOS/EOS as its file says.
+    /// Add the tokens that begin and end a text, if the model's file says so.
     pub add_special: bool,
-    /// Read `<|im_end|>` and its kind as control tokens.
+    /// Read the spellings of control tokens, such as `<|im_end|>`, as control tokens.
     pub parse_special: bool,
 }
 
-/// A list of tokens.
+/// A list of tokens, in a request or a reply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct TokenList {
     /// The tokens.
     pub tokens: Vec<Token>,
 }
 
-/// A text.
+/// The reply to a request to detokenize.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DetokenizedText {
-    /// The text, U+FFFD where the tokens' bytes are not UTF-8.
+    /// The text, with U+FFFD where the tokens' bytes are not UTF-8.
     pub text: String,
 }
 
-/// One line of a stream of deltas.
+/// One line of a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum StreamLine<D> {
     /// The stream failed; nothing follows.
     Error(NodeErrorReply),
-    /// A step of the answer.
+    /// A step of the stream.
     Step(D),
 }
 
@@ -257,7 +257,7 @@ pub type SequenceLine = StreamLine<SequenceEvent>;
 /// One line of an embed stream.
 pub type EmbedLine = StreamLine<EmbedEvent>;
 
-/// One line of a stream of loads. It has no last one: it ends with its node.
+/// One line of a stream of loads. The stream ends only when the node does.
 pub type LoadLine = StreamLine<NodeLoad>;
 
 impl<D> From<Result<D, EngineError>> for StreamLine<D> {
@@ -270,7 +270,7 @@ impl<D> From<Result<D, EngineError>> for StreamLine<D> {
 }
 
 impl<D> StreamLine<D> {
-    /// The step that the line says.
+    /// Returns the step. Errors: the line is an error.
     pub fn into_step(self) -> Result<D, EngineError> {
         match self {
             StreamLine::Step(delta) => Ok(delta),
@@ -279,28 +279,28 @@ impl<D> StreamLine<D> {
     }
 }
 
-/// A refused or failed call.
+/// The reply to a refused or failed call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeErrorReply {
-    /// What happened.
+    /// The error.
     pub error: EngineError,
 }
 
-/// What a child node tells the process that started it: one JSON line on standard output.
+/// A message of a child node to the process that started it: one line of JSON on standard output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ChildEvent {
-    /// The socket answers and the model is loaded.
+    /// The model is loaded, and the node accepts calls.
     Ready {
-        /// Where, if it listens on TCP: the system may have chosen the port.
+        /// The address, if the node listens on TCP. The system may have chosen the port.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         address: Option<SocketAddr>,
     },
-    /// The node cannot start; it exits.
+    /// The node cannot start and exits.
     Failed {
-        /// For the operator: may name files.
+        /// For the operator: may contain file names.
         message: String,
-        /// For clients: no paths or addresses.
+        /// For clients: contains no paths or addresses.
         summary: String,
     },
 }

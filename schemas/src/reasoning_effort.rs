@@ -1,4 +1,4 @@
-//! How hard a model is asked to think: one scale, of which each dialect has a part.
+//! How hard a model is asked to think. Each dialect has a part of one scale.
 
 use schemars::json_schema;
 use serde_json::{Map, Value};

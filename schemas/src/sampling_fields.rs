@@ -1,4 +1,4 @@
-//! Some of the ways in which tokens are drawn: those that a client chose, or an operator for a model.
+//! The sampling fields that a client set, or an operator for a model.
 
 use std::ops::RangeInclusive;
 
@@ -7,16 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::sampling::Sampling;
 
-/// Below this a repeat penalty blows logits up beyond what f32 arithmetic keeps apart; above it every repeated token is
-/// impossible already.
+/// The range of a repeat penalty. A smaller one makes logits too large to be distinguished in f32; at the upper end,
+/// repeated tokens are already impossible.
 pub(crate) const REPEAT_PENALTY: RangeInclusive<f64> = 0.1..=10.0;
-/// OpenAI's range.
+/// OpenAI's range of the temperature.
 pub(crate) const TEMPERATURE: RangeInclusive<f64> = 0.0..=2.0;
-/// OpenAI's range of the frequency and the presence penalty.
+/// OpenAI's range of the frequency and presence penalties.
 pub(crate) const OCCURRENCE_PENALTY: RangeInclusive<f64> = -2.0..=2.0;
 /// The range of `top_p` and `min_p`.
 pub(crate) const PROBABILITY: RangeInclusive<f64> = 0.0..=1.0;
-/// Fields of [`Sampling`] that somebody has chosen. Their meanings and ranges are those there.
+
+/// The fields of [`Sampling`] that a client or an operator set. Their meanings are documented there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs, reason = "the fields of `Sampling`")]
@@ -32,7 +33,7 @@ pub struct SamplingFields {
 }
 
 impl SamplingFields {
-    /// Writes what is chosen here.
+    /// Overwrites the fields of `sampling` that are set here.
     pub fn apply(&self, sampling: &mut Sampling) {
         set(&mut sampling.temperature, self.temperature);
         set(&mut sampling.top_k, self.top_k);
@@ -44,7 +45,7 @@ impl SamplingFields {
         set(&mut sampling.presence_penalty, self.presence_penalty);
     }
 
-    /// Every field that is out of range, and what is wrong with it.
+    /// Returns the name of every field that is out of range, with the problem.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let floats = [
             ("temperature", self.temperature, TEMPERATURE),

@@ -1,4 +1,4 @@
-//! Requests to an engine and its events: the continuation of one sequence of tokens.
+//! Requests to continue one sequence of tokens, and the engine's events.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,85 +9,88 @@ use crate::image::PromptImages;
 use crate::sampling::Sampling;
 pub use crate::token::Token;
 
-/// One sequence to continue. A client's `n` choices are `n` of these; an engine computes their common prompt once.
+/// A sequence to continue. A client's `n` choices are `n` such requests; the engine computes their common prompt once.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceRequest {
     /// The prompt, at least one token.
     pub prompt: Vec<Token>,
-    /// Resume point: tokens that were already generated after the prompt, here or on another engine. They count
-    /// against `max_tokens`, are never sent again, and sampler state is rebuilt from them.
+    /// The resume point: tokens that this or another engine already generated after the prompt. They count towards
+    /// `max_tokens` and are not sent again. The sampler's state is rebuilt from them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub generated: Vec<Token>,
-    /// How tokens are drawn.
+    /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Tokens after the prompt at most, `generated` included. `None`: until the context ends.
+    /// The most tokens after the prompt, including `generated`. `None`: until the context ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// `Some(k)`: report log-probabilities, with the k best alternatives.
+    /// `Some(k)`: report log-probabilities and the k most likely tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_logprobs: Option<u32>,
-    /// Go on past the model's end-of-turn tokens, for benchmarks that need a fixed length.
+    /// Continue after the model's end-of-turn tokens, for benchmarks that need a fixed length.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_eos: bool,
-    /// The other choices of the same request, which start in the same step: then what they say does not depend on
-    /// when each of them arrived.
+    /// The group of the choices of one request. They start in the same step, so that their tokens do not depend on when
+    /// each choice arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Group>,
-    /// Whose prompt this is. KV is reused only between sequences of equal scope, because what is cached, and so how
-    /// fast a reply starts, would tell one caller about another's prompts.
+    /// The caller's scope. KV is reused only between sequences of the same scope: otherwise the speed of a reply would
+    /// reveal to one caller what another caller's prompts contain.
     #[serde(default, skip_serializing_if = "CacheScope::is_shared")]
     pub cache_scope: CacheScope,
-    /// The form that the text must have. `generated` was drawn under the same constraint.
+    /// The form that the text must have. `generated` was sampled under the same constraint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constraint: Option<Constraint>,
-    /// Keep nothing of it: for made-up prompts that nobody will continue.
+    /// Do not cache the sequence: its prompt was generated for a measurement.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ephemeral: bool,
-    /// The images behind the placeholders in the prompt, if it has any.
+    /// The images of the placeholders in the prompt, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<PromptImages>,
-    /// A prefill node that computes the prompt's KV. Without one, or where it fails, the engine computes it itself.
+    /// A prefill node that computes the prompt's KV. Without one, or if it fails, the engine computes the KV itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_source: Option<KvSource>,
 }
 
 impl SequenceRequest {
-    /// How many tokens of prompt and resume point are computed as a prompt is, in large batches. The last of them is
-    /// decoded, and so is each one after it of a greedy sequence: a step adds up in another order than a batch of many
-    /// tokens does, and only with the same bits in the KV is what follows sure to be what would have followed. That takes
-    /// as long as it took. Where tokens are drawn nobody can tell one draw from another, and all are computed together.
+    /// Returns how many tokens of prompt and resume point are computed in large batches, as a prompt is. The last token
+    /// is always decoded.
+    ///
+    /// If sampling is greedy, the tokens of the resume point are decoded one by one, which takes as long as it did the
+    /// first time. A decode step sums in another order than a large batch, so only decoding reproduces the bits of the
+    /// KV, and only the same bits guarantee the same continuation. With a temperature above 0, another continuation is
+    /// as good.
     pub fn n_prefill(&self) -> usize {
         let n_replayed = if self.sampling.temperature > 0.0 { 0 } else { self.generated.len() };
         (self.prompt.len() + self.generated.len()).saturating_sub(n_replayed + 1)
     }
 }
 
-/// Sequences that belong together.
+/// A group of sequences that start in the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// The same for all of them, and for no other.
+    /// The group's unique number.
     pub id: u64,
-    /// How many they are.
+    /// The number of sequences in the group.
     pub size: u32,
 }
 
-/// One step of an engine's answer. A stream is `Started`, a `Handoff` if there was one, then `Token`s, then exactly one `Finished`; a stream that
-/// ends without `Finished` has failed.
+/// One step of an engine's answer. A stream is `Started`, then `Handoff` if there was one, then `Token`s, then exactly
+/// one `Finished`. A stream that ends without `Finished` has failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SequenceEvent {
     /// The sequence has a slot and its prefill begins.
     Started {
-        /// Tokens of prompt and resume point whose KV was already here.
+        /// Tokens of prompt and resume point whose KV was cached.
         n_cached: u32,
     },
-    /// The prompt's KV was pulled from another node, or that was tried. Comes before the first token.
+    /// A pull of the prompt's KV from another node succeeded or failed. Comes before the first token.
     Handoff(HandoffReport),
     /// A new token.
     Token(GeneratedToken),
-    /// The last delta.
+    /// The end of the sequence.
     Finished {
-        /// Why generation ended.
+        /// Why the generation ended.
         reason: FinishReason,
         /// Where the time went.
         timings: Timings,
@@ -99,28 +102,28 @@ pub enum SequenceEvent {
 pub struct GeneratedToken {
     /// The token.
     pub id: Token,
-    /// Its bytes; not UTF-8 by itself, since a character may span tokens.
+    /// Its bytes. They may not be UTF-8, because a character may span tokens.
     #[serde(with = "piece")]
     pub bytes: Vec<u8>,
-    /// A control token: part of a format, not of the text.
+    /// True for a control token, which is not part of the text.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub special: bool,
-    /// Present if log-probabilities were asked for.
+    /// Log-probabilities, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Logprobs>,
 }
 
-/// Log-probabilities at one position, natural logarithm, of the model's own distribution (before penalties,
-/// temperature and truncation).
+/// Log-probabilities at one position, as natural logarithms. They are of the model's own distribution: before
+/// penalties, temperature and truncation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Logprobs {
-    /// Log-probability of the chosen token.
+    /// The log-probability of the chosen token.
     pub chosen: f32,
     /// The most likely tokens, best first.
     pub top: Vec<Alternative>,
 }
 
-/// A token that could have been chosen.
+/// One of the most likely tokens at a position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
     /// The token.
@@ -140,31 +143,31 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the end of the context was reached.
     Length,
-    /// The reply ends with calls of tools. Engines never say so: the endpoint does, which reads the calls.
+    /// The reply ends with calls of tools. Set by the endpoint, which parses the calls; engines never use it.
     ToolCalls,
 }
 
-/// Where an engine's time for one sequence went. Times in milliseconds.
+/// Where an engine's time for one sequence went. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timings {
-    /// Waiting for a slot.
+    /// Wait for a slot.
     pub queue_ms: f64,
-    /// Prompt tokens computed here (not cached).
+    /// Prompt tokens that this engine computed: those that were not cached.
     pub prompt_n: u32,
-    /// From the slot to the first token.
+    /// From getting the slot to the first token.
     pub prompt_ms: f64,
-    /// Of that, these tokens' share of the engine's work: what they would have taken alone. 0 if it is not known.
+    /// The part of `prompt_ms` that these tokens would have taken alone, without other sequences. 0 if unknown.
     pub compute_ms: f64,
-    /// Tokens generated here.
+    /// Tokens that this engine generated.
     pub predicted_n: u32,
     /// From the first token to the last.
     pub predicted_ms: f64,
-    /// Sequences that shared its steps, itself included, on average. 0 if it is not known.
+    /// The average number of sequences in its steps, including itself. 0 if unknown.
     pub n_sharing: f64,
 }
 
-/// Token bytes in JSON: a string where they are UTF-8, else base64 in an object, so that no byte is lost.
+/// A token's bytes in JSON: a string if they are UTF-8, else base64 in an object, so that no byte is lost.
 mod piece {
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;

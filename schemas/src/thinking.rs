@@ -1,15 +1,15 @@
-//! How models mark their reasoning before the answer, derived from their chat templates.
+//! How models mark their reasoning. Derived from their chat templates.
 
-/// The texts around the reasoning at the beginning of a reply.
+/// The tags around the reasoning at the beginning of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThinkTags {
-    /// Before. Some templates write it themselves, at the end of the prompt.
+    /// The tag before the reasoning. Some templates write it at the end of the prompt.
     pub open: &'static str,
-    /// After.
+    /// The tag after the reasoning.
     pub close: &'static str,
 }
 
-/// Tags in use: those of DeepSeek, Qwen and most others; Mistral's; ByteDance's.
+/// Known tags: those of DeepSeek, Qwen and most other models; Mistral's; ByteDance's.
 const TAGS: [ThinkTags; 3] = [
     ThinkTags { open: "<think>", close: "</think>" },
     ThinkTags { open: "[THINK]", close: "[/THINK]" },
@@ -17,18 +17,18 @@ const TAGS: [ThinkTags; 3] = [
 ];
 
 impl ThinkTags {
-    /// The tags that a template writes or looks for.
+    /// Returns the tags that a template contains, if any.
     pub fn of(template: &str) -> Option<ThinkTags> {
         TAGS.into_iter().find(|tags| template.contains(tags.close))
     }
 }
 
-/// Returns true if a template has gpt-oss's form, whose replies are messages in channels.
+/// Returns true if a template has the form of gpt-oss, whose replies are messages in channels.
 pub fn has_channels(template: &str) -> bool {
     template.contains("<|channel|>") && template.contains("<|message|>")
 }
 
-/// Returns true if the model of a template reasons before it answers.
+/// Returns true if a template's model can reason before it answers.
 pub fn thinks(template: &str) -> bool {
     has_channels(template) || ThinkTags::of(template).is_some()
 }

@@ -1,4 +1,4 @@
-//! The type of a token.
+//! Token ids.
 
 /// An index into a model's vocabulary.
 pub type Token = u32;

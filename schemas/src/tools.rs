@@ -1,21 +1,21 @@
-//! Tools that a model may call, and the calls it makes, free of any dialect.
+//! Tools and calls of tools, independent of the dialect.
 
 use serde_json::{Map, Value, json};
 
 /// A function that the client runs for the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
-    /// What the model calls it; checked by [`check`].
+    /// The name by which the model calls it; checked by [`check`].
     pub name: String,
-    /// What it is for, in words.
+    /// What the tool does, for the model.
     pub description: Option<String>,
-    /// JSON Schema of its arguments: an object's.
+    /// The JSON schema of its arguments, which are an object.
     pub parameters: Value,
-    /// Whether the arguments of a free call must follow the schema, too.
+    /// How closely the arguments of a free call must follow the schema.
     pub strict: Strictness,
 }
 
-/// How closely the arguments of free calls follow the schema. Those of forced calls always follow it.
+/// How closely the arguments of free calls must follow the schema. Those of forced calls always follow it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strictness {
     /// They need not follow it.
@@ -28,12 +28,12 @@ pub enum Strictness {
 }
 
 impl Tool {
-    /// A schema for a tool that takes no arguments.
+    /// Returns the schema of a tool without arguments.
     pub fn no_parameters() -> Value {
         json!({ "type": "object", "properties": {} })
     }
 
-    /// The form that chat templates read. The same for every dialect, so that they share cached prompts.
+    /// Returns the form that chat templates read. It is the same in every dialect, so that they share cached prompts.
     pub fn definition(&self) -> Value {
         let mut function = Map::new();
         function.insert("name".to_owned(), self.name.clone().into());
@@ -45,28 +45,28 @@ impl Tool {
     }
 }
 
-/// Which of the tools the model has to call.
+/// Which of the tools the model may or must call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// None. The model does not see the tools.
+    /// It must not call a tool, and does not see the tools.
     None,
-    /// At least one.
+    /// It must call at least one.
     Required,
-    /// This one.
+    /// It must call this one.
     Named(String),
 }
 
 /// The tools of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolUse {
-    /// All that the client has.
+    /// The client's tools.
     pub tools: Vec<Tool>,
-    /// What the model has to do with them.
+    /// Which of them the model may or must call.
     pub choice: ToolChoice,
-    /// Whether one reply may hold several calls.
+    /// Allow several calls in one reply.
     pub parallel: bool,
 }
 
@@ -78,12 +78,12 @@ impl Default for ToolUse {
 }
 
 impl ToolUse {
-    /// The tools that the model sees.
+    /// Returns the tools that the model sees.
     pub fn offered(&self) -> &[Tool] {
         if self.choice == ToolChoice::None { &[] } else { &self.tools }
     }
 
-    /// The tools that it may call.
+    /// Returns the tools that the model may call.
     pub fn callable(&self) -> Vec<&Tool> {
         let named = |tool: &&Tool| !matches!(&self.choice, ToolChoice::Named(name) if *name != tool.name);
         self.offered().iter().filter(named).collect()
@@ -95,78 +95,78 @@ impl ToolUse {
     }
 }
 
-/// A step of a call in a reply. A call is `Begin`, then its arguments in pieces, then `End`, unless the reply was cut off
-/// in the middle of it. Calls do not overlap.
+/// A step of a call in a reply. A call is `Begin`, then `Arguments` in pieces, then `End`, unless the reply is cut off
+/// during the call. Calls do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolCallDelta {
     /// A call begins.
     Begin {
-        /// Its place among the reply's calls, from 0.
+        /// The index of the call in the reply, from 0.
         index: u32,
-        /// By which the tool's result will refer to it.
+        /// The id that the tool's result will refer to.
         id: String,
-        /// One of the request's tools.
+        /// The name of one of the request's tools.
         name: String,
     },
-    /// More of its arguments.
+    /// More of the call's arguments.
     Arguments {
-        /// Which call.
+        /// The index of the call.
         index: u32,
-        /// A piece of JSON. All pieces together are what the model wrote.
+        /// A piece of JSON. All pieces together are exactly what the model wrote.
         fragment: String,
     },
     /// The call is complete.
     End {
-        /// Which call.
+        /// The index of the call.
         index: u32,
     },
 }
 
-/// Tools in one request. OpenAI takes 128, Anthropic any number, and agents with many servers of tools come beyond the
-/// former. Each costs prompt tokens and a grammar.
+/// The most tools in one request. OpenAI allows 128 and Anthropic any number; agents with many tool servers need more
+/// than 128. Each tool costs prompt tokens and a grammar.
 pub const MAX_TOOLS: usize = 512;
 
-/// Characters of a tool's name. OpenAI allows 64, Anthropic 128.
+/// The most characters in a tool's name. OpenAI allows 64, Anthropic 128.
 pub const MAX_NAME_CHARS: usize = 128;
 
-/// Why tools are not taken. `index` is the tool's place in the request.
+/// Why tools are refused. `index` is the tool's index in the checked list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolsError {
     /// More than [`MAX_TOOLS`].
     #[error("must have at most {MAX_TOOLS} tools, but has {n}")]
     TooMany {
-        /// How many there are.
+        /// The number of tools.
         n: usize,
     },
-    /// A name that formats could not carry.
+    /// A name that some formats of calls cannot represent.
     #[error("a tool's name has 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' or '.'")]
     Name {
-        /// Which tool.
+        /// The index of the tool.
         index: usize,
     },
-    /// Two tools have one name.
+    /// Two tools have the same name.
     #[error("two tools have this name")]
     Duplicate {
-        /// The later one.
+        /// The index of the second one.
         index: usize,
     },
-    /// See [`crate::constraint::check_schema`].
+    /// [`check_schema`](crate::constraint::check_schema) refused a schema.
     #[error("{error}")]
     Schema {
-        /// Which tool.
+        /// The index of the tool.
         index: usize,
-        /// What is wrong.
+        /// The problem.
         error: crate::constraint::SchemaError,
     },
-    /// The choice is of a tool that is not there.
+    /// The choice names a tool that does not exist.
     #[error("there is no tool of this name")]
     Unknown,
-    /// A call is wanted and there is nothing to call.
+    /// A call is required and there are no tools.
     #[error("needs tools")]
     NothingToCall,
 }
 
-/// Checks what a dialect has read. What the keywords of a schema mean is the engine's to check.
+/// Checks the tools that a dialect has parsed. The engine checks the keywords of their schemas.
 pub fn check(use_of_tools: &ToolUse) -> Result<(), ToolsError> {
     let tools = &use_of_tools.tools;
     if tools.len() > MAX_TOOLS {
@@ -197,22 +197,22 @@ fn is_name(name: &str) -> bool {
 /// A whole call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Its place among the reply's calls, from 0.
+    /// The index of the call in the reply, from 0.
     pub index: u32,
-    /// By which the tool's result will refer to it.
+    /// The id that the tool's result will refer to.
     pub id: String,
-    /// One of the request's tools.
+    /// The name of one of the request's tools.
     pub name: String,
-    /// JSON, in the model's own words.
+    /// The arguments exactly as the model wrote them: JSON.
     pub arguments: String,
 }
 
-/// Puts the steps of calls together, for dialects that do not send pieces.
+/// Collects the steps of calls, for dialects that report whole calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CallCollector(Option<ToolCall>);
 
 impl CallCollector {
-    /// Takes a step; returns the call that it completes.
+    /// Adds a step. Returns the call if the step completes it.
     pub fn take(&mut self, step: &ToolCallDelta) -> Option<ToolCall> {
         match step {
             ToolCallDelta::Begin { index, id, name } => {
@@ -230,7 +230,7 @@ impl CallCollector {
         }
     }
 
-    /// The call that was cut off before its end, if one was.
+    /// Returns the call that was cut off before its end, if there is one.
     pub fn rest(&mut self) -> Option<ToolCall> {
         self.0.take()
     }

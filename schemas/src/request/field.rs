@@ -1,23 +1,23 @@
-//! The fields of a body: [`object!`](super::object) declares an object once, and it is read, named in errors and
-//! described in `/openapi.json` from that.
+//! The fields of a body. [`object!`](super::object) declares an object once; reading, the names in errors and the
+//! description in `/openapi.json` follow from that declaration.
 //!
 //! ```text
 //! object! {
 //!     /// The description in /openapi.json.
 //!     pub struct ChatBody {
-//!         /// Must be there.
+//!         /// A required field.
 //!         model: Required<ModelName>,
-//!         /// May be missing or null.
+//!         /// An optional field: it may be missing or null.
 //!         n: Field<Integer<1, 16>>,
-//!         /// The fields of another object, beside these.
+//!         /// The fields of another object, next to these.
 //!         #[schemars(flatten)]
 //!         sampling: SamplingBody,
 //!     }
 //! }
 //! ```
 //!
-//! `by "type" { variants }` after the struct describes an object whose fields depend on one word: see
-//! [`schema`](super::schema).
+//! `by "type" { variants }` after the struct describes an object whose fields depend on the word in its field `type`:
+//! see [`schema`](super::schema).
 
 use schemars::{JsonSchema, Schema};
 use serde::de::{MapAccess, SeqAccess};
@@ -28,13 +28,13 @@ use super::schema::described;
 
 /// A member of an object: one field, or a group of fields.
 pub(crate) trait ObjectMember {
-    /// It is a field that must be there.
+    /// True for a required field.
     const IS_REQUIRED: bool;
 
-    /// Nothing was read yet. A field keeps its name.
+    /// Creates the member before anything is read. A field keeps its name for errors.
     fn named(name: &'static str) -> Self;
 
-    /// Reads the value of `key` if this is its field. Returns false if it is not, and has read nothing then.
+    /// Reads the value of `key` if it belongs to this member. Returns false, and reads nothing, if it does not.
     fn accept<'de, A: MapAccess<'de>>(
         &mut self,
         name: &'static str,
@@ -43,19 +43,19 @@ pub(crate) trait ObjectMember {
     ) -> Result<bool, A::Error>;
 }
 
-/// The name of a field inside the object at `at`; the body itself is at `""`.
+/// Returns the path of a field of the object at `at`. The body itself is at `""`.
 pub(crate) fn join(at: &str, name: &str) -> String {
     if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
 }
 
-/// The error for a missing field `name` of the object at `at`.
+/// Creates the error for a missing field of the object at `at`.
 pub(crate) fn missing(at: &str, name: &str) -> InvalidRequest {
     InvalidRequest::at(join(at, name), "is missing")
 }
 
-/// A field that may be missing. Null counts as missing: many SDKs send every optional field they know as null.
+/// An optional field. Null counts as missing: many SDKs send every optional field that they know as null.
 ///
-/// One word in size while it is missing, since an array may have millions of empty objects.
+/// A missing field takes one machine word, because an array may have millions of empty objects.
 #[derive(Debug)]
 pub(crate) struct Field<T>(Option<Box<Present<T>>>);
 
@@ -66,7 +66,7 @@ struct Present<T> {
 }
 
 impl<T> Field<T> {
-    /// The value, if there is one. `at` is where the object stands in the body.
+    /// Returns the value, if there is one. `at` is the path of the object. Errors: the value is wrong.
     pub(crate) fn get(self, at: &str) -> Result<Option<T>, InvalidRequest> {
         let Some(present) = self.0 else { return Ok(None) };
         present.reading.map_err(|problem| InvalidRequest::at(join(at, present.name), problem))
@@ -77,7 +77,7 @@ impl<T> Field<T> {
         self.get(at)?.ok_or_else(|| missing(at, name))
     }
 
-    /// The same field, where only `expected` is right.
+    /// Changes the expected type in the error of a value of the wrong type.
     pub(crate) fn expecting(mut self, wanted: &'static str) -> Self {
         if let Some(Err(ValueProblem::Type { expected, .. })) = self.0.as_mut().map(|present| &mut present.reading) {
             *expected = wanted;
@@ -85,22 +85,22 @@ impl<T> Field<T> {
         self
     }
 
-    /// The field, which is missing from then on.
+    /// Moves the field out and leaves a missing one.
     pub(crate) fn take(&mut self) -> Self {
         Field(self.0.take())
     }
 
-    /// The value, if there is one of the right type.
+    /// Returns the value, ignoring one of the wrong type.
     pub(crate) fn sound(self) -> Option<T> {
         self.0?.reading.ok()?
     }
 
-    /// The same, without taking it.
+    /// Borrows the value, ignoring one of the wrong type.
     pub(crate) fn peek(&self) -> Option<&T> {
         self.0.as_ref()?.reading.as_ref().ok()?.as_ref()
     }
 
-    /// Returns true if the key is there, whatever its value.
+    /// Returns true if the body has the key, with any value or null.
     pub(crate) fn has_key(&self) -> bool {
         self.0.is_some()
     }
@@ -135,7 +135,7 @@ impl<T: Read> ObjectMember for Field<T> {
 
 described!([T: JsonSchema] Field<T>: as Option<T>);
 
-/// A field that must be there.
+/// A required field.
 #[derive(Debug)]
 pub(crate) struct Required<T> {
     name: &'static str,
@@ -143,7 +143,7 @@ pub(crate) struct Required<T> {
 }
 
 impl<T: Read> Required<T> {
-    /// The value. `at` is where the object stands in the body.
+    /// Returns the value. `at` is the path of the object. Errors: it is missing or wrong.
     pub(crate) fn get(self, at: &str) -> Result<T, InvalidRequest> {
         let name = self.name;
         self.field.get(at)?.ok_or_else(|| InvalidRequest::at(join(at, name), T::MISSING))
@@ -154,12 +154,12 @@ impl<T: Read> Required<T> {
         self.field.is_given()
     }
 
-    /// The value, if there is one.
+    /// Returns the value, if there is one. For fields whose absence has an error of its own.
     pub(crate) fn optional(self, at: &str) -> Result<Option<T>, InvalidRequest> {
         self.field.get(at)
     }
 
-    /// The value, if there is one of the right type.
+    /// Returns the value, ignoring one of the wrong type.
     pub(crate) fn sound(self) -> Option<T> {
         self.field.sound()
     }
@@ -184,7 +184,7 @@ impl<T: Read> ObjectMember for Required<T> {
 
 described!([T: JsonSchema] Required<T>: as T);
 
-/// An array, each item of which is read or has its own problem.
+/// An array. Each item is a value or has a problem of its own.
 #[derive(Debug)]
 pub(crate) struct Items<T>(Vec<Reading<T>>);
 
@@ -203,7 +203,7 @@ impl<T> Items<T> {
         self.0.is_empty()
     }
 
-    /// Each item with its place, e.g. `messages[0]`, where the array stands at `at`.
+    /// Iterates over the items and their paths, e.g. `messages[0]`. `at` is the path of the array.
     pub(crate) fn each(self, at: &str) -> impl Iterator<Item = Result<(String, T), InvalidRequest>> {
         self.0.into_iter().enumerate().map(move |(idx, reading)| {
             let place = format!("{at}[{idx}]");
@@ -214,7 +214,7 @@ impl<T> Items<T> {
         })
     }
 
-    /// The items of the right type.
+    /// Iterates over the items, ignoring those of the wrong type.
     pub(crate) fn sound(self) -> impl Iterator<Item = T> {
         self.0.into_iter().flatten()
     }
@@ -238,7 +238,7 @@ impl<T: Read> Read for Items<T> {
 
 described!([T: JsonSchema] Items<T>: as Vec<T>);
 
-/// Reads the fields of an object.
+/// Reads an object. Fields that it does not declare are skipped.
 pub(crate) fn read_fields<'de, O: ObjectMember, A: MapAccess<'de>>(fields: A) -> Result<Reading<O>, A::Error> {
     let mut object = O::named("");
     each_field(fields, |key, fields| {
@@ -250,7 +250,8 @@ pub(crate) fn read_fields<'de, O: ObjectMember, A: MapAccess<'de>>(fields: A) ->
     Ok(Ok(object))
 }
 
-/// Lists as required what must be there. schemars takes every field for required that is no `Option`.
+/// Removes optional fields from the list of required ones: to schemars, every field that is not an `Option` is
+/// required.
 pub(crate) fn mark_required(schema: &mut Schema, fields: &[(&'static str, bool)]) {
     if let Some(required) = schema.get_mut("required").and_then(serde_json::Value::as_array_mut) {
         let is_optional = |name: &str| fields.iter().any(|(field, is_required)| plain(field) == name && !is_required);
@@ -261,7 +262,7 @@ pub(crate) fn mark_required(schema: &mut Schema, fields: &[(&'static str, bool)]
     }
 }
 
-/// A field's name in JSON.
+/// Returns a field's name in JSON: `type` for `r#type`.
 pub(crate) const fn plain(name: &'static str) -> &'static str {
     match name.as_bytes() {
         [b'r', b'#', ..] => name.split_at(2).1,
@@ -269,7 +270,7 @@ pub(crate) const fn plain(name: &'static str) -> &'static str {
     }
 }
 
-/// Declares an object of [`ObjectMember`]s. See the module.
+/// Declares an object of [`ObjectMember`]s: see the module's documentation.
 macro_rules! object {
     (
         $(#[$about:meta])*

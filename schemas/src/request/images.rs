@@ -1,4 +1,4 @@
-//! A client's images, in whichever dialect: from base64 to bytes, within the limits.
+//! Images in requests of any dialect: decodes base64 and enforces the limits.
 
 use std::borrow::Cow;
 
@@ -12,16 +12,16 @@ use super::field::{Field, Items, join};
 use super::read::{Read, Reading, ValueProblem};
 use crate::image::{Image, MAX_IMAGE_BYTES, MAX_IMAGES};
 
-/// With or without padding: clients differ.
+/// Accepts base64 with and without padding: clients differ.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Line breaks inside base64, which RFC 2045 puts after every 76 characters.
+/// Line breaks inside base64. RFC 2045 requires one after at most 76 characters.
 const LINE_BREAKS: [char; 2] = ['\r', '\n'];
 
-/// First bytes of the formats that engines decode; WebP has its name behind a length.
+/// First bytes of the formats that engines decode. WebP has its name after a length.
 const BEGINNINGS: [&[u8]; 5] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"RIFF"];
 
 /// The images of a request so far.
@@ -32,12 +32,12 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    /// All of them, in the order in which they were added.
+    /// Returns the images in the order in which they were added.
     pub(crate) fn into_vec(self) -> Vec<Image> {
         self.images
     }
 
-    /// Adds the image that a field has as a data URI, and gives the mark that stands for it in the message's text.
+    /// Adds the image of a field that holds a data URI. Returns its mark for the message's text.
     pub(crate) fn add_uri(&mut self, uri: &str, field: String) -> Result<String, InvalidRequest> {
         let scheme = uri.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
         match scheme.as_deref() {
@@ -58,14 +58,14 @@ impl Images {
         self.add_base64(data, field)
     }
 
-    /// The same for a field that has nothing but base64.
+    /// Adds the image of a field that holds base64. Returns its mark for the message's text.
     pub(crate) fn add_base64(&mut self, data: &str, field: String) -> Result<String, InvalidRequest> {
         if self.images.len() == MAX_IMAGES {
             return Err(InvalidRequest::at(field, format_args!("a request may have {MAX_IMAGES} images")));
         }
-        // Programs that write base64 break its lines.
+        // Some programs break the lines of base64.
         let data = if data.contains(LINE_BREAKS) { Cow::Owned(data.replace(LINE_BREAKS, "")) } else { data.into() };
-        // Before it is decoded.
+        // Check the size before decoding.
         if data.len() / 4 * 3 > MAX_IMAGE_BYTES.saturating_sub(self.n_bytes) {
             let limit = MAX_IMAGE_BYTES >> 20;
             return Err(InvalidRequest::at(field, format_args!("a request's images may have {limit} MiB together")));
@@ -83,20 +83,20 @@ impl Images {
         Ok(mark)
     }
 
-    /// Adds a list of files, as Ollama has them in `images`. Gives their marks, to stand before the text. `at` is where
-    /// the object with the list stands.
+    /// Adds the files of Ollama's field `images`. Returns their marks, to be put before the text. `at` is the path of
+    /// the object with the field.
     pub(crate) fn add_list(&mut self, files: Field<Items<ImageFile>>, at: &str) -> Result<String, InvalidRequest> {
         let mut marks = String::new();
         for file in files.get(at)?.unwrap_or_default().each(&join(at, "images")) {
             let (path, ImageFile(data)) = file?;
-            // Base64 has no colon.
+            // Base64 has no colon, a data URI has one.
             marks += &if data.contains(':') { self.add_uri(&data, path)? } else { self.add_base64(&data, path)? };
         }
         Ok(marks)
     }
 }
 
-/// An image's file in base64, as it is or as a data URI.
+/// An image file in base64, plain or as a data URI.
 #[derive(Debug, JsonSchema)]
 #[schemars(inline, extend("contentEncoding" = "base64"))]
 pub(crate) struct ImageFile(String);
@@ -113,7 +113,7 @@ impl Read for ImageFile {
     }
 }
 
-/// A server that fetches what strangers name can be sent into networks that they cannot reach.
+/// Creates the error for an image's URL. A server that fetches URLs for clients lets them reach its internal network.
 pub(crate) fn not_fetched(field: String) -> InvalidRequest {
     let problem = "is a URL, and this server never fetches one: send the image itself, as a data URI in base64";
     InvalidRequest::at(field, problem)

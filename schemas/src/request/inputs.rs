@@ -1,4 +1,4 @@
-//! A prompt or an input of `/v1/completions` and `/v1/embeddings`: a text, tokens, or an array of them.
+//! The inputs of `/v1/completions` and `/v1/embeddings`: a text, an array of tokens, or an array of such inputs.
 
 use schemars::json_schema;
 use serde::de::SeqAccess;
@@ -11,7 +11,7 @@ use super::schema::described;
 use super::values::{NOT_A_TOKEN, NonEmpty, TokenId, Tokens};
 use crate::token::Token;
 
-/// A text or its tokens, neither of which is empty.
+/// A text or its tokens; not empty.
 #[derive(Debug)]
 pub(crate) enum TextOrTokens {
     Text(String),
@@ -35,7 +35,7 @@ impl Read for TextOrTokens {
     }
 }
 
-/// One input, or at most `MAX` of them.
+/// One input, or an array of at most `MAX`.
 #[derive(Debug)]
 pub(crate) enum Inputs<const MAX: usize> {
     One(TextOrTokens),
@@ -43,7 +43,7 @@ pub(crate) enum Inputs<const MAX: usize> {
 }
 
 impl<const MAX: usize> Inputs<MAX> {
-    /// The inputs of the field `name`, which are called `nouns` in messages.
+    /// Checks the inputs of the field `name`. Error messages call them `nouns`.
     pub(crate) fn check(self, name: &str, nouns: &str) -> Result<Vec<TextOrTokens>, InvalidRequest> {
         match self {
             Inputs::One(input) => Ok(vec![input]),
@@ -82,9 +82,9 @@ impl<const MAX: usize> Read for Inputs<MAX> {
     }
 }
 
-/// An item of an array that may be tokens or inputs.
+/// An item of an array of tokens or of inputs.
 enum InputOrToken {
-    /// `None`: not a token's id.
+    /// `None`: the number is not a token id.
     Number(Option<Token>),
     Input(Reading<TextOrTokens>),
 }
@@ -124,7 +124,7 @@ described!([const MAX: usize] Inputs<MAX>: |generator| {
         "type": "array", "items": generator.subschema_for::<TokenId>(), "minItems": 1,
     });
     let many = json_schema!({
-        "description": "Several of them.",
+        "description": "Several inputs.",
         "type": "array", "items": { "anyOf": [text, tokens] }, "minItems": 1, "maxItems": MAX,
     });
     json_schema!({ "anyOf": [text, tokens, many] })

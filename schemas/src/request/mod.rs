@@ -1,8 +1,8 @@
-//! Reading and checking of bodies, shared by all dialects: bytes → typed fields → checked values.
+//! Reads and checks request bodies for all dialects: bytes → typed fields → checked values.
 //!
-//! Nothing here knows a dialect. A body is declared once with `field::object!`: `read` reads it, its dialect checks
-//! it, and schemars derives its description in `/openapi.json` from the same fields, limits and words. Names that
-//! several dialects share (llama.cpp's for sampling, say) are here.
+//! Nothing here knows a dialect. `field::object!` declares a body once: `read` reads it, its dialect checks it, and
+//! schemars derives its description in `/openapi.json` from the same fields, limits and words. Fields that several
+//! dialects share, such as llama.cpp's for sampling, are here.
 
 pub mod invalid;
 

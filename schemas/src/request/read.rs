@@ -1,12 +1,11 @@
-//! JSON → typed values, straight from the bytes.
+//! JSON → typed values, directly from the bytes.
 //!
-//! Reading stops only at JSON that is not valid. A value of the wrong type or out of range is remembered as a
-//! [`ValueProblem`] in its place, and the rest of the body is read; the check of the body then reports the first problem
-//! under the field's full name. serde's own errors could not carry that: they are text. What no type asks for is
-//! skipped without being built.
+//! Only invalid JSON stops the reading. A value of the wrong type or out of range becomes a [`ValueProblem`], and the
+//! rest of the body is read. The check of the body then reports the first problem with the field's full path. serde's
+//! own errors are text and cannot carry that path. Values of undeclared fields are skipped, not built.
 //!
-//! Duplicate keys are refused, in skipped values too: two parsers that disagree on which one counts (a gateway in front
-//! of us that checks `model`, say) are a way around the first. Depth is bounded by serde_json's limit of 128.
+//! Duplicate keys are refused, even in skipped values: if a gateway in front of this server used the first `model` and
+//! this server the last, a client could bypass the gateway's check. serde_json limits the depth to 128.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,15 +17,15 @@ use serde_json::{Map, Number, Value};
 use super::invalid::InvalidRequest;
 use super::schema::described;
 
-/// A value, or what is wrong with it.
+/// A value, or the problem with it.
 pub(crate) type Reading<T> = Result<T, ValueProblem>;
 
-/// A problem with a value. The caller adds the name of the field.
+/// A problem with a value. The caller adds the path of the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ValueProblem {
-    /// It has the wrong type.
+    /// The value has the wrong type.
     Type { expected: &'static str, is: &'static str },
-    /// It has the right type and a wrong value. The words follow the field's name.
+    /// The type is right and the value is wrong. The text continues a sentence that starts with the field.
     Value(String),
 }
 
@@ -45,15 +44,15 @@ impl ValueProblem {
     }
 }
 
-/// A type that is read from JSON. Each method takes one of JSON's types; a type overrides those that it can be.
+/// A type that is read from JSON. There is a method for each JSON type; an implementation overrides those it accepts.
 pub(crate) trait Read: Sized {
-    /// The expected type with its article, for messages.
+    /// The expected type with its article, for error messages.
     const EXPECTED: &'static str;
 
-    /// The problem with a missing value where one is required.
+    /// The problem with a required value that is missing.
     const MISSING: &'static str = "is missing";
 
-    /// The problem with a value of another type.
+    /// Creates the problem with a value of another type. `is` is that type with its article.
     fn wrong(is: &'static str) -> ValueProblem {
         ValueProblem::Type { expected: Self::EXPECTED, is }
     }
@@ -85,9 +84,9 @@ pub(crate) trait Read: Sized {
     }
 }
 
-/// Reads one JSON object and nothing after it.
+/// Reads a body: one JSON value. Errors: invalid JSON, data after the value, or a value of the wrong type.
 pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
-    // PowerShell and some editors write a byte-order mark in front of a file that `curl -d @file` then sends.
+    // PowerShell and some editors begin files with a byte-order mark, and `curl -d @file` sends it.
     let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);
     if body.trim_ascii().is_empty() {
         return Err(InvalidRequest::body("The request body is empty; it must be a JSON object."));
@@ -105,7 +104,7 @@ pub(crate) fn read<T: Read>(body: &[u8]) -> Result<T, InvalidRequest> {
     })
 }
 
-/// Reads all items of an array.
+/// Reads all items of an array and passes each to `take`.
 pub(crate) fn each_item<'de, T: Read, A: SeqAccess<'de>>(
     mut items: A,
     mut take: impl FnMut(Reading<T>),
@@ -116,7 +115,7 @@ pub(crate) fn each_item<'de, T: Read, A: SeqAccess<'de>>(
     Ok(())
 }
 
-/// Visits all keys of an object; `take` has to read the value.
+/// Passes each key of an object to `take`, which must read its value. Errors: a duplicate key.
 pub(crate) fn each_field<'de, A: MapAccess<'de>>(
     mut fields: A,
     mut take: impl FnMut(String, &mut A) -> Result<(), A::Error>,
@@ -131,7 +130,7 @@ pub(crate) fn each_field<'de, A: MapAccess<'de>>(
     Ok(())
 }
 
-/// Deserializes a [`Read`].
+/// The serde seed that deserializes a [`Read`].
 pub(crate) struct JsonReader<T>(PhantomData<T>);
 
 impl<T> JsonReader<T> {
@@ -188,7 +187,7 @@ impl<'de, T: Read> Visitor<'de> for JsonReader<T> {
     }
 }
 
-/// Any value, which is not kept.
+/// Reads any value and drops it.
 pub(crate) struct Skipped;
 
 impl Read for Skipped {
@@ -259,7 +258,7 @@ impl Read for String {
     }
 }
 
-/// Free-form JSON: a schema, metadata.
+/// Free-form JSON, such as a schema or metadata.
 impl Read for Value {
     const EXPECTED: &'static str = "anything";
 
@@ -305,7 +304,7 @@ impl Read for Map<String, Value> {
     }
 }
 
-/// A value that replies repeat as the client wrote it.
+/// A value that replies repeat exactly as the client wrote it.
 #[derive(Debug)]
 pub(crate) struct Echoed<T> {
     pub(crate) read: T,

@@ -1,4 +1,4 @@
-//! The sampling fields that OpenAI's routes share, with the names llama-server and vLLM added.
+//! The sampling fields that the dialects share: OpenAI's, and those that llama-server and vLLM added.
 
 use std::ops::RangeInclusive;
 
@@ -15,12 +15,12 @@ use crate::sampling::Sampling;
 use crate::sampling_fields::{OCCURRENCE_PENALTY, PROBABILITY, REPEAT_PENALTY, SamplingFields, TEMPERATURE};
 use crate::token::Token;
 
-/// A bias is applied at every step, so a list costs time on each token; and it crosses to the engine with each choice.
+/// Each bias costs time at every token, and travels to the engine with every choice.
 const MAX_LOGIT_BIASES: usize = 1024;
-/// OpenAI's range of a logit bias.
+/// OpenAI's range.
 const BIAS: RangeInclusive<f64> = -100.0..=100.0;
 
-/// vLLM's clients say 'off' as -1, llama.cpp's as 0.
+/// A count. vLLM's clients send -1 for 'off', llama.cpp's send 0.
 type OffOrCount = Integer<-1, { i32::MAX as i64 }>;
 
 macro_rules! ranges {
@@ -35,36 +35,36 @@ macro_rules! ranges {
 ranges!(Temperature: TEMPERATURE, Probability: PROBABILITY, Occurrence: OCCURRENCE_PENALTY, Repeat: REPEAT_PENALTY);
 
 object! {
-    /// How tokens are drawn. What is not given is llama-server's default, in Ollama's routes Ollama's.
+    /// How tokens are sampled. Defaults are llama-server's; in Ollama's routes, Ollama's.
     pub(crate) struct SamplingBody {
-        /// Any 64-bit integer. Without one, or with -1, a seed is drawn.
+        /// Any 64-bit integer. If missing or -1, the server draws a seed.
         seed: Field<WideInteger>,
-        /// 0 takes the most likely token.
+        /// Divides the logits. 0 always takes the most likely token.
         temperature: Field<Real<Temperature>>,
-        /// The smallest set of tokens that reaches this probability.
+        /// Keeps the smallest set of tokens whose total probability reaches this number.
         top_p: Field<Real<Probability>>,
-        /// Tokens at least so likely, compared with the most likely one.
+        /// Keeps tokens whose probability is at least this share of the most likely token's.
         min_p: Field<Real<Probability>>,
-        /// The most likely tokens, so many; 0 and -1 are all of them.
+        /// Keeps this many of the most likely tokens; 0 or -1 keeps all.
         top_k: Field<OffOrCount>,
-        /// Subtracted for each time that a token has come.
+        /// Subtracted from a token's logit for each time it has occurred.
         frequency_penalty: Field<Real<Occurrence>>,
-        /// Subtracted from tokens that have come.
+        /// Subtracted from a token's logit once if it has occurred.
         presence_penalty: Field<Real<Occurrence>>,
-        /// Divides the logits of tokens that have come.
+        /// Divides the logits of tokens that have occurred; multiplies negative logits.
         repeat_penalty: Field<Real<Repeat>>,
-        /// The same under vLLM's name.
+        /// vLLM's name of `repeat_penalty`.
         repetition_penalty: Field<Real<Repeat>>,
-        /// How many tokens back penalties look; -1 is all of them.
+        /// How many of the last tokens `repeat_penalty` considers; -1 is all.
         repeat_last_n: Field<OffOrCount>,
-        /// Added to the logits of tokens, by their numbers.
+        /// Added to the logits of tokens: from token ids to numbers.
         logit_bias: Field<LogitBias>,
     }
 }
 
 impl SamplingBody {
-    /// The fields in effect, where a missing one keeps what it has in `defaults`, with a seed that was drawn. Beside
-    /// them those that the client chose. `at` is where the fields stand.
+    /// Returns the sampling in effect and the fields that the client chose. `defaults`, with the drawn seed, has the
+    /// values of the other fields. `at` is the path of the object with the fields.
     pub(crate) fn check(self, at: &str, defaults: Sampling) -> Result<(Sampling, SamplingFields), InvalidRequest> {
         let top_k = self.top_k.get(at)?;
         let repetition_penalty = self.repetition_penalty.get(at)?;
@@ -72,7 +72,7 @@ impl SamplingBody {
         let chosen = SamplingFields {
             temperature: self.temperature.get(at)?.map(|n| n.0),
             top_k: top_k.map(|k| k.count().unwrap_or(0)),
-            // 0 is accepted, though OpenAI refuses it: the smallest set that reaches it is the best token alone.
+            // 0 is accepted, though OpenAI refuses it: it keeps the most likely token alone.
             top_p: self.top_p.get(at)?.map(|n| n.0),
             min_p: self.min_p.get(at)?.map(|n| n.0),
             repeat_penalty: self.repeat_penalty.get(at)?.or(repetition_penalty).map(|n| n.0),
@@ -82,8 +82,8 @@ impl SamplingBody {
         };
         let mut sampling = defaults;
         chosen.apply(&mut sampling);
-        // -1 is 'draw one' in llama.cpp's world and many front ends send it by default; other negative numbers are
-        // OpenAI's signed seeds, taken bit for bit.
+        // llama.cpp draws a seed for -1, and many front ends send -1 by default. Other negative numbers are OpenAI's
+        // signed seeds: their bits are used.
         let seed = self.seed.get(at)?.map(|seed| seed.0).filter(|&seed| seed != -1);
         sampling.seed = seed.map_or(sampling.seed, |seed| seed as u64);
         if let Some(biases) = self.logit_bias.get(at)? {
@@ -93,8 +93,8 @@ impl SamplingBody {
     }
 }
 
-/// `{"token id": bias}`, or the problem with one of its entries. Such a problem names `logit_bias` alone, also inside
-/// Ollama's `options`.
+/// `{"token id": bias}`, or the problem with one of its entries. The error's path is `logit_bias` even inside Ollama's
+/// `options`.
 #[derive(Debug)]
 pub(crate) struct LogitBias(Result<Vec<(Token, f32)>, ValueProblem>);
 
@@ -135,7 +135,7 @@ fn one_bias(key: &str, value: &Value) -> Result<(Token, f32), ValueProblem> {
     Ok((token, wide as f32))
 }
 
-/// The type of a value, with its article, for messages.
+/// Returns the type of a value with its article, for error messages.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

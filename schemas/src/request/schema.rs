@@ -1,7 +1,7 @@
-//! Descriptions of objects whose fields depend on one word among them, such as `type` or `role`.
+//! Describes objects whose fields depend on the word in one of them, such as `type` or `role`.
 //!
-//! Such an object is read as one flat type, since the word may come last. `/openapi.json` shows its variants: which
-//! fields each of them needs and which it may have.
+//! Such an object is read as one flat type, because the word may come last. `/openapi.json` shows its variants: the
+//! fields that each requires and those that it may have.
 
 use schemars::Schema;
 use serde_json::{Map, Value, json};
@@ -9,19 +9,19 @@ use serde_json::{Map, Value, json};
 /// One variant of an object.
 #[derive(Clone, Copy)]
 pub(crate) struct Variant {
-    /// The words that choose it.
+    /// The words that select the variant.
     pub(crate) words: &'static [&'static str],
-    /// Or any word but these.
+    /// If not empty, any word except these selects it instead.
     pub(crate) but: &'static [&'static str],
-    /// It is also meant where the word is missing.
+    /// A missing word selects it, too.
     pub(crate) is_default: bool,
-    /// Fields that must be there and not null.
+    /// Required fields that must not be null.
     pub(crate) needs: &'static [&'static str],
-    /// Fields that must be there, and may be null.
+    /// Required fields that may be null.
     pub(crate) needs_key: &'static [&'static str],
-    /// Other fields.
+    /// Optional fields.
     pub(crate) may_have: &'static [&'static str],
-    /// For needed fields with several forms: the indices of the forms that this variant allows.
+    /// For required fields with several forms: the indices of the forms that the variant allows.
     pub(crate) forms: &'static [(&'static str, &'static [usize])],
 }
 
@@ -30,7 +30,7 @@ impl Variant {
         Variant { words: &[], but: &[], is_default: false, needs: &[], needs_key: &[], may_have: &[], forms: &[] };
 }
 
-/// Turns the flat description of an object into one with these variants, which the field `tag` chooses among.
+/// Splits the flat description of an object into variants, selected by the field `tag`.
 pub(crate) fn split(schema: &mut Schema, tag: &str, variants: &[Variant]) {
     let object = schema.ensure_object();
     let Some(Value::Object(properties)) = object.remove("properties") else { return };
@@ -48,8 +48,8 @@ pub(crate) fn split(schema: &mut Schema, tag: &str, variants: &[Variant]) {
     }
 }
 
-/// Describes a type in `/openapi.json`: as another type is, or in its own words. A type with a name is a component of
-/// its own, another one is described where it stands. Generic parameters stand in front.
+/// Implements `JsonSchema` for a type: like another type, or with a schema of its own. A `named` type becomes a
+/// component of `/openapi.json`; others are described in place. The type's generic parameters come first.
 macro_rules! described {
     ([$($generics:tt)*] $type:ty: as $other:ty) => {
         impl<$($generics)*> schemars::JsonSchema for $type {
@@ -99,7 +99,7 @@ macro_rules! described {
 }
 pub(crate) use described;
 
-/// Declares a type that only describes: some variants of an object.
+/// Declares a type that only describes some variants of an object and is never read.
 macro_rules! view {
     ($(#[doc = $about:literal])* $name:ident of $object:ty: $($variant:expr),* $(,)?) => {
         pub(crate) enum $name {}
@@ -149,7 +149,7 @@ impl Variant {
     }
 }
 
-/// A schema with only these of its forms.
+/// Keeps only the forms of a schema at these indices.
 fn with_forms(mut schema: Value, places: Option<&[usize]>) -> Value {
     let Some(places) = places else { return schema };
     if let Some(forms) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
@@ -159,7 +159,7 @@ fn with_forms(mut schema: Value, places: Option<&[usize]>) -> Value {
     without_null(schema)
 }
 
-/// A schema that no longer takes null. If one form is left, it is the schema.
+/// Removes null from a schema. If one form is left, it becomes the schema.
 fn without_null(mut schema: Value) -> Value {
     let is_null = |schema: &Value| schema["type"] == "null";
     if let Some(kinds) = schema.get_mut("type").and_then(Value::as_array_mut) {

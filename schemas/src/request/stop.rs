@@ -1,4 +1,4 @@
-//! Strings before which generation ends.
+//! `stop`: strings that end the generation.
 
 use schemars::json_schema;
 use serde::de::SeqAccess;
@@ -6,12 +6,12 @@ use serde::de::SeqAccess;
 use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
 
-/// Each stop string is searched for in every step. OpenAI allows 4, llama-server's users send more.
+/// Each stop string costs a search at every token. OpenAI allows 4; users of llama-server send more.
 const MAX_STOPS: usize = 16;
-/// Text that could begin a stop string is held back, so a longer one only delays the stream.
+/// Text that may begin a stop string is held back, so long stop strings delay the stream.
 const MAX_STOP_CHARS: usize = 1024;
 
-/// Texts before which generation ends: one, or several.
+/// One stop string, or several. The reply ends before the first that occurs.
 #[derive(Debug, Default)]
 pub(crate) struct StopStrings(pub(crate) Vec<String>);
 
@@ -59,7 +59,7 @@ impl Read for StopString {
 described!([] StopStrings: named "Stop", |_generator| {
     let one = json_schema!({ "type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS });
     json_schema!({
-        "description": "Texts before which generation ends.",
+        "description": "The reply ends before the first of these texts that occurs.",
         "anyOf": [one, { "type": "array", "items": one, "maxItems": MAX_STOPS }],
     })
 });

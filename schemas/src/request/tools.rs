@@ -1,4 +1,4 @@
-//! Tool definitions in the forms that dialects have for them, and the choice among them in OpenAI's words.
+//! Definitions of tools in the forms of each dialect, and OpenAI's choice among them.
 
 use schemars::{JsonSchema, json_schema};
 use serde::Deserialize;
@@ -14,13 +14,13 @@ use crate::tools::{MAX_NAME_CHARS, MAX_TOOLS, Strictness, Tool, ToolChoice, Tool
 object! {
     /// A function that the model may call.
     pub(crate) struct Function {
-        /// What the model calls it.
+        /// The name by which the model calls it.
         name: Required<ToolName>,
-        /// What it is for, in words.
+        /// What the tool does, for the model.
         description: Field<String>,
-        /// The schema of its arguments.
+        /// The JSON schema of its arguments.
         parameters: Field<SchemaObject>,
-        /// Arguments follow the schema even where the model is free to call it or not.
+        /// Arguments must follow the schema even if the model need not call the tool.
         strict: Field<bool>,
         #[schemars(skip)]
         r#type: Field<String>,
@@ -30,7 +30,7 @@ object! {
 object! {
     /// A tool of `/v1/chat/completions`.
     pub(crate) struct ChatTool {
-        /// The only type there is.
+        /// The only supported type.
         #[schemars(extend("enum" = ["function", null]))]
         r#type: Field<String>,
         /// The function.
@@ -39,9 +39,9 @@ object! {
 }
 
 object! {
-    /// A tool of `/v1/responses`. Tools of other types run on OpenAI's servers, and are left out.
+    /// A tool of `/v1/responses`. Tools of other types run on OpenAI's servers and are ignored.
     pub(crate) struct ResponseTool {
-        /// `function`, or the type of a tool that is skipped.
+        /// `function`, or the type of a tool that is ignored.
         r#type: Field<String>,
         /// The function.
         #[schemars(flatten)]
@@ -57,17 +57,17 @@ object! {
 }
 
 object! {
-    /// A tool of `/v1/messages`. Tools that Anthropic defines have types of their own, and are left out.
+    /// A tool of `/v1/messages`. Tools that Anthropic defines have other types and are ignored.
     pub(crate) struct MessagesTool {
-        /// `custom`, or the type of a tool that is skipped.
+        /// `custom`, or the type of a tool that is ignored.
         r#type: Field<String>,
-        /// What the model calls it.
+        /// The name by which the model calls it.
         name: Field<ToolName>,
-        /// What it is for, in words.
+        /// What the tool does, for the model.
         description: Field<String>,
-        /// The schema of its arguments.
+        /// The JSON schema of its arguments.
         input_schema: Field<SchemaObject>,
-        /// Arguments follow the schema even where the model is free to call it or not.
+        /// Arguments must follow the schema even if the model need not call the tool.
         strict: Field<bool>,
     }
     by "type" {
@@ -79,7 +79,7 @@ object! {
     }
 }
 
-/// A tool's name. No two tools of a request may have the same.
+/// A tool's name, unique in its request.
 #[derive(Debug, JsonSchema)]
 #[schemars(inline, extend("minLength" = 1, "maxLength" = MAX_NAME_CHARS, "pattern" = "^[a-zA-Z0-9_.-]+$"))]
 pub(crate) struct ToolName(pub(crate) String);
@@ -92,24 +92,24 @@ impl Read for ToolName {
     }
 }
 
-/// How a dialect writes tools down.
+/// The names of the fields in which a dialect has its tools, for errors.
 #[derive(Clone, Copy)]
 pub(crate) struct Form {
-    /// The field of their list.
+    /// The field of the list of tools.
     list: &'static str,
-    /// Where in a tool its function stands, with a dot, if not in the tool itself.
+    /// The field of a tool's function, with a dot before it; empty if the tool is the function.
     function: &'static str,
-    /// The field of the arguments' schema.
+    /// The field of the schema of the arguments.
     schema: &'static str,
-    /// The field of the choice among them.
+    /// The field of the choice among the tools.
     choice: &'static str,
 }
 
-/// A tool as a dialect has it.
+/// A tool in the form of a dialect.
 pub(crate) trait Definition: Sized {
     const FORM: Form;
 
-    /// The tool at `at`; `None` if it runs on the servers of the API's maker: it is left out.
+    /// Returns the tool at the path `at`. `None`: it runs on the servers of the API's owner, and is ignored.
     fn tool(self, at: &str) -> Result<Option<Tool>, InvalidRequest>;
 }
 
@@ -122,7 +122,7 @@ impl Definition for ChatTool {
     }
 }
 
-/// The form of tools before they were called so.
+/// OpenAI's older form of tools.
 impl Definition for Function {
     const FORM: Form = Form { list: "functions", function: "", schema: "parameters", choice: "function_call" };
 
@@ -139,7 +139,7 @@ fn only_function(kind: Field<String>, at: &str) -> Result<(), InvalidRequest> {
     }
 }
 
-/// Functions are strict here unless they say otherwise.
+/// In this dialect, functions are strict by default.
 impl Definition for ResponseTool {
     const FORM: Form = Form { function: "", ..ChatTool::FORM };
 
@@ -170,7 +170,7 @@ impl Definition for MessagesTool {
 impl Function {
     fn define(self, at: &str, unless_said: Strictness) -> Result<Tool, InvalidRequest> {
         Ok(Tool {
-            // A missing name is found with the names that are no names.
+            // The check of all names also reports a missing one.
             name: self.name.optional(at)?.map(|name| name.0).unwrap_or_default(),
             description: self.description.get(at)?,
             parameters: self.parameters.get(at)?.map_or_else(Tool::no_parameters, |schema| schema.0),
@@ -187,7 +187,7 @@ fn strictness(said: Option<bool>, unless_said: Strictness) -> Strictness {
     }
 }
 
-/// Checks the tools of a body. Without any, choice and number mean nothing.
+/// Checks the tools of a body. Without tools, `choice` and `parallel` have no effect.
 pub(crate) fn check_tools<T: Definition>(
     tools: Field<Items<T>>,
     choice: ToolChoice,
@@ -207,8 +207,8 @@ pub(crate) fn check_tools<T: Definition>(
     Ok(if tools.tools.is_empty() { ToolUse::default() } else { tools })
 }
 
-/// Keeps of a body's tools those with these names, of which at least one must be there. The model does not see the
-/// others.
+/// Checks the tools of a body and keeps only the allowed ones. The model does not see the others. Errors: no allowed
+/// tool is among them.
 pub(crate) fn check_allowed<T: Definition>(
     tools: Field<Items<T>>,
     allowed: Allowed,
@@ -226,12 +226,12 @@ pub(crate) fn check_allowed<T: Definition>(
 pub(crate) struct Allowed {
     pub(crate) choice: ToolChoice,
     pub(crate) names: Vec<String>,
-    /// The field that names them.
+    /// The path of the field that names them, for errors.
     pub(crate) field: String,
 }
 
 impl Form {
-    /// The field of an error. `places` are those of the tools in the client's list.
+    /// Returns the path of the wrong field. `places` are the indices of the checked tools in the client's list.
     fn field_at_fault(self, error: &ToolsError, places: &[usize]) -> String {
         let at = |index: &usize, field: &str| {
             let place = places.get(*index).copied().unwrap_or_default();
@@ -249,12 +249,12 @@ impl Form {
 object! {
     /// The tools of a chat.
     pub(crate) struct ChatToolsBody {
-        /// What the model may call.
+        /// The tools that the model may call.
         #[schemars(length(max = MAX_TOOLS))]
         tools: Field<Items<ChatTool>>,
-        /// What it has to call.
+        /// Which of the tools the model must call.
         tool_choice: Field<ToolChoiceBody<ChatChosenTools>>,
-        /// Whether one reply may hold several calls.
+        /// Allows several calls in one reply.
         parallel_tool_calls: Field<bool>,
     }
 }
@@ -287,20 +287,20 @@ impl ChatToolsBody {
     }
 }
 
-/// OpenAI's field.
+/// OpenAI's field of the choice among tools.
 pub(crate) const CHOICE: &str = "tool_choice";
 
-/// The type of a choice that allows some of the tools.
+/// The type of a choice that allows only some of the tools, and the name of its field.
 pub(crate) const ALLOWED: &str = "allowed_tools";
 
-/// A choice that is none of those there are.
+/// Creates the error for an unknown choice.
 pub(crate) fn wrong_choice() -> InvalidRequest {
     InvalidRequest::at(CHOICE, WRONG_CHOICE)
 }
 
 const WRONG_CHOICE: &str = "must be auto, none, required, a function or allowed_tools";
 
-/// A choice among tools in OpenAI's words: a word that names no tool, or an object.
+/// OpenAI's choice among tools: a word, or an object that names tools.
 #[derive(Debug)]
 pub(crate) enum ToolChoiceBody<O> {
     Word(ToolChoice),
@@ -329,7 +329,7 @@ impl<O: Read> Read for ToolChoiceBody<O> {
 }
 
 described!([O: JsonSchema] ToolChoiceBody<O>: named O::schema_name().replace("ChosenTools", "ToolChoice"), |generator| json_schema!({
-    "description": "What a reply has to do with its tools. `required` needs tools.",
+    "description": "Whether the model may, must or must not call tools. `required` needs tools.",
     "anyOf": [
         { "type": "string", "enum": ["auto", "none", "required"] },
         generator.subschema_for::<O>(),
@@ -337,13 +337,13 @@ described!([O: JsonSchema] ToolChoiceBody<O>: named O::schema_name().replace("Ch
 }));
 
 object! {
-    /// A call of one tool, which has to be among `tools`, or of some of them: the model does not see the others.
+    /// Requires a call of one tool in `tools`, or allows only some of them: the model does not see the others.
     pub(crate) struct ChatChosenTools {
-        /// Of what.
+        /// The kind of choice.
         r#type: Field<String>,
-        /// Which.
+        /// The tool to call.
         function: Field<ToolNamed>,
-        /// Which, and what the reply has to do with them.
+        /// The allowed tools.
         allowed_tools: Field<AllowedChatTools>,
     }
     by "type" {
@@ -353,20 +353,20 @@ object! {
 }
 
 object! {
-    /// See [`ChatChosenTools`].
+    /// The allowed tools, and whether one of them must be called.
     pub(crate) struct AllowedChatTools {
-        /// What the reply has to do with them.
+        /// `required`: the reply must call one of them.
         mode: Field<Word<AllowedMode>>,
-        /// Which.
+        /// The allowed tools.
         #[schemars(length(min = 1))]
         tools: Required<Items<AllowedChatTool>>,
     }
 }
 
 object! {
-    /// See [`AllowedChatTools`].
+    /// An allowed tool.
     pub(crate) struct AllowedChatTool {
-        /// Which function.
+        /// The function.
         function: Required<ToolNamed>,
     }
 }
@@ -379,7 +379,7 @@ object! {
     }
 }
 
-/// What a reply has to do with the tools that are allowed.
+/// Whether the reply must call one of the allowed tools.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[schemars(inline)]
 #[serde(rename_all = "lowercase")]

@@ -1,5 +1,5 @@
-//! Fields that change the answer and cannot be honoured: refused by name, because a request that is answered as if it
-//! had not asked is a wrong answer. A field leaves its list when its feature arrives.
+//! Unsupported fields that would change the answer. They are refused by name, because ignoring them would silently give
+//! a wrong answer. A field leaves its list when the feature is built.
 
 use std::marker::PhantomData;
 
@@ -14,28 +14,28 @@ use super::read::{JsonReader, Read, Reading, Skipped};
 #[derive(Debug)]
 pub(crate) struct RefusedField {
     pub(crate) field: &'static str,
-    /// The feature, for the message.
+    /// The feature, for the error message.
     pub(crate) feature: &'static str,
-    /// Front ends send every field they know, most of them switched off: the number that asks for nothing. `None`: the
-    /// field is refused whatever its value.
+    /// The number that switches the feature off: front ends send every field that they know, most of them switched off.
+    /// `None`: every value is refused.
     pub(crate) off: Option<f64>,
 }
 
-/// A list of fields.
+/// A list of refused fields.
 pub(crate) trait RefusedFields: std::fmt::Debug {
     const FIELDS: &'static [RefusedField];
 }
 
-/// The part of a body that asks for what is on the list `L`. `/openapi.json` does not mention it.
+/// The fields of a body that are on the list `L`. `/openapi.json` does not mention them.
 #[derive(Debug)]
 pub(crate) struct Unsupported<L> {
-    /// The earliest field of the list that asks for something.
+    /// The index in the list of the first field that asks for its feature.
     first: Option<usize>,
     list: PhantomData<L>,
 }
 
 impl<L: RefusedFields> Unsupported<L> {
-    /// Refuses the first field that asks for something. `at` is where the fields stand.
+    /// Refuses the first field that asks for its feature. `at` is the path of the object with the fields.
     pub(crate) fn check(self, at: &str) -> Result<(), InvalidRequest> {
         match self.first.map(|idx| &L::FIELDS[idx]) {
             Some(refused) => Err(InvalidRequest::unsupported(join(at, refused.field), refused.feature)),
@@ -61,21 +61,21 @@ impl<L: RefusedFields> ObjectMember for Unsupported<L> {
     }
 }
 
-/// What a value of any type asks for.
+/// Whether a value of any type asks for a feature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Demand {
     /// Null.
     Missing,
-    /// `false`, an empty text, array or object.
+    /// `false`, or an empty string, array or object.
     Off,
-    /// This number, which may mean off.
+    /// A number, which may mean off.
     Number(f64),
-    /// Something.
+    /// Any other value.
     On,
 }
 
 impl Demand {
-    /// Returns true if something is asked for, where the number `off` asks for nothing.
+    /// Returns true if the value asks for the feature. The number `off` does not.
     pub(crate) fn is_one(self, off: Option<f64>) -> bool {
         match self {
             Demand::Missing => false,

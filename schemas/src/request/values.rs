@@ -1,4 +1,4 @@
-//! Values that several bodies have: numbers with their ranges, names, words.
+//! Types of values in bodies: numbers with ranges, names, words, tokens.
 
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
@@ -12,15 +12,15 @@ use super::read::{Read, Reading, ValueProblem, each_item};
 use super::schema::described;
 use crate::token::Token;
 
-/// The greatest 32-bit count.
+/// The largest 32-bit count.
 pub(crate) const MAX_U32: i64 = u32::MAX as i64;
 
-/// An integer in a range. `5.0` is one: languages without integers write it so.
+/// An integer from `MIN` to `MAX`. `5.0` is accepted: languages without integers write 5 like that.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Integer<const MIN: i64, const MAX: i64>(pub(crate) i64);
 
 impl<const MIN: i64, const MAX: i64> Integer<MIN, MAX> {
-    /// As a count; `None` if it is negative.
+    /// Returns the number as a count, or `None` if it is negative.
     pub(crate) fn count(self) -> Option<u32> {
         u32::try_from(self.0).ok()
     }
@@ -60,7 +60,7 @@ impl Read for WideInteger {
 
 described!([] WideInteger: |_generator| json_schema!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX }));
 
-/// The integer that a JSON number is, if it is one.
+/// Returns the integer that a JSON number stands for, if it is whole.
 fn whole(number: &JsonNumber) -> Option<i128> {
     if let Some(integer) = number.as_i64() {
         return Some(integer.into());
@@ -69,7 +69,7 @@ fn whole(number: &JsonNumber) -> Option<i128> {
         return Some(integer.into());
     }
     let float = number.as_f64()?;
-    // 2^63: beyond it a float no longer says which integer was meant.
+    // 2^63. Larger floats do not identify one integer.
     (float.fract() == 0.0 && float.abs() < 9_223_372_036_854_775_808.0).then_some(float as i128)
 }
 
@@ -78,7 +78,7 @@ pub(crate) trait Range {
     const RANGE: RangeInclusive<f64>;
 }
 
-/// A number in a range. Narrowed to f32, which is what samplers compute in; the range keeps it finite.
+/// A number in a range, as an f32: samplers compute in f32. The range keeps it finite.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Real<R>(pub(crate) f32, PhantomData<R>);
 
@@ -99,7 +99,7 @@ described!([R: Range] Real<R>: |_generator| {
     json_schema!({ "type": "number", "format": "double", "minimum": R::RANGE.start(), "maximum": R::RANGE.end() })
 });
 
-/// A text of at least one character: an empty one counts as missing.
+/// A text of at least one character. An empty text counts as missing.
 #[derive(Debug, JsonSchema)]
 #[schemars(inline, extend("minLength" = 1))]
 pub(crate) struct NonEmpty(pub(crate) String);
@@ -126,13 +126,13 @@ impl Read for ModelName {
     }
 }
 
-/// A word out of a list. The list is the enum's variants, as serde names them.
+/// One of several words: a variant of the enum `W`, as serde names it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Word<W>(pub(crate) W);
 
 /// The words of a [`Word`].
 pub(crate) trait Words: DeserializeOwned {
-    /// The words, for messages: "float or base64".
+    /// The words for error messages, e.g. "float or base64".
     const WORDS: &'static str;
 }
 
@@ -147,10 +147,8 @@ impl<W: Words> Read for Word<W> {
 
 described!([W: JsonSchema] Word<W>: as W);
 
-/// A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword that cannot be kept while
-/// sampling is a 400.
-///
-/// Its type is checked together with its size.
+/// A JSON Schema (draft 2020-12) of at most 20,000 values, nested at most 64 deep. Type and size are checked later,
+/// with [`check_schema`](crate::constraint::check_schema).
 #[derive(Debug, Clone)]
 pub(crate) struct SchemaObject(pub(crate) Value);
 
@@ -179,17 +177,17 @@ impl Read for SchemaObject {
 }
 
 described!([] SchemaObject: |_generator| json_schema!({
-    "description": "A JSON Schema (draft 2020-12) of at most 20,000 values, nested 64 deep at most. A keyword \
-        that cannot be kept while sampling is a 400.",
+    "description": "A JSON Schema (draft 2020-12) of at most 20,000 values, nested at most 64 deep. A keyword \
+        that sampling cannot enforce is a 400.",
     "type": "object",
     "additionalProperties": true,
 }));
 
-/// An array of token ids. One that is not in the vocabulary is a 400.
+/// An array of token ids. An id outside the vocabulary is a 400.
 #[derive(Debug)]
 pub(crate) struct Tokens(pub(crate) Vec<Token>);
 
-/// The problem with an item that is none.
+/// The problem with an item that is not a token id.
 pub(crate) const NOT_A_TOKEN: &str = "has an item that is not a token's id";
 
 impl Read for Tokens {
@@ -208,7 +206,7 @@ impl Read for Tokens {
 
 described!([] Tokens: as Vec<TokenId>);
 
-/// A token's number in the model's vocabulary. One that is not in it is a 400.
+/// A token's number in the model's vocabulary. A number outside it is a 400.
 #[derive(Debug, Clone, Copy, JsonSchema)]
 #[schemars(inline, extend("maximum" = u32::MAX))]
 pub(crate) struct TokenId(pub(crate) Token);
