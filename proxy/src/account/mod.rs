@@ -3,7 +3,7 @@
 mod rate;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use self::rate::Quota;
 use self::rate::Rate;
@@ -63,10 +63,11 @@ pub struct Account {
 impl Account {
     /// Creates an account with unused rates.
     pub fn new(name: impl Into<String>, limits: KeyLimits) -> Account {
+        let rate = |limit| Rate::per_minute(limit, Instant::now());
         Account {
             name: name.into(),
-            requests: limits.requests_per_minute.and_then(Rate::per_minute),
-            tokens: limits.tokens_per_minute.and_then(Rate::per_minute),
+            requests: limits.requests_per_minute.and_then(rate),
+            tokens: limits.tokens_per_minute.and_then(rate),
             limits,
             successor: OnceLock::new(),
         }
@@ -78,9 +79,10 @@ impl Account {
         if self.successor.set(Arc::clone(successor)).is_err() {
             return;
         }
+        let now = Instant::now();
         let carry = |from: &Option<Rate>, to: &Option<Rate>| {
             if let (Some(from), Some(to)) = (from, to) {
-                to.charge(from.used());
+                to.charge(from.used(now), now);
             }
         };
         carry(&self.requests, &successor.requests);
@@ -97,16 +99,17 @@ impl Account {
     /// Charges one request. Tokens are charged after they are counted, so a reply may overdraw the token rate; the next
     /// request is admitted once the debt is paid back. Errors: the exhausted rate and the time until it recovers.
     pub(crate) fn take_request(&self) -> Result<(), RequestError> {
+        let now = Instant::now();
         let limited = |unit, rate: &Rate, retry_after: Duration| RequestError::RateLimited {
             unit,
-            limit: rate.quota().limit,
+            limit: rate.quota(now).limit,
             retry_after,
         };
         if let Some(rate) = &self.tokens {
-            rate.settle().map_err(|after| limited("tokens", rate, after))?;
+            rate.settle(now).map_err(|after| limited("tokens", rate, after))?;
         }
         if let Some(rate) = &self.requests {
-            rate.take().map_err(|after| limited("requests", rate, after))?;
+            rate.take(now).map_err(|after| limited("requests", rate, after))?;
         }
         Ok(())
     }
@@ -118,13 +121,14 @@ impl Account {
             account = successor;
         }
         if let Some(rate) = &account.tokens {
-            rate.charge(n);
+            rate.charge(n, Instant::now());
         }
     }
 
     /// The quotas of `requests` and `tokens`, where limited, for the headers `x-ratelimit-*`.
     pub fn quotas(&self) -> impl Iterator<Item = (&'static str, Quota)> {
-        let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota()));
+        let now = Instant::now();
+        let of = |unit, rate: &Option<Rate>| rate.as_ref().map(|rate| (unit, rate.quota(now)));
         of("requests", &self.requests).into_iter().chain(of("tokens", &self.tokens))
     }
 }
