@@ -94,13 +94,15 @@ mod tests {
 
     #[test]
     fn the_lines_name_the_address_the_model_and_the_key() {
-        let (address, lan) = ("0.0.0.0:8080".parse().unwrap(), "192.168.1.5".parse().ok());
+        let address = "0.0.0.0:8080".parse().unwrap();
+        let lan = "192.168.1.5".parse().ok();
         let text = Banner { address, lan, ollama: None, model: "M", needs_key: true, chats: true }.to_string();
         assert!(text.contains("http://127.0.0.1:8080/v1/chat/completions"), "{text}");
         assert!(text.contains("Bearer YOUR_KEY") && text.contains(r#""model":"M""#), "{text}");
         assert!(text.contains("From other machines: http://192.168.1.5:8080/v1"), "{text}");
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:8080\n"), "{text}");
-        let (address, ollama) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:11434".parse().ok());
+        let address = "127.0.0.1:1".parse().unwrap();
+        let ollama = "127.0.0.1:11434".parse().ok();
         let text = Banner { address, lan: None, ollama, model: "M", needs_key: false, chats: true }.to_string();
         assert!(text.contains("OLLAMA_HOST=http://127.0.0.1:11434\n"), "{text}");
         assert!(!text.contains("Authorization") && !text.contains("other machines"), "{text}");

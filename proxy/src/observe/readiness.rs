@@ -87,7 +87,8 @@ pub fn node_states(pool: &ModelPool) -> BTreeMap<NodeState, usize> {
 
 fn models_readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> ModelsReadiness {
     let models = pool.models();
-    let (mut any_answers, mut is_starting) = (upstreams.answers(), false);
+    let mut any_answers = upstreams.answers();
+    let mut is_starting = false;
     let mut problems = Vec::new();
     for model in models.iter().filter(|model| model.loadable.is_none()) {
         let serving = || model.name.get().and_then(|name| upstreams.serving(name, false));

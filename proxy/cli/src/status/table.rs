@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use baton_proxy::observe::snapshot::{
-    BreakerReport, EndpointState, LinkState, ModelState, NodeReport, RatePoint, ResidencyState, UpstreamState,
+    BreakerReport, EndpointState, LinkState, ModelState, NodeReport, RatePoint, ResidencyState, UpstreamReport,
 };
 use baton_proxy::targets::nodes::NodeState;
 
@@ -111,7 +111,7 @@ fn life(life: NodeState, reason: Option<&str>) -> String {
 }
 
 /// An upstream's life, and how long one of its models is left alone at most.
-fn busy(upstream: &UpstreamState) -> String {
+fn busy(upstream: &UpstreamReport) -> String {
     let life = life(upstream.life, upstream.reason.as_deref());
     match upstream.busy_ms {
         0 => life,
@@ -121,7 +121,7 @@ fn busy(upstream: &UpstreamState) -> String {
 
 fn upstreams(state: &EndpointState) -> String {
     let head = ["UPSTREAM", "KIND", "STATE", "RUNNING", "WAITING", "MODELS", "BREAKER"];
-    let row = |upstream: &UpstreamState| {
+    let row = |upstream: &UpstreamReport| {
         let more = upstream.models.len().saturating_sub(N_MODELS);
         let named: Vec<&str> = upstream.models.iter().take(N_MODELS).map(String::as_str).collect();
         let models = if more > 0 { format!("{} and {more} more", named.join(", ")) } else { named.join(", ") };
@@ -294,7 +294,7 @@ mod tests {
             requests: RequestsState { admitted: 1, limit: 8, waiting: 2 },
             models: vec![model],
             upstreams: vec![
-                UpstreamState {
+                UpstreamReport {
                     name: "ollama".into(),
                     kind: "ollama".into(),
                     life: NodeState::Down,
@@ -302,14 +302,14 @@ mod tests {
                     models: ["a", "b", "c", "d"].map(str::to_owned).into(),
                     running: 2,
                     limit: 8,
-                    ..UpstreamState::default()
+                    ..UpstreamReport::default()
                 },
-                UpstreamState {
+                UpstreamReport {
                     name: "hosted".into(),
                     kind: "openai".into(),
                     life: NodeState::Ready,
                     busy_ms: 527_400,
-                    ..UpstreamState::default()
+                    ..UpstreamReport::default()
                 },
             ],
             memory_budget_bytes: 0,

@@ -11,7 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::labels::Labels;
 use crate::observe::snapshot::{
-    EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamState,
+    EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamReport,
 };
 use crate::targets::nodes::NodeState;
 
@@ -50,36 +50,33 @@ pub(super) fn registry(state: &EndpointState) -> Registry {
         "Changes of a node's state, by reason",
         nodes().flat_map(|(labels, node)| {
             node.transitions.iter().map(move |transition| {
-                let (from, to) = (transition.from.as_str().to_owned(), transition.to.as_str().to_owned());
-                let change = [("from", from), ("to", to), ("reason", transition.reason.clone())];
+                let from = ("from", transition.from.as_str().to_owned());
+                let to = ("to", transition.to.as_str().to_owned());
+                let change = [from, to, ("reason", transition.reason.clone())];
                 ([&labels[..], &change].concat(), transition.count)
             })
         }),
     );
-    let links = || models().flat_map(|model| model.links.iter().map(move |link| (model, link)));
-    let of_link = |(model, link): (&ModelState, &LinkState)| {
-        [of_model(model), vec![("prefill", link.prefill.clone()), ("decode", link.decode.clone())]].concat()
-    };
+    let links = || models().flat_map(|model| model.links.iter().map(move |link| (of_link(model, link), link)));
     series.gauges(
         "link_bytes_per_second",
         "Measured rate of the link from a prefill node to a decode node",
-        links().map(|(model, link)| (of_link((model, link)), link.bytes_per_second)),
+        links().map(|(labels, link)| (labels, link.bytes_per_second)),
     );
     series.gauges(
         "link_round_trip_seconds",
         "Measured round trip from a decode node to a prefill node",
-        links().map(|(model, link)| (of_link((model, link)), link.rtt_ms / 1e3)),
+        links().map(|(labels, link)| (labels, link.rtt_ms / 1e3)),
     );
     series.gauges(
         "link_breaker_open",
         "1 if no handoff is tried between two nodes, though each of them may be fine",
-        links().map(|(model, link)| (of_link((model, link)), f64::from(u8::from(link.breaker.is_open)))),
+        links().map(|(labels, link)| (labels, f64::from(u8::from(link.breaker.is_open)))),
     );
     series.counters(
         "link_failures",
         "Failures of handoffs that are neither node's alone, by reason",
-        links().flat_map(|(model, link)| {
-            let labels = of_link((model, link));
+        links().flat_map(|(labels, link)| {
             let failures = link.breaker.failures.iter();
             failures.map(move |(reason, n)| ([&labels[..], &[("reason", reason.clone())]].concat(), *n))
         }),
@@ -157,7 +154,7 @@ const RESIDENT_GAUGES: [ResidentGauge; 4] = [
 ];
 
 /// A gauge of every upstream, in the same form.
-type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamState) -> f64);
+type UpstreamGauge = (&'static str, &'static str, fn(&UpstreamReport) -> f64);
 
 const UPSTREAM_GAUGES: [UpstreamGauge; 6] = [
     ("upstream_up", "1 if the upstream answers", |upstream| f64::from(u8::from(upstream.life == NodeState::Ready))),
@@ -239,6 +236,10 @@ impl Series {
 
 fn of_model(model: &ModelState) -> Labels {
     vec![("model", model.name.clone())]
+}
+
+fn of_link(model: &ModelState, link: &LinkState) -> Labels {
+    [of_model(model), vec![("prefill", link.prefill.clone()), ("decode", link.decode.clone())]].concat()
 }
 
 fn of_node(model: &ModelState, node: &NodeReport) -> Labels {

@@ -9,7 +9,7 @@ use super::*;
 use crate::error::RequestErrorKind;
 use crate::http::HttpBackend;
 use crate::observe::RequestOutcome;
-use crate::observe::snapshot::{BreakerReport, FallbackState, LinkState, ResidencyState, UpstreamState};
+use crate::observe::snapshot::{BreakerReport, FallbackState, LinkState, ResidencyState, UpstreamReport};
 use crate::observe::tests::{app, caller, request};
 use crate::targets::nodes::FallbackReason;
 
@@ -21,7 +21,8 @@ fn parse(text: &str) -> BTreeMap<&str, f64> {
     for line in text.lines().take_while(|line| *line != "# EOF") {
         if let Some(comment) = line.strip_prefix("# ") {
             let mut words = comment.splitn(3, ' ');
-            let (keyword, name) = (words.next().unwrap(), words.next().unwrap());
+            let keyword = words.next().unwrap();
+            let name = words.next().unwrap();
             assert!(["HELP", "TYPE", "UNIT"].contains(&keyword), "{line}");
             assert!(keyword != "TYPE" || typed.insert(name), "{name} is declared twice");
             continue;
@@ -108,7 +109,7 @@ async fn every_series_of_the_dashboard_is_there() {
     state.models[0].residency = Some(ResidencyState { unloads, ..ResidencyState::default() });
     let breaker = BreakerReport { failures: [("unreachable".to_owned(), 1)].into(), ..BreakerReport::default() };
     let fallbacks = [("prefill_failed".to_owned(), FallbackState::default())].into();
-    state.upstreams.push(UpstreamState { name: "up".into(), breaker, fallbacks, ..UpstreamState::default() });
+    state.upstreams.push(UpstreamReport { name: "up".into(), breaker, fallbacks, ..UpstreamReport::default() });
     let scraped = text(&app.observer.metrics, &state);
     let declared: Vec<String> = scraped
         .lines()

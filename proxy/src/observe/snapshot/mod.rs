@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use self::counts::{BreakerReport, FallbackState};
 pub use self::models::{LinkState, ModelState, ResidencyState};
 pub use self::nodes::{NodeReport, RatePoint, TransitionState};
-pub use self::upstreams::UpstreamState;
+pub use self::upstreams::UpstreamReport;
 use crate::observe::readiness::failed_loads;
 use crate::observe::{Journal, RouteRecord};
 pub use crate::targets::model_loading::LoadState;
@@ -39,7 +39,7 @@ pub struct EndpointState {
     pub models: Vec<ModelState>,
     /// Servers that are asked in text, in the order of the configuration.
     #[serde(default)]
-    pub upstreams: Vec<UpstreamState>,
+    pub upstreams: Vec<UpstreamReport>,
     /// Bytes that own models may take; 0: no limit.
     #[serde(default)]
     pub memory_budget_bytes: u64,

@@ -97,14 +97,15 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
         memory_bytes: info.memory.bytes(),
         ..NodeReport::default()
     });
-    let (load, rates) = (node.load(), node.rates());
+    let load = node.load();
+    let rates = node.rates();
     NodeReport {
         name: node.name.clone(),
         task,
         life,
         reason: (life != NodeState::Ready).then_some(status.words),
         life_since_ms: unix_ms(status.since),
-        transitions: node.health.transitions().into_iter().map(transition).collect(),
+        transitions: node.health.transitions().into_iter().map(|(change, count)| transition(change, count)).collect(),
         address: node.url.clone().filter(|_| with_address),
         active_slots: load.active_slots,
         queued: load.queued,
@@ -117,9 +118,8 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     }
 }
 
-fn transition((transition, count): (StateTransition, u64)) -> TransitionState {
-    let reason = transition.reason.as_str().to_owned();
-    TransitionState { from: transition.from, to: transition.to, reason, count }
+fn transition(StateTransition { from, to, reason }: StateTransition, count: u64) -> TransitionState {
+    TransitionState { from, to, reason: reason.as_str().to_owned(), count }
 }
 
 fn points(curve: &Curve) -> Vec<RatePoint> {

@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::counts::{BreakerReport, FallbackState, breaker, fallbacks};
 use crate::targets::nodes::NodeState;
-use crate::targets::upstreams::{self, UpstreamServer};
+use crate::targets::upstreams::{UpstreamServer, UpstreamState};
 
 /// An upstream.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct UpstreamState {
+#[schemars(rename = "UpstreamState")]
+pub struct UpstreamReport {
     /// As in `x-baton-route`.
     pub name: String,
     /// Which server program it is.
@@ -41,16 +42,16 @@ pub struct UpstreamState {
     pub fallbacks: BTreeMap<String, FallbackState>,
 }
 
-pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamState {
+pub(super) fn report(server: &UpstreamServer, with_address: bool) -> UpstreamReport {
     let settings = server.client.settings();
     let (life, reason) = match server.state() {
-        upstreams::UpstreamState::Unknown => (NodeState::Starting, None),
-        upstreams::UpstreamState::Answering => (NodeState::Ready, None),
-        upstreams::UpstreamState::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
+        UpstreamState::Unknown => (NodeState::Starting, None),
+        UpstreamState::Answering => (NodeState::Ready, None),
+        UpstreamState::Silent { failure } => (NodeState::Down, Some(failure.as_str().to_owned())),
     };
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let running = server.n_running();
-    UpstreamState {
+    UpstreamReport {
         name: settings.name.clone(),
         kind: settings.kind.as_str().to_owned(),
         life,
