@@ -9,7 +9,7 @@ use super::error::ConfigProblem;
 use super::node_address::{is_node_address, node_url};
 use super::raw::RawConfig;
 use super::{keys, own_models, upstream};
-use crate::http::{allowed_hosts, allowed_origins};
+use crate::http::access::{allowed_hosts, allowed_origins};
 
 impl RawConfig {
     /// Every value that cannot be used.

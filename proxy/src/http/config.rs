@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::access_config::AccessConfig;
+use super::access::AccessConfig;
 
 /// Room for a long conversation with a few pictures in it. A body is held whole in memory while it is parsed.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 32 << 20;

@@ -1,4 +1,14 @@
-//! The dialect of a path, for errors that are answered before or instead of a dialect's handler.
+//! The dialects: which paths are theirs, and the envelope of their errors.
+//!
+//! Errors are often answered before or instead of a dialect's handler: an unknown path, a missing key, a stopping server.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::anthropic::AnthropicErrorReply;
+use baton_schemas::ollama::OllamaErrorReply;
+use baton_schemas::openai::{ErrorBody, ErrorEnvelope};
+use http::StatusCode;
+use schemars::{Schema, SchemaGenerator};
 
 /// A public API shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +30,24 @@ impl Dialect {
             () if is_under("/api") => Dialect::Ollama,
             () if is_under("/v1/messages") => Dialect::Anthropic,
             () => Dialect::OpenAi,
+        }
+    }
+
+    /// Writes an error in this dialect's envelope.
+    pub(super) fn envelope(self, status: StatusCode, error: ErrorBody) -> Response {
+        match self {
+            Dialect::OpenAi => Json(ErrorEnvelope { error }).into_response(),
+            Dialect::Ollama => Json(OllamaErrorReply::from(error)).into_response(),
+            Dialect::Anthropic => Json(AnthropicErrorReply::new(status.as_u16(), error)).into_response(),
+        }
+    }
+
+    /// The schema of [`Dialect::envelope`].
+    pub(super) fn envelope_schema(self, generator: &mut SchemaGenerator) -> Schema {
+        match self {
+            Dialect::OpenAi => generator.subschema_for::<ErrorEnvelope>(),
+            Dialect::Ollama => generator.subschema_for::<OllamaErrorReply>(),
+            Dialect::Anthropic => generator.subschema_for::<AnthropicErrorReply>(),
         }
     }
 }

@@ -1,15 +1,14 @@
-//! Maps every error to a status, headers and a JSON envelope. This is the only place that does so.
+//! Maps every error to a status, headers and a body. This is the only place that does so; the [`Dialect`] writes the
+//! body's envelope.
 //!
 //! The client gets a short safe message. The cause goes to the log with the request's id.
 
 use std::any::Any;
 use std::time::Duration;
 
-use axum::Json;
 use axum::response::{IntoResponse, Response};
-use baton_schemas::ollama::OllamaErrorReply;
-use baton_schemas::openai::{ErrorBody, ErrorEnvelope, ErrorKind, InvalidRequest};
-use baton_schemas::{EngineError, ErrorCode, anthropic};
+use baton_schemas::openai::{ErrorBody, ErrorKind, InvalidRequest};
+use baton_schemas::{EngineError, ErrorCode};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use super::dialect::Dialect;
@@ -71,7 +70,7 @@ impl HttpFailure {
     }
 
     /// Creates the error for an unknown path. The message lists the routes.
-    pub fn unknown_route(method: &Method, path: &str, routes: &[&str]) -> Self {
+    pub fn unknown_route(method: &Method, path: &str, routes: &[String]) -> Self {
         let message = format!("There is no route {method} {}. There are: {}.", shortened(path), routes.join(", "));
         HttpFailure::new(StatusCode::NOT_FOUND, ErrorBody::new(ErrorKind::NotFound, message))
     }
@@ -215,14 +214,7 @@ impl IntoResponse for HttpFailure {
 impl HttpFailure {
     /// Writes the failure in the envelope of a dialect.
     pub fn respond(self, dialect: Dialect) -> Response {
-        let mut response = match dialect {
-            Dialect::OpenAi => (self.status, Json(ErrorEnvelope { error: self.error })).into_response(),
-            Dialect::Anthropic => {
-                (self.status, Json(anthropic::AnthropicErrorReply::new(self.status.as_u16(), self.error)))
-                    .into_response()
-            }
-            Dialect::Ollama => (self.status, Json(OllamaErrorReply::from(self.error))).into_response(),
-        };
+        let mut response = (self.status, dialect.envelope(self.status, self.error)).into_response();
         let headers = response.headers_mut();
         match self.retry {
             Retry::Unsaid => {}

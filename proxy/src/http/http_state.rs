@@ -21,6 +21,8 @@ pub struct HttpState {
     pub config: Arc<HttpConfig>,
     /// Limits the number of state streams.
     pub watchers: Watchers,
+    /// `METHOD PATH` of each route, for people who asked for an unknown one.
+    pub routes: Arc<[String]>,
 }
 
 impl HttpState {

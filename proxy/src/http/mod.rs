@@ -3,72 +3,62 @@
 //! [`server::serve`] owns the sockets, and [`router`] everything between a request's head and its reply. Generation is
 //! behind [`HttpBackend`]. Nothing here knows engines, queues or planned routes, and only a dialect knows its JSON.
 //!
-//! A new dialect is a folder beside `openai/`: it touches this file (its routes and the list `ROUTES`), `dialect.rs` (its
-//! paths) and `errors.rs` (its form of an error). A new route touches its dialect's file and `ROUTES`.
+//! Each dialect is a folder: `mod.rs` has its routes, `stream.rs` and `whole.rs` write a reply, `failure.rs` writes errors
+//! where they differ from OpenAI's, and each further file is named after its route. A new dialect also touches this file
+//! (its routes) and `dialect.rs` (its paths and the envelope of its errors).
 
 pub mod access;
-mod access_config;
-pub mod allowed_hosts;
-pub mod allowed_origins;
-pub mod anthropic;
-pub mod auth;
+mod anthropic;
+pub mod baton;
 pub mod body;
 pub mod config;
-pub mod cors;
 pub mod dialect;
 pub mod errors;
 mod event_stream;
-pub mod health;
-pub mod host;
 pub mod http_backend;
 mod http_state;
-pub mod keys;
 pub mod llama_server;
-pub mod metrics;
 pub mod ollama;
 pub mod open_files;
 pub mod openai;
 mod openapi;
-pub mod origin;
-pub mod plan;
-mod rate_limit;
 pub mod request_id;
 pub mod request_steps;
 pub mod route_header;
 pub mod server;
-pub mod state;
 
 mod draining;
 mod parse_errors;
 mod reply_totals;
 mod streamed;
 mod unread_body;
-mod welcome;
 
 use std::sync::Arc;
 
-pub use access::SharedAccess;
-pub use access_config::{AccessConfig, ConfiguredKey, key_hash};
+pub use access::{AccessConfig, ConfiguredKey, SharedAccess, key_hash};
+use access::{cors, host_check, key_check, origin_check};
 use axum::Router;
+use axum::extract::State;
 use axum::http::{Method, Uri};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::get;
+use baton::metrics;
 use bytes::Bytes;
 pub use config::HttpConfig;
 use dialect::Dialect;
 pub use errors::HttpFailure;
 pub use http_backend::HttpBackend;
 pub use http_state::HttpState;
-use openapi::{Operation, Routes};
+use openapi::Routes;
 pub use server::serve;
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// Builds all routes with all layers.
 pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
     let access = access::shared(&config.access);
-    let checked = config.check_host;
-    listener(api(backend, config, access.clone()), host::Names { access, checked })
+    let checks_names = config.check_host;
+    listener(api(backend, config, access.clone()), host_check::HostCheck { access, checks_names })
 }
 
 /// Builds all routes behind the checks of keys and origins. Several listeners can use the result: they share the
@@ -76,13 +66,13 @@ pub fn router(backend: Arc<dyn HttpBackend>, config: HttpConfig) -> Router {
 pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAccess) -> Router {
     let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
-    let state = HttpState { backend, config: Arc::new(config), watchers: http_state::Watchers::default() };
-
     let routes = routes();
+    let watchers = http_state::Watchers::default();
+    let state = HttpState { backend, config: Arc::new(config), watchers, routes: routes.listed().into() };
     let document = Bytes::from(openapi::document(&routes.documented).to_string());
     let router = routes
         .router
-        .route("/openapi.json", get(move || openapi::show(document)))
+        .route(openapi::PATH, get(move || openapi::show(document)))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(state);
@@ -90,30 +80,22 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
     // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
     // the Host and Origin checks because a refused page must not pass a preflight either.
     let router = router.layer(from_fn(draining::refuse));
-    let router = router.layer(from_fn_with_state(access.clone(), auth::check)).layer(cors);
-    router.layer(from_fn_with_state(access, origin::check)).layer(from_fn_with_state(counted, metrics::count))
+    let router = router.layer(from_fn_with_state(access.clone(), key_check::check)).layer(cors);
+    router.layer(from_fn_with_state(access, origin_check::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 
 /// Lists all routes with their entries in `/openapi.json`. [`api`] adds the handler of that document.
 fn routes() -> Routes {
-    let mut routes = Routes::default()
-        .merge(openai::routes())
+    openai::routes()
         .merge(anthropic::routes())
         .merge(ollama::routes())
         .merge(llama_server::routes())
-        .get("/", welcome::welcome, Operation::new("Liveness check").public().replies_text("text/plain"))
-        .get("/health", health::health, health::operation())
-        .get("/v1/health", health::health, health::operation())
-        .get("/metrics", metrics::scrape, metrics::operation())
-        .get("/baton/state", state::show, state::operation())
-        .post("/baton/plan", plan::explain, plan::operation());
-    routes.describe("/openapi.json", openapi::operation());
-    routes
+        .merge(baton::routes().describe(Method::GET, openapi::PATH, openapi::operation()))
 }
 
 /// Adds the layers of one listener: the check of host names, and the headers of every reply.
-pub fn listener(api: Router, names: host::Names) -> Router {
-    let router = api.layer(from_fn_with_state(names, host::check));
+pub fn listener(api: Router, host: host_check::HostCheck) -> Router {
+    let router = api.layer(from_fn_with_state(host, host_check::check));
     let panicked = |panic| errors::panicked(panic, Dialect::OpenAi);
     router
         .layer(CatchPanicLayer::custom(panicked))
@@ -121,40 +103,8 @@ pub fn listener(api: Router, names: host::Names) -> Router {
         .layer(from_fn(request_id::attach))
 }
 
-/// All routes, as listed in the error for an unknown path.
-const ROUTES: [&str; 28] = [
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-    "POST /v1/responses",
-    "POST /v1/embeddings",
-    "POST /v1/messages",
-    "POST /v1/messages/count_tokens",
-    "GET /v1/models",
-    "GET /v1/models/{id}",
-    "POST /api/chat",
-    "POST /api/generate",
-    "POST /api/embed",
-    "POST /api/embeddings",
-    "GET /api/tags",
-    "GET /api/ps",
-    "POST /api/show",
-    "POST /api/pull",
-    "GET /api/version",
-    "POST /tokenize",
-    "POST /detokenize",
-    "POST /apply-template",
-    "GET /props",
-    "GET /slots",
-    "POST /baton/plan",
-    "GET /baton/state",
-    "GET /metrics",
-    "GET /health",
-    "GET /openapi.json",
-    "GET /",
-];
-
-async fn unknown_route(method: Method, uri: Uri) -> Response {
-    HttpFailure::unknown_route(&method, uri.path(), &ROUTES).respond(Dialect::of(uri.path()))
+async fn unknown_route(State(state): State<HttpState>, method: Method, uri: Uri) -> Response {
+    HttpFailure::unknown_route(&method, uri.path(), &state.routes).respond(Dialect::of(uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Response {

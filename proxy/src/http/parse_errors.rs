@@ -52,7 +52,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Enveloped<S> {
                 n => this.n_written += n,
             }
         }
-        (this.answer, this.n_written) = (Vec::new(), 0);
+        this.answer.clear();
+        this.n_written = 0;
         Poll::Ready(Ok(bytes.len()))
     }
 

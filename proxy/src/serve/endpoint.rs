@@ -26,6 +26,7 @@ use super::{service_manager, signals};
 use crate::config::ServeConfig;
 use crate::http;
 use crate::http::SharedAccess;
+use crate::http::access::host_check::HostCheck;
 use crate::http::server::Shutdown;
 use crate::observe::Observer;
 use crate::request::admission::Admission;
@@ -229,8 +230,8 @@ fn serve_all(
 ) -> Vec<JoinHandle<std::io::Result<()>>> {
     let serve = |(listener, address): (TcpListener, &SocketAddr)| {
         // A listener that other machines can reach answers under any host name.
-        let names = http::host::Names { access: access.clone(), checked: address.ip().is_loopback() };
-        let router = http::listener(api.clone(), names);
+        let host = HostCheck { access: access.clone(), checks_names: address.ip().is_loopback() };
+        let router = http::listener(api.clone(), host);
         tokio::spawn(http::server::serve(listener, router, shutdown.clone(), DRAIN_DEADLINE))
     };
     listeners.into_iter().zip(addresses).map(serve).collect()

@@ -1,14 +1,17 @@
-//! llama-server's own routes. The JSON types are in `baton_schemas::llama_server`.
+//! llama-server's dialect: its own routes. The JSON types are in `baton_schemas::llama_server`.
 
-mod state;
-mod text;
+mod apply_template;
+mod health;
+mod props;
+mod tokenize;
 
 use baton_schemas::llama_server::{ApplyTemplateBody, DetokenizeBody, TokenizeBody};
 use baton_schemas::llama_server::{ApplyTemplateReply, DetokenizeReply, Props, SlotInfo, TokenizeReply};
 
+use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 
-/// The routes, except `/health`.
+/// The routes of this dialect.
 pub(super) fn routes() -> Routes {
     let tokenize = Operation::new("Tokenize a text").takes::<TokenizeBody>().replies::<TokenizeReply>();
     let detokenize = Operation::new("Convert tokens to text").takes::<DetokenizeBody>().replies::<DetokenizeReply>();
@@ -19,10 +22,13 @@ pub(super) fn routes() -> Routes {
     let slots = of_model(Operation::new("List the slots and their state"))
         .asks("fail_on_no_slot", "Any value: answer 503 if no slot is free")
         .replies::<Vec<SlotInfo>>();
-    Routes::default()
-        .post("/tokenize", text::tokenize, tokenize.of_model())
-        .post("/detokenize", text::detokenize, detokenize.of_model())
-        .post("/apply-template", text::apply_template, template.of_model())
-        .get("/props", state::props, props.of_model())
-        .get("/slots", state::list_slots, slots.of_model())
+    // Its errors are OpenAI's.
+    Routes::of("llama-server", Dialect::OpenAi)
+        .post("/tokenize", tokenize::tokenize, tokenize.of_model())
+        .post("/detokenize", tokenize::detokenize, detokenize.of_model())
+        .post("/apply-template", apply_template::apply_template, template.of_model())
+        .get("/props", props::props, props.of_model())
+        .get("/slots", props::list_slots, slots.of_model())
+        .get("/health", health::health, health::operation())
+        .get("/v1/health", health::health, health::operation().unlisted())
 }

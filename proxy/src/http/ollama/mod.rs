@@ -1,14 +1,17 @@
 //! Ollama's dialect: its routes, and the translation of request steps to its lines. The JSON types are in
 //! `baton_schemas::ollama`.
 
+mod answer;
+mod chat;
 mod embed;
 mod failure;
 mod generate;
+mod line;
 mod models;
-mod ndjson;
 mod pull;
-mod reply;
+mod stream;
 mod unsupported;
+mod whole;
 
 use baton_schemas::ollama::embed::{EmbedReply, OlderEmbedReply};
 use baton_schemas::ollama::model::{OllamaModelList, Show};
@@ -33,22 +36,22 @@ pub(super) fn routes() -> Routes {
     let older =
         Operation::new("Compute the embedding of a text").takes::<OlderEmbedBody>().replies::<OlderEmbedReply>();
     let version = Operation::new("The version of Ollama's API that is served").replies::<Version>();
-    let refused = || Operation::new("Refused: the operator chooses the models");
-    Routes::default()
-        .post("/api/chat", generate::chat, generates("Continue a chat").takes::<OllamaChatBody>())
+    let refused = || Operation::new("Refused: the operator chooses the models").unlisted();
+    Routes::of("Ollama", Dialect::Ollama)
+        .post("/api/chat", chat::chat, generates("Continue a chat").takes::<OllamaChatBody>())
         .post("/api/generate", generate::generate, generates("Answer or continue a text").takes::<OllamaGenerateBody>())
+        .post("/api/embed", embed::embed, embed.of_model())
+        .post("/api/embeddings", embed::embed_older, older.of_model())
         .get("/api/tags", models::tags, lists("List the models"))
         .get("/api/ps", models::running, lists("List the models that are ready"))
         .post("/api/show", models::show, show)
-        .get("/api/version", models::version, version)
         .post("/api/pull", pull::pull, pull)
-        .post("/api/embed", embed::embed, embed.of_model())
-        .post("/api/embeddings", embed::embed_older, older.of_model())
+        .get("/api/version", models::version, version)
         .post("/api/create", unsupported::change, refused())
         .post("/api/copy", unsupported::change, refused())
         .post("/api/push", unsupported::change, refused())
         .delete("/api/delete", unsupported::change, refused())
         .head("/api/blobs/{digest}", unsupported::change, refused())
         .post("/api/blobs/{digest}", unsupported::change, refused())
-        .panics_as(Dialect::Ollama)
+        .answers_panics()
 }

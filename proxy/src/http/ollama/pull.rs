@@ -7,7 +7,7 @@ use baton_schemas::ollama::{ModelRequest, OllamaPullProgress};
 use http::{HeaderValue, header};
 
 use super::failure::OllamaFailure;
-use super::ndjson::line;
+use super::stream::line;
 use crate::http::body::JsonBody;
 use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;

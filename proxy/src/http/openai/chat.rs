@@ -3,9 +3,8 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use baton_schemas::openai::ChatBody;
-use baton_schemas::openai::ChatRequest;
 use baton_schemas::openai::chat_response::{ChatChunk, ChatCompletion, ReplyHead};
+use baton_schemas::openai::{ChatBody, ChatRequest};
 
 use super::chat_choices::ChatChoices;
 use super::{ReplyShape, head, reply};

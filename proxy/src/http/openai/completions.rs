@@ -7,10 +7,9 @@ use axum::extract::State;
 use axum::response::Response;
 use baton_schemas::GenerateRequest;
 use baton_schemas::generate::Input;
-use baton_schemas::openai::CompletionBody;
-use baton_schemas::openai::CompletionRequest;
 use baton_schemas::openai::chat_response::{Completion, CompletionChunk, ReplyHead};
 use baton_schemas::openai::completion_response::TextChoice;
+use baton_schemas::openai::{CompletionBody, CompletionRequest};
 
 use super::text_choices::TextChoices;
 use super::{ReplyShape, head, reply};

@@ -9,31 +9,30 @@ pub mod responses;
 
 mod chat_choices;
 mod choices;
-mod collect;
-mod sse;
+mod stream;
 mod text_choices;
+mod whole;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use baton_schemas::openai::chat_response::ReplyHead;
 use baton_schemas::openai::models::ModelList;
 use baton_schemas::openai::usage::{TimingsReport, Usage};
 
 use self::choices::Choices;
 use super::HttpConfig;
+use super::dialect::Dialect;
 use super::openapi::{Operation, Routes};
 use super::reply_totals::ReplyTotals;
 use super::request_steps::RequestSteps;
-use super::route_header::insert_route;
 use super::streamed;
 use crate::error::RequestError;
 use crate::request::caller::Caller;
 
 /// The routes of this dialect.
 pub(super) fn routes() -> Routes {
-    Routes::default()
+    Routes::of("OpenAI", Dialect::OpenAi)
         .post("/v1/chat/completions", chat::complete, chat::operation())
         .post("/v1/completions", completions::complete, completions::operation())
         .post("/v1/responses", responses::create, responses::operation())
@@ -63,13 +62,10 @@ async fn reply<C: Choices>(
     config: &HttpConfig,
     caller: &Caller,
 ) -> Result<Response, RequestError> {
-    if shape.stream {
-        return streamed::respond(steps, sse::ChunkWriter::new(shape, choices), config, caller).await;
+    match shape.stream {
+        true => streamed::respond(steps, stream::ChunkWriter::new(shape, choices), config, caller).await,
+        false => whole::collect(steps, shape, choices).await,
     }
-    let (route, completion) = collect::collect(steps, shape, choices).await?;
-    let mut response = Json(completion).into_response();
-    insert_route(response.headers_mut(), &route);
-    Ok(response)
 }
 
 /// Creates the fields that all chunks of a reply share.

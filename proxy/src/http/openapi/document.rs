@@ -1,14 +1,12 @@
 //! The document itself.
 
 use baton_planner::policy::PolicyName;
-use baton_schemas::openai::ErrorEnvelope;
-use baton_schemas::{anthropic, ollama};
 use schemars::generate::SchemaSettings;
-use schemars::{Schema, SchemaGenerator};
+use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
 
-use super::operation::{Content, Operation};
-use super::routes::Route;
+use super::operation::{Operation, ReplyContent};
+use super::routes::DocumentedRoute;
 use crate::http::dialect::Dialect;
 
 const DESCRIPTION: &str = "One endpoint that speaks OpenAI's, Anthropic's, Ollama's and llama-server's API. \
@@ -18,7 +16,7 @@ const DESCRIPTION: &str = "One endpoint that speaks OpenAI's, Anthropic's, Ollam
     an error of its dialect. docs/compatibility.md says what each route does and does not do.";
 
 /// Writes the document of these routes.
-pub(in crate::http) fn document(routes: &[Route]) -> Value {
+pub(in crate::http) fn document(routes: &[DocumentedRoute]) -> Value {
     let mut schemas = Schemas::new();
     let mut paths = Map::new();
     for route in routes {
@@ -44,9 +42,9 @@ pub(in crate::http) fn document(routes: &[Route]) -> Value {
     })
 }
 
-/// Names that a body's type and a reply's have both.
+/// Names that both a body's type and a reply's type have.
 #[cfg(test)]
-pub(in crate::http) fn shared_names(routes: &[Route]) -> std::collections::BTreeSet<String> {
+pub(in crate::http) fn shared_names(routes: &[DocumentedRoute]) -> std::collections::BTreeSet<String> {
     let mut schemas = Schemas::new();
     for route in routes {
         operation(route, &mut schemas);
@@ -55,7 +53,7 @@ pub(in crate::http) fn shared_names(routes: &[Route]) -> std::collections::BTree
     names.filter(|name| schemas.replies.definitions().contains_key(*name)).cloned().collect()
 }
 
-/// Bodies say what is read and replies what is written, which serde's attributes can make two things of one type.
+/// serde's attributes can make a type read something else than it writes, so bodies and replies have a generator each.
 struct Schemas {
     bodies: SchemaGenerator,
     replies: SchemaGenerator,
@@ -80,16 +78,15 @@ impl Schemas {
     }
 }
 
-fn operation(route: &Route, schemas: &mut Schemas) -> Value {
-    let Route { method, path, operation } = route;
-    let dialect = Dialect::of(path);
+fn operation(route: &DocumentedRoute, schemas: &mut Schemas) -> Value {
+    let DocumentedRoute { method, path, tag, dialect, operation } = route;
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let id = [method.as_str().to_ascii_lowercase()].into_iter().chain(words.map(str::to_owned)).collect::<Vec<_>>();
     let mut written = json!({
         "operationId": id.join("_"),
         "summary": operation.summary,
-        "tags": [tag(path)],
-        "responses": responses(operation, dialect, schemas),
+        "tags": [tag],
+        "responses": responses(operation, *dialect, schemas),
     });
     let parameters = parameters(path, operation);
     if !parameters.is_empty() {
@@ -103,16 +100,6 @@ fn operation(route: &Route, schemas: &mut Schemas) -> Value {
         written["security"] = json!([]);
     }
     written
-}
-
-fn tag(path: &str) -> &'static str {
-    match Dialect::of(path) {
-        Dialect::Ollama => "Ollama",
-        Dialect::Anthropic => "Anthropic",
-        Dialect::OpenAi if path.starts_with("/v1/") && !path.ends_with("/health") => "OpenAI",
-        Dialect::OpenAi if path.starts_with("/baton/") || matches!(path, "/" | "/metrics" | "/openapi.json") => "Baton",
-        Dialect::OpenAi => "llama-server",
-    }
 }
 
 fn parameters(path: &str, operation: &Operation) -> Vec<Value> {
@@ -133,32 +120,30 @@ fn parameters(path: &str, operation: &Operation) -> Vec<Value> {
 
 fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> Value {
     let mut success = json!({ "description": "What was asked for.", "headers": headers(200, operation) });
-    let contents = &operation.success.contents;
-    let is_done = !contents.is_empty();
-    for (media_type, content) in contents {
+    for (media_type, content) in &operation.replies {
         success["content"][media_type.as_ref()] = match content {
-            Content::Json(schema) => json!({ "schema": schema(&mut schemas.replies) }),
-            // Of each event, as is usual before OpenAPI 3.2.
-            Content::Events { item, ends_marked } => {
-                let items = [item(&mut schemas.replies), envelope(dialect, &mut schemas.replies)];
+            ReplyContent::Json(schema) => json!({ "schema": schema(&mut schemas.replies) }),
+            // The schema of one event: before OpenAPI 3.2 there is no form for a stream of them.
+            ReplyContent::Events { item, ends_marked } => {
+                let items = [item(&mut schemas.replies), dialect.envelope_schema(&mut schemas.replies)];
                 let json = json!({ "type": "string", "contentMediaType": "application/json",
                     "contentSchema": { "anyOf": items } });
                 let data = if *ends_marked { json!({ "anyOf": [{ "const": "[DONE]" }, json] }) } else { json };
                 json!({ "schema": { "type": "object", "required": ["data"], "properties": { "data": data } } })
             }
-            // Lines have no such usage.
-            Content::Lines(item) => {
-                let items = [item(&mut schemas.replies), envelope(dialect, &mut schemas.replies)];
+            // OpenAPI has no form for lines of JSON.
+            ReplyContent::Lines(item) => {
+                let items = [item(&mut schemas.replies), dialect.envelope_schema(&mut schemas.replies)];
                 json!({ "schema": { "type": "string" }, "x-line-schema": { "anyOf": items } })
             }
-            Content::Text => json!({ "schema": { "type": "string" } }),
+            ReplyContent::Text => json!({ "schema": { "type": "string" } }),
         };
     }
     let mut responses = Map::new();
-    if is_done {
+    if !operation.replies.is_empty() {
         responses.insert("200".into(), success);
     }
-    // Of every route: a request without a host (400), for another host or from a page that may not (403), a panic.
+    // Every route has these: no valid host (400), a host or an origin that is not allowed (403), a panic (500).
     let mut failures = vec![400, 403, 500];
     if !operation.is_public {
         failures.push(401);
@@ -168,7 +153,7 @@ fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> 
     for status in failures {
         let schema = match operation.unavailable {
             Some(schema) if status == 503 => schema(&mut schemas.replies),
-            _ => envelope(dialect, &mut schemas.replies),
+            _ => dialect.envelope_schema(&mut schemas.replies),
         };
         let failure = json!({
             "description": meaning(status),
@@ -178,14 +163,6 @@ fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> 
         responses.insert(status.to_string(), failure);
     }
     responses.into()
-}
-
-fn envelope(dialect: Dialect, generator: &mut SchemaGenerator) -> Schema {
-    match dialect {
-        Dialect::OpenAi => generator.subschema_for::<ErrorEnvelope>(),
-        Dialect::Ollama => generator.subschema_for::<ollama::OllamaErrorReply>(),
-        Dialect::Anthropic => generator.subschema_for::<anthropic::AnthropicErrorReply>(),
-    }
 }
 
 fn headers(status: u16, operation: &Operation) -> Value {

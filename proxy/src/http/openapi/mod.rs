@@ -1,8 +1,8 @@
-//! `GET /openapi.json`: what there is, what it takes and what it answers, as an OpenAPI 3.1 document.
+//! `GET /openapi.json`: every route, its bodies and its replies, as an OpenAPI 3.1 document.
 //!
-//! A route exists only together with its [`Operation`], since [`Routes`] takes both in one call. Bodies and replies are
-//! derived from the types in `baton_schemas`. The tests hold statuses, limits and replies against the running server:
-//! `tests/clients/test_judge_schemathesis.py`.
+//! A route exists only together with its [`Operation`], because [`Routes`] takes both in one call. Bodies and replies are
+//! derived from the types in `baton_schemas`. `tests/clients/test_judge_schemathesis.py`
+//! compares statuses, limits and replies with the running server.
 
 mod document;
 mod operation;
@@ -18,6 +18,9 @@ pub(super) use self::document::document;
 pub(super) use self::document::shared_names;
 pub(super) use self::operation::Operation;
 pub(super) use self::routes::Routes;
+
+/// The path of the document.
+pub(super) const PATH: &str = "/openapi.json";
 
 /// The document's own entry in it.
 pub(super) fn operation() -> Operation {

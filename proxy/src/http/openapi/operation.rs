@@ -1,143 +1,147 @@
-//! What is said of one method of one path.
+//! The documented part of a route: what it takes, what it replies and how it fails.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 /// Makes a schema, or a reference to one that the generator keeps.
-pub(super) type Schemed = fn(&mut SchemaGenerator) -> Schema;
+pub(super) type SchemaFn = fn(&mut SchemaGenerator) -> Schema;
 
-/// A method of a path. The path says whose error envelope it has.
+/// A method of a path.
 #[derive(Clone)]
 pub(in crate::http) struct Operation {
     pub(super) summary: &'static str,
-    pub(super) body: Option<Schemed>,
-    pub(super) success: Success,
+    pub(super) body: Option<SchemaFn>,
+    /// The replies with status 200, each with its media type.
+    pub(super) replies: Vec<(Cow<'static, str>, ReplyContent)>,
+    /// Query parameters, each with its meaning.
     pub(super) query: Vec<(&'static str, &'static str)>,
-    /// Statuses of failures beside those that every route has.
+    /// Statuses of failures in addition to those of every route.
     pub(super) failures: Vec<u16>,
-    /// 503 has a body of its own.
-    pub(super) unavailable: Option<Schemed>,
-    /// Needs no key.
+    /// The body of a 503, if it is not an error envelope.
+    pub(super) unavailable: Option<SchemaFn>,
+    /// No key is required.
     pub(super) is_public: bool,
-    /// How the request is planned can be chosen, and the reply says what was.
+    /// The client may choose a policy, and the reply names the route.
     pub(super) is_planned: bool,
+    /// Lists of routes for people leave it out.
+    pub(super) is_unlisted: bool,
 }
 
-/// What a request gets if nothing is wrong.
-#[derive(Clone, Default)]
-pub(super) struct Success {
-    /// With their media types.
-    pub(super) contents: Vec<(Cow<'static, str>, Content)>,
-}
-
-/// What a reply is made of.
+/// The form of a reply.
 #[derive(Clone, Copy)]
-pub(super) enum Content {
+pub(super) enum ReplyContent {
     /// One JSON value.
-    Json(Schemed),
-    /// Server-sent events whose data are JSON values, in OpenAI's older streams but for the last.
-    Events { item: Schemed, ends_marked: bool },
+    Json(SchemaFn),
+    /// Server-sent events with JSON values as data. `ends_marked`: the last event's data is `[DONE]`.
+    Events { item: SchemaFn, ends_marked: bool },
     /// Lines that are JSON values.
-    Lines(Schemed),
+    Lines(SchemaFn),
     /// Text.
     Text,
 }
 
 /// A body that is no JSON, too slow, too large, or compressed in an unknown way.
 const BODY: [u16; 3] = [408, 413, 415];
-/// A model that is not there, limits of keys, a full queue.
+/// A model that does not exist, a limit of the key, a full queue.
 const MODEL: [u16; 3] = [404, 429, 503];
-/// What an engine cannot do.
+/// The engine lacks the capability.
 const UNSUPPORTED: u16 = 501;
 
 impl Operation {
-    /// Does this, and never fails but as every route does.
+    /// An operation that fails only as every route does.
     pub(in crate::http) fn new(summary: &'static str) -> Self {
         Operation {
             summary,
             body: None,
-            success: Success::default(),
+            replies: Vec::new(),
             query: Vec::new(),
             failures: Vec::new(),
             unavailable: None,
             is_public: false,
             is_planned: false,
+            is_unlisted: false,
         }
     }
 
-    /// Reads such a body.
+    /// Requires a JSON body of this type.
     pub(in crate::http) fn takes<T: JsonSchema>(mut self) -> Self {
         self.body = Some(|generator| generator.subschema_for::<T>());
         self.failures.extend(BODY);
         self
     }
 
-    /// Has this query parameter. Every text is taken.
+    /// Has this optional query parameter, which takes any text.
     pub(in crate::http) fn asks(mut self, name: &'static str, meaning: &'static str) -> Self {
         self.query.push((name, meaning));
         self
     }
 
-    /// Answers with such a value.
+    /// Replies with one JSON value.
     pub(in crate::http) fn replies<T: JsonSchema>(self) -> Self {
-        self.content("application/json", Content::Json(|generator| generator.subschema_for::<T>()))
+        self.content("application/json", ReplyContent::Json(|generator| generator.subschema_for::<T>()))
     }
 
-    /// Answers with such events, if it is asked to.
-    pub(in crate::http) fn streams(self, item: Schemed) -> Self {
-        self.content("text/event-stream", Content::Events { item, ends_marked: false })
+    /// Replies with events if the client asks for a stream.
+    pub(in crate::http) fn streams(self, item: SchemaFn) -> Self {
+        self.content("text/event-stream", ReplyContent::Events { item, ends_marked: false })
     }
 
-    /// The same, with a last event that is `[DONE]`.
-    pub(in crate::http) fn streams_marked(self, item: Schemed) -> Self {
-        self.content("text/event-stream", Content::Events { item, ends_marked: true })
+    /// Like [`Operation::streams`], with a last event that is `[DONE]`.
+    pub(in crate::http) fn streams_marked(self, item: SchemaFn) -> Self {
+        self.content("text/event-stream", ReplyContent::Events { item, ends_marked: true })
     }
 
-    /// Answers with such lines, unless it is asked not to.
+    /// Replies with lines unless the client asks for one object.
     pub(in crate::http) fn streams_lines<T: JsonSchema>(self) -> Self {
-        self.content("application/x-ndjson", Content::Lines(|generator| generator.subschema_for::<T>()))
+        self.content("application/x-ndjson", ReplyContent::Lines(|generator| generator.subschema_for::<T>()))
     }
 
-    /// Answers with a text of this type.
+    /// Replies with text of this media type.
     pub(in crate::http) fn replies_text(self, media_type: &'static str) -> Self {
-        self.content(media_type, Content::Text)
+        self.content(media_type, ReplyContent::Text)
     }
 
-    fn content(mut self, media_type: &'static str, content: Content) -> Self {
-        self.success.contents.push((media_type.into(), content));
+    fn content(mut self, media_type: &'static str, content: ReplyContent) -> Self {
+        self.replies.push((media_type.into(), content));
         self
     }
 
-    /// Asks a model's node.
+    /// Adds the failures of an operation that calls a model's node.
     pub(in crate::http) fn of_model(mut self) -> Self {
         self.failures.extend(MODEL);
         self.failures.push(UNSUPPORTED);
         self
     }
 
-    /// Asks a model, by a way that is planned.
+    /// Like [`Operation::of_model`], for a request whose route is planned.
     pub(in crate::http) fn planned(mut self) -> Self {
         self.is_planned = true;
         self.of_model()
     }
 
-    /// May also fail so.
+    /// Adds statuses of failures.
     pub(in crate::http) fn fails(mut self, statuses: &[u16]) -> Self {
         self.failures.extend(statuses);
         self
     }
 
-    /// May be unavailable, and then says so in such a value.
+    /// Adds a 503 whose body is this JSON value.
     pub(in crate::http) fn unavailable<T: JsonSchema>(mut self) -> Self {
         self.failures.push(503);
         self.unavailable = Some(|generator| generator.subschema_for::<T>());
         self
     }
 
-    /// Needs no key.
+    /// Requires no key. `key_check` has the paths.
     pub(in crate::http) fn public(mut self) -> Self {
         self.is_public = true;
+        self
+    }
+
+    /// Leaves it out of the lists of routes for people: an alias, or a route that refuses everything.
+    pub(in crate::http) fn unlisted(mut self) -> Self {
+        self.is_unlisted = true;
         self
     }
 }

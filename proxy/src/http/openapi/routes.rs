@@ -10,25 +10,34 @@ use super::Operation;
 use crate::http::dialect::Dialect;
 use crate::http::{HttpState, errors};
 
-/// Routes, and what is said of them.
-#[derive(Default)]
+/// The routes of one API, with their documentation.
 pub(in crate::http) struct Routes {
-    /// What serves them.
+    tag: &'static str,
+    dialect: Dialect,
     pub(in crate::http) router: Router<HttpState>,
-    /// What is said of them, in the order in which they were added.
-    pub(in crate::http) documented: Vec<Route>,
+    /// In the order in which they were added.
+    pub(in crate::http) documented: Vec<DocumentedRoute>,
 }
 
-/// A route, and what is said of it.
-pub(in crate::http) struct Route {
+/// A route and its documentation.
+pub(in crate::http) struct DocumentedRoute {
     pub(in crate::http) method: Method,
-    /// As the router has it.
+    /// As in the router.
     pub(in crate::http) path: &'static str,
+    /// The API that it belongs to, by which `/openapi.json` groups routes.
+    pub(super) tag: &'static str,
+    /// Writes its errors.
+    pub(super) dialect: Dialect,
     pub(super) operation: Operation,
 }
 
 impl Routes {
-    /// Answers GET, and HEAD with what GET would have at its head.
+    /// Starts the routes of an API, whose errors this dialect writes.
+    pub(in crate::http) fn of(tag: &'static str, dialect: Dialect) -> Self {
+        Routes { tag, dialect, router: Router::new(), documented: Vec::new() }
+    }
+
+    /// Adds a route for GET, which also answers HEAD.
     pub(in crate::http) fn get<H, T>(self, path: &'static str, handler: H, operation: Operation) -> Self
     where
         H: Handler<T, HttpState>,
@@ -37,7 +46,7 @@ impl Routes {
         self.add(Method::GET, path, get(handler), operation)
     }
 
-    /// Answers HEAD alone.
+    /// Adds a route for HEAD alone.
     pub(in crate::http) fn head<H, T>(self, path: &'static str, handler: H, operation: Operation) -> Self
     where
         H: Handler<T, HttpState>,
@@ -46,7 +55,7 @@ impl Routes {
         self.add(Method::HEAD, path, head(handler), operation)
     }
 
-    /// Answers POST.
+    /// Adds a route for POST.
     pub(in crate::http) fn post<H, T>(self, path: &'static str, handler: H, operation: Operation) -> Self
     where
         H: Handler<T, HttpState>,
@@ -55,7 +64,7 @@ impl Routes {
         self.add(Method::POST, path, post(handler), operation)
     }
 
-    /// Answers DELETE.
+    /// Adds a route for DELETE.
     pub(in crate::http) fn delete<H, T>(self, path: &'static str, handler: H, operation: Operation) -> Self
     where
         H: Handler<T, HttpState>,
@@ -72,25 +81,33 @@ impl Routes {
         operation: Operation,
     ) -> Self {
         self.router = self.router.route(path, handler);
-        self.documented.push(Route { method, path, operation });
+        self.describe(method, path, operation)
+    }
+
+    /// Documents a route whose handler is added elsewhere.
+    pub(in crate::http) fn describe(mut self, method: Method, path: &'static str, operation: Operation) -> Self {
+        let Routes { tag, dialect, .. } = self;
+        self.documented.push(DocumentedRoute { method, path, tag, dialect, operation });
         self
     }
 
-    /// Says of a route that GET answers what its own router has.
-    pub(in crate::http) fn describe(&mut self, path: &'static str, operation: Operation) {
-        self.documented.push(Route { method: Method::GET, path, operation });
-    }
-
-    /// With these besides.
+    /// Adds the routes of another API.
     pub(in crate::http) fn merge(mut self, others: Routes) -> Self {
         self.router = self.router.merge(others.router);
         self.documented.extend(others.documented);
         self
     }
 
-    /// Panics of the handlers so far are answered in this envelope.
-    pub(in crate::http) fn panics_as(mut self, dialect: Dialect) -> Self {
+    /// Answers panics of the handlers so far in the dialect's envelope.
+    pub(in crate::http) fn answers_panics(mut self) -> Self {
+        let dialect = self.dialect;
         self.router = self.router.layer(CatchPanicLayer::custom(move |panic| errors::panicked(panic, dialect)));
         self
+    }
+
+    /// `METHOD PATH` of each route that people should know.
+    pub(in crate::http) fn listed(&self) -> Vec<String> {
+        let listed = self.documented.iter().filter(|route| !route.operation.is_unlisted);
+        listed.map(|route| format!("{} {}", route.method, route.path.replace("{*", "{"))).collect()
     }
 }

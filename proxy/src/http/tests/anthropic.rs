@@ -62,16 +62,21 @@ async fn a_stream_begins_with_what_was_cached_and_ends_with_its_reason() {
 
 #[tokio::test]
 async fn silence_is_broken_by_pings_after_the_first_event_and_comments_before() {
+    let [start_comes, text_comes] = [Gate::default(), Gate::default()];
     let acts = acts([
-        Act::Wait(SOON * 4),
+        Act::WaitFor(start_comes.clone()),
         Act::Emit(started(0)),
-        Act::Wait(SOON * 4),
+        Act::WaitFor(text_comes.clone()),
         Act::Emit(text(0, "a")),
         Act::Emit(finished(0)),
     ]);
-    let config = HttpConfig { head_hold: SOON, heartbeat: SOON, ..HttpConfig::default() };
-    let reply = start_with(acts, config).await.post_to("/v1/messages", body(json!({"stream": true}))).await;
-    assert!(reply.text.starts_with(":\n\n"), "{}", reply.text);
+    let server = start_with(acts, impatient()).await;
+    let mut reply = server.open("/v1/messages", body(json!({"stream": true}))).await;
+    reply.until(|text| text.starts_with(":\n\n")).await;
+    start_comes.open();
+    reply.until(|text| text.contains("event: ping")).await;
+    text_comes.open();
+    let reply = reply.rest().await;
     let names: Vec<_> = reply.named_events().into_iter().map(|(name, _)| name.to_owned()).collect();
     assert_eq!((&*names[0], &*names[1]), ("message_start", "ping"), "{names:?}");
     assert_eq!(names.last().unwrap(), "message_stop");

@@ -1,5 +1,7 @@
 use super::*;
 
+const ASKED: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
 /// Reads from a raw connection until the text is there.
 async fn read_until(stream: &mut TcpStream, text: &str) -> String {
     let mut read = Vec::new();
@@ -13,7 +15,7 @@ async fn read_until(stream: &mut TcpStream, text: &str) -> String {
             );
         }
     };
-    let waited = tokio::time::timeout(Duration::from_secs(5), found).await;
+    let waited = tokio::time::timeout(DEADLINE, found).await;
     assert!(waited.is_ok(), "{:?} never came", text);
     String::from_utf8(read).unwrap()
 }
@@ -32,8 +34,7 @@ async fn a_client_that_leaves_cancels_its_request_wherever_it_is() {
         let server = start(fake).await;
         let mut client = server.connect().await;
         client.write_all(chat_bytes(json!({"stream": stream}), "keep-alive").as_bytes()).await.unwrap();
-        server.until_live(1).await;
-        tokio::time::sleep(SOON).await;
+        until(&server.fake.n_hanging, 1).await;
         assert_eq!(server.n_live(), 1);
         drop(client);
         server.until_live(0).await;
@@ -127,41 +128,44 @@ async fn nonsense_and_giant_heads_end_one_connection_only() {
 
 #[tokio::test]
 async fn a_connection_that_never_asks_is_closed() {
-    let server = start_impatient(hello(), HttpConfig::default(), SOON * 3).await;
+    let connection = ConnectionDeadlines { head: SOON, ..ConnectionDeadlines::default() };
+    let server = start_limited(hello(), HttpConfig::default(), Limits { connection, ..Limits::default() }).await;
     for sent in [&b""[..], b"PRI * HT", b"GET /health HTTP/1.1\r\nHost: loc"] {
         let mut client = server.connect().await;
         client.write_all(sent).await.unwrap();
         let mut rest = Vec::new();
-        let closed = tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut rest)).await;
+        let closed = tokio::time::timeout(DEADLINE, client.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "still open after {:?}", String::from_utf8_lossy(sent));
     }
 }
 
 #[tokio::test]
 async fn a_stopping_server_lets_streams_finish() {
-    let server = start(acts([Act::Emit(text(0, "a")), Act::Wait(SOON * 3), Act::Emit(finished(0))])).await;
+    let end_comes = Gate::default();
+    let mut server =
+        start(acts([Act::Emit(text(0, "a")), Act::WaitFor(end_comes.clone()), Act::Emit(finished(0))])).await;
     let mut client = server.connect().await;
     client.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
     read_until(&mut client, "assistant").await;
     let mut idle = server.connect().await;
     server.shutdown.begin.cancel();
+    assert!(server.raw(ASKED).await.contains("stopping"), "the shutdown has begun");
+    end_comes.open();
     read_until(&mut client, "[DONE]").await;
     assert_eq!(idle.read(&mut [0; 1]).await.unwrap(), 0, "an idle connection is closed");
-    tokio::time::sleep(SOON).await;
+    tokio::time::timeout(DEADLINE, &mut server.task).await.expect("the server ends").unwrap().unwrap();
     assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
 }
 
 #[tokio::test]
 async fn until_its_streams_have_ended_a_stopping_server_says_that_it_stops() {
     let fake = acts([Act::Emit(text(0, "a")), Act::Hang]);
-    let mut server =
-        start_draining(fake, HttpConfig::default(), Duration::from_secs(60), Duration::from_secs(60)).await;
+    let mut server = start(fake).await;
     let mut streaming = server.connect().await;
     streaming.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
     read_until(&mut streaming, "assistant").await;
-    let asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let mut kept = server.connect().await;
-    kept.write_all(asked).await.unwrap();
+    kept.write_all(ASKED).await.unwrap();
     assert!(read_until(&mut kept, "\"ok\"}").await.starts_with("HTTP/1.1 200"));
     server.shutdown.begin.cancel();
 
@@ -171,17 +175,17 @@ async fn until_its_streams_have_ended_a_stopping_server_says_that_it_stops() {
         assert!(reply.contains("the server is stopping"), "{reply}");
     };
     // `raw` reads until the server closes.
-    check(&server.raw(asked).await);
+    check(&server.raw(ASKED).await);
     check(&server.raw(chat_bytes(json!({}), "keep-alive").as_bytes()).await);
     check(&server.raw(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n").await);
-    kept.write_all(asked).await.unwrap();
+    kept.write_all(ASKED).await.unwrap();
     let mut reply = String::new();
     kept.read_to_string(&mut reply).await.unwrap();
     check(&reply);
     assert_eq!(server.n_live(), 1, "what is refused is not begun");
 
     drop(streaming);
-    let served = tokio::time::timeout(Duration::from_secs(5), &mut server.task).await;
+    let served = tokio::time::timeout(DEADLINE, &mut server.task).await;
     assert!(served.is_ok(), "nothing runs any more");
     assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
 }
@@ -191,7 +195,8 @@ async fn at_the_drain_deadline_or_a_second_signal_requests_fail_in_so_many_words
     for waits in [true, false] {
         let drain_deadline = if waits { SOON } else { Duration::from_secs(600) };
         let fake = acts([Act::Emit(text(0, "a")), Act::Hang]);
-        let mut server = start_draining(fake, HttpConfig::default(), Duration::from_secs(60), drain_deadline).await;
+        let limits = Limits { drain: drain_deadline, ..Limits::default() };
+        let mut server = start_limited(fake, HttpConfig::default(), limits).await;
         let mut streaming = server.connect().await;
         streaming.write_all(chat_bytes(json!({"stream": true}), "keep-alive").as_bytes()).await.unwrap();
         read_until(&mut streaming, "assistant").await;
@@ -200,14 +205,14 @@ async fn at_the_drain_deadline_or_a_second_signal_requests_fail_in_so_many_words
         server.until_live(2).await;
         server.shutdown.begin.cancel();
         if !waits {
-            tokio::time::sleep(SOON * 3).await;
+            assert!(server.raw(ASKED).await.contains("stopping"), "the shutdown has begun");
             assert_eq!(server.n_live(), 2, "the first signal ends nothing");
             server.shutdown.now.cancel();
         }
         let end = read_until(&mut streaming, "\r\n0\r\n\r\n").await;
         assert!(end.contains(r#"data: {"error":"#) && !end.contains("[DONE]"), "{end}");
         assert!(read_until(&mut waiting, "stopping").await.starts_with("HTTP/1.1 503"));
-        let served = tokio::time::timeout(Duration::from_secs(3), &mut server.task).await;
+        let served = tokio::time::timeout(DEADLINE, &mut server.task).await;
         assert!(served.is_ok(), "the server ends");
         assert_eq!(server.n_live(), 0);
     }
@@ -217,7 +222,10 @@ async fn at_the_drain_deadline_or_a_second_signal_requests_fail_in_so_many_words
 async fn a_client_that_stops_reading_is_dropped_and_others_are_not_kept_waiting() {
     // More than the sockets' buffers take.
     let long = "x".repeat(64 << 10);
-    let server = start(acts((0..400).map(|_| Act::Emit(text(0, &long))).chain([Act::Emit(finished(0))]))).await;
+    let fake = acts((0..400).map(|_| Act::Emit(text(0, &long))).chain([Act::Emit(finished(0))]));
+    // Long enough for a busy machine to read something meanwhile.
+    let connection = ConnectionDeadlines { write: Duration::from_secs(1), ..ConnectionDeadlines::default() };
+    let server = start_limited(fake, HttpConfig::default(), Limits { connection, ..Limits::default() }).await;
     let mut deaf = Vec::new();
     for _ in 0..8 {
         let mut client = server.connect().await;

@@ -46,9 +46,9 @@ async fn failures_have_each_dialects_envelope() {
     let error = failed.failed(400, "invalid_request_error", Some("context_length_exceeded"));
     assert_eq!((&error["param"], &error["n_prompt_tokens"], &error["n_ctx"]), (&json!("input"), &json!(9), &json!(8)));
     let failed = server.post_to("/api/embed", json!({"model": "m", "input": "x"})).await;
-    let (status, error) = (failed.status, failed.json());
+    let error = failed.json();
     assert!(error["error"].as_str().is_some_and(|text| text.contains("is 8 tokens, but input 1 has 9")), "{error}");
-    assert_eq!((status, &error["code"], &error["n_ctx"]), (400, &json!("context_length_exceeded"), &json!(8)));
+    assert_eq!((failed.status, &error["code"], &error["n_ctx"]), (400, &json!("context_length_exceeded"), &json!(8)));
 
     let unsupported = EngineError::Unsupported { feature: "embeddings".into() };
     let server = start(before([Act::Fail(unsupported.into())])).await;

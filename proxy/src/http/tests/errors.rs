@@ -57,10 +57,13 @@ async fn a_late_error_is_an_event_and_never_a_success() {
     server.chat(json!({})).await.failed(503, "unavailable_error", None);
 
     // After the hold too.
-    let config = HttpConfig { head_hold: SOON, ..HttpConfig::default() };
-    let late = before([Act::Wait(SOON * 3), Act::Fail(EngineError::QueueFull { limit: 1 }.into())]);
-    let reply = start_with(late, config).await.chat(json!({"stream": true})).await;
+    let fails = Gate::default();
+    let late = before([Act::WaitFor(fails.clone()), Act::Fail(EngineError::QueueFull { limit: 1 }.into())]);
+    let server = start_with(late, impatient()).await;
+    let reply = server.open("/v1/chat/completions", chat_body(json!({"stream": true}))).await;
     assert_eq!(reply.status, 200);
+    fails.open();
+    let reply = reply.rest().await;
     assert!(reply.events().last().unwrap().contains("queue_full"));
 }
 
@@ -97,7 +100,9 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
     let server = start(hello()).await;
     for path in ["/v1", "/v1/nope", "/v1/models/", "/v1/chat/completions/"] {
         let error = server.get(path).await.failed(404, "not_found_error", None);
-        assert!(error["message"].as_str().unwrap().contains("POST /v1/chat/completions"), "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("POST /v1/chat/completions, ") && message.contains("GET /v1/models/{id}, "), "{error}");
+        assert!(!message.contains("/api/create") && !message.contains("/v1/health"), "{error}");
     }
     let closed = start_with(hello(), closed_config("k")).await;
     assert_eq!(closed.get("/").await.text, "Ollama is running");

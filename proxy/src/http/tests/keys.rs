@@ -75,10 +75,9 @@ async fn what_is_left_is_told_and_the_policy_is_not_for_everybody() {
 async fn a_stream_that_waits_is_told_its_place() {
     let app = Arc::new(crate::observe::tests::app().await);
     app.admission.set_bounds(Bounds { max_requests: Some(1), ..Bounds::default() });
-    let config = HttpConfig { head_hold: SOON, heartbeat: SOON, ..HttpConfig::default() };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let router = crate::http::router(app.clone(), config);
+    let router = crate::http::router(app.clone(), impatient());
     let server = tokio::spawn(serve_with(ConnectionDeadlines::default(), listener, router, Shutdown::default(), SOON));
     let holder = app.admission.admit(&Arc::new(Account::new("holder", guest())), &QueuePlace::default()).await.unwrap();
     let mut client = TcpStream::connect(address).await.unwrap();

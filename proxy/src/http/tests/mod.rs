@@ -34,6 +34,7 @@ use baton_schemas::{FinishReason, GenerateRequest, Token};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
 
 use super::server::{ConnectionDeadlines, Shutdown, serve_with};
 use super::{AccessConfig, HttpBackend, HttpConfig};
@@ -50,11 +51,26 @@ use crate::targets::Embedded;
 /// One thing a fake backend does.
 #[derive(Clone)]
 enum Act {
-    Wait(Duration),
+    /// Goes on when the test opens the gate.
+    WaitFor(Gate),
     Hang,
     Emit(ReplyEvent),
     Fail(RequestError),
     Panic,
+}
+
+/// Closed until the test opens it, so that a test decides what comes first on a machine of any speed.
+#[derive(Clone, Default)]
+struct Gate(CancellationToken);
+
+impl Gate {
+    fn open(&self) {
+        self.0.cancel();
+    }
+
+    async fn passed(&self) {
+        self.0.cancelled().await;
+    }
 }
 
 /// Does the first list of acts before it accepts a request, the second one after.
@@ -69,6 +85,8 @@ struct Fake {
     requests: Mutex<Vec<(GenerateRequest, Caller)>>,
     replies: Mutex<Vec<(String, u16)>>,
     live: Arc<AtomicUsize>,
+    /// Requests that hang for ever.
+    n_hanging: Arc<AtomicUsize>,
 }
 
 /// Counts a request as live until it is dropped, wherever it is.
@@ -96,20 +114,21 @@ impl HttpBackend for Fake {
         self.requests.lock().unwrap().push((request, caller));
         for act in &self.before {
             match act {
-                Act::Wait(time) => tokio::time::sleep(*time).await,
-                Act::Hang => std::future::pending().await,
+                Act::WaitFor(gate) => gate.passed().await,
+                Act::Hang => hang(&self.n_hanging).await,
                 Act::Fail(error) => return Err(error.clone()),
                 Act::Panic => panic!("secret panic words"),
                 Act::Emit(_) => unreachable!("nothing is emitted before a request is accepted"),
             }
         }
         let acts = self.after.clone();
+        let n_hanging = Arc::clone(&self.n_hanging);
         let events = Box::pin(async_stream::stream! {
             let _live = live;
             for act in acts {
                 match act {
-                    Act::Wait(time) => tokio::time::sleep(time).await,
-                    Act::Hang => std::future::pending().await,
+                    Act::WaitFor(gate) => gate.passed().await,
+                    Act::Hang => hang(&n_hanging).await,
                     Act::Emit(event) => yield Ok(event),
                     Act::Fail(error) => yield Err(error),
                     Act::Panic => panic!("secret panic words"),
@@ -124,9 +143,9 @@ impl HttpBackend for Fake {
         models::find(self.models(), &request.model)?;
         for act in &self.before {
             match act {
-                Act::Hang => std::future::pending().await,
+                Act::Hang => hang(&self.n_hanging).await,
                 Act::Fail(error) => return Err(error.clone()),
-                Act::Wait(_) | Act::Panic | Act::Emit(_) => unreachable!("not needed for vectors"),
+                Act::WaitFor(_) | Act::Panic | Act::Emit(_) => unreachable!("not needed for vectors"),
             }
         }
         let timings = EmbedTimings { queue_ms: 0.5, compute_ms: 2.0 };
@@ -162,7 +181,8 @@ impl HttpBackend for Fake {
         let model = models::find(self.models(), model.unwrap_or("m"))?;
         let info = model.info.ok_or(RequestError::Unavailable { reason: "loading".into(), retry_after: SOON })?;
         let load = NodeLoad { active_slots: self.active_slots, ..NodeLoad::default() };
-        let (name, sampling) = (model.names[0].clone(), SamplingFields::default());
+        let name = model.names[0].clone();
+        let sampling = SamplingFields::default();
         Ok(ModelDescription { name, since: model.since, info, load, sampling, is_sleeping: false })
     }
 
@@ -213,6 +233,12 @@ impl HttpBackend for Fake {
     fn readiness(&self) -> Readiness {
         self.readiness.clone().unwrap_or(Readiness::Ok)
     }
+}
+
+/// Never returns.
+async fn hang(n_hanging: &AtomicUsize) {
+    n_hanging.fetch_add(1, Ordering::SeqCst);
+    std::future::pending().await
 }
 
 /// What runs the fake's models.
@@ -290,11 +316,13 @@ fn calling() -> Fake {
 fn finished(choice: u32) -> ReplyEvent {
     let timings =
         Timings { queue_ms: 0.0, prompt_n: 3, prompt_ms: 6.0, predicted_n: 4, predicted_ms: 8.0, ..Timings::default() };
-    let (reason, n_completion) = (FinishReason::Stop, 4);
-    EventKind::Finished { reason, stop: None, n_completion, n_reasoning: 0, timings }.of(choice)
+    EventKind::Finished { reason: FinishReason::Stop, stop: None, n_completion: 4, n_reasoning: 0, timings }.of(choice)
 }
 
 const SOON: Duration = Duration::from_millis(30);
+
+/// A condition that has not come by then never comes.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A running server. Dropping it stops it.
 struct Server {
@@ -315,7 +343,24 @@ async fn start(fake: Fake) -> Server {
 }
 
 async fn start_with(fake: Fake, config: HttpConfig) -> Server {
-    start_impatient(fake, config, Duration::from_secs(60)).await
+    start_limited(fake, config, Limits::default()).await
+}
+
+/// Every limit but the one that a test is about is far longer than the test, on a busy machine, too.
+struct Limits {
+    connection: ConnectionDeadlines,
+    drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { connection: ConnectionDeadlines::default(), drain: Duration::from_secs(60) }
+    }
+}
+
+/// Streams whose heads are sent at once, and whose every silence is broken.
+fn impatient() -> HttpConfig {
+    HttpConfig { head_hold: Duration::from_millis(1), heartbeat: Duration::from_millis(1), ..HttpConfig::default() }
 }
 
 /// A server that asks for this key, which is its owner's.
@@ -324,23 +369,13 @@ fn closed_config(key: &str) -> HttpConfig {
     HttpConfig { access, ..HttpConfig::default() }
 }
 
-async fn start_impatient(fake: Fake, config: HttpConfig, head_deadline: Duration) -> Server {
-    start_draining(fake, config, head_deadline, Duration::from_millis(300)).await
-}
-
-async fn start_draining(fake: Fake, config: HttpConfig, head_deadline: Duration, drain_deadline: Duration) -> Server {
+async fn start_limited(fake: Fake, config: HttpConfig, limits: Limits) -> Server {
     let fake = Arc::new(fake);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = Shutdown::default();
     let router = super::router(fake.clone(), config);
-    let task = tokio::spawn(serve_with(
-        ConnectionDeadlines { head: head_deadline, write: Duration::from_secs(1) },
-        listener,
-        router,
-        shutdown.clone(),
-        drain_deadline,
-    ));
+    let task = tokio::spawn(serve_with(limits.connection, listener, router, shutdown.clone(), limits.drain));
     Server { address, fake, shutdown, task }
 }
 
@@ -372,7 +407,7 @@ impl Server {
         let mut stream = self.connect().await;
         stream.write_all(bytes).await.unwrap();
         let mut reply = Vec::new();
-        tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut reply)).await.unwrap().unwrap();
+        tokio::time::timeout(DEADLINE, stream.read_to_end(&mut reply)).await.unwrap().unwrap();
         String::from_utf8(reply).unwrap()
     }
 
@@ -386,12 +421,49 @@ impl Server {
 
     /// Waits until this many requests are held by the backend.
     async fn until_live(&self, n: usize) {
-        let reached = async {
-            while self.n_live() != n {
-                tokio::time::sleep(Duration::from_millis(2)).await;
+        until(&self.fake.live, n).await;
+    }
+
+    /// Begins a stream.
+    async fn open(&self, path: &str, body: Value) -> OpenReply {
+        let response = reqwest::Client::new().post(self.url(path)).json(&body).send().await.unwrap();
+        OpenReply { status: response.status().as_u16(), headers: response.headers().clone(), response, text: String::new() }
+    }
+}
+
+async fn until(count: &AtomicUsize, n: usize) {
+    let reached = async {
+        while count.load(Ordering::SeqCst) != n {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, reached).await.expect("the number of requests");
+}
+
+/// A reply that is still being sent.
+struct OpenReply {
+    status: u16,
+    headers: reqwest::header::HeaderMap,
+    response: reqwest::Response,
+    text: String,
+}
+
+impl OpenReply {
+    /// Reads until this holds of all that has come.
+    async fn until(&mut self, is_enough: impl Fn(&str) -> bool) {
+        let enough = async {
+            while !is_enough(&self.text) {
+                let chunk = self.response.chunk().await.unwrap();
+                self.text += std::str::from_utf8(&chunk.expect("more of the stream")).unwrap();
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), reached).await.expect("the number of live requests");
+        tokio::time::timeout(DEADLINE, enough).await.expect("enough of the stream");
+    }
+
+    /// Reads to the end.
+    async fn rest(self) -> Reply {
+        let OpenReply { status, headers, response, text } = self;
+        Reply { status, headers, text: text + &response.text().await.unwrap() }
     }
 }
 
@@ -418,7 +490,8 @@ struct Reply {
 
 impl Reply {
     async fn of(response: reqwest::Response) -> Self {
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
         Reply { status, headers, text: response.text().await.unwrap() }
     }
 

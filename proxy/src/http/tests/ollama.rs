@@ -118,9 +118,18 @@ async fn log_probabilities_reach_both_forms() {
 
 #[tokio::test]
 async fn silence_is_broken_by_empty_deltas() {
-    let acts = acts([Act::Wait(SOON * 4), Act::Emit(started(0)), Act::Emit(text(0, "a")), Act::Emit(finished(0))]);
-    let config = HttpConfig { head_hold: SOON, heartbeat: SOON, ..HttpConfig::default() };
-    let lines = start_with(acts, config).await.post_to("/api/chat", user()).await.lines();
+    let start_comes = Gate::default();
+    let acts = acts([
+        Act::WaitFor(start_comes.clone()),
+        Act::Emit(started(0)),
+        Act::Emit(text(0, "a")),
+        Act::Emit(finished(0)),
+    ]);
+    let server = start_with(acts, impatient()).await;
+    let mut reply = server.open("/api/chat", user()).await;
+    reply.until(|text| text.lines().count() >= 2).await;
+    start_comes.open();
+    let lines = reply.rest().await.lines();
     let texts: Vec<_> = lines.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
     assert!(texts.len() > 3 && texts[0].is_empty() && texts.concat() == "a", "{texts:?}");
     assert_eq!(lines.iter().filter(|line| line["done"] == true).count(), 1);

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::http::{ROUTES, routes};
+use crate::http::routes;
 
 async fn document(server: &Server) -> Value {
     let reply = server.get("/openapi.json").await;
@@ -26,10 +26,6 @@ async fn every_route_is_in_the_document_and_the_reverse() {
         .iter()
         .map(|route| (route.method.as_str().to_ascii_lowercase(), route.path.replace("{*", "{")));
     assert_eq!(documented, routed.collect());
-    for line in ROUTES {
-        let (method, path) = line.split_once(' ').unwrap();
-        assert!(documented.contains(&(method.to_ascii_lowercase(), path.to_owned())), "{line}");
-    }
     // And the router answers just these methods, HEAD beside GET.
     let paths: BTreeSet<&String> = documented.iter().map(|(_, path)| path).collect();
     for path in paths {

@@ -7,8 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_schemas::FinishReason;
-use baton_schemas::openai::ResponsesBody;
-use baton_schemas::openai::ResponsesRequest;
+use baton_schemas::openai::{ResponsesBody, ResponsesRequest};
 use baton_schemas::openai::responses::response::{self, ResponseEnd};
 use baton_schemas::openai::responses::{ResponseEventWriter, ResponseHead};
 use futures::StreamExt;
@@ -61,7 +60,8 @@ pub async fn create(
 
 /// Collects a whole reply. Dropping the future cancels the request.
 async fn whole(mut steps: RequestSteps, mut head: ResponseHead) -> Result<Response, RequestError> {
-    let (mut output, mut totals) = (head.no_output(), ReplyTotals::new(1));
+    let mut output = head.no_output();
+    let mut totals = ReplyTotals::new(1);
     let mut end = FinishReason::Stop;
     while let Some(step) = steps.next().await {
         let step = step?;

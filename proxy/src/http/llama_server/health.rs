@@ -11,10 +11,10 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::HttpState;
-use super::errors::{HttpFailure, Retry};
-use super::openapi::Operation;
-use super::request_steps::{STOPPING, Stopping};
+use crate::http::HttpState;
+use crate::http::errors::{HttpFailure, Retry};
+use crate::http::openapi::Operation;
+use crate::http::request_steps::{STOPPING, Stopping};
 use crate::observe::readiness::Readiness;
 use crate::targets::nodes::NodeState;
 
@@ -46,7 +46,7 @@ pub(super) fn operation() -> Operation {
 }
 
 /// Answers 200 if a request sent now would be answered, else 503 with the reason.
-pub async fn health(State(state): State<HttpState>, stopping: Option<Extension<Stopping>>) -> Response {
+pub(super) async fn health(State(state): State<HttpState>, stopping: Option<Extension<Stopping>>) -> Response {
     let warnings = state.backend.warnings();
     let nodes = state.backend.node_states();
     let is_stopping = stopping.is_some_and(|Extension(stopping)| stopping.0.is_cancelled());

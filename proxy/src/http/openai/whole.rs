@@ -1,5 +1,7 @@
 //! Collects a whole reply from a request's steps.
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use baton_schemas::EngineError;
 use baton_schemas::openai::chat_response::Completion;
 use futures::StreamExt;
@@ -9,14 +11,15 @@ use super::{ReplyShape, timings, usage};
 use crate::error::RequestError;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::{RequestStep, RequestSteps};
+use crate::http::route_header::insert_route;
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// Collects a whole reply and its route. Dropping the future cancels the request.
+/// Collects a whole reply. Dropping the future cancels the request.
 pub(super) async fn collect<C: Choices>(
     mut steps: RequestSteps,
     shape: ReplyShape,
     mut shapes: C,
-) -> Result<(String, Completion<C::Whole>), RequestError> {
+) -> Result<Response, RequestError> {
     let mut choices: Vec<C::Whole> = (0..shape.n_choices).map(|index| shapes.unfinished(index)).collect();
     let mut totals = ReplyTotals::new(shape.choices_per_prompt);
     while let Some(step) = steps.next().await {
@@ -35,7 +38,9 @@ pub(super) async fn collect<C: Choices>(
         }
     }
     let completion = Completion { head: shape.head, choices, usage: usage(&totals), timings: timings(&totals) };
-    Ok((totals.route, completion))
+    let mut response = Json(completion).into_response();
+    insert_route(response.headers_mut(), &totals.route);
+    Ok(response)
 }
 
 fn at<T>(choices: &mut [T], index: u32) -> Result<&mut T, RequestError> {

@@ -5,7 +5,7 @@ use baton_schemas::tools::CallCollector;
 use serde::Serialize;
 
 use super::failure;
-use super::reply::{LineContent, LineShape};
+use super::line::{LineContent, LineShape};
 use crate::http::HttpFailure;
 use crate::http::reply_totals::ReplyTotals;
 use crate::http::request_steps::RequestStep;

@@ -11,19 +11,19 @@ use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{HeaderMap, Method, StatusCode};
 
-use super::access::SharedAccess;
-use super::dialect::Dialect;
-use super::errors::HttpFailure;
+use super::SharedAccess;
 use super::keys::KeyIdentity;
-use super::rate_limit;
-use super::request_id::RequestId;
+use super::rate_headers;
 use crate::account::Account;
+use crate::http::dialect::Dialect;
+use crate::http::errors::HttpFailure;
+use crate::http::request_id::RequestId;
 use crate::request::admission::QueuePlace;
 use crate::request::caller::Caller;
 
 /// Refuses callers without a valid key, adds the [`Caller`] to the request, and adds the caller's rate limits to the
 /// reply.
-pub async fn check(State(access): State<SharedAccess>, mut request: Request, next: Next) -> Response {
+pub(in crate::http) async fn check(State(access): State<SharedAccess>, mut request: Request, next: Next) -> Response {
     let access = access.load_full();
     let identity = match access.keys.identify(request.headers()) {
         Some(identity) => identity,
@@ -47,7 +47,7 @@ pub async fn check(State(access): State<SharedAccess>, mut request: Request, nex
     };
     request.extensions_mut().insert(caller);
     let mut response = next.run(request).await;
-    rate_limit::add_headers(response.headers_mut(), &account);
+    rate_headers::insert(response.headers_mut(), &account);
     response
 }
 

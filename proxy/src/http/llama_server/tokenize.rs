@@ -1,10 +1,8 @@
-//! `POST /tokenize`, `/detokenize` and `/apply-template`.
+//! `POST /tokenize` and `POST /detokenize`.
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use baton_schemas::llama_server::{
-    ApplyTemplate, ApplyTemplateReply, Detokenize, DetokenizeReply, Tokenize, TokenizeReply,
-};
+use baton_schemas::llama_server::{Detokenize, DetokenizeReply, Tokenize, TokenizeReply};
 
 use crate::http::body::JsonBody;
 use crate::http::{HttpFailure, HttpState};
@@ -32,18 +30,5 @@ pub(super) async fn detokenize(
     let Detokenize { model, tokens } = Detokenize::parse(&body)?;
     let text = state.backend.detokenize(model.as_deref(), tokens, &caller).await;
     text.map(|content| Json(DetokenizeReply { content }))
-        .map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
-}
-
-/// `POST /apply-template`: renders the prompt of a chat.
-pub(super) async fn apply_template(
-    State(state): State<HttpState>,
-    Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<ApplyTemplateReply>, HttpFailure> {
-    let ApplyTemplate { model, chat } = ApplyTemplate::parse(&body)?;
-    let prompt = state.backend.render(model.as_deref(), chat, &caller).await;
-    prompt
-        .map(|prompt| Json(ApplyTemplateReply { prompt }))
         .map_err(|error| HttpFailure::of_request(&error, &caller.request_id))
 }

@@ -6,7 +6,7 @@ use baton_schemas::CacheScope;
 use http::{HeaderMap, header};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use super::access_config::{AccessConfig, ConfiguredKey, key_hash};
+use super::{AccessConfig, ConfiguredKey, key_hash};
 use crate::account::{Account, KeyLimits};
 use crate::request::caller::CallerRole;
 

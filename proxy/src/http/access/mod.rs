@@ -1,13 +1,23 @@
-//! The checks of callers: keys, hosts and origins. They can be replaced while streams run.
+//! Which callers are admitted: API keys, host names and web pages' origins. All three can change while streams run.
+
+pub mod allowed_hosts;
+pub mod allowed_origins;
+mod config;
+pub(super) mod cors;
+pub mod host_check;
+pub(super) mod key_check;
+mod keys;
+pub(super) mod origin_check;
+mod rate_headers;
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use super::access_config::AccessConfig;
-use super::allowed_hosts::AllowedHosts;
-use super::allowed_origins::AllowedOrigins;
-use super::keys::Keys;
+pub use self::config::{AccessConfig, ConfiguredKey, key_hash};
+use self::allowed_hosts::AllowedHosts;
+use self::allowed_origins::AllowedOrigins;
+use self::keys::Keys;
 
 /// The checks that apply to each request.
 pub struct Access {

@@ -1,16 +1,17 @@
 //! `GET /`: for people who open the address in a browser, and for tools that check whether a server runs.
 
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, header};
 
-use super::ROUTES;
+use crate::http::HttpState;
 
 /// Answers with Ollama's own text, which its clients compare. A browser gets a list of routes.
-pub(super) async fn welcome(headers: HeaderMap) -> Response {
+pub(super) async fn welcome(State(state): State<HttpState>, headers: HeaderMap) -> Response {
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/html") {
-        format!("Baton is running. It speaks OpenAI's API, and Ollama's:\n\n  {}\n", ROUTES.join("\n  "))
-            .into_response()
+        let routes = state.routes.join("\n  ");
+        format!("Baton is running. It speaks OpenAI's API, and Ollama's:\n\n  {routes}\n").into_response()
     } else {
         "Ollama is running".into_response()
     }

@@ -2,12 +2,11 @@
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use baton_schemas::openai::ChatBody;
-use baton_schemas::openai::ChatRequest;
+use baton_schemas::openai::{ChatBody, ChatRequest};
 
-use super::body::JsonBody;
-use super::openapi::Operation;
-use super::{HttpFailure, HttpState};
+use crate::http::body::JsonBody;
+use crate::http::openapi::Operation;
+use crate::http::{HttpFailure, HttpState};
 use crate::request::caller::Caller;
 use crate::request::plan::explanation::Explanation;
 
@@ -16,7 +15,7 @@ pub(super) fn operation() -> Operation {
 }
 
 /// Takes the body of `/v1/chat/completions`.
-pub async fn explain(
+pub(super) async fn explain(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,

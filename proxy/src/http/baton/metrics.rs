@@ -8,10 +8,10 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header;
 
-use super::errors::HttpFailure;
-use super::openapi::Operation;
 use super::state::may_observe;
-use super::{HttpBackend, HttpState};
+use crate::http::errors::HttpFailure;
+use crate::http::openapi::Operation;
+use crate::http::{HttpBackend, HttpState};
 use crate::observe::metrics::CONTENT_TYPE;
 use crate::request::caller::Caller;
 
@@ -20,7 +20,7 @@ pub(super) fn operation() -> Operation {
 }
 
 /// Answers a scrape.
-pub async fn scrape(
+pub(super) async fn scrape(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
 ) -> Result<impl IntoResponse, HttpFailure> {
@@ -29,7 +29,7 @@ pub async fn scrape(
 }
 
 /// Counts every reply by its route's pattern. Paths as clients send them would create unbounded labels.
-pub async fn count(State(backend): State<Arc<dyn HttpBackend>>, request: Request, next: Next) -> Response {
+pub(in crate::http) async fn count(State(backend): State<Arc<dyn HttpBackend>>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;
     backend.replied(route.as_ref().map_or("other", MatchedPath::as_str), response.status().as_u16());

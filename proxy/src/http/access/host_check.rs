@@ -10,37 +10,37 @@ use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::uri::Authority;
 use http::{StatusCode, Version, header};
 
-use super::access::SharedAccess;
-use super::dialect::Dialect;
-use super::errors::HttpFailure;
+use super::SharedAccess;
+use crate::http::dialect::Dialect;
+use crate::http::errors::HttpFailure;
 
-/// The `Host` check of one listener. The allowed names can change while it serves; whether it checks them is fixed.
+/// The host check of one listener. The allowed names can change while it serves.
 #[derive(Clone)]
-pub struct Names {
-    /// The current access configuration, with the allowed names.
+pub struct HostCheck {
+    /// Holds the allowed names.
     pub access: SharedAccess,
-    /// False on a listener that other machines can reach.
-    pub checked: bool,
+    /// False on a listener that other machines can reach: it accepts every name.
+    pub checks_names: bool,
 }
 
 /// Answers 400 to a request without exactly one valid host. Where the listener checks names, answers 403 to a host that
 /// is not allowed.
-pub async fn check(State(names): State<Names>, request: Request, next: Next) -> Response {
+pub async fn check(State(host): State<HostCheck>, request: Request, next: Next) -> Response {
     let dialect = Dialect::of(request.uri().path());
-    let named = match named(&request) {
-        Ok(named) => named,
+    let authority = match authority(&request) {
+        Ok(authority) => authority,
         Err(problem) => return bad_host_header(problem).respond(dialect),
     };
     // Only HTTP/1.0 allows a request without a host, and no browser uses it.
-    let is_allowed = |authority: &Authority| names.access.load().hosts.allows(authority.host());
-    if names.checked && !named.as_ref().is_none_or(is_allowed) {
+    let is_allowed = |authority: &Authority| host.access.load().hosts.allows(authority.host());
+    if host.checks_names && !authority.as_ref().is_none_or(is_allowed) {
         return host_not_allowed().respond(dialect);
     }
     next.run(request).await
 }
 
 /// Returns the host that a request names: in the URI with HTTP/2, in a header with HTTP/1.
-fn named(request: &Request) -> Result<Option<Authority>, &'static str> {
+fn authority(request: &Request) -> Result<Option<Authority>, &'static str> {
     if let Some(authority) = request.uri().authority() {
         return Ok(Some(authority.clone()));
     }

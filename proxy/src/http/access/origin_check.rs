@@ -11,12 +11,12 @@ use baton_schemas::ErrorCode;
 use baton_schemas::openai::{ErrorBody, ErrorKind};
 use http::{StatusCode, header};
 
-use super::access::SharedAccess;
-use super::dialect::Dialect;
-use super::errors::HttpFailure;
+use super::SharedAccess;
+use crate::http::dialect::Dialect;
+use crate::http::errors::HttpFailure;
 
 /// Answers 403 to a page whose origin is not allowed, preflights included.
-pub async fn check(State(access): State<SharedAccess>, request: Request, next: Next) -> Response {
+pub(in crate::http) async fn check(State(access): State<SharedAccess>, request: Request, next: Next) -> Response {
     let access = access.load_full();
     let origins = request.headers().get_all(header::ORIGIN);
     if origins.iter().all(|origin| access.origins.allows(origin)) {

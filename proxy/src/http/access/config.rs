@@ -1,10 +1,11 @@
 //! The configuration of access.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::account::Account;
 
-/// Keys, hosts and origins. The default is open access. No `Debug`: it holds keys.
+/// Keys, hosts and origins. The default is open access.
 #[derive(Clone, Default)]
 pub struct AccessConfig {
     /// Keys of the owner, in plain text. If `keys` is empty too, no key is required.
@@ -18,6 +19,20 @@ pub struct AccessConfig {
     pub allowed_hosts: Vec<String>,
     /// Additional browser origins that may call, e.g. `https://chat.example.com`; `*` means any.
     pub allowed_origins: Vec<String>,
+}
+
+impl AccessConfig {
+    /// Returns true if clients must present a key.
+    pub fn needs_key(&self) -> bool {
+        !self.api_keys.is_empty() || !self.keys.is_empty()
+    }
+}
+
+impl fmt::Debug for AccessConfig {
+    /// Hides the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AccessConfig")
+    }
 }
 
 /// A key that opens the API.

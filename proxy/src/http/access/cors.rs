@@ -7,15 +7,17 @@ use std::time::Duration;
 use http::{HeaderName, Method, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::access::SharedAccess;
+use super::SharedAccess;
+use crate::http::request_id::X_REQUEST_ID;
+use crate::http::route_header::X_BATON_ROUTE;
 
 /// Browsers cap this at 2 h. Each cached preflight saves a round trip.
 const MAX_AGE: Duration = Duration::from_secs(2 * 60 * 60);
 
 /// Our response headers that a page's script may read.
 const EXPOSED: [HeaderName; 11] = [
-    super::request_id::X_REQUEST_ID,
-    super::route_header::X_BATON_ROUTE,
+    X_REQUEST_ID,
+    X_BATON_ROUTE,
     header::RETRY_AFTER,
     HeaderName::from_static("retry-after-ms"),
     HeaderName::from_static("x-should-retry"),
@@ -28,7 +30,7 @@ const EXPOSED: [HeaderName; 11] = [
 ];
 
 /// Answers preflights and adds CORS headers to replies.
-pub fn layer(access: SharedAccess) -> CorsLayer {
+pub(in crate::http) fn layer(access: SharedAccess) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(AllowOrigin::predicate(move |origin, _| access.load().origins.allows(origin)))
         .allow_methods([Method::GET, Method::HEAD, Method::POST, Method::OPTIONS])

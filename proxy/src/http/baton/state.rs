@@ -17,12 +17,12 @@ use baton_schemas::openai::{ErrorBody, ErrorKind};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 
-use super::errors::{HttpFailure, Retry};
-use super::event_stream::sse_headers;
-use super::http_state::MAX_WATCHERS;
-use super::openapi::Operation;
-use super::request_steps::Stopping;
-use super::{HttpBackend, HttpState};
+use crate::http::errors::{HttpFailure, Retry};
+use crate::http::event_stream::sse_headers;
+use crate::http::http_state::MAX_WATCHERS;
+use crate::http::openapi::Operation;
+use crate::http::request_steps::Stopping;
+use crate::http::{HttpBackend, HttpState};
 use crate::observe::snapshot::EndpointState;
 use crate::request::caller::{Caller, CallerRole};
 
@@ -38,7 +38,7 @@ pub(super) fn operation() -> Operation {
 }
 
 /// Answers with one state, or with a stream of states if the query has `stream=1` or `Accept` names event streams.
-pub async fn show(
+pub(super) async fn show(
     State(state): State<HttpState>,
     Extension(caller): Extension<Caller>,
     stopping: Option<Extension<Stopping>>,

@@ -1,0 +1,37 @@
+//! Collects a whole message from a request's steps.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::FinishReason;
+use baton_schemas::anthropic::reply::{MessageContent, Stop};
+use futures::StreamExt;
+
+use super::head::{MessageHead, usage};
+use crate::error::RequestError;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::{RequestStep, RequestSteps};
+use crate::http::route_header::insert_route;
+use crate::reply_event::EventKind;
+
+/// Collects a whole message. Dropping the future cancels the request.
+pub(super) async fn collect(mut steps: RequestSteps, head: MessageHead) -> Result<Response, RequestError> {
+    let mut content = MessageContent::default();
+    let mut totals = ReplyTotals::new(1);
+    let mut end = Stop { reason: FinishReason::Stop, sequence: None };
+    while let Some(step) = steps.next().await {
+        let step = step?;
+        totals.record(&step);
+        let RequestStep::Event(event) = step else { continue };
+        match event.kind {
+            EventKind::Text { text, .. } => content.text(&text),
+            EventKind::Reasoning { text } if head.shows_thinking => content.thinking(&text),
+            EventKind::ToolCall { call } => content.call(&call),
+            // Every choice finishes before the steps end.
+            EventKind::Finished { reason, stop, .. } => end = Stop { reason, sequence: stop },
+            _ => {}
+        }
+    }
+    let mut response = Json(head.begun(usage(&totals)).ended(content, end)).into_response();
+    insert_route(response.headers_mut(), &totals.route);
+    Ok(response)
+}

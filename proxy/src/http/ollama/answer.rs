@@ -1,0 +1,71 @@
+//! The answer to `/api/chat` and `/api/generate`: a stream, a whole reply, or the loading of a model.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::GenerateRequest;
+use baton_schemas::ollama::LoadOnly;
+use baton_schemas::ollama::reply::OllamaEnd;
+
+use super::failure::OllamaFailure;
+use super::line::{LineContent, LineShape};
+use super::stream::LineWriter;
+use super::whole;
+use crate::error::RequestError;
+use crate::http::request_steps::{DrainDeadline, or_drained, steps};
+use crate::http::{HttpState, streamed};
+use crate::request::caller::Caller;
+
+/// A request of either route.
+pub(super) struct OllamaJob {
+    pub(super) generate: GenerateRequest,
+    /// The client only loads or unloads the model.
+    pub(super) load_only: Option<LoadOnly>,
+    /// The client wants a stream, not one object.
+    pub(super) stream: bool,
+    pub(super) shape: LineShape,
+}
+
+/// Serves a request of either route.
+pub(super) async fn answer(
+    state: HttpState,
+    caller: &Caller,
+    drain: &DrainDeadline,
+    job: OllamaJob,
+) -> Result<Response, OllamaFailure> {
+    let response = match job.load_only {
+        Some(wish) => load_or_unload(&state, caller, drain, &job, wish).await,
+        None => reply(state, caller, drain, job).await,
+    };
+    response.map_err(|error| OllamaFailure::of_request(&error, &caller.request_id))
+}
+
+async fn reply(
+    state: HttpState,
+    caller: &Caller,
+    drain: &DrainDeadline,
+    job: OllamaJob,
+) -> Result<Response, RequestError> {
+    let OllamaJob { generate, stream, shape, .. } = job;
+    let steps = steps(state.backend, generate, caller.clone(), drain.clone());
+    match stream {
+        true => streamed::respond(steps, LineWriter::new(shape), &state.config, caller).await,
+        false => whole::collect(steps, shape).await,
+    }
+}
+
+/// Loads a model, or starts to unload it if `keep_alive` is 0. A model that is always loaded stays.
+async fn load_or_unload(
+    state: &HttpState,
+    caller: &Caller,
+    drain: &DrainDeadline,
+    job: &OllamaJob,
+    wish: LoadOnly,
+) -> Result<Response, RequestError> {
+    let model = &job.shape.model;
+    let outcome = match wish {
+        LoadOnly::Load => or_drained(drain, state.backend.load(model, job.generate.keep_alive, caller)).await?,
+        LoadOnly::Unload => or_drained(drain, state.backend.unload(model, caller)).await?,
+    };
+    outcome?;
+    Ok(Json(job.shape.last(LineContent::default(), &[], OllamaEnd::loaded(wish))).into_response())
+}

@@ -1,0 +1,30 @@
+//! `POST /api/chat`.
+
+use std::time::Instant;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::Response;
+use baton_schemas::ollama::OllamaChatRequest;
+
+use super::answer::{OllamaJob, answer};
+use super::failure::OllamaFailure;
+use super::line::{LineShape, OllamaRoute};
+use crate::http::body::JsonBody;
+use crate::http::request_steps::DrainDeadline;
+use crate::http::{HttpFailure, HttpState};
+use crate::request::caller::Caller;
+
+/// Continues a chat.
+pub(super) async fn chat(
+    State(state): State<HttpState>,
+    Extension(caller): Extension<Caller>,
+    drain: Option<Extension<DrainDeadline>>,
+    body: Result<JsonBody, HttpFailure>,
+) -> Result<Response, OllamaFailure> {
+    let since = Instant::now();
+    let OllamaChatRequest { generate, load_only, stream } = OllamaChatRequest::parse(&body?.0, rand::random())?;
+    let shape = LineShape { route: OllamaRoute::Chat, model: generate.model.clone(), since };
+    let drain = drain.map(|Extension(drain)| drain).unwrap_or_default();
+    answer(state, &caller, &drain, OllamaJob { generate, load_only, stream, shape }).await
+}

@@ -1,0 +1,47 @@
+//! Collects a whole reply from a request's steps.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use baton_schemas::FinishReason;
+use baton_schemas::tools::CallCollector;
+use futures::StreamExt;
+
+use super::line::{LineContent, LineShape};
+use crate::error::RequestError;
+use crate::http::reply_totals::ReplyTotals;
+use crate::http::request_steps::{RequestStep, RequestSteps};
+use crate::http::route_header::insert_route;
+use crate::reply_event::EventKind;
+
+/// Collects a whole reply. Dropping the future cancels the request.
+pub(super) async fn collect(mut steps: RequestSteps, shape: LineShape) -> Result<Response, RequestError> {
+    let mut content = LineContent::default();
+    let mut tokens = Vec::new();
+    let mut calls = CallCollector::default();
+    let mut totals = ReplyTotals::new(1);
+    let mut end = FinishReason::Stop;
+    while let Some(step) = steps.next().await {
+        let step = step?;
+        totals.record(&step);
+        let RequestStep::Event(event) = step else { continue };
+        match event.kind {
+            EventKind::Text { text, tokens: more } => {
+                content.text.push_str(&text);
+                tokens.extend(more);
+            }
+            EventKind::Reasoning { text } => content.thinking.push_str(&text),
+            EventKind::ToolCall { call } => {
+                content.append(calls.take(&call).map(LineContent::call).unwrap_or_default());
+            }
+            // Every choice finishes before the steps end.
+            EventKind::Finished { reason, .. } => {
+                end = reason;
+                content.append(calls.rest().as_ref().map(LineContent::unfinished).unwrap_or_default());
+            }
+            _ => {}
+        }
+    }
+    let mut response = Json(shape.last(content, &tokens, shape.end(end, &totals))).into_response();
+    insert_route(response.headers_mut(), &totals.route);
+    Ok(response)
+}
