@@ -1,6 +1,5 @@
 //! `baton check-config`: everything that is wrong with a configuration file, without starting anything.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use baton_proxy::config::ConfigFile;
@@ -22,8 +21,8 @@ pub(super) struct CheckConfigArgs {
 pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
     let file = ConfigFile::read(&args.file)?;
     let more = local_problems(&file.raw);
-    let config = file.check(&BTreeSet::new(), more).map_err(config_file::print_mistakes)?;
-    let has_nodes = !config.decode.is_empty() || !config.prefill.is_empty();
+    let config = file.check(more).map_err(config_file::print_mistakes)?;
+    let has_nodes = !config.routing.decode.is_empty() || !config.routing.prefill.is_empty();
     // The file may be checked on another machine than the one that serves it.
     if has_nodes && std::env::var_os(KEY_VARIABLE).is_none_or(|key| key.is_empty()) {
         terminal::note(format_args!("{KEY_VARIABLE} is not set here: `baton serve` needs it for these nodes"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_proxy::config::DEFAULT_LISTEN;
+use baton_proxy::config::{API_KEY_VARIABLE, DEFAULT_LISTEN};
 use baton_proxy::serve::CommandFailure;
 use clap::Args;
 use reqwest::redirect::Policy;
@@ -15,7 +15,7 @@ pub(super) struct EndpointArgs {
     #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
     endpoint: String,
     /// The endpoint's key, if it needs one; for its state an operator's
-    #[arg(long = "api-key", value_name = "KEY", env = super::serve::API_KEY_VARIABLE, hide_env_values = true)]
+    #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
     api_key: Option<String>,
 }
 

@@ -1,4 +1,7 @@
-//! Defaults that the command line shows, too.
+//! Defaults and names that the command line shows, too.
+
+/// The environment variable of `--api-key`.
+pub const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Loopback: other machines reach the endpoint only if the operator says so.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:8080";

@@ -53,10 +53,13 @@ impl Mistake {
     }
 }
 
-/// A key on the way from the top of the file, and its place in a list of tables.
+/// A key on the way from the top of the file.
 struct KeyStep {
     key: String,
+    /// The place in its list.
     index: Option<usize>,
+    /// Its value may be a secret.
+    is_secret: bool,
 }
 
 struct Check {
@@ -76,8 +79,10 @@ impl Check {
         let mut wrong = Vec::new();
         for (key, value) in table.iter_mut() {
             let name = key.get_ref().to_string();
-            self.path.push(KeyStep { key: name.clone(), index: None });
-            let is_fine = match place.key(&name) {
+            let known = place.key(&name);
+            let is_secret = place.is_secret() || known.is_some_and(SchemaPlace::is_secret);
+            self.path.push(KeyStep { key: name.clone(), index: None, is_secret });
+            let is_fine = match known {
                 Some(place) => self.value(value, place),
                 None => {
                     self.unknown(&key.span(), is_table(value.get_ref()));
@@ -132,25 +137,18 @@ impl Check {
     /// Says what is wrong with a value without repeating a text, or a number that may be a secret: this goes to logs.
     fn wrong(&mut self, span: &Range<usize>, value: &DeValue<'_>, wrong: &Wrong) {
         let at = Some(span.start);
-        let keys: Vec<&str> = self.path.iter().map(|step| step.key.as_str()).collect();
-        self.mistakes.push(match wrong {
-            Wrong::Type { expected } => {
-                let message = format!("{} must be {expected}, and is {}", keys.join("."), found(&keys, value));
-                Mistake { at, message, is_of_type: true }
-            }
-            Wrong::Range { least, most } => {
-                let with_index = |step: &KeyStep| match step.index {
-                    Some(index) => format!("{}[{index}]", step.key),
-                    None => step.key.clone(),
-                };
-                let path = self.path.iter().map(with_index).collect::<Vec<_>>().join(".");
-                let message = match *most == f64::INFINITY {
-                    true => format!("{path} must be at least {least}"),
-                    false => format!("{path} must be between {least} and {most}"),
-                };
-                Mistake { at, message, is_of_type: true }
-            }
-        });
+        let with_index = |step: &KeyStep| match step.index {
+            Some(index) => format!("{}[{index}]", step.key),
+            None => step.key.clone(),
+        };
+        let path = self.path.iter().map(with_index).collect::<Vec<_>>().join(".");
+        let is_secret = self.path.last().is_some_and(|step| step.is_secret);
+        let message = match wrong {
+            Wrong::Type { expected } => format!("{path} must be {expected}, and is {}", found(value, is_secret)),
+            Wrong::Range { least, most } if *most == f64::INFINITY => format!("{path} must be at least {least}"),
+            Wrong::Range { least, most } => format!("{path} must be between {least} and {most}"),
+        };
+        self.mistakes.push(Mistake { at, message, is_of_type: true });
     }
 }
 
@@ -184,9 +182,7 @@ fn compare(value: &DeValue<'_>, place: SchemaPlace) -> Result<(), Wrong> {
     Err(Wrong::Range { least, most })
 }
 
-fn found<'a>(keys: &[&str], value: &'a DeValue<'_>) -> &'a str {
-    let is_last_secret = keys.last().is_some_and(|key| key.contains("key") || *key == "hash");
-    let is_secret = is_last_secret || keys.contains(&"headers");
+fn found<'a>(value: &'a DeValue<'_>, is_secret: bool) -> &'a str {
     match value {
         DeValue::String(_) => "a text",
         DeValue::Array(_) => "a list",

@@ -49,7 +49,7 @@ pub struct EngineArgs {
     /// Map the model's file into memory; false reads it whole, for a slow or a network disk [default: true]
     #[arg(long, value_name = "BOOL")]
     pub mmap: Option<bool>,
-    /// Prompt tokens per step beside running streams [default: what 100 ms allow]
+    /// Prompt tokens per step while streams run [default: what 100 ms allow]
     #[arg(long, value_name = "TOKENS")]
     pub prefill_budget: Option<u32>,
     /// Requests that may wait for a slot [default: 256]
@@ -88,29 +88,6 @@ fn codecs() -> impl TypedValueParser<Value = Codec> {
 }
 
 impl EngineArgs {
-    /// These options over `base`: what is set here wins.
-    pub fn over(self, base: EngineArgs) -> EngineArgs {
-        EngineArgs {
-            engine: self.engine.or(base.engine),
-            slots: self.slots.or(base.slots),
-            ctx_size: self.ctx_size.or(base.ctx_size),
-            kv_cells: self.kv_cells.or(base.kv_cells),
-            ubatch: self.ubatch.or(base.ubatch),
-            threads: self.threads.or(base.threads),
-            gpu_layers: self.gpu_layers.or(base.gpu_layers),
-            device: self.device.or(base.device),
-            mmap: self.mmap.or(base.mmap),
-            prefill_budget: self.prefill_budget.or(base.prefill_budget),
-            max_queued: self.max_queued.or(base.max_queued),
-            max_canary_distance: self.max_canary_distance.or(base.max_canary_distance),
-            kv_codecs: self.kv_codecs.or(base.kv_codecs),
-            chat_template_file: self.chat_template_file.or(base.chat_template_file),
-            mmproj: self.mmproj.or(base.mmproj),
-            sim_prefill_tps: self.sim_prefill_tps.or(base.sim_prefill_tps),
-            sim_decode_tps: self.sim_decode_tps.or(base.sim_decode_tps),
-        }
-    }
-
     /// Every option that is out of range: its key in the configuration file, and what is wrong with it.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let numbers = [
@@ -213,7 +190,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Command {
+    struct EngineFlags {
         #[command(flatten)]
         engine: EngineArgs,
     }
@@ -240,16 +217,15 @@ mod tests {
             sim_decode_tps: Some(10.25),
         };
         let args = std::iter::once("baton".into()).chain(all.to_args());
-        assert_eq!(Command::parse_from(args).engine, all);
-        assert_eq!(EngineArgs::default().over(all.clone()), all);
+        assert_eq!(EngineFlags::parse_from(args).engine, all);
         let args = std::iter::once("baton".into()).chain(EngineArgs::default().to_args());
-        assert_eq!(Command::parse_from(args).engine, EngineArgs::default());
+        assert_eq!(EngineFlags::parse_from(args).engine, EngineArgs::default());
     }
 
     #[test]
     fn what_is_out_of_range_is_named() {
         let check = |args: &[&str], expected: Option<&str>| {
-            let parsed = Command::parse_from([&["baton"], args].concat()).engine.problems();
+            let parsed = EngineFlags::parse_from([&["baton"], args].concat()).engine.problems();
             assert_eq!(parsed.first().map(|(key, _)| *key), expected, "{args:?}");
         };
         check(&[], None);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::diagnose::{self, Mistake};
 use super::error::{ConfigError, ConfigProblem, Mistakes};
+use super::flags::ConfigFlags;
 use super::raw::RawConfig;
 use super::serve_config::ServeConfig;
 use super::text_file::read_text;
@@ -14,8 +15,7 @@ use super::text_file::read_text;
 /// The largest configuration: some hundred thousand lines.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A file that was read, or none, in which case every key has its default. Flags are laid over `raw` before it is
-/// checked.
+/// A file that was read, with flags over it. The default has neither, so every key has its default.
 #[derive(Default)]
 pub struct ConfigFile {
     path: Option<PathBuf>,
@@ -23,6 +23,7 @@ pub struct ConfigFile {
     /// The values, without those that could not be understood.
     pub raw: RawConfig,
     mistakes: Vec<Mistake>,
+    given_flags: BTreeSet<String>,
 }
 
 impl ConfigFile {
@@ -33,17 +34,23 @@ impl ConfigFile {
         let text = read_text(path, MAX_BYTES).map_err(unreadable)?;
         let (mut raw, mistakes) = diagnose::parse(&text);
         raw.resolve(&folder_of(path).map_err(unreadable)?);
-        Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes })
+        Ok(ConfigFile { path: Some(path.to_owned()), text, raw, mistakes, given_flags: BTreeSet::new() })
     }
 
-    /// Checks the configuration. `by_flags` are the keys whose values came from the command line; `more` are problems that
-    /// the caller has found. Errors: every mistake.
-    pub fn check(mut self, by_flags: &BTreeSet<String>, more: Vec<ConfigProblem>) -> Result<ServeConfig, ConfigError> {
+    /// Overwrites the keys whose flags are given.
+    pub fn with_flags(mut self, flags: &ConfigFlags) -> Result<ConfigFile, ConfigError> {
+        flags.lay_over(&mut self.raw).map_err(|error| ConfigError::Later(error.to_string()))?;
+        self.given_flags = flags.given();
+        Ok(self)
+    }
+
+    /// Checks the configuration. `more` are problems that the caller has found. Errors: every mistake.
+    pub fn check(mut self, more: Vec<ConfigProblem>) -> Result<ServeConfig, ConfigError> {
         let mut problems = self.raw.problems();
         problems.extend(more);
         let is_file = self.path.is_some();
         let (in_file, flags): (Vec<_>, Vec<_>) =
-            problems.into_iter().partition(|problem| is_file && !by_flags.contains(&problem.key));
+            problems.into_iter().partition(|problem| is_file && !self.given_flags.contains(&problem.flag));
         for ConfigProblem { key, message, .. } in in_file {
             let at = diagnose::position(&self.text, &key);
             let message = format!("{key} {message}");

@@ -23,6 +23,7 @@ pub struct RawKey {
     /// Whose it is; shown in logs.
     pub name: String,
     /// As `baton key new` printed it.
+    #[schemars(extend("x-secret" = true))]
     pub hash: String,
     /// Models it may name; empty: all.
     pub models: Vec<String>,

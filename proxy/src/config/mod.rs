@@ -1,14 +1,15 @@
 //! The configuration: one file, flags over it, one check, then values that cannot be wrong.
 //!
 //! Flags win over the file, the file over the defaults. Every mistake is reported at once, in the file and in the flags.
-//! Nothing reads the environment after start-up. A key is a field in `raw.rs`, which `serve_config.rs` has in its checked
-//! form.
+//! Nothing reads the environment after start-up. A key is a field in `raw.rs`, with its flag if it has one;
+//! `serve_config.rs` has its checked form.
 
 mod defaults;
 mod diagnose;
 pub mod engine_args;
 mod error;
 mod file;
+mod flags;
 mod hint;
 mod keys;
 mod node_address;
@@ -21,14 +22,15 @@ mod text_file;
 pub mod transport_args;
 mod upstream;
 
-pub use self::defaults::{DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN};
+pub use self::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL, OLLAMA_LISTEN};
 pub use self::error::{ConfigError, ConfigProblem, Mistakes};
 pub use self::file::ConfigFile;
+pub use self::flags::ConfigFlags;
 pub use self::keys::{RawKey, hash_text};
 pub use self::node_address::node_url;
 pub use self::own_models::{LoadingConfig, OwnModelConfig, RawOwnModel};
 pub use self::raw::{RawConfig, RawDeadlines, RawModel, RawTracing};
-pub use self::serve_config::ServeConfig;
+pub use self::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 pub(crate) use self::text_file::read_text;
 pub use self::upstream::RawUpstream;
 

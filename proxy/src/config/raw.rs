@@ -1,7 +1,7 @@
 //! The file as it is written, and its conversion into the checked configuration.
 //!
-//! A new key is a field here with its range, and a value of [`ServeConfig`]. Rules between keys and forms of texts are checked
-//! in `problems.rs`.
+//! A new key is a field here, with its range and its flag if it has one, and a field of [`ServeConfig`] or of one of its
+//! parts. Rules between keys and forms of texts are checked in `problems.rs`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,18 +9,20 @@ use std::time::Duration;
 use baton_planner::deadlines::Deadlines;
 use baton_planner::policy::PolicyName;
 use baton_schemas::sampling_fields::SamplingFields;
+use clap::Args;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::defaults::{DEFAULT_LISTEN, DEFAULT_MODEL};
+use super::defaults::{API_KEY_VARIABLE, DEFAULT_LISTEN, DEFAULT_MODEL};
 use super::engine_args::EngineArgs;
 use super::error::ConfigError;
 use super::keys::{self, RawKey};
 use super::node_address::node_url;
 use super::own_models::{self, RawLoading, RawOwnModel};
-use super::serve_config::ServeConfig;
+use super::serve_config::{RoutingConfig, ServeConfig, StartupConfig};
 use super::transport_args::TransportArgs;
 use super::upstream::{self, RawUpstream};
+use crate::http::AccessConfig;
 use crate::request::admission::{Bounds, DEFAULT_MAX_WAIT, DEFAULT_MAX_WAITING};
 
 /// Each admitted request costs some kilobytes: a larger number is mistyped.
@@ -39,48 +41,68 @@ const MAX_DEADLINE_MS: u32 = 3_600_000;
 /// The smallest factor is 1: with a smaller one, a correct prediction would miss its deadline.
 const MAX_DEADLINE_FACTOR: u32 = 1_000;
 
-/// The file as written; every key may be absent.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+/// The file as written; every key may be absent. A field with `#[arg(long)]` has a flag, too.
+#[derive(Debug, Default, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawConfig {
-    /// `HOST:PORT` of the endpoint.
+    /// The address of the endpoint [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
-    /// `HOST:PORT` of a second listener, for Ollama's clients.
+    /// A second address with the same routes, for clients that expect Ollama at its own port: 127.0.0.1:11434
+    #[arg(long, value_name = "HOST:PORT")]
     pub ollama_listen: Option<String>,
     /// Requests served at once.
+    #[arg(skip)]
     #[schemars(range(min = 1, max = MAX_MAX_REQUESTS))]
     pub max_requests: Option<usize>,
     /// Requests that wait to be served.
+    #[arg(skip)]
     #[schemars(range(max = MAX_MAX_WAITING))]
     pub max_waiting: Option<usize>,
     /// How long they wait.
+    #[arg(skip)]
     #[schemars(range(min = 0, max = MAX_WAIT_SECONDS))]
     pub max_wait_seconds: Option<f64>,
-    /// Keys a client must present one of. None: open.
+    /// A key clients must present; repeat for several. Better in the configuration file: arguments show in `ps`
+    #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
+    #[schemars(extend("x-secret" = true))]
     pub api_keys: Vec<String>,
     /// Keys with limits, by their hashes.
+    #[arg(skip)]
+    #[schemars(extend("x-secret" = true))]
     pub keys: Vec<RawKey>,
     /// Let callers with different keys reuse each other's cached prompts.
+    #[arg(skip)]
     pub share_prefix_cache: Option<bool>,
-    /// Origins a browser page may call from, beside localhost.
+    /// Origins of web pages that may call, in addition to localhost.
+    #[arg(skip)]
     pub allowed_origins: Vec<String>,
-    /// Host names this endpoint answers to on loopback, beside its own.
+    /// Host names that a loopback listener answers to, in addition to this machine's own.
+    #[arg(skip)]
     pub allowed_hosts: Vec<String>,
-    /// PEM file of CA certificates to trust for nodes, beside the system's.
+    /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
+    #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
-    /// Let the cluster key and prompts travel readable between machines.
-    pub allow_plain_http: bool,
+    /// Let the cluster key, prompts and KV travel readable between machines: only on a network you trust
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    pub allow_plain_http: Option<bool>,
     /// Deadlines of steps with a predicted time.
+    #[arg(skip)]
     pub deadlines: RawDeadlines,
     /// The model.
+    #[command(flatten)]
     pub model: RawModel,
     /// Own models that are loaded on demand.
+    #[arg(skip)]
     pub models: Vec<RawOwnModel>,
     /// How those are loaded.
+    #[arg(skip)]
     pub loading: RawLoading,
     /// Other servers that speak text.
+    #[arg(skip)]
     pub upstream: Vec<RawUpstream>,
     /// Where traces go.
+    #[arg(skip)]
     pub tracing: RawTracing,
 }
 
@@ -102,7 +124,7 @@ pub struct RawDeadlines {
 }
 
 impl RawDeadlines {
-    /// With defaults for what is not written.
+    /// Fills in the defaults.
     pub(super) fn typed(&self) -> Deadlines {
         let defaults = Deadlines::default();
         Deadlines {
@@ -123,26 +145,37 @@ pub struct RawTracing {
 }
 
 /// `[model]` as written.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Args, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawModel {
-    /// A path, a catalogue name, or `owner/repo[:file]`.
+    /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
+    #[arg(long = "model", short = 'm', value_name = "PATH|NAME")]
     pub source: Option<String>,
-    /// The public name.
+    /// The model's public name [default: from the model]
+    #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// More public names.
+    #[arg(skip)]
     pub aliases: Vec<String>,
-    /// Addresses of nodes that compute prompts.
-    pub prefill: Vec<String>,
-    /// Addresses of nodes that generate.
+    /// A node that generates (`baton node --role decode` or `both`), http:// if no scheme is given; repeat for several.
+    /// Without a model here, no engine is started here; needs BATON_CLUSTER_KEY
+    #[arg(long, alias = "node", value_name = "HOST:PORT|URL")]
     pub decode: Vec<String>,
-    /// How requests are planned.
-    pub policy: Option<String>,
-    /// Measure idle nodes and links with made-up prompts.
+    /// A node that computes prompts (`baton node --role prefill`), http:// if no scheme is given; repeat for several;
+    /// needs BATON_CLUSTER_KEY
+    #[arg(long, value_name = "HOST:PORT|URL")]
+    pub prefill: Vec<String>,
+    /// Do not measure idle nodes and links with made-up prompts; rates are learned from requests alone
+    #[arg(long = "no-calibration", num_args = 0, default_missing_value = "false")]
     pub calibrate: Option<bool>,
+    /// How requests are planned: fastest, always_handoff, direct, round_robin, least_loaded [default: fastest]
+    #[arg(long, value_name = "NAME")]
+    pub policy: Option<String>,
     /// How tokens are drawn where a client does not say.
+    #[arg(skip)]
     pub sampling: SamplingFields,
     /// How the engine runs it.
+    #[command(flatten)]
     pub engine: EngineArgs,
 }
 
@@ -180,7 +213,7 @@ impl RawConfig {
 
     /// How nodes and upstreams are reached.
     pub(super) fn transport(&self) -> TransportArgs {
-        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http: self.allow_plain_http }
+        TransportArgs { tls_ca: self.tls_ca.clone(), allow_plain_http: self.allow_plain_http.unwrap_or(false) }
     }
 
     /// The checked values. Errors: a key of an upstream can no longer be read.
@@ -192,34 +225,40 @@ impl RawConfig {
         let transport = self.transport();
         let upstreams = upstream::checked(&self.upstream)?;
         Ok(ServeConfig {
-            listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
-            ollama_listen: self.ollama_listen,
+            startup: StartupConfig {
+                listen: self.listen.unwrap_or_else(|| DEFAULT_LISTEN.to_owned()),
+                ollama_listen: self.ollama_listen,
+                transport,
+                source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
+                engine: self.model.engine,
+                otlp_endpoint: self.tracing.otlp_endpoint,
+            },
             bounds: Bounds {
                 max_requests: self.max_requests,
                 max_waiting: self.max_waiting.unwrap_or(DEFAULT_MAX_WAITING),
                 max_wait: self.max_wait_seconds.map_or(DEFAULT_MAX_WAIT, Duration::from_secs_f64),
             },
-            api_keys: self.api_keys,
-            keys: keys::checked(self.keys),
-            share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
-            allowed_origins: self.allowed_origins,
-            allowed_hosts: self.allowed_hosts,
-            source: self.model.source.unwrap_or_else(|| DEFAULT_MODEL.to_owned()),
+            access: AccessConfig {
+                api_keys: self.api_keys,
+                keys: keys::checked(self.keys),
+                share_prefix_cache: self.share_prefix_cache.unwrap_or(false),
+                allowed_origins: self.allowed_origins,
+                allowed_hosts: self.allowed_hosts,
+            },
             name: self.model.name,
             aliases: self.model.aliases,
-            deadlines: self.deadlines.typed(),
-            calibrate: self.model.calibrate.unwrap_or(true),
-            policy: self.model.policy.as_deref().and_then(PolicyName::parse).unwrap_or_default().policy(),
-            prefill,
-            decode,
-            has_own_engine,
-            transport,
-            upstreams,
-            engine: self.model.engine,
             sampling: self.model.sampling,
+            routing: RoutingConfig {
+                has_own_engine,
+                prefill,
+                decode,
+                policy: self.model.policy.as_deref().and_then(PolicyName::parse).unwrap_or_default(),
+                deadlines: self.deadlines.typed(),
+                calibrate: self.model.calibrate.unwrap_or(true),
+            },
+            upstreams,
             models: own_models::checked(self.models),
             loading: self.loading.typed(),
-            otlp_endpoint: self.tracing.otlp_endpoint,
         })
     }
 }

@@ -1,7 +1,8 @@
 //! What a configuration file may hold: the JSON schema that is derived from [`RawConfig`], as a tree of tables and values.
 //!
-//! A new field is a new key without further work. `#[schemars(range(…))]` at a field is its range, and
-//! `extend("x-expected" = "…")` at a type says in words what it takes, where its schema has several forms.
+//! A new field is a new key without further work. `#[schemars(range(…))]` at a field is its range. `extend("x-secret" =
+//! true)` at a field keeps its value out of messages. `extend("x-expected" = "…")` at a type says in words what it takes,
+//! where its schema has several forms.
 
 use std::sync::LazyLock;
 
@@ -66,6 +67,11 @@ impl SchemaPlace {
             "boolean" => Takes::Boolean,
             _ => Takes::Text,
         }
+    }
+
+    /// Returns true if messages must not repeat its value.
+    pub(super) fn is_secret(self) -> bool {
+        self.schema.get("x-secret").and_then(Value::as_bool) == Some(true)
     }
 
     /// The smallest and the largest number of a range that a field names; infinite where it names none.

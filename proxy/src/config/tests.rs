@@ -1,8 +1,9 @@
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use baton_engines::registry::EngineKind;
 use baton_schemas::keep_alive::KeepAlive;
+use clap::Parser;
 
 use super::*;
 
@@ -13,7 +14,7 @@ fn read(text: &str) -> Result<ServeConfig, String> {
 }
 
 fn check_file(path: &Path) -> Result<ServeConfig, ConfigError> {
-    ConfigFile::read(path)?.check(&BTreeSet::new(), Vec::new())
+    ConfigFile::read(path)?.check(Vec::new())
 }
 
 /// Every mistake in the file, each with its line.
@@ -28,8 +29,8 @@ fn mistakes(text: &str) -> Vec<String> {
 #[test]
 fn an_empty_file_is_the_defaults() {
     let config = read("").unwrap();
-    assert_eq!((config.listen.as_str(), config.source.as_str()), (DEFAULT_LISTEN, DEFAULT_MODEL));
-    assert!(config.api_keys.is_empty() && !config.share_prefix_cache);
+    assert_eq!((config.startup.listen.as_str(), config.startup.source.as_str()), (DEFAULT_LISTEN, DEFAULT_MODEL));
+    assert!(config.access.api_keys.is_empty() && !config.access.share_prefix_cache);
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn a_wrong_flag_is_named_as_one() {
     let check = |change: fn(&mut RawConfig), flag: &str| {
         let mut file = ConfigFile::default();
         change(&mut file.raw);
-        let message = file.check(&BTreeSet::new(), Vec::new()).unwrap_err().to_string();
+        let message = file.check(Vec::new()).unwrap_err().to_string();
         assert!(message.starts_with(flag), "{message}");
     };
     check(|raw| raw.listen = Some("8080".into()), "--listen must be HOST:PORT");
@@ -136,7 +137,7 @@ fn what_cannot_be_used_is_told_beside_what_is_wrong() {
         "line 4: model.prefill is refused: http://b.local:9 is plain HTTP",
         "line 8: upstream[0].url is refused: http://10.0.0.1:1 is plain HTTP",
         "line 9: upstream[0].key_env names the variable BATON_NO_SUCH_VARIABLE, which is not set",
-        "line 10: upstream.max_concurrent must be a whole number from 1 to 10000, and is a text",
+        "line 10: upstream[0].max_concurrent must be a whole number from 1 to 10000, and is a text",
         "line 11: unknown table \"engine\" here; did you mean [model.engine]",
     ];
     let mistakes = mistakes(text);
@@ -151,7 +152,7 @@ fn what_cannot_be_used_is_told_beside_what_is_wrong() {
 fn a_value_of_the_wrong_type_is_one_mistake() {
     let mistakes = mistakes("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = 3\n");
     assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
-    assert!(mistakes[0].starts_with("line 4: upstream.url must be a text, and is 3"), "{mistakes:#?}");
+    assert!(mistakes[0].starts_with("line 4: upstream[0].url must be a text, and is 3"), "{mistakes:#?}");
 }
 
 #[test]
@@ -159,17 +160,45 @@ fn a_flag_is_checked_in_place_of_what_the_file_says() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "listen = \"8080\"\nmax_requests = 0\n").unwrap();
     let check = |listen: &str| {
-        let mut file = ConfigFile::read(file.path()).unwrap();
-        file.raw.listen = Some(listen.to_owned());
-        let Err(ConfigError::Mistakes(mistakes)) = file.check(&["listen".to_owned()].into(), Vec::new()) else {
-            panic!()
-        };
+        let file = ConfigFile::read(file.path()).unwrap().with_flags(&flags(&["--listen", listen])).unwrap();
+        let Err(ConfigError::Mistakes(mistakes)) = file.check(Vec::new()) else { panic!() };
         assert!(mistakes.in_file[0].starts_with("line 2: max_requests"), "{mistakes:?}");
         assert_eq!(mistakes.in_file.len(), 1, "{mistakes:?}");
         mistakes.flags
     };
     assert_eq!(check("127.0.0.1:1"), Vec::<String>::new());
     assert!(check("9090")[0].starts_with("--listen must be HOST:PORT"));
+}
+
+/// The flags of a command line, without the environment's.
+fn flags(args: &[&str]) -> ConfigFlags {
+    #[derive(clap::Parser)]
+    struct ServeFlags {
+        #[command(flatten)]
+        flags: ConfigFlags,
+    }
+    ServeFlags::parse_from([&["baton"], args].concat()).flags
+}
+
+#[test]
+fn only_given_flags_win_over_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("baton.toml");
+    let text = "listen = \"h:1\"\napi_keys = [\"a\"]\nallow_plain_http = true\n[model]\nname = \"m\"\n\
+                decode = [\"d:1\"]\nprefill = [\"p:1\"]\n[model.engine]\nengine = \"sim\"\nslots = 2\n";
+    std::fs::write(&path, text).unwrap();
+    let read = |args: &[&str]| ConfigFile::read(&path).unwrap().with_flags(&flags(args)).unwrap().check(Vec::new()).unwrap();
+    let config = read(&[]);
+    assert_eq!((config.startup.listen.as_str(), config.name.as_deref()), ("h:1", Some("m")));
+    assert!(config.startup.transport.allow_plain_http && config.routing.calibrate);
+    let args = ["--name", "n", "--no-calibration", "--decode", "e:1", "--node", "f:1", "--slots", "3", "--api-key", "b"];
+    let config = read(&args);
+    assert_eq!((config.startup.listen.as_str(), config.name.as_deref()), ("h:1", Some("n")));
+    assert!(config.startup.transport.allow_plain_http && !config.routing.calibrate);
+    assert_eq!(config.routing.decode, ["http://e:1", "http://f:1"]);
+    assert_eq!(config.routing.prefill, ["http://p:1"]);
+    assert_eq!((config.startup.engine.slots, config.startup.engine.engine), (Some(3), Some(EngineKind::Sim)));
+    assert_eq!(config.access.api_keys, ["b"]);
 }
 
 #[test]
@@ -186,8 +215,13 @@ fn passwords_and_keys_in_the_wrong_place_are_not_repeated() {
         ),
         (
             "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\nkey = 53\n",
-            "line 5: upstream.key",
+            "line 5: upstream[0].key",
         ),
+        (
+            "[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\nheaders = { x = 53 }\n",
+            "line 5: upstream[0].headers.x must be a text, and is a number",
+        ),
+        ("api_keys = [\"a\", 53]\n", "line 1: api_keys[1] must be a text, and is a number"),
     ] {
         let mistakes = mistakes(text);
         assert!(mistakes[0].starts_with(line), "{mistakes:?}");
@@ -229,8 +263,8 @@ fn relative_paths_start_where_the_file_lies() {
                 [[models]]\nsource = \"smollm2\"\n[[models]]\nsource = \"o/r:f.gguf\"\n[[models]]\nsource = \"/a.gguf\"\n";
     std::fs::write(&path, text).unwrap();
     let config = check_file(&path).unwrap();
-    assert_eq!(Path::new(&config.source), folder.path().join("m.gguf"));
-    assert_eq!(config.engine.mmproj, Some(folder.path().join("p.gguf")));
+    assert_eq!(Path::new(&config.startup.source), folder.path().join("m.gguf"));
+    assert_eq!(config.startup.engine.mmproj, Some(folder.path().join("p.gguf")));
     let sources: Vec<&str> = config.models.iter().map(|model| model.source.as_str()).collect();
     assert_eq!(sources[1..], ["smollm2", "o/r:f.gguf", "/a.gguf"]);
     assert_eq!(Path::new(sources[0]), folder.path().join("./n"));
@@ -255,10 +289,10 @@ fn keys_have_limits_and_are_no_operators_unless_it_says_so() {
         "[[keys]]\nname = \"anna\"\nhash = \"{hash}\"\nmodels = [\"m\"]\nrequests_per_minute = 3\nmax_concurrent = 2\n"
     ))
     .unwrap();
-    let account = &config.keys[0].account;
+    let account = &config.access.keys[0].account;
     assert_eq!((account.name.as_str(), account.limits.requests_per_minute), ("anna", Some(3)));
     assert!(account.may_use(["M".to_owned()].iter()) && !account.may_use(["other".to_owned()].iter()));
-    assert!(!account.limits.is_operator && !account.limits.may_choose_policy && config.needs_key());
+    assert!(!account.limits.is_operator && !account.limits.may_choose_policy && config.access.needs_key());
     let twice = format!("[[keys]]\nname = \"a\"\nhash = \"{hash}\"\n[[keys]]\nname = \"b\"\nhash = \"{hash}\"\n");
     assert!(read(&twice).unwrap_err().contains("line 6: keys[1].hash must not be another key's hash"));
     assert!(read("[[keys]]\nrequests_per_minute = 0\n").unwrap_err().contains("line 2: "));
@@ -268,7 +302,7 @@ fn keys_have_limits_and_are_no_operators_unless_it_says_so() {
 fn a_key_goes_readable_over_a_network_only_with_leave() {
     let at = |more: &str| read(&format!("{more}[model]\nprefill = [\"spark.local:9000\"]\n"));
     assert!(at("").unwrap_err().contains("spark.local"));
-    assert_eq!(at("allow_plain_http = true\n").unwrap().prefill, ["http://spark.local:9000"]);
+    assert_eq!(at("allow_plain_http = true\n").unwrap().routing.prefill, ["http://spark.local:9000"]);
     assert!(read("tls_ca = \"/nowhere.pem\"\n").unwrap_err().contains("/nowhere.pem"));
 }
 
@@ -279,14 +313,14 @@ fn an_engine_is_started_here_unless_nodes_generate_instead() {
         check_file(&path).unwrap()
     };
     let thin = example("two-sparks-two-macs.toml");
-    assert!(!thin.has_own_engine, "it runs on any machine");
-    assert_eq!(thin.decode.len(), 4);
-    assert!(thin.prefill.iter().all(|node| thin.decode.contains(node)), "the Sparks do both");
+    assert!(!thin.routing.has_own_engine, "it runs on any machine");
+    assert_eq!(thin.routing.decode.len(), 4);
+    assert!(thin.routing.prefill.iter().all(|node| thin.routing.decode.contains(node)), "the Sparks do both");
     let mac = example("spark-mac.toml");
-    assert!(mac.has_own_engine && mac.decode.is_empty());
-    assert_eq!(mac.prefill, ["http://spark.local:9000"]);
+    assert!(mac.routing.has_own_engine && mac.routing.decode.is_empty());
+    assert_eq!(mac.routing.prefill, ["http://spark.local:9000"]);
     let both = read("allow_plain_http = true\n[model]\nsource = \"m\"\ndecode = [\"a:1\"]").unwrap();
-    assert!(both.has_own_engine && both.decode == ["http://a:1"], "beside nodes");
+    assert!(both.routing.has_own_engine && both.routing.decode == ["http://a:1"], "beside nodes");
     assert!(read("[model]\ndecode = [\"a:1\"]").unwrap_err().contains("--allow-plain-http"));
     assert!(read("[model]\ndecode = [\"a\", \"http://a/\"]").unwrap_err().contains("twice"));
     assert!(read("\n[model]\n\ndecode = [\"a b\"]").unwrap_err().contains("line 4: model.decode"));
@@ -294,9 +328,9 @@ fn an_engine_is_started_here_unless_nodes_generate_instead() {
 
 #[test]
 fn deadlines_are_bounded_and_hedging_is_one_line() {
-    assert!(!read("").unwrap().deadlines.hedge);
+    assert!(!read("").unwrap().routing.deadlines.hedge);
     let config = read("[deadlines]\nhedge = true\nfloor_ms = 500\n").unwrap();
-    assert!(config.deadlines.hedge && config.deadlines.floor == Duration::from_millis(500));
+    assert!(config.routing.deadlines.hedge && config.routing.deadlines.floor == Duration::from_millis(500));
     for (text, message) in [
         ("[deadlines]\nfactor = 0.5", "line 2: deadlines.factor must be between 1 and 1000"),
         ("[deadlines]\nfactor = nan", "line 2: deadlines.factor must be between 1 and 1000"),
@@ -315,7 +349,7 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
         read(&format!("[[upstream]]\nname = \"a\"\nkind = \"openai\"\nurl = \"http://127.0.0.1:1\"\n{more}"))
     };
     let config = at("models = { m = \"theirs\" }\nkey = \"sk-1\"\nidle_seconds = 2").unwrap();
-    assert!(!config.has_own_engine, "an upstream generates");
+    assert!(!config.routing.has_own_engine, "an upstream generates");
     let upstream = &config.upstreams[0];
     assert_eq!((upstream.models[0].theirs.as_str(), upstream.key.as_deref()), ("theirs", Some("sk-1")));
     assert!(!format!("{config:?}").contains("sk-1"));
@@ -333,7 +367,7 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
     check("idle_seconds = 0.0", "upstream[0].idle_seconds must be between");
     check("models = { m = \"a\", \"M:latest\" = \"b\" }", "upstream[0].models has a name twice");
     check("key = \"secret\"\nkey_env = \"X\"", "upstream[0].key may be given once");
-    check("key = [\"secret\"]", "line 5: upstream.key");
+    check("key = [\"secret\"]", "line 5: upstream[0].key");
     check("key = \"secret secret\"", "line 5: upstream[0].key holds a key that is empty, or has characters");
     check(
         "key_env = \"BATON_NO_SUCH_VARIABLE\"",
@@ -352,7 +386,7 @@ fn upstreams_are_checked_and_their_keys_never_repeated() {
 #[test]
 fn own_models_are_read_with_their_defaults_and_checked_together() {
     let config = read("[[models]]\nsource = \"a.gguf\"\n[[models]]\nsource = \"b.gguf\"\nkeep_alive = -1\n").unwrap();
-    assert!(!config.has_own_engine, "they are loaded when they are asked for");
+    assert!(!config.routing.has_own_engine, "they are loaded when they are asked for");
     let keep_alive: Vec<KeepAlive> = config.models.iter().map(|model| model.keep_alive).collect();
     assert_eq!(keep_alive, [KeepAlive::For(Duration::from_secs(300)), KeepAlive::Forever]);
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/several-models.toml");
@@ -360,7 +394,7 @@ fn own_models_are_read_with_their_defaults_and_checked_together() {
     assert_eq!((example.models.len(), example.loading.budget()), (2, 24 << 30));
     assert_eq!((example.models[0].engine.slots, example.models[0].sampling.temperature), (Some(2), Some(0.2)));
     let beside = read("[model]\nsource = \"m\"\n[[models]]\nsource = \"a\"\n").unwrap();
-    assert!(beside.has_own_engine && beside.models.len() == 1);
+    assert!(beside.routing.has_own_engine && beside.models.len() == 1);
 
     let check = |text: &str, line: usize, part: &str| {
         let message = read(text).unwrap_err();

@@ -9,7 +9,7 @@ use clap::Args;
 /// Options for calls to nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub struct TransportArgs {
-    /// Trust the CA certificates in this PEM file for nodes at https://, beside the system's
+    /// Trust the CA certificates in this PEM file for nodes at https://, in addition to the system's
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
     /// Let the cluster key, prompts and KV travel readable between machines: only on a network you trust
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Command {
+    struct TransportFlags {
         #[command(flatten)]
         transport: TransportArgs,
     }
@@ -50,7 +50,7 @@ mod tests {
             TransportArgs::default(),
         ] {
             let args = std::iter::once("baton".into()).chain(all.to_args());
-            assert_eq!(Command::parse_from(args).transport, all);
+            assert_eq!(TransportFlags::parse_from(args).transport, all);
         }
     }
 }

@@ -54,12 +54,16 @@ pub struct RawUpstream {
     /// The base URL of its API.
     pub url: String,
     /// The key that it wants.
+    #[schemars(extend("x-secret" = true))]
     pub key: Option<String>,
-    /// The environment variable that has the key.
+    /// The environment variable that has the key. Some people write the key itself here.
+    #[schemars(extend("x-secret" = true))]
     pub key_env: Option<String>,
     /// The file that has the key.
+    #[schemars(extend("x-secret" = true))]
     pub key_file: Option<PathBuf>,
     /// Sent with each request.
+    #[schemars(extend("x-secret" = true))]
     pub headers: BTreeMap<String, String>,
     /// Our names for its models, and its own.
     pub models: BTreeMap<String, String>,

@@ -16,14 +16,14 @@ use super::config_source::ConfigSource;
 use super::failure::CommandFailure;
 use super::first_start::{FirstStart, wait_for_nodes, wait_for_upstreams};
 use super::own_models::{self, OwnModel};
-use super::planning::PlanningSettings;
+use super::planning::plan_by;
 use super::primary_model::{OwnEngine, PrimaryNames, start_own_engine};
 use super::reload::Reload;
 use super::remote_nodes::RemoteNodes;
 use super::request_service::RequestService;
 use super::supervisor::Supervised;
 use super::{service_manager, signals};
-use crate::config::ServeConfig;
+use crate::config::{RoutingConfig, ServeConfig, StartupConfig};
 use crate::http;
 use crate::http::SharedAccess;
 use crate::http::access::host_check::HostCheck;
@@ -68,18 +68,18 @@ impl Endpoint {
     /// Binds, starts the engines' processes and serves. Models that are missing here are fetched first.
     pub async fn start(config: ServeConfig, source: ConfigSource) -> Result<Endpoint, CommandFailure> {
         http::open_files::raise_limit();
-        // The ports first: the commonest mistake is reported at once, and not after a model was loaded.
-        let listeners = bind_all(&config).await?;
+        // Ports come first, because a port in use is the commonest mistake, and loading a model takes long.
+        let listeners = bind_all(&config.startup).await?;
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
-        let transport = config.transport.transport()?;
-        let mut nodes = RemoteNodes::connect(&config, &transport, &[])?;
-        let own_engine = match config.has_own_engine {
+        let transport = config.startup.transport.transport()?;
+        let mut nodes = RemoteNodes::connect(&config.routing, &transport, &[])?;
+        let own_engine = match config.routing.has_own_engine {
             true => Some(start_own_engine(&config).await?),
             false => None,
         };
-        let planning = Arc::new(ArcSwap::from_pointee(PlanningSettings::of(&config)));
+        let routing = Arc::new(ArcSwap::from_pointee(config.routing.clone()));
         let primary = primary_model(&config, &nodes, own_engine.as_ref().map(|own| &own.node))?;
-        let pool = start_pool(primary, &nodes, &planning);
+        let pool = start_pool(primary, &nodes, &routing);
         let taken_names: Vec<String> =
             pool.models().iter().flat_map(|model| model.names().cloned().collect::<Vec<_>>()).collect();
         let own_models = own_models::start(&config, &[], &taken_names).await?;
@@ -87,11 +87,11 @@ impl Endpoint {
             UpstreamPool::new(&config.upstreams, &transport, &UpstreamPool::default()).map_err(CommandFailure)?;
         let service = Arc::new(assemble(&config, pool, upstreams, &own_models)?);
         let shutdown = Shutdown::default();
-        let http_config = http::HttpConfig { access: config.access(), ..http::HttpConfig::default() };
+        let http_config = http::HttpConfig { access: config.access.clone(), ..http::HttpConfig::default() };
         let access = http::access::shared(&http_config.access);
         let api = http::api(Arc::clone(&service) as Arc<dyn http::HttpBackend>, http_config, access.clone());
         let servers = serve_all(listeners, &addresses, &api, &access, &shutdown);
-        let needs_key = config.needs_key();
+        let needs_key = config.access.needs_key();
         let reload = Reload {
             source,
             config,
@@ -99,7 +99,7 @@ impl Endpoint {
             service: Arc::clone(&service),
             own_models,
             taken_names,
-            planning,
+            routing,
             known_nodes: nodes.all().map(Arc::clone).collect(),
         };
         reload.watch();
@@ -155,9 +155,9 @@ impl Endpoint {
     }
 }
 
-async fn bind_all(config: &ServeConfig) -> Result<Vec<TcpListener>, CommandFailure> {
-    let mut listeners = vec![bind(&config.listen, "--listen").await?];
-    if let Some(address) = &config.ollama_listen {
+async fn bind_all(startup: &StartupConfig) -> Result<Vec<TcpListener>, CommandFailure> {
+    let mut listeners = vec![bind(&startup.listen, "--listen").await?];
+    if let Some(address) = &startup.ollama_listen {
         listeners.push(bind(address, "--ollama-listen").await?);
     }
     Ok(listeners)
@@ -174,7 +174,7 @@ async fn bind(address: &str, flag: &str) -> Result<TcpListener, CommandFailure> 
     })
 }
 
-/// `[model]`, on this endpoint's own engine and on decode nodes. `None` if upstreams serve all there is.
+/// `[model]`, on this endpoint's own engine and on decode nodes. `None` if only upstreams serve.
 fn primary_model(
     config: &ServeConfig,
     nodes: &RemoteNodes,
@@ -192,17 +192,17 @@ fn primary_model(
     Ok(Some(model))
 }
 
-/// Starts the pool with `[model]`. It goes on to discover the models that nodes run, and plans for each of them by what
-/// `planning` holds then.
+/// Starts the pool with `[model]`, and the discovery of the models that nodes run. Each of them is planned by the settings
+/// that `routing` holds at that time.
 fn start_pool(
     primary: Option<ServedModel>,
     nodes: &RemoteNodes,
-    planning: &Arc<ArcSwap<PlanningSettings>>,
+    routing: &Arc<ArcSwap<RoutingConfig>>,
 ) -> Arc<ModelPool> {
-    let models = primary.map(|model| planning.load().apply(model)).into_iter().collect();
+    let models = primary.map(|model| plan_by(&routing.load(), model)).into_iter().collect();
     let pool = Arc::new(ModelPool::with_undeclared(models, nodes.decode.clone()));
-    let planning = Arc::clone(planning);
-    models::keep_discovering(&pool, nodes.prefill.clone(), move |model| planning.load().apply(model));
+    let routing = Arc::clone(routing);
+    models::keep_discovering(&pool, nodes.prefill.clone(), move |model| plan_by(&routing.load(), model));
     pool
 }
 

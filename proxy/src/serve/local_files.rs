@@ -1,6 +1,7 @@
 //! Checks what a configuration names on this machine: model files, projectors, templates, and the memory that they take.
 //! Runs before anything starts, so that every mistake is reported at once.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use baton_engines::gguf::Gguf;
@@ -11,18 +12,63 @@ use baton_fetch::{self as models, Located, cache};
 use super::failure::CommandFailure;
 use super::model_names::ModelNames;
 use super::own_models::{LocalModelRef, limits, size_model};
-use crate::config::engine_args::{self, EngineArgs};
+use crate::config::engine_args::EngineArgs;
 use crate::config::{ConfigProblem, DEFAULT_MODEL, RawConfig, read_text};
 use crate::model_name;
 use crate::targets::model_loading::LoadLimits;
 
-/// The longest template of a model that is known has some 20 kB.
+/// The longest template of a known model has some 20 kB.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
+
+/// The table of the file that names a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ModelTable {
+    /// `[model]`, which has flags, too.
+    Model,
+    /// `[[models]]`, by its place in the list.
+    Models(usize),
+}
+
+impl fmt::Display for ModelTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelTable::Model => f.write_str("model"),
+            ModelTable::Models(i) => write!(f, "models[{i}]"),
+        }
+    }
+}
+
+/// A key that names a file.
+#[derive(Debug, Clone, Copy)]
+enum FileKey {
+    Source,
+    ChatTemplate,
+    Projector,
+}
+
+impl FileKey {
+    /// The key in the model's table.
+    fn as_str(self) -> &'static str {
+        match self {
+            FileKey::Source => "source",
+            FileKey::ChatTemplate => "engine.chat_template_file",
+            FileKey::Projector => "engine.mmproj",
+        }
+    }
+
+    /// The flag for `[model]`.
+    fn flag(self) -> &'static str {
+        match self {
+            FileKey::Source => "--model",
+            FileKey::ChatTemplate => "--chat-template-file",
+            FileKey::Projector => "--mmproj",
+        }
+    }
+}
 
 /// A model that an engine is started for on this machine.
 struct LocalModel<'a> {
-    /// Its table in the file, e.g. `models[0]`.
-    table: String,
+    table: ModelTable,
     source: &'a str,
     engine: &'a EngineArgs,
     /// The configured name.
@@ -36,16 +82,13 @@ struct LocalModel<'a> {
 }
 
 impl LocalModel<'_> {
-    /// `key` is a key of its table.
-    fn problem(&mut self, key: &str, message: String) {
-        let table = &self.table;
-        let flag = engine_args::flag(key.trim_start_matches("engine."));
-        let flag = match (table.as_str(), key) {
-            ("model", "source") => "--model".to_owned(),
-            ("model", _) => flag,
-            _ => format!("{table}.{key}"),
+    fn problem(&mut self, file_key: FileKey, message: String) {
+        let key = format!("{}.{}", self.table, file_key.as_str());
+        let flag = match self.table {
+            ModelTable::Model => file_key.flag().to_owned(),
+            ModelTable::Models(_) => key.clone(),
         };
-        self.problems.push(ConfigProblem { key: format!("{table}.{key}"), flag, message });
+        self.problems.push(ConfigProblem { key, flag, message });
     }
 
     fn names(&self) -> Vec<String> {
@@ -83,19 +126,19 @@ impl LocalModel<'_> {
         let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
         match located {
             Ok(Located::File(path)) => match Gguf::open(&path) {
-                Err(error) if !self.has_decode_nodes => self.problem("source", format!("cannot be used: {error}")),
+                Err(error) if !self.has_decode_nodes => self.problem(FileKey::Source, format!("cannot be used: {error}")),
                 _ => self.path = Some(path),
             },
             Ok(Located::NeedsPull(_)) => {}
-            Err(error) => self.problem("source", format!("cannot be used: {error}")),
+            Err(error) => self.problem(FileKey::Source, format!("cannot be used: {error}")),
         }
         if let Some(path) = &self.engine.chat_template_file
             && let Err(error) = check_template(path)
         {
-            self.problem("engine.chat_template_file", format!("cannot be used: {}: {error}", path.display()));
+            self.problem(FileKey::ChatTemplate, format!("cannot be used: {}: {error}", path.display()));
         }
         if let Some(Err(error)) = self.engine.mmproj.as_deref().map(Gguf::open_projector) {
-            self.problem("engine.mmproj", format!("cannot be used: {error}"));
+            self.problem(FileKey::Projector, format!("cannot be used: {error}"));
         }
     }
 
@@ -105,7 +148,7 @@ impl LocalModel<'_> {
         if let Some(path) = self.path.as_deref().filter(|_| is_sound)
             && let Err(CommandFailure(error)) = size_model(self.as_ref(), path, limits)
         {
-            self.problem("source", format!("is refused: {error}"));
+            self.problem(FileKey::Source, format!("is refused: {error}"));
         }
     }
 }
@@ -119,7 +162,7 @@ fn check_template(path: &Path) -> Result<(), String> {
 /// Everything named in a configuration that cannot be used on this machine.
 pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
     let model = raw.has_own_engine().then(|| LocalModel {
-        table: "model".to_owned(),
+        table: ModelTable::Model,
         source: raw.model.source.as_deref().unwrap_or(DEFAULT_MODEL),
         engine: &raw.model.engine,
         name: raw.model.name.as_ref(),
@@ -129,7 +172,7 @@ pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
         problems: Vec::new(),
     });
     let models = raw.models.iter().enumerate().map(|(i, own)| LocalModel {
-        table: format!("models[{i}]"),
+        table: ModelTable::Models(i),
         source: &own.source,
         engine: &own.engine,
         name: own.name.as_ref(),
@@ -153,11 +196,11 @@ pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
 /// Checks the models that are loaded on demand against the budget, less what `[model]` always holds.
 fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<ConfigProblem> {
     let is_sound = |own: &&LocalModel| own.problems.is_empty() && own.engine.problems().is_empty();
-    let beside = named.iter().filter(is_sound).find(|named| named.table == "model");
+    let beside = named.iter().filter(is_sound).find(|named| named.table == ModelTable::Model);
     let beside = beside.filter(|_| !raw.models.is_empty()).map(LocalModel::as_ref);
     match limits(&raw.loading.typed(), beside) {
         Ok(limits) => {
-            named.iter_mut().filter(|named| named.table != "model").for_each(|named| named.check_memory(&limits));
+            named.iter_mut().filter(|named| named.table != ModelTable::Model).for_each(|named| named.check_memory(&limits));
             None
         }
         Err(CommandFailure(error)) => Some(ConfigProblem {
@@ -179,7 +222,7 @@ fn refuse_shared_names(named: &mut [LocalModel], mut taken: Vec<String>) {
         let twice = all.iter().find(|name| is_in(&by_file, name) || (is_in(&of_its_file, name) && is_in(&taken, name)));
         if let Some(twice) = twice {
             one.problem(
-                "source",
+                FileKey::Source,
                 format!("is called {twice:?}, and so is another model: give one of them another 'name'"),
             );
         }

@@ -15,7 +15,7 @@ use super::model_files;
 use super::model_names::ModelNames;
 use super::supervisor::{self, ChildSpec, Supervised};
 use crate::config::engine_args::EngineArgs;
-use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig};
+use crate::config::{LoadingConfig, OwnModelConfig, ServeConfig, StartupConfig};
 use crate::model_name;
 use crate::observe::telemetry;
 use crate::targets::model_loading::{LoadLimits, LoadableModel, LoadableSettings, ModelProcess};
@@ -51,7 +51,7 @@ pub(super) fn missing(config: &ServeConfig) -> Result<Vec<String>, CommandFailur
     Ok(missing)
 }
 
-/// The limits of loading on demand. `always_loaded` is a model that holds memory beside those: its source and its engine.
+/// The limits of loading on demand. `always_loaded` is a model that holds memory all the time.
 pub(super) fn limits(
     loading: &LoadingConfig,
     always_loaded: Option<LocalModelRef<'_>>,
@@ -69,8 +69,9 @@ pub(super) fn limits(
 
 /// The limits of a whole configuration.
 pub(super) fn limits_of(config: &ServeConfig) -> Result<LoadLimits, CommandFailure> {
-    let has_both = config.has_own_engine && !config.models.is_empty();
-    limits(&config.loading, has_both.then_some(LocalModelRef { source: &config.source, engine: &config.engine }))
+    let StartupConfig { source, engine, .. } = &config.startup;
+    let has_both = config.routing.has_own_engine && !config.models.is_empty();
+    limits(&config.loading, has_both.then_some(LocalModelRef { source, engine }))
 }
 
 /// A model as a configuration names it.
@@ -151,7 +152,7 @@ async fn plan_process(
     config: &ServeConfig,
     limits: &LoadLimits,
 ) -> Result<ProcessPlan, CommandFailure> {
-    let transport = config.transport.to_args();
+    let transport = config.startup.transport.to_args();
     let kind = model.engine.engine.unwrap_or_default();
     if !kind.needs_file() {
         let name = model.name.clone().unwrap_or_else(|| kind.as_str().to_owned());
@@ -191,14 +192,14 @@ fn keep_or_start(
 ) -> Result<OwnModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, resident) = match known {
-        Some(known) if known.config == *model && known.served.deadlines == config.deadlines => return Ok(known.clone()),
+        Some(known) if known.config == *model && known.served.deadlines == config.routing.deadlines => return Ok(known.clone()),
         Some(known) => (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident)),
         None => supervise(model, config, &plan)?,
     };
     let mut served = ServedModel::new(OnceLock::from(plan.name), plan.aliases, vec![node], Vec::new());
     served.has_own_engine = true;
     served.sampling = model.sampling;
-    served.deadlines = config.deadlines;
+    served.deadlines = config.routing.deadlines;
     served.loadable = Some(Arc::clone(&resident));
     Ok(OwnModel { config: model.clone(), args: plan.args, served: Arc::new(served), resident })
 }
@@ -214,7 +215,7 @@ fn supervise(
         log_name: format!("the engine of {:?}", plan.name),
         args: plan.args.clone(),
         pull_key: None,
-        traces_to: telemetry::endpoint(config.otlp_endpoint.as_deref()),
+        traces_to: telemetry::endpoint(config.startup.otlp_endpoint.as_deref()),
     };
     let (supervised, _) = supervisor::supervise(spec, is_wanted)?;
     let Supervised { engine, health, pid, stop, tracker } = supervised;

@@ -13,7 +13,7 @@ use super::model_files;
 use super::model_names::ModelNames;
 use super::remote_nodes::cluster_key;
 use super::supervisor::{self, ChildSpec, StartError, Supervised};
-use crate::config::ServeConfig;
+use crate::config::{ServeConfig, StartupConfig};
 use crate::observe::telemetry;
 use crate::targets::nodes::Node;
 
@@ -28,11 +28,11 @@ pub(super) struct PrimaryNames {
 impl PrimaryNames {
     /// The configured names, then those of the model's file if it is on this machine.
     pub(super) fn of(config: &ServeConfig) -> Result<PrimaryNames, CommandFailure> {
-        let of_file = match config.engine.engine.unwrap_or_default() {
-            _ if !config.has_own_engine => None,
+        let of_file = match config.startup.engine.engine.unwrap_or_default() {
+            _ if !config.routing.has_own_engine => None,
             kind if !kind.needs_file() => Some(ModelNames { name: kind.as_str().to_owned(), aliases: Vec::new() }),
-            _ => match models::locate(&config.source, &cache::default_folder()?)? {
-                Located::File(path) => Some(ModelNames::of_file(&config.source, &path)),
+            _ => match models::locate(&config.startup.source, &cache::default_folder()?)? {
+                Located::File(path) => Some(ModelNames::of_file(&config.startup.source, &path)),
                 Located::NeedsPull(_) => None,
             },
         };
@@ -51,16 +51,17 @@ pub(super) struct OwnEngine {
 
 /// Starts a child process with the configured model, which is fetched first if need be.
 pub(super) async fn start_own_engine(config: &ServeConfig) -> Result<OwnEngine, CommandFailure> {
-    let mut args = [config.engine.to_args(), config.transport.to_args()].concat();
-    if config.engine.engine.unwrap_or_default().needs_file() {
-        let path = model_files::locate_or_pull(&config.source).await?;
+    let StartupConfig { transport, source, engine, otlp_endpoint, .. } = &config.startup;
+    let mut args = [engine.to_args(), transport.to_args()].concat();
+    if engine.engine.unwrap_or_default().needs_file() {
+        let path = model_files::locate_or_pull(source).await?;
         args.extend([OsString::from("--model"), path.into()]);
     }
     let spec = ChildSpec {
         log_name: "this endpoint's own engine".to_owned(),
         args,
-        pull_key: cluster_key(&config.prefill)?,
-        traces_to: telemetry::endpoint(config.otlp_endpoint.as_deref()),
+        pull_key: cluster_key(&config.routing.prefill)?,
+        traces_to: telemetry::endpoint(otlp_endpoint.as_deref()),
     };
     let (supervised, first_start) = supervisor::supervise(spec, supervisor::always())?;
     let engine = Arc::clone(&supervised.engine) as Arc<dyn Engine>;

@@ -20,11 +20,11 @@ use super::failure::CommandFailure;
 use super::first_start::wait_for_nodes;
 use super::model_files;
 use super::own_models::{self, OwnModel};
-use super::planning::PlanningSettings;
+use super::planning::plan_by;
 use super::primary_model::PrimaryNames;
 use super::remote_nodes::RemoteNodes;
 use super::request_service::RequestService;
-use crate::config::ServeConfig;
+use crate::config::{RoutingConfig, ServeConfig};
 use crate::http::{SharedAccess, access};
 use crate::log_target::NOTICE;
 use crate::targets::model_loading::LoadLimits;
@@ -49,7 +49,7 @@ pub(super) struct Reload {
     /// Names that own models may not have.
     pub taken_names: Vec<String>,
     /// How requests for nodes' models are planned.
-    pub planning: Arc<ArcSwap<PlanningSettings>>,
+    pub routing: Arc<ArcSwap<RoutingConfig>>,
     /// Nodes that run elsewhere.
     pub known_nodes: Vec<Arc<Node>>,
 }
@@ -93,9 +93,8 @@ impl Reload {
     /// nothing has changed then.
     async fn reload(&mut self) -> Result<Option<Fetching>, CommandFailure> {
         let mut new = self.read().await?;
-        let takes_nodes = takes_nodes(&self.config, &new);
-        self.keep_what_waits(&mut new, takes_nodes);
-        let prepared = self.prepare(&new, takes_nodes).await?;
+        self.keep_what_waits(&mut new);
+        let prepared = self.prepare(&new).await?;
         let missing = prepared.missing.clone();
         self.apply(&new, prepared).await;
         self.config = new.clone();
@@ -114,8 +113,8 @@ impl Reload {
         // Models' files are opened.
         let new = tokio::task::spawn_blocking(move || read()).await??;
         // A truncated file can still be valid. Without its keys it would open the endpoint to everybody.
-        if self.config.needs_key() && !new.needs_key() {
-            let problem = "it has no keys any more, and an endpoint that asks for none has to be started so";
+        if self.config.access.needs_key() && !new.access.needs_key() {
+            let problem = "the file has no keys any more. Restart the endpoint if everybody may use it";
             return Err(CommandFailure(problem.to_owned()));
         }
         let waiting = needs_restart(&self.config, &new);
@@ -126,12 +125,12 @@ impl Reload {
     }
 
     /// Does everything that can fail, and changes nothing yet.
-    async fn prepare(&self, new: &ServeConfig, takes_nodes: bool) -> Result<PreparedReload, CommandFailure> {
-        let transport = new.transport.transport()?;
+    async fn prepare(&self, new: &ServeConfig) -> Result<PreparedReload, CommandFailure> {
+        let transport = new.startup.transport.transport()?;
         let before = self.service.targets.upstreams.load_full();
         let upstreams = UpstreamPool::new(&new.upstreams, &transport, &before).map_err(CommandFailure)?;
-        let nodes = match takes_nodes {
-            true => Some(RemoteNodes::connect(new, &transport, &self.known_nodes)?),
+        let nodes = match new.routing != self.config.routing {
+            true => Some(RemoteNodes::connect(&new.routing, &transport, &self.known_nodes)?),
             false => None,
         };
         let names = PrimaryNames::of(new)?;
@@ -154,7 +153,7 @@ impl Reload {
     }
 
     async fn apply(&mut self, new: &ServeConfig, prepared: PreparedReload) {
-        access::renew(&self.access, &new.access());
+        access::renew(&self.access, &new.access);
         self.service.admission.set_bounds(new.bounds);
         self.service.targets.upstreams.store(Arc::new(prepared.upstreams));
         self.taken_names = prepared.taken_names;
@@ -196,48 +195,34 @@ impl Reload {
     /// Gives `[model]` its new name, aliases and sampling.
     fn apply_names(&self, new: &ServeConfig, names: PrimaryNames) {
         let old = &self.config;
-        if (&old.name, &old.aliases, old.sampling) == (&new.name, &new.aliases, new.sampling) {
+        if old.name == new.name && old.aliases == new.aliases && old.sampling == new.sampling {
             return;
         }
-        let planning = self.planning.load();
+        let routing = self.routing.load();
         self.service.targets.pool.replace_first(|model| {
             // A name that a node has reported stays where the file has none.
             let name = names.name.map_or_else(|| model.name.clone(), OnceLock::from);
-            planning.apply(model.with_names(name, names.aliases, new.sampling))
+            plan_by(&routing, model.with_names(name, names.aliases, new.sampling))
         });
     }
 
     /// Keeps the old values of keys that only a restart changes.
-    fn keep_what_waits(&self, new: &mut ServeConfig, takes_nodes: bool) {
+    fn keep_what_waits(&self, new: &mut ServeConfig) {
         let old = &self.config;
-        new.listen = old.listen.clone();
-        new.ollama_listen = old.ollama_listen.clone();
-        new.transport = old.transport.clone();
-        new.otlp_endpoint = old.otlp_endpoint.clone();
-        new.source = old.source.clone();
-        new.engine = old.engine.clone();
         if !takes_name(old, new) {
-            new.name = old.name.clone();
+            new.name.clone_from(&old.name);
         }
-        if !takes_nodes {
-            new.decode = old.decode.clone();
-            new.prefill = old.prefill.clone();
-            new.has_own_engine = old.has_own_engine;
-            new.policy = old.policy;
-            new.deadlines = old.deadlines;
-            new.calibrate = old.calibrate;
+        if !takes_routing(&old.routing, &new.routing) {
+            new.routing = old.routing.clone();
         }
+        new.startup = old.startup.clone();
     }
 
     /// Replaces the nodes, or how requests for their models are planned.
     async fn apply_nodes(&mut self, new: &ServeConfig, nodes: RemoteNodes) {
-        let old = &self.config;
-        if is_planned_alike(old, new) && old.decode == new.decode && old.prefill == new.prefill {
-            return;
-        }
         // The old nodes serve until the new ones have reported their models.
         wait_for_nodes(nodes.all()).await;
-        self.planning.store(Arc::new(PlanningSettings::of(new)));
+        self.routing.store(Arc::new(new.routing.clone()));
         let RemoteNodes { decode, prefill, .. } = nodes;
         let first = || {
             let name = new.name.clone().map_or_else(OnceLock::new, OnceLock::from);
@@ -245,8 +230,8 @@ impl Reload {
             model.sampling = new.sampling;
             model
         };
-        let planning = self.planning.load();
-        self.service.targets.pool.replace_nodes(&decode, &prefill, first, |model| planning.apply(model));
+        let routing = self.routing.load();
+        self.service.targets.pool.replace_nodes(&decode, &prefill, first, |model| plan_by(&routing, model));
         self.known_nodes = decode.iter().chain(&prefill).map(Arc::clone).collect();
     }
 }
@@ -254,7 +239,7 @@ impl Reload {
 /// All that a reload applies.
 struct PreparedReload {
     upstreams: UpstreamPool,
-    /// `None`: other nodes wait for a restart.
+    /// `None`: the routing stays as it is.
     nodes: Option<RemoteNodes>,
     names: PrimaryNames,
     taken_names: Vec<String>,
@@ -294,38 +279,26 @@ async fn fetched(fetching: &mut Option<Fetching>) -> (ServeConfig, Result<(), Co
 
 /// Returns true if another name can be applied. A name that a node has reported cannot be taken back.
 fn takes_name(old: &ServeConfig, new: &ServeConfig) -> bool {
-    old.has_own_engine || new.name.is_some() || old.name.is_none()
+    old.routing.has_own_engine || new.name.is_some() || old.name.is_none()
 }
 
 /// Returns true if other nodes can be applied. An own engine that was started without prefill nodes cannot take KV, and an
 /// own engine is neither added nor removed.
-fn takes_nodes(old: &ServeConfig, new: &ServeConfig) -> bool {
+fn takes_routing(old: &RoutingConfig, new: &RoutingConfig) -> bool {
     let can_pull = !old.prefill.is_empty() || new.prefill.is_empty() || !old.has_own_engine;
     old.has_own_engine == new.has_own_engine && can_pull
 }
 
-fn is_planned_alike(old: &ServeConfig, new: &ServeConfig) -> bool {
-    old.policy.name() == new.policy.name() && old.deadlines == new.deadlines && old.calibrate == new.calibrate
-}
-
 /// The keys whose new value waits for a restart.
 fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
-    let changes = [
-        ("listen", old.listen != new.listen),
-        ("ollama_listen", old.ollama_listen != new.ollama_listen),
-        ("tls_ca or allow_plain_http", old.transport != new.transport),
-        ("model.source", old.source != new.source),
-        ("model.name", old.name != new.name && !takes_name(old, new)),
-        ("model.prefill", old.prefill != new.prefill && !takes_nodes(old, new)),
-        (
-            "model.decode",
-            old.has_own_engine != new.has_own_engine || old.decode != new.decode && !takes_nodes(old, new),
-        ),
-        ("policy, deadlines or calibrate", !takes_nodes(old, new) && !is_planned_alike(old, new)),
-        ("model.engine", old.engine != new.engine),
-        ("tracing.otlp_endpoint", old.otlp_endpoint != new.otlp_endpoint),
-    ];
-    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(key, _)| key).collect()
+    let mut keys = old.startup.changed_keys(&new.startup);
+    if old.name != new.name && !takes_name(old, new) {
+        keys.push("model.name");
+    }
+    if !takes_routing(&old.routing, &new.routing) {
+        keys.extend(old.routing.changed_keys(&new.routing));
+    }
+    keys
 }
 
 /// Tells one version of a file from the next.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::failure::CommandFailure;
 use super::first_start::FirstStart;
-use crate::config::ServeConfig;
+use crate::config::RoutingConfig;
 use crate::targets::nodes::Node;
 use crate::targets::nodes::remote_node::{self, RefusedKey, WatchedNode};
 
@@ -39,12 +39,12 @@ type FirstAnswer = BoxFuture<'static, Result<Arc<NodeInfo>, CommandFailure>>;
 impl RemoteNodes {
     /// Connects to the configured nodes. A node of `known` at a configured address is kept.
     pub(super) fn connect(
-        config: &ServeConfig,
+        routing: &RoutingConfig,
         transport: &Transport,
         known: &[Arc<Node>],
     ) -> Result<RemoteNodes, CommandFailure> {
-        let key = cluster_key(config.decode.iter().chain(&config.prefill))?.unwrap_or_default();
-        let urls: Vec<&String> = config.decode.iter().chain(&config.prefill).collect();
+        let urls: Vec<&String> = routing.decode.iter().chain(&routing.prefill).collect();
+        let key = cluster_key(urls.iter().copied())?.unwrap_or_default();
         let stays = |node: &&Arc<Node>| node.url.as_ref().is_some_and(|url| urls.contains(&url));
         let mut connected: Vec<Arc<Node>> = known.iter().filter(stays).map(Arc::clone).collect();
         let mut first_answers = Vec::new();
@@ -67,8 +67,8 @@ impl RemoteNodes {
         let mut all = |task: &str, urls: &[String]| -> Result<Vec<_>, CommandFailure> {
             (1..).zip(urls).map(|(i, url)| connect(task, i, url)).collect()
         };
-        let decode = all("decode", &config.decode)?;
-        let prefill = all("prefill", &config.prefill)?;
+        let decode = all("decode", &routing.decode)?;
+        let prefill = all("prefill", &routing.prefill)?;
         first_answers.truncate(decode.len());
         Ok(RemoteNodes { decode, prefill, first_answers })
     }
@@ -100,7 +100,7 @@ fn or_failure(first: oneshot::Receiver<Result<Arc<NodeInfo>, RefusedKey>>, url: 
             "the node at {url} refused the cluster key: set {KEY_VARIABLE} to the secret that the node was started with"
         ))),
         Ok(Ok(info)) => Ok(info),
-        Err(_) => Err(CommandFailure(format!("the node at {url} is not watched any more"))),
+        Err(_) => Err(CommandFailure(format!("the watch of the node at {url} has ended"))),
     });
     answer.boxed()
 }
