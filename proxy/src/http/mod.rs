@@ -35,8 +35,9 @@ mod unread_body;
 
 use std::sync::Arc;
 
+use access::key_check::{self, KeyCheck};
 pub use access::{AccessConfig, ConfiguredKey, SharedAccess, key_hash};
-use access::{cors, host_check, key_check, origin_check};
+use access::{cors, host_check, origin_check};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{Method, Uri};
@@ -67,6 +68,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
     let cors = cors::layer(access.clone());
     let counted = Arc::clone(&backend);
     let routes = routes();
+    let keys = KeyCheck { access: access.clone(), public_paths: routes.public_paths() };
     let watchers = http_state::Watchers::default();
     let state = HttpState { backend, config: Arc::new(config), watchers, routes: routes.listed().into() };
     let document = Bytes::from(openapi::document(&routes.documented).to_string());
@@ -80,7 +82,7 @@ pub fn api(backend: Arc<dyn HttpBackend>, config: HttpConfig, access: SharedAcce
     // The last layer sees a request first. CORS is outside the key check because a preflight carries no key, and inside
     // the Host and Origin checks because a refused page must not pass a preflight either.
     let router = router.layer(from_fn(draining::refuse));
-    let router = router.layer(from_fn_with_state(access.clone(), key_check::check)).layer(cors);
+    let router = router.layer(from_fn_with_state(keys, key_check::check)).layer(cors);
     router.layer(from_fn_with_state(access, origin_check::check)).layer(from_fn_with_state(counted, metrics::count))
 }
 

@@ -21,13 +21,23 @@ use crate::http::request_id::RequestId;
 use crate::request::admission::QueuePlace;
 use crate::request::caller::Caller;
 
+/// The keys, and the paths that need none.
+#[derive(Clone)]
+pub(in crate::http) struct KeyCheck {
+    pub(in crate::http) access: SharedAccess,
+    /// Load balancers probe health without a key, and the first page holds no secrets.
+    pub(in crate::http) public_paths: Arc<[&'static str]>,
+}
+
 /// Refuses callers without a valid key, adds the [`Caller`] to the request, and adds the caller's rate limits to the
 /// reply.
-pub(in crate::http) async fn check(State(access): State<SharedAccess>, mut request: Request, next: Next) -> Response {
-    let access = access.load_full();
+pub(in crate::http) async fn check(State(check): State<KeyCheck>, mut request: Request, next: Next) -> Response {
+    let access = check.access.load_full();
+    // Browsers send preflights without a key.
+    let is_public = request.method() == Method::OPTIONS || check.public_paths.contains(&request.uri().path());
     let identity = match access.keys.identify(request.headers()) {
         Some(identity) => identity,
-        None if is_public(&request) => access.keys.anonymous(),
+        None if is_public => access.keys.anonymous(),
         None => return missing_key().respond(Dialect::of(request.uri().path())),
     };
     let KeyIdentity { scope, role, account } = identity;
@@ -67,12 +77,6 @@ fn wanted_policy(headers: &HeaderMap, account: &Account) -> Result<Option<&'stat
         let error = ErrorBody::new(ErrorKind::InvalidRequest, format!("{POLICY_HEADER} must be one of: {names}."));
         HttpFailure::new(StatusCode::BAD_REQUEST, error)
     })
-}
-
-/// Returns true if no key is required: load balancers probe health without one, browsers send preflights without one,
-/// and the first page holds no secrets.
-fn is_public(request: &Request) -> bool {
-    request.method() == Method::OPTIONS || matches!(request.uri().path(), "/" | "/health" | "/v1/health")
 }
 
 fn missing_key() -> HttpFailure {

@@ -133,7 +133,7 @@ impl Operation {
         self
     }
 
-    /// Requires no key. `key_check` has the paths.
+    /// Requires no key, for any method of its path.
     pub(in crate::http) fn public(mut self) -> Self {
         self.is_public = true;
         self

@@ -1,5 +1,7 @@
 //! A router whose routes are all documented.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, delete, get, head, post};
@@ -103,6 +105,11 @@ impl Routes {
         let dialect = self.dialect;
         self.router = self.router.layer(CatchPanicLayer::custom(move |panic| errors::panicked(panic, dialect)));
         self
+    }
+
+    /// The paths that need no key.
+    pub(in crate::http) fn public_paths(&self) -> Arc<[&'static str]> {
+        self.documented.iter().filter(|route| route.operation.is_public).map(|route| route.path).collect()
     }
 
     /// `METHOD PATH` of each route that people should know.
