@@ -1,4 +1,4 @@
-//! `baton check-config`: everything that is wrong with a configuration file, without starting anything.
+//! `baton check-config`: reports every mistake in a configuration file, and starts nothing.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ pub(super) fn run(args: &CheckConfigArgs) -> Result<(), CommandFailure> {
     let more = local_problems(&file.raw);
     let config = file.check(more).map_err(config_file::print_mistakes)?;
     let has_nodes = !config.routing.decode.is_empty() || !config.routing.prefill.is_empty();
-    // The file may be checked on another machine than the one that serves it.
+    // Not a mistake: the file may be for another machine.
     if has_nodes && std::env::var_os(KEY_VARIABLE).is_none_or(|key| key.is_empty()) {
         terminal::note(format_args!("{KEY_VARIABLE} is not set here: `baton serve` needs it for these nodes"));
     }

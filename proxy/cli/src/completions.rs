@@ -1,4 +1,4 @@
-//! `baton completions SHELL`: what the shell completes after `baton`.
+//! `baton completions SHELL`: the script by which a shell completes commands and options.
 
 use baton_proxy::serve::CommandFailure;
 use clap::Args;

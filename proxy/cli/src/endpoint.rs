@@ -8,29 +8,29 @@ use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
 
-/// Which endpoint.
+/// The endpoint to call.
 #[derive(Args)]
 pub(super) struct EndpointArgs {
     /// Address of the endpoint
     #[arg(value_name = "HOST:PORT|URL", default_value = DEFAULT_LISTEN)]
     endpoint: String,
-    /// The endpoint's key, if it needs one; for its state an operator's
+    /// The endpoint's key, if it needs one; `baton status` needs an operator's
     #[arg(long = "api-key", value_name = "KEY", env = API_KEY_VARIABLE, hide_env_values = true)]
     api_key: Option<String>,
 }
 
 impl EndpointArgs {
-    /// Its address as a URL. Errors: it is none.
+    /// Returns the address as a URL. Errors: it is not one.
     pub(super) fn base(&self) -> Result<String, CommandFailure> {
         let scheme = if self.endpoint.contains("://") { "" } else { "http://" };
         let base = format!("{scheme}{}", self.endpoint.trim_end_matches('/'));
-        // The address that OpenAI's clients are given.
+        // OpenAI's clients take the address with /v1, so people paste it here.
         let base = base.strip_suffix("/v1").unwrap_or(&base).to_owned();
         let is_url = reqwest::Url::parse(&base).is_ok_and(|url| {
             let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
             matches!(url.scheme(), "http" | "https") && url.has_host() && is_plain
         });
-        // Not repeated: a password may be in it.
+        // The message does not repeat the address, which may hold a password.
         let wrong = || {
             CommandFailure(format!(
                 "an endpoint is HOST:PORT, like {DEFAULT_LISTEN}, or a URL without a user or a query"
@@ -39,7 +39,7 @@ impl EndpointArgs {
         is_url.then_some(base).ok_or_else(wrong)
     }
 
-    /// Sends what `prepare` makes of a client and the address. Errors: nothing answers there in time, or the key is
+    /// Sends the request that `prepare` builds from a client and the address. Errors: no answer in time, or the key is
     /// missing or wrong.
     pub(super) async fn ask(
         &self,
@@ -63,7 +63,7 @@ impl EndpointArgs {
         }
     }
 
-    /// The reply's body, of at most so many bytes. Errors: it is longer, or does not come in time.
+    /// Reads the reply's body, of at most `most` bytes. Errors: it is longer, or does not arrive in time.
     pub(super) async fn body(&self, mut reply: Response, most: usize) -> Result<Vec<u8>, CommandFailure> {
         let mut body = Vec::new();
         while let Some(chunk) = reply.chunk().await.map_err(|error| self.unreachable(&error))? {
@@ -75,13 +75,12 @@ impl EndpointArgs {
         Ok(body)
     }
 
-    /// Nothing answers there, or not to the end.
     fn unreachable(&self, error: &reqwest::Error) -> CommandFailure {
         CommandFailure(format!("no endpoint answers at {}: {}", self.endpoint, root_cause(error)))
     }
 }
 
-/// The innermost cause: what the system says, without the layers around it.
+/// The innermost cause, which is the system's message.
 fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

@@ -64,17 +64,17 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Run one engine behind the node protocol, for a Baton on this or another machine.
     Node(Box<node::NodeArgs>),
-    /// Ask a running endpoint what it would do with a request, and why.
+    /// Ask a running endpoint how it would serve a request, and why.
     Plan(plan::PlanArgs),
     /// Fetch a model into the cache: a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub.
     Pull(pull::PullArgs),
-    /// Show what a running endpoint is doing: nodes, links, slots, the last routes and fallbacks.
+    /// Show the state of a running endpoint: nodes, links, slots, the last routes and fallbacks.
     Status(status::StatusArgs),
     /// Make API keys.
     Key(key::KeyArgs),
-    /// Check a configuration file: every mistake with its line.
+    /// Check a configuration file, and print every mistake with its line.
     CheckConfig(check_config::CheckConfigArgs),
-    /// Print what a shell needs to complete this program's commands and options.
+    /// Print the script by which a shell completes commands and options.
     Completions(completions::CompletionsArgs),
     /// Measure an engine, the KV handoff between two, or the planner.
     #[cfg(feature = "llama")]
@@ -100,7 +100,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(CommandFailure(message)) => {
-            // Errors of libraries may span lines; ours is one.
+            // A library's error may span several lines.
             let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
             terminal::note(format_args!("baton: {line}"));
             ExitCode::FAILURE
@@ -151,10 +151,10 @@ fn start_log(format: LogFormat, traces: Option<&Traces>) {
         Err(_) => EnvFilter::try_new(default_filter()),
     };
     let filter = filter.unwrap_or_else(|_| EnvFilter::new(default_filter()));
-    // Spans of traces are for the collector.
+    // Spans of traces go to the collector alone.
     let filter = filter.and(filter_fn(|metadata| metadata.target() != TARGET));
     let stderr = std::io::stderr;
-    // A line that cannot be written must not become an error that cannot be written either, and panic.
+    // Reporting a line that cannot be written would fail as well, and panic.
     let log = fmt::layer().with_writer(stderr).with_target(false).log_internal_errors(false);
     let log = match format {
         LogFormat::Text => log.with_ansi(stderr().is_terminal()).with_filter(filter).boxed(),

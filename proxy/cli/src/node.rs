@@ -1,4 +1,4 @@
-//! `baton node`: one engine behind the node protocol.
+//! `baton node`: serves one engine by the node protocol.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -33,7 +33,7 @@ pub(super) struct NodeArgs {
     /// HOST:PORT or unix:PATH. The cluster key comes from the environment variable BATON_CLUSTER_KEY
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9000")]
     listen: ListenAddress,
-    /// What the node does for others
+    /// Which task the node has
     #[arg(long, value_enum, value_name = "ROLE", default_value = "both")]
     role: NodeRole,
     /// Speak TLS, with the certificate in this PEM file; it and the key are read again on SIGHUP
@@ -51,7 +51,7 @@ pub(super) struct NodeArgs {
     child: bool,
 }
 
-/// What a node does for others.
+/// The task of a node.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum NodeRole {
     /// Computes prompts' KV for decode nodes.
@@ -177,7 +177,7 @@ async fn start(args: NodeArgs, stop: &CancellationToken) -> Result<StartedNode, 
     Ok(StartedNode { server, address, tls })
 }
 
-/// Plain HTTP is for this machine alone, unless the operator says otherwise.
+/// Refuses plain HTTP on an address that other machines can reach.
 async fn refuse_open_address(listen: &ListenAddress) -> Result<(), NodeFailure> {
     if listen.is_private().await.map_err(NodeFailure::setup)? {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `baton plan`: what a running endpoint would do with a request, as a table.
+//! `baton plan`: how a running endpoint would serve a request, as a table.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::terminal;
 /// Rendering a long prompt on a busy node takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A request's body at most; endpoints refuse larger ones by default.
+/// The largest request. Endpoints refuse larger ones by default.
 const MAX_BODY_BYTES: u64 = 64 << 20;
 
 /// A plan has a line for each pair of nodes.
@@ -33,12 +33,12 @@ pub(super) struct PlanArgs {
     /// Plan by this policy instead of the configured one
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
-    /// Print the reply as it came
+    /// Print the endpoint's reply as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Asks and prints.
+/// Prints the plan, or the endpoint's error.
 pub(super) async fn run(args: PlanArgs) -> Result<(), CommandFailure> {
     let body = read(&args.file)?;
     let call = |client: &reqwest::Client, base: &str| {

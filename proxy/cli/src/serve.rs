@@ -95,7 +95,7 @@ fn print_ready(ready: &ReadyEndpoint) {
     }
     for address in addresses.iter().filter(|address| !address.ip().is_loopback() && !needs_key) {
         tracing::warn!(
-            "anybody who can reach {address} can use this server, because it asks for no key. Set api_keys or --api-key"
+            "anyone who can reach {address} can use this server, because it requires no key. Set api_keys or --api-key"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Output of commands. `println!` panics when the reader has closed the pipe, and would end a server with it.
+//! Output of commands. `println!` would panic, and end a server, when the reader has closed the pipe.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -8,9 +8,8 @@ pub(super) fn print_line(text: impl Display) -> io::Result<()> {
     write_line(io::stdout().lock(), text)
 }
 
-/// Writes a line to standard error, if anybody reads it.
+/// Writes a line to standard error. Ignores errors: there is no other place to report them.
 pub(super) fn note(text: impl Display) {
-    // There is nowhere else to complain.
     let _ = write_line(io::stderr().lock(), text);
 }
 

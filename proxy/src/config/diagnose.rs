@@ -13,18 +13,18 @@ use super::hint;
 use super::raw::RawConfig;
 use super::schema::{SchemaPlace, Takes};
 
-/// Mistakes that are reported. A file with more of them is no configuration.
+/// The most mistakes that are reported. A file with more of them is no configuration.
 const MAX_MISTAKES: usize = 100;
 
 /// A mistake, and the byte where it is.
 pub(super) struct Mistake {
     pub(super) at: Option<usize>,
     pub(super) message: String,
-    /// True if the value is of a wrong type, and was left out for that.
+    /// True if the value was left out because of its type or range.
     pub(super) is_of_type: bool,
 }
 
-/// Reads what can be read, and says what cannot.
+/// Reads the valid part of a file, and returns the mistakes in the rest.
 pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
     let (mut root, errors) = DeTable::parse_recoverable(text);
     // After a syntax error, further findings would mislead.
@@ -40,7 +40,7 @@ pub(super) fn parse(text: &str) -> (RawConfig, Vec<Mistake>) {
     });
     if mistakes.len() > MAX_MISTAKES {
         mistakes.truncate(MAX_MISTAKES);
-        let message = format!("and more: these are {MAX_MISTAKES} of them");
+        let message = format!("and more: these are the first {MAX_MISTAKES}");
         mistakes.push(Mistake { at: Some(text.len()), message, is_of_type: false });
     }
     (raw, mistakes)
@@ -134,7 +134,7 @@ impl Check {
         self.mistakes.push(Mistake { at: Some(span.start), message, is_of_type: false });
     }
 
-    /// Says what is wrong with a value without repeating a text, or a number that may be a secret: this goes to logs.
+    /// Reports a wrong value. The message goes to logs, so it repeats no text, and no number that may be a secret.
     fn wrong(&mut self, span: &Range<usize>, value: &DeValue<'_>, wrong: &Wrong) {
         let at = Some(span.start);
         let with_index = |step: &KeyStep| match step.index {

@@ -19,7 +19,8 @@ impl ConfigFlags {
 
     /// The flags that are given, as `--NAME`.
     pub(super) fn given(&self) -> BTreeSet<String> {
-        let is_given = |id| matches!(self.0.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
+        let is_given =
+            |id| matches!(self.0.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
         let command = RawConfig::augment_args(Command::new(""));
         let given = command.get_arguments().filter(|arg| is_given(arg.get_id().as_str()));
         given.filter_map(|arg| Some(format!("--{}", arg.get_long()?))).collect()

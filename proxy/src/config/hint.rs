@@ -5,14 +5,14 @@ use super::schema::{SchemaPlace, Takes};
 /// Names at least this alike (Jaro–Winkler) are probably misspellings of each other.
 const ALIKE: f64 = 0.8;
 
-/// So much likelier is a key of the same table than one of another: most mistakes are misspellings.
+/// The bonus of a key of the same table, because most mistakes are misspellings.
 const AT_HOME: f64 = 0.1;
 
 /// A table of the file.
 struct Table {
     /// The keys to it, without indexes.
     path: Vec<&'static str>,
-    /// As people write it.
+    /// Its line in a file.
     heading: String,
     keys: Vec<&'static str>,
 }
@@ -45,7 +45,7 @@ fn add_tables(tables: &mut Vec<Table>, place: SchemaPlace, path: &[&'static str]
     }
 }
 
-/// Names that other programs use for our keys.
+/// Other programs' names, each with our key.
 const OTHERS_WORDS: [(&str, &str); 21] = [
     ("api_key", "key"),
     ("api_key_env", "key_env"),
@@ -90,7 +90,7 @@ pub(super) fn unknown_key(path: &[&str], is_table: bool) -> String {
             Guess { key, heading: &table.heading, is_at_home, likelihood }
         })
     });
-    // A whole table that stands in the wrong place was not meant to be a value.
+    // A whole table in the wrong place was meant to be a table.
     let guesses = guesses.filter(|guess| !is_table || guess.is_at_home || inner_table(&tables, guess).is_some());
     let likely: Vec<Guess> = guesses.filter(|guess| guess.likelihood >= ALIKE + AT_HOME).collect();
     let best = likely.iter().map(|guess| guess.likelihood).max_by(f64::total_cmp);

@@ -22,10 +22,10 @@ const MAX_MAX_WAITING: u32 = 10_000;
 const DEFAULT_MAX_WAIT: f64 = 300.0;
 const MAX_MAX_WAIT_SECONDS: u32 = 3_600;
 
-/// Each may have a process.
+/// Each may have a process of its own.
 const MAX_MODELS: usize = 256;
 
-/// Part of the machine's memory that models may take unless the operator says how much: the rest is for the system.
+/// The part of the machine's memory that models may take by default. The rest is for the system.
 const DEFAULT_BUDGET: f64 = 0.85;
 
 /// One of `[[models]]` as written.

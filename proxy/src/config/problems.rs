@@ -1,4 +1,4 @@
-//! Checks that a type or a range cannot express: forms of addresses, names that are used twice, keys that exclude others.
+//! Checks that no type or range can express: forms of addresses, duplicate names, keys that exclude each other.
 
 use baton_engines::transport::Transport;
 use baton_planner::policy::PolicyName;
@@ -43,7 +43,7 @@ impl RawConfig {
             problem("ollama_listen", "--ollama-listen", "must not be the same as listen".into());
         }
         if self.api_keys.iter().any(|key| key.trim().is_empty()) {
-            let message = "must not be empty: that would let everybody in who sends none";
+            let message = "must not be empty: a request without a key would be accepted";
             problem("api_keys", "--api-key", message.into());
         }
         if let Some(message) =
@@ -76,7 +76,7 @@ impl RawConfig {
             [("model.prefill", "--prefill", &self.model.prefill), ("model.decode", "--decode", &self.model.decode)]
         {
             for address in addresses.iter().filter(|address| !is_node_address(address)) {
-                // A password is not repeated.
+                // Do not repeat a password.
                 let wrong = if address.contains(['@', '?']) { String::new() } else { format!(", not {address:?}") };
                 let form = "must be HOST:PORT or a URL like http://spark.local:9000, without a user or a password";
                 problem(key, flag, format!("{form}{wrong}"));
@@ -106,7 +106,7 @@ impl RawConfig {
             problem(&key, &key, message);
         }
         if self.tracing.otlp_endpoint.as_ref().is_some_and(|endpoint| !is_collector(endpoint)) {
-            // Not repeated: it may hold a password.
+            // Do not repeat it: it may hold a password.
             let message = "must be a URL like http://127.0.0.1:4318, without a user or a password".to_owned();
             found.push(ConfigProblem {
                 key: "tracing.otlp_endpoint".into(),

@@ -149,7 +149,7 @@ pub struct RawTracing {
 #[serde(default, deny_unknown_fields)]
 pub struct RawModel {
     /// A .gguf file, a catalogue name, or OWNER/REPO[:FILE] on the Hugging Face hub [default: smollm2]
-    #[arg(long = "model", short = 'm', value_name = "PATH|NAME")]
+    #[arg(long = "model", short = 'm', value_name = "PATH|NAME", display_order = 0)]
     pub source: Option<String>,
     /// The model's public name [default: from the model]
     #[arg(long, value_name = "NAME")]

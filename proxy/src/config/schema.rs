@@ -1,4 +1,4 @@
-//! What a configuration file may hold: the JSON schema that is derived from [`RawConfig`], as a tree of tables and values.
+//! The form of a configuration file: the JSON schema that is derived from [`RawConfig`], as a tree of tables and values.
 //!
 //! A new field is a new key without further work. `#[schemars(range(…))]` at a field is its range. `extend("x-secret" =
 //! true)` at a field keeps its value out of messages. `extend("x-expected" = "…")` at a type says in words what it takes,
@@ -13,13 +13,13 @@ use super::raw::RawConfig;
 
 static FILE: LazyLock<Schema> = LazyLock::new(|| schemars::schema_for!(RawConfig));
 
-/// What may stand at one place of the file.
+/// A table or a value of the file.
 #[derive(Clone, Copy)]
 pub(super) struct SchemaPlace {
     schema: &'static Value,
 }
 
-/// What a place takes.
+/// The type of a place.
 pub(super) enum Takes {
     /// A table with these keys, or with any key if it has none of its own.
     Table,
@@ -39,7 +39,7 @@ impl SchemaPlace {
         SchemaPlace { schema: FILE.as_value() }
     }
 
-    /// What a table's key takes. `None`: the table has no such key.
+    /// The place of a table's key. `None`: the table has no such key.
     pub(super) fn key(self, key: &str) -> Option<SchemaPlace> {
         let of_any_key = || self.schema.get("additionalProperties").filter(|schema| schema.is_object());
         self.schema.get("properties").and_then(|keys| keys.get(key)).or_else(of_any_key).map(SchemaPlace::resolve)
@@ -74,7 +74,7 @@ impl SchemaPlace {
         self.schema.get("x-secret").and_then(Value::as_bool) == Some(true)
     }
 
-    /// The smallest and the largest number of a range that a field names; infinite where it names none.
+    /// The smallest and the largest number of its range; infinite without a bound.
     pub(super) fn range(self) -> (f64, f64) {
         let bound = |key| self.schema.get(key).and_then(Value::as_f64);
         (bound("minimum").unwrap_or(f64::NEG_INFINITY), bound("maximum").unwrap_or(f64::INFINITY))
@@ -89,7 +89,7 @@ impl SchemaPlace {
         }
     }
 
-    /// What it takes, in words that complete "must be …".
+    /// Its type in words that complete "must be …".
     pub(super) fn expected(self) -> String {
         if let Some(words) = self.schema.get("x-expected").and_then(Value::as_str) {
             return words.to_owned();

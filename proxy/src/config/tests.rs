@@ -187,11 +187,13 @@ fn only_given_flags_win_over_the_file() {
     let text = "listen = \"h:1\"\napi_keys = [\"a\"]\nallow_plain_http = true\n[model]\nname = \"m\"\n\
                 decode = [\"d:1\"]\nprefill = [\"p:1\"]\n[model.engine]\nengine = \"sim\"\nslots = 2\n";
     std::fs::write(&path, text).unwrap();
-    let read = |args: &[&str]| ConfigFile::read(&path).unwrap().with_flags(&flags(args)).unwrap().check(Vec::new()).unwrap();
+    let read =
+        |args: &[&str]| ConfigFile::read(&path).unwrap().with_flags(&flags(args)).unwrap().check(Vec::new()).unwrap();
     let config = read(&[]);
     assert_eq!((config.startup.listen.as_str(), config.name.as_deref()), ("h:1", Some("m")));
     assert!(config.startup.transport.allow_plain_http && config.routing.calibrate);
-    let args = ["--name", "n", "--no-calibration", "--decode", "e:1", "--node", "f:1", "--slots", "3", "--api-key", "b"];
+    let args =
+        ["--name", "n", "--no-calibration", "--decode", "e:1", "--node", "f:1", "--slots", "3", "--api-key", "b"];
     let config = read(&args);
     assert_eq!((config.startup.listen.as_str(), config.name.as_deref()), ("h:1", Some("n")));
     assert!(config.startup.transport.allow_plain_http && !config.routing.calibrate);

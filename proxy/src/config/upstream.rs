@@ -53,7 +53,7 @@ pub struct RawUpstream {
     pub kind: String,
     /// The base URL of its API.
     pub url: String,
-    /// The key that it wants.
+    /// Its API key.
     #[schemars(extend("x-secret" = true))]
     pub key: Option<String>,
     /// The environment variable that has the key. Some people write the key itself here.
@@ -62,12 +62,12 @@ pub struct RawUpstream {
     /// The file that has the key.
     #[schemars(extend("x-secret" = true))]
     pub key_file: Option<PathBuf>,
-    /// Sent with each request.
+    /// Headers of each request.
     #[schemars(extend("x-secret" = true))]
     pub headers: BTreeMap<String, String>,
-    /// Our names for its models, and its own.
+    /// Its models: our name and its own.
     pub models: BTreeMap<String, String>,
-    /// Fields that may be sent, instead of those that its kind takes.
+    /// Fields to send, instead of those that its kind takes by default.
     pub fields: Option<Vec<String>>,
     /// Replies at once.
     #[schemars(range(min = 1, max = MAX_MAX_CONCURRENT))]
@@ -125,7 +125,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
         }
         for (field, urls) in [("url", std::slice::from_ref(&upstream.url)), ("prefill", &upstream.prefill[..])] {
             if urls.iter().any(|url| !is_url(url)) {
-                // Not repeated: a password may be in it.
+                // Do not repeat it: it may hold a password.
                 problem(field, "must be a URL like http://127.0.0.1:11434, without a user or a query".into());
                 continue;
             }
@@ -149,7 +149,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
         for (name, value) in &upstream.headers {
             let is_header = http::HeaderName::try_from(name).is_ok() && http::HeaderValue::try_from(value).is_ok();
             if !is_header || is_ours(name) {
-                problem("headers", format!("has an entry {name:?} that is no header, or one that is set here"));
+                problem("headers", format!("has an entry {name:?} that is not a header, or that Baton itself sets"));
             }
         }
         if upstream.models.len() > MAX_MODELS
@@ -177,7 +177,7 @@ pub(super) fn problems(upstreams: &[RawUpstream], transport: &Transport) -> Vec<
     found
 }
 
-/// Headers that are written here.
+/// Returns true for headers that Baton itself sets.
 fn is_ours(name: &str) -> bool {
     ["host", "content-length", "content-type", "transfer-encoding", "connection", "x-request-id"]
         .iter()
@@ -231,12 +231,12 @@ fn settings(raw: &RawUpstream) -> Result<UpstreamSettings, ConfigError> {
     })
 }
 
-/// The key, from wherever it is. Errors: which of the upstream's fields is at fault, and what is wrong, without the key.
+/// Reads the key. Errors: the wrong field and the problem, without the key.
 fn key(raw: &RawUpstream) -> Result<Option<String>, (&'static str, String)> {
     let (field, key) = match (&raw.key, &raw.key_env, &raw.key_file) {
         (Some(key), ..) => ("key", key.clone()),
         (None, Some(variable), _) => {
-            // Somebody may have written the key itself there: it is not repeated.
+            // Do not repeat it: some people write the key itself here.
             let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
             if variable.is_empty() || !variable.chars().all(is_name) {
                 return Err(("key_env", "must be a variable's name in capitals, like OPENAI_API_KEY".to_owned()));

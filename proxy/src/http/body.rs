@@ -35,7 +35,7 @@ impl FromRequest<HttpState> for JsonBody {
         let limit = state.config.max_body_bytes;
         let read = tokio::time::timeout(state.config.body_deadline, read(&mut body, limit));
         let Some(bytes) = read.await.map_err(|_elapsed| too_slow())?? else {
-            // Do not read the rest: a client that waits for '100 Continue' would be told to send it.
+            // Do not read the rest: a client that waits for '100 Continue' would then send it.
             if !head.headers.contains_key(header::EXPECT) {
                 // If the body does not end in time, the reply closes the connection: see `unread_body`.
                 unread_body::discard(&mut body, DISCARD_BYTES, DISCARD_FOR).await;

@@ -29,7 +29,7 @@ use super::request_steps::{DrainDeadline, Stopping};
 
 /// Time for a request's head to arrive, and so the time a kept-alive connection may be idle. A connection that sends
 /// nothing takes one of the [`max_connections`]. Longer than common clients keep an idle connection (5 s in Python, 4 s
-/// in Node), so that it is they who close it and never a request that crosses our close.
+/// in Node), so that the client closes first: a request that crossed our close would fail.
 const HEAD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long a client may read nothing of what is sent to it. Its request keeps a slot until then. Slow clients are

@@ -53,7 +53,7 @@ pub(super) async fn respond<W: StreamWriter>(
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(W::CONTENT_TYPE));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx buffers what it proxies unless told not to.
+    // By default, nginx buffers the replies that it proxies.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     insert_route(headers, &route);
     Ok(response)

@@ -32,7 +32,7 @@ pub(super) async fn settle(request: Request, next: Next) -> Response {
     }
     // HTTP/2 closes the stream, not its connection.
     let closes = request.version() < Version::HTTP_2;
-    // Do not read: a client that waits for '100 Continue' would be told to send the body.
+    // Do not read: a client that waits for '100 Continue' would then send the body.
     let waits = request.headers().contains_key(header::EXPECT);
     let (back, mut unread) = oneshot::channel();
     let request = request.map(|body| Body::new(LentBody { body: Some(body), back: Some(back) }));

@@ -12,8 +12,8 @@ use super::{Observer, RequestOutcome};
 use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::EmbedSummary;
 
-/// Travels with a request for vectors. Dropping it without [`done`](Self::done) or [`failed`](Self::failed) means that
-/// the client has left.
+/// Travels with a request for vectors. If it is dropped before [`done`](Self::done) or [`failed`](Self::failed), the client
+/// has disconnected.
 pub struct EmbedWatch {
     observer: Arc<Observer>,
     span: Span,

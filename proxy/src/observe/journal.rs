@@ -1,4 +1,4 @@
-//! The last routes: what was predicted, and what happened.
+//! The last routes, each with predicted and measured times.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ pub const MAX_RECORDS: usize = 64;
 pub enum RequestOutcome {
     /// Every choice finished.
     Done,
-    /// The client left.
+    /// The client disconnected.
     Cancelled,
     /// It ended with an error.
     Failed,
@@ -48,15 +48,15 @@ pub struct RouteRecord {
     pub model: String,
     /// The node that generates.
     pub decode: String,
-    /// The node that computes the prompt, if that is another.
+    /// The node that computes the prompt, if it is not the decode node.
     pub prefill: Option<String>,
-    /// Which policy decided.
+    /// The policy that decided.
     pub policy: String,
-    /// Why, in one word.
+    /// The reason, in one word.
     pub reason: String,
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// Those of them that were cached.
+    /// Tokens of the prompt that were cached.
     pub n_cached: u32,
     /// Tokens generated, over all choices.
     pub n_completion: u32,
@@ -64,7 +64,7 @@ pub struct RouteRecord {
     pub before_plan_ms: f64,
     /// From the plan to the first token, predicted.
     pub predicted_ttft_ms: Option<f64>,
-    /// What direct generation should have taken.
+    /// From the plan to the first token, predicted for the direct route.
     pub predicted_direct_ttft_ms: Option<f64>,
     /// From the plan to the first token, measured.
     pub ttft_ms: Option<f64>,
@@ -76,7 +76,7 @@ pub struct RouteRecord {
     pub outcome: RequestOutcome,
 }
 
-/// See the module.
+/// The last [`MAX_RECORDS`] routes.
 #[derive(Debug, Default)]
 pub struct Journal(Mutex<VecDeque<RouteRecord>>);
 

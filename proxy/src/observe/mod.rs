@@ -1,4 +1,4 @@
-//! What the endpoint records of requests: how they went, never what they said.
+//! Records of requests: their course, never their text.
 //!
 //! [`RequestWatch`] travels with a request from its arrival to the end of its stream, like its permit, and reports to
 //! the [`Observer`] when it is dropped. [`EmbedWatch`] is the same for requests for vectors.

@@ -1,5 +1,5 @@
-//! Whether the endpoint can answer, as `/health` tells load balancers. Once it has started, it is ready as long as one of
-//! its models can be answered for.
+//! The readiness that `/health` reports to load balancers. Once the endpoint has started, it is ready as long as one of
+//! its models can answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use crate::targets::models::{ModelPool, ServedModel, UnusedNode};
 use crate::targets::nodes::{HealthStatus, Node, NodeState};
 use crate::targets::upstreams::UpstreamPool;
 
-/// Whether a request sent now would be answered. Reasons are shown to anybody: no paths, no addresses.
+/// Readiness for a request sent now. Anyone may see the reasons, so they have no paths and no addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// Yes.
+    /// It would be answered.
     Ok,
-    /// Not yet.
+    /// It would be answered later.
     Loading {
-        /// What is being waited for.
+        /// The cause of the wait.
         reason: String,
     },
-    /// No.
+    /// It would fail.
     Unavailable {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }
 
-/// Which models could answer a request that came now.
+/// The readiness of all models.
 struct ModelsReadiness {
     any_answers: bool,
     /// Why the others cannot. They do not make the endpoint unready: a load balancer would take it out of service for all
@@ -41,8 +41,8 @@ pub fn readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> Readiness {
     if models.any_answers || models.problems.is_empty() { Readiness::Ok } else { models.problems.swap_remove(0) }
 }
 
-/// What differs from the configuration though requests are answered, a sentence each. Shown to anybody, so no model or
-/// address is named beyond the node's own name; the snapshot has the rest.
+/// Differences from the configuration that do not stop requests, a sentence each. Anyone may see them, so they name nodes
+/// but no models and no addresses; the snapshot has those.
 pub fn warnings(pool: &ModelPool, upstreams: &UpstreamPool) -> Vec<String> {
     let warning = |unused: UnusedNode| format!("{} runs other weights than the model it stands for", unused.node);
     let n_failed = failed_loads(pool).len();
@@ -70,7 +70,7 @@ pub(super) fn failed_loads(pool: &ModelPool) -> Vec<String> {
 /// normal.
 pub fn node_states(pool: &ModelPool) -> BTreeMap<NodeState, usize> {
     let models = pool.models();
-    // A node is in the lists of all models that it may serve, and may have both tasks.
+    // Count a node once: it is in the lists of all models that it may serve, and may have both tasks.
     let mut nodes: Vec<&Arc<Node>> = Vec::new();
     let permanent = models.iter().filter(|model| model.loadable.is_none());
     for node in permanent.flat_map(|model| model.decode.iter().chain(&model.prefill)) {
@@ -100,9 +100,8 @@ fn models_readiness(pool: &ModelPool, upstreams: &UpstreamPool) -> ModelsReadine
             problems.push(why_silent(model));
         }
     }
-    // A model that is loaded on demand counts as one that answers; if its load fails, that is a warning of its own. While
-    // the endpoint starts, its permanent models are awaited all the same, unless the other was loaded before. A later
-    // restart takes nothing out of service.
+    // A model that is loaded on demand counts as one that answers; a failed load is a warning of its own. While the
+    // endpoint starts, it counts only if it was loaded before, because the permanent models are still expected.
     let could_answer = |resident: &LoadableModel| !is_starting || resident.health.last_info().is_some();
     any_answers |= models.iter().filter_map(|model| model.loadable.as_deref()).any(could_answer);
     let is_local = |name: &str| models.iter().any(|model| model.names().any(|known| model_name::are_same(known, name)));
@@ -121,7 +120,7 @@ fn first_silent(model: &ServedModel) -> Option<(&Arc<Node>, HealthStatus)> {
     nodes.find(|(_, status)| !matches!(status.state(), NodeState::Ready | NodeState::Suspect))
 }
 
-/// Why none of a model's nodes can generate.
+/// The reason why none of a model's nodes can generate.
 fn why_silent(model: &ServedModel) -> Readiness {
     if let Some((_, status)) = first_silent(model) {
         return match status.state() {

@@ -1,7 +1,7 @@
 //! Traces over OTLP (HTTP, protobuf) to a collector that the operator names. Off unless there is one.
 //!
-//! Spans wait in a bounded queue and are sent by a thread of their own: a collector that is slow or gone costs spans, and no
-//! request any time.
+//! Spans wait in a bounded queue, and a thread of its own sends them. A slow or lost collector costs spans, and delays no
+//! request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 /// The first holds the full URL of the collector, the second the part before `/v1/traces`.
 pub const ENDPOINT_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// The path behind a collector's address.
+/// The path after a collector's address.
 const PATH: &str = "/v1/traces";
 
 /// Spans that wait to be sent; more of them are dropped.
@@ -43,7 +43,7 @@ const LAST_DEADLINE: Duration = Duration::from_secs(2);
 /// The most bytes read of a collector's answer.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// Why there will be no traces. For the operator.
+/// The reason why traces cannot be sent. For the operator.
 #[derive(Debug, thiserror::Error)]
 #[error("traces cannot be sent to {endpoint}: {reason}")]
 pub struct TelemetryError {
@@ -51,7 +51,7 @@ pub struct TelemetryError {
     reason: String,
 }
 
-/// Where traces are to go: the environment's choice, else the configuration's.
+/// The collector's URL for traces: from the environment, else from the configuration.
 pub fn endpoint(configured: Option<&str>) -> Option<String> {
     let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.trim().is_empty());
     let below = |base: &str| format!("{}{PATH}", base.trim_end_matches('/'));
@@ -59,7 +59,7 @@ pub fn endpoint(configured: Option<&str>) -> Option<String> {
     variable(traces).or_else(|| variable(all).map(|base| below(&base))).or_else(|| configured.map(below))
 }
 
-/// Traces on their way to a collector.
+/// Sends traces to a collector.
 pub struct Traces(SdkTracerProvider);
 
 impl Traces {
@@ -87,7 +87,7 @@ impl Traces {
         Ok(Traces(provider))
     }
 
-    /// What takes the spans of [`TARGET`], and no others.
+    /// The layer that takes the spans of [`TARGET`] and no others.
     pub fn layer<S: tracing::Subscriber + for<'a> LookupSpan<'a>>(&self) -> impl Layer<S> + use<S> {
         let tracer = self.0.tracer("baton");
         let layer = tracing_opentelemetry::layer().with_tracer(tracer).with_location(false).with_threads(false);
@@ -95,7 +95,7 @@ impl Traces {
         layer.with_filter(Targets::new().with_target(TARGET, LevelFilter::INFO))
     }
 
-    /// Sends what is left, for a moment at most.
+    /// Sends the remaining spans, for 2 s at most.
     pub fn finish(self) {
         if let Err(error) = self.0.shutdown_with_timeout(LAST_DEADLINE) {
             tracing::debug!(%error, "the last spans were not sent");
@@ -103,7 +103,7 @@ impl Traces {
     }
 }
 
-/// A collector's client. It is called on the exporter's own thread alone, which may block.
+/// A collector's client. Only the exporter's own thread calls it, and that thread may block.
 #[derive(Debug)]
 struct Collector {
     client: reqwest::Client,

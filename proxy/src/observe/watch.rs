@@ -18,8 +18,8 @@ use crate::error::{RequestError, RequestErrorKind};
 use crate::observe::metrics::requests::{AdmissionOutcome, AdmissionWait, RequestSummary, RouteSummary};
 use crate::reply_event::{EventKind, ReplyEvent};
 
-/// Travels with a request. Dropping it ends the request: without [`RequestWatch::failed`] and with choices still open, the
-/// client has left.
+/// Travels with a request. Dropping it ends the request. If choices are still open and [`RequestWatch::failed`] was not
+/// called, the client has disconnected.
 pub struct RequestWatch {
     observer: Arc<Observer>,
     span: Span,
@@ -33,7 +33,7 @@ pub struct RequestWatch {
     n_choices: u32,
     n_open_choices: u32,
     error: Option<RequestErrorKind>,
-    /// The client is to blame for the error: the engine began nothing.
+    /// The error is the client's: the engine began nothing.
     is_refused: bool,
     n_cached: u32,
     n_generated: Arc<AtomicU32>,
@@ -46,21 +46,21 @@ pub struct RequestWatch {
 pub struct PlannedRoute {
     /// Tokens of the prompt.
     pub n_prompt: u32,
-    /// Which kind of route.
+    /// The kind of route.
     pub kind: RouteKind,
-    /// Why this one.
+    /// The reason for it.
     pub reason: RouteReason,
-    /// Which policy decided; `None` for an upstream.
+    /// The policy that decided; `None` for an upstream.
     pub policy: Option<PolicyName>,
     /// The node or the upstream that generates.
     pub decode: String,
-    /// The node that computes the prompt, if that is another.
+    /// The node that computes the prompt, if it is not the decode node.
     pub prefill: Option<String>,
     /// From the plan to the first token, ms.
     pub predicted_ttft_ms: Option<f64>,
     /// From one token to the next, ms.
     pub predicted_step_ms: Option<f64>,
-    /// What direct generation should have taken until the first token, ms.
+    /// From the plan to the first token, predicted for the direct route, ms.
     pub direct_ttft_ms: Option<f64>,
 }
 
@@ -158,7 +158,7 @@ impl RequestWatch {
         }
     }
 
-    /// An upstream answers, which was asked at `asked`. The prompt's length is an estimate until the upstream reports it.
+    /// An upstream answers a call that began at `asked`. The prompt's length is an estimate until the upstream reports it.
     pub fn upstream(&mut self, name: &str, reason: RouteReason, n_prompt: u32, asked: Instant) {
         self.slot = Some(asked);
         let route = PlannedRoute {

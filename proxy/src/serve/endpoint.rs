@@ -36,7 +36,7 @@ use crate::targets::models::{self, ModelPool, ServedModel};
 use crate::targets::nodes::Node;
 use crate::targets::upstreams::UpstreamPool;
 
-/// How long running streams may go on after a stop was asked for.
+/// How long running streams may go on after a stop signal.
 pub const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
 /// An endpoint that serves. Dropping it leaves its tasks running: end it with a signal and [`Endpoint::finished`].
@@ -141,7 +141,7 @@ impl Endpoint {
         }))
     }
 
-    /// Waits until a stop was asked for, all streams have ended and the engines' processes are gone.
+    /// Waits for a stop signal, the end of all streams, and the end of the engines' processes.
     pub async fn finished(self) -> Result<(), CommandFailure> {
         for server in self.servers {
             server.await??;

@@ -17,7 +17,7 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 /// The first engine that is ready, or why none will be. `None`: only upstreams serve, so there is no engine to wait for.
 pub(super) type FirstStart = BoxFuture<'static, Result<Option<Arc<NodeInfo>>, CommandFailure>>;
 
-/// Gives nodes a moment to answer, so that the first request can use them. One that is late is used later.
+/// Gives nodes a moment to answer, so that the first request can use them. A late node is used once it has answered.
 pub(super) async fn wait_for_nodes(nodes: impl Iterator<Item = &Arc<Node>>) {
     let answers = nodes.map(|node| async {
         let _ = node.ready().await;

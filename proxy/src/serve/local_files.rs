@@ -1,4 +1,4 @@
-//! Checks what a configuration names on this machine: model files, projectors, templates, and the memory that they take.
+//! Checks the files that a configuration names on this machine: models, projectors, templates, and their memory.
 //! Runs before anything starts, so that every mistake is reported at once.
 
 use std::fmt;
@@ -126,7 +126,9 @@ impl LocalModel<'_> {
         let located = cache::default_folder().and_then(|folder| models::locate(self.source, &folder));
         match located {
             Ok(Located::File(path)) => match Gguf::open(&path) {
-                Err(error) if !self.has_decode_nodes => self.problem(FileKey::Source, format!("cannot be used: {error}")),
+                Err(error) if !self.has_decode_nodes => {
+                    self.problem(FileKey::Source, format!("cannot be used: {error}"))
+                }
                 _ => self.path = Some(path),
             },
             Ok(Located::NeedsPull(_)) => {}
@@ -196,11 +198,14 @@ pub fn problems(raw: &RawConfig) -> Vec<ConfigProblem> {
 /// Checks the models that are loaded on demand against the budget, less what `[model]` always holds.
 fn check_memory_of_all(raw: &RawConfig, named: &mut [LocalModel]) -> Option<ConfigProblem> {
     let is_sound = |own: &&LocalModel| own.problems.is_empty() && own.engine.problems().is_empty();
-    let beside = named.iter().filter(is_sound).find(|named| named.table == ModelTable::Model);
-    let beside = beside.filter(|_| !raw.models.is_empty()).map(LocalModel::as_ref);
-    match limits(&raw.loading.typed(), beside) {
+    let always_loaded = named.iter().filter(is_sound).find(|named| named.table == ModelTable::Model);
+    let always_loaded = always_loaded.filter(|_| !raw.models.is_empty()).map(LocalModel::as_ref);
+    match limits(&raw.loading.typed(), always_loaded) {
         Ok(limits) => {
-            named.iter_mut().filter(|named| named.table != ModelTable::Model).for_each(|named| named.check_memory(&limits));
+            named
+                .iter_mut()
+                .filter(|named| named.table != ModelTable::Model)
+                .for_each(|named| named.check_memory(&limits));
             None
         }
         Err(CommandFailure(error)) => Some(ConfigProblem {

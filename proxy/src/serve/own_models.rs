@@ -192,7 +192,9 @@ fn keep_or_start(
 ) -> Result<OwnModel, CommandFailure> {
     let known = before.iter().find(|known| known.args == plan.args && known.served.name.get() == Some(&plan.name));
     let (node, resident) = match known {
-        Some(known) if known.config == *model && known.served.deadlines == config.routing.deadlines => return Ok(known.clone()),
+        Some(known) if known.config == *model && known.served.deadlines == config.routing.deadlines => {
+            return Ok(known.clone());
+        }
         Some(known) => (Arc::clone(&known.served.decode[0]), Arc::clone(&known.resident)),
         None => supervise(model, config, &plan)?,
     };

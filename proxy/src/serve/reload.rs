@@ -77,10 +77,10 @@ impl Reload {
                 if is_asked || (now != in_force && now == last) {
                     in_force = now;
                     match self.reload().await {
-                        // Drops the fetches that an older file asked for.
+                        // Drops the fetches of an older file.
                         Ok(wanted) => fetching = wanted,
                         Err(CommandFailure(error)) => {
-                            tracing::error!("the configuration was not reloaded, and stays as it was: {error}");
+                            tracing::error!("the configuration was not reloaded and stays as it was: {error}");
                         }
                     }
                 }
@@ -103,7 +103,7 @@ impl Reload {
             return Ok(None);
         }
         let files = missing.join(", ");
-        tracing::info!(target: NOTICE, "the configuration was reloaded but for [[models]], which wait for {files}");
+        tracing::info!(target: NOTICE, "the configuration was reloaded, except [[models]], which wait for the download of {files}");
         Ok(Some(Fetching { config: new, fetch: AbortOnDropHandle::new(tokio::spawn(fetch(missing))) }))
     }
 
@@ -119,7 +119,7 @@ impl Reload {
         }
         let waiting = needs_restart(&self.config, &new);
         if !waiting.is_empty() {
-            tracing::warn!("these changes take a restart: {}", waiting.join(", "));
+            tracing::warn!("restart the endpoint to apply these changes: {}", waiting.join(", "));
         }
         Ok(new)
     }
@@ -178,7 +178,7 @@ impl Reload {
                 tracing::info!(target: NOTICE, "the models of [[models]] were reloaded");
             }
             Err(CommandFailure(error)) => {
-                tracing::error!("the models of [[models]] were not reloaded, and stay as they were: {error}");
+                tracing::error!("the models of [[models]] were not reloaded and stay as they were: {error}");
             }
         }
     }
@@ -301,7 +301,7 @@ fn needs_restart(old: &ServeConfig, new: &ServeConfig) -> Vec<&'static str> {
     keys
 }
 
-/// Tells one version of a file from the next.
+/// Distinguishes two versions of a file.
 #[derive(Clone, Copy, PartialEq)]
 struct FileVersion {
     modified: SystemTime,

@@ -1,6 +1,6 @@
-//! What answers requests, behind the one trait that HTTP knows.
+//! Implements [`HttpBackend`] with the parts of a running endpoint.
 //!
-//! Every method passes the parts that its stage needs. No stage sees the whole.
+//! Each method passes only the parts that its stage needs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::targets::{Embedded, Targets};
 pub struct RequestService {
     /// Bounds the requests that run at once.
     pub admission: Admission,
-    /// What answers requests.
+    /// Models, nodes and upstreams.
     pub targets: Targets,
     /// Records requests.
     pub observer: Arc<Observer>,

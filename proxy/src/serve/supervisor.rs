@@ -39,8 +39,8 @@ use crate::targets::nodes::probe;
 use crate::targets::nodes::{Health, StateChange, StateReason};
 
 /// How long OpenMP's idle threads spin before they sleep, for libgomp (loop turns) and LLVM's runtime (milliseconds).
-/// Spinning without end starves a machine that is shared (decode fell from 127 to 6 tokens/s beside two busy
-/// processes); not spinning at all pays a wake-up per operation (127 to 48 on an idle machine). This keeps most of both.
+/// Endless spinning starves a shared machine (decode fell from 127 to 6 tokens/s next to two busy processes). No spinning
+/// pays a wake-up per operation (127 to 48 on an idle machine). This keeps most of both.
 pub const THREAD_WAIT: [(&str, &str); 2] = [("GOMP_SPINCOUNT", "5000"), ("KMP_BLOCKTIME", "1")];
 
 /// A large model on a slow disk takes minutes; longer than this is a hang.
@@ -286,13 +286,13 @@ impl Keeper {
     /// Waits for the end of the child, and kills a child that is frozen. Returns true if supervision is over.
     async fn watch_over(&mut self, mut running: RunningChild, info: &Arc<NodeInfo>, stop: &CancellationToken) -> bool {
         let since = Instant::now();
-        let tell = |answer: Result<(), EngineError>| match answer {
+        let note = |answer: Result<(), EngineError>| match answer {
             Ok(()) => self.health.note_answer(Arc::clone(info)),
             Err(error) => self.health.note_missed_answer(&StateChange::from(&error), probe::INTERVAL),
         };
         let exited = tokio::select! {
             exited = running.child.wait() => Some(exited),
-            () = probe::until_frozen(&*self.engine, tell) => None,
+            () = probe::until_frozen(&*self.engine, note) => None,
             () = until(&mut self.wanted, false) => {
                 self.health.note_unloading();
                 running.end().await;
@@ -354,7 +354,7 @@ async fn first_event(stdout: impl AsyncRead + Unpin) -> Option<ChildEvent> {
     while let Ok(Some(line)) = lines.next_line().await {
         match serde_json::from_str(&line) {
             Ok(event) => return Some(event),
-            Err(_) => tracing::debug!(line, "the engine's process wrote something else"),
+            Err(_) => tracing::debug!(line, "the engine's process wrote a line that is not an event; it is ignored"),
         }
     }
     None
@@ -363,7 +363,7 @@ async fn first_event(stdout: impl AsyncRead + Unpin) -> Option<ChildEvent> {
 /// A child that is ready.
 struct RunningChild {
     child: Child,
-    /// Its standard input. Closing it tells the child to go.
+    /// Its standard input. The child ends when this is closed.
     lifeline: ChildStdin,
 }
 

@@ -1,4 +1,4 @@
-//! `baton status`: what a running endpoint is doing, in a terminal or as JSON.
+//! `baton status`: the state of a running endpoint, as tables or as JSON.
 
 mod table;
 
@@ -19,7 +19,7 @@ pub(super) struct StatusArgs {
     /// Print the state as JSON
     #[arg(long)]
     json: bool,
-    /// Print it again every second, until Ctrl-C
+    /// Print the state every second, until Ctrl-C
     #[arg(long, short)]
     watch: bool,
 }
@@ -27,16 +27,16 @@ pub(super) struct StatusArgs {
 /// Longer than a busy endpoint takes to answer, shorter than a person waits.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Between two looks.
+/// The pause between two states of `--watch`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// A state is some kilobytes a model; what is longer is no state.
+/// A state has some kilobytes per model.
 const MAX_STATE_BYTES: usize = 16 << 20;
 
 /// Moves the cursor home and clears what is below: the next table is painted over the last one.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Prints the state, once or again and again. Fails if the endpoint cannot be reached or refuses.
+/// Prints the state, once or every second. Fails if the endpoint cannot be reached or refuses.
 pub(super) async fn run(args: StatusArgs) -> Result<(), CommandFailure> {
     let paint_over = args.watch && !args.json && std::io::stdout().is_terminal();
     loop {

@@ -92,7 +92,7 @@ fn nodes(model: &ModelState) -> String {
     table(&head, model.nodes.iter().map(row))
 }
 
-/// Nothing of a node that does not run, or has not answered yet.
+/// Shows `-` for a node that does not run or has not answered yet.
 fn known(node: &NodeReport, text: String) -> String {
     if node.slots > 0 { text } else { "-".to_owned() }
 }
@@ -110,7 +110,7 @@ fn life(life: NodeState, reason: Option<&str>) -> String {
     reason.map_or_else(|| life.as_str().to_owned(), |reason| format!("{}: {reason}", life.as_str()))
 }
 
-/// An upstream's life, and how long one of its models is left alone at most.
+/// An upstream's state, and the longest time for which one of its models still gets no requests.
 fn busy(upstream: &UpstreamReport) -> String {
     let life = life(upstream.life, upstream.reason.as_deref());
     match upstream.busy_ms {
@@ -192,7 +192,7 @@ fn rate(point: Option<&RatePoint>) -> String {
     point.map_or_else(|| "-".to_owned(), |point| format!("{:.0}", point.tokens_per_second))
 }
 
-/// How long before `now_ms` something was.
+/// The time from `then_ms` to `now_ms`.
 fn ago(now_ms: u64, then_ms: u64) -> String {
     match now_ms.saturating_sub(then_ms) / 1_000 {
         s @ 0..60 => format!("{s} s ago"),

@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-pub use self::config::{AccessConfig, ConfiguredKey, key_hash};
 use self::allowed_hosts::AllowedHosts;
 use self::allowed_origins::AllowedOrigins;
+pub use self::config::{AccessConfig, ConfiguredKey, key_hash};
 use self::keys::Keys;
 
 /// The checks that apply to each request.

@@ -29,7 +29,11 @@ pub(super) async fn scrape(
 }
 
 /// Counts every reply by its route's pattern. Paths as clients send them would create unbounded labels.
-pub(in crate::http) async fn count(State(backend): State<Arc<dyn HttpBackend>>, request: Request, next: Next) -> Response {
+pub(in crate::http) async fn count(
+    State(backend): State<Arc<dyn HttpBackend>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let response = next.run(request).await;
     backend.replied(route.as_ref().map_or("other", MatchedPath::as_str), response.status().as_u16());

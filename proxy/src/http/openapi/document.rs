@@ -1,8 +1,8 @@
 //! The document itself.
 
 use baton_planner::policy::PolicyName;
-use schemars::generate::SchemaSettings;
 use schemars::SchemaGenerator;
+use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::operation::{Operation, ReplyContent};
@@ -29,7 +29,7 @@ pub(in crate::http) fn document(routes: &[DocumentedRoute]) -> Value {
         "openapi": "3.1.0",
         "info": { "title": "Baton", "version": env!("CARGO_PKG_VERSION"), "description": DESCRIPTION },
         "servers": [{ "url": "/" }],
-        // Where the operator has configured no keys, none is asked for.
+        // Without configured keys, none is required.
         "security": [{ "bearer": [] }, { "apiKey": [] }, {}],
         "paths": paths,
         "components": {
@@ -119,7 +119,7 @@ fn parameters(path: &str, operation: &Operation) -> Vec<Value> {
 }
 
 fn responses(operation: &Operation, dialect: Dialect, schemas: &mut Schemas) -> Value {
-    let mut success = json!({ "description": "What was asked for.", "headers": headers(200, operation) });
+    let mut success = json!({ "description": "Success.", "headers": headers(200, operation) });
     for (media_type, content) in &operation.replies {
         success["content"][media_type.as_ref()] = match content {
             ReplyContent::Json(schema) => json!({ "schema": schema(&mut schemas.replies) }),

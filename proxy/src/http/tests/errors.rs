@@ -101,7 +101,10 @@ async fn unknown_routes_and_methods_are_in_the_envelope() {
     for path in ["/v1", "/v1/nope", "/v1/models/", "/v1/chat/completions/"] {
         let error = server.get(path).await.failed(404, "not_found_error", None);
         let message = error["message"].as_str().unwrap();
-        assert!(message.contains("POST /v1/chat/completions, ") && message.contains("GET /v1/models/{id}, "), "{error}");
+        assert!(
+            message.contains("POST /v1/chat/completions, ") && message.contains("GET /v1/models/{id}, "),
+            "{error}"
+        );
         assert!(!message.contains("/api/create") && !message.contains("/v1/health"), "{error}");
     }
     let closed = start_with(hello(), closed_config("k")).await;

@@ -427,7 +427,12 @@ impl Server {
     /// Begins a stream.
     async fn open(&self, path: &str, body: Value) -> OpenReply {
         let response = reqwest::Client::new().post(self.url(path)).json(&body).send().await.unwrap();
-        OpenReply { status: response.status().as_u16(), headers: response.headers().clone(), response, text: String::new() }
+        OpenReply {
+            status: response.status().as_u16(),
+            headers: response.headers().clone(),
+            response,
+            text: String::new(),
+        }
     }
 }
 

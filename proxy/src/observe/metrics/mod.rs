@@ -1,13 +1,12 @@
-//! What `/metrics` shows, in the text format of Prometheus (OpenMetrics 1.0).
+//! The metrics of `/metrics`, in the text format of Prometheus (OpenMetrics 1.0).
 //!
 //! Counts and histograms of requests are kept here and filled by the [`RequestWatch`](crate::observe::RequestWatch);
 //! states (slots, queues, breakers, rates) come from the [`snapshot`](crate::observe::snapshot) at each scrape. Names are
 //! those of the field: `time_to_first_token_seconds`, `inter_token_latency_seconds`, `e2e_request_latency_seconds`.
 //!
-//! Labels come from the configuration and from words of this program alone, so their number is bounded whatever
-//! clients send: a model that is not served is `unknown`, a path that is not a route is `other`.
+//! Labels come only from the configuration and from words of this program, so clients cannot add any: a model that is not
+//! served is `unknown`, a path that is not a route is `other`.
 
-mod labels;
 pub mod requests;
 mod states;
 

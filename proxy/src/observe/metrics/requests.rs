@@ -12,7 +12,6 @@ use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::labels::Labels;
 use crate::error::RequestErrorKind;
 use crate::observe::RequestOutcome;
 
@@ -40,6 +39,9 @@ impl MetricConstructor<Histogram> for Buckets {
         Histogram::new(self.0.iter().copied())
     }
 }
+
+/// Labels of one series, each with a constant name.
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 type Histograms = Family<Labels, Histogram, Buckets>;
 type Counters = Family<Labels, Counter>;

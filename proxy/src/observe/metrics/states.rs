@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::labels::Labels;
+use super::requests::Labels;
 use crate::observe::snapshot::{
     EndpointState, LinkState, LoadState, ModelState, NodeReport, ResidencyState, UpstreamReport,
 };

@@ -1,4 +1,4 @@
-//! Breakers and fallbacks, which nodes, links and upstreams have alike.
+//! Breakers and fallbacks of nodes, links and upstreams.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,17 +12,17 @@ use crate::targets::nodes::{BreakerView, Fallback, Fallbacks};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "BreakerState")]
 pub struct BreakerReport {
-    /// Requests are kept away, except for one now and then.
+    /// True while requests are kept away, except for occasional probes.
     pub is_open: bool,
     /// Failures since the last success.
     pub failures_in_a_row: u32,
-    /// Why the last failure happened.
+    /// The reason of the last failure.
     pub last_reason: Option<String>,
     /// Failures by reason since the start.
     pub failures: BTreeMap<String, u64>,
 }
 
-/// How often a reason made requests go another way.
+/// Requests that took another route for one reason.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FallbackState {
     /// Since the start.

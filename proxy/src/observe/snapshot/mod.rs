@@ -1,5 +1,5 @@
-//! The endpoint at one moment. One typed snapshot is the source of all that shows it: the JSON and the event stream of
-//! `/baton/state`, the gauges of `/metrics` and the tables of `baton status`.
+//! The endpoint at one moment. One typed snapshot is the source of the JSON and the event stream of `/baton/state`, the
+//! gauges of `/metrics` and the tables of `baton status`.
 //!
 //! It holds no text of any prompt or reply, and addresses only for operators.
 
@@ -23,21 +23,21 @@ pub use crate::targets::model_loading::LoadState;
 use crate::targets::models::ModelPool;
 use crate::targets::upstreams::UpstreamPool;
 
-/// See the module.
+/// The state of the endpoint at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EndpointState {
     /// The program's version.
     pub version: String,
     /// When the snapshot was taken, milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// True once the endpoint was asked to stop: running requests may end, and no more are admitted.
+    /// True after a stop signal: running requests may finish, and no more are admitted.
     #[serde(default)]
     pub is_stopping: bool,
     /// Admission.
     pub requests: RequestsState,
     /// In the order of the configuration.
     pub models: Vec<ModelState>,
-    /// Servers that are asked in text, in the order of the configuration.
+    /// Other servers, in the order of the configuration.
     #[serde(default)]
     pub upstreams: Vec<UpstreamReport>,
     /// Bytes that own models may take; 0: no limit.
@@ -45,7 +45,7 @@ pub struct EndpointState {
     pub memory_budget_bytes: u64,
     /// The last routes, the newest first.
     pub routes: Vec<RouteRecord>,
-    /// What differs from the configuration, a sentence each.
+    /// Differences from the configuration, a sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -55,17 +55,17 @@ pub struct EndpointState {
 pub struct RequestsState {
     /// Being served.
     pub admitted: u64,
-    /// Served at once at most.
+    /// The most requests served at once.
     pub limit: u64,
     /// Waiting to be served.
     pub waiting: u64,
 }
 
-/// What a snapshot is taken of.
+/// The parts of the endpoint that a snapshot shows.
 pub struct Observed<'a> {
     /// The models and their nodes.
     pub pool: &'a ModelPool,
-    /// Servers that are asked in text.
+    /// Other servers.
     pub upstreams: &'a UpstreamPool,
     /// Admitted and waiting requests.
     pub requests: RequestsState,

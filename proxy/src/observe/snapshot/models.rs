@@ -28,11 +28,11 @@ pub struct ModelState {
     pub nodes: Vec<NodeReport>,
     /// From every prefill node to every decode node.
     pub links: Vec<LinkState>,
-    /// How often requests had to go another way than planned, by reason.
+    /// Requests that took another route than planned, by reason.
     pub fallbacks: BTreeMap<String, FallbackState>,
     /// Mean of |ln(actual ÷ predicted)| of the time to first token; 0.1 is about 10 %. 0 until there was one.
     pub prediction_error: f64,
-    /// Tokens that a reply has on average.
+    /// The average length of a reply, in tokens.
     pub mean_output_tokens: f64,
     /// Its place in memory, if it is loaded on demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,26 +44,26 @@ pub struct ModelState {
 pub struct ResidencyState {
     /// `unloaded`, `loading`, `loaded`, `unloading` or `failed`.
     pub life: LoadState,
-    /// What it takes of the budget when it is loaded: an estimate, or what was measured if that is more.
+    /// Bytes of the budget that it takes when it is loaded: an estimate, or the measured size if that is larger.
     pub bytes: u64,
-    /// What its process holds.
+    /// Bytes that its process holds.
     pub measured_bytes: u64,
     /// Requests that use it.
     pub active: u32,
     /// Requests that wait for it to be loaded.
     pub waiting: u32,
-    /// When it is unloaded if no request uses it, milliseconds since the Unix epoch; absent if it stays.
+    /// The time at which it is unloaded if no request uses it, milliseconds since the Unix epoch; absent if it stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
-    /// How often it was loaded.
+    /// Number of loads.
     pub loads: u64,
-    /// How long all loads took together, seconds.
+    /// Time of all loads together, seconds.
     pub load_seconds: f64,
-    /// How long the last load took, seconds.
+    /// Time of the last load, seconds.
     pub last_load_seconds: f64,
-    /// How often it was unloaded, by reason.
+    /// Number of unloads, by reason.
     pub unloads: BTreeMap<String, u64>,
-    /// Why the last load failed, if it did.
+    /// The reason of the last load's failure, if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<String>,
 }
@@ -71,22 +71,22 @@ pub struct ResidencyState {
 /// The link from a prefill node to a decode node. Figures are 0 until measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkState {
-    /// Where KV comes from.
+    /// The node that sends KV.
     pub prefill: String,
-    /// Where it goes.
+    /// The node that receives it.
     pub decode: String,
     /// Bytes per second.
     pub bytes_per_second: f64,
     /// Round trip, milliseconds.
     pub rtt_ms: f64,
-    /// What a handoff's end takes beyond its last chunk's wire time, milliseconds.
+    /// Time of a handoff's end in addition to its last chunk's wire time, milliseconds.
     pub tail_ms: f64,
-    /// What prevents handoffs between the two though each of them may be fine.
+    /// Prevents handoffs between the two while they fail. Each node may be fine.
     #[serde(default)]
     pub breaker: BreakerReport,
 }
 
-/// Why a node cannot do a task for a model.
+/// Returns the reason why a node cannot do a task for a model, if there is one.
 type Bars = fn(&ServedModel, &NodeInfo) -> Option<BarReason>;
 
 /// A model and its nodes. `all` are all models: a node that serves another one is left out here.

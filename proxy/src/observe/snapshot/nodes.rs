@@ -14,23 +14,23 @@ use crate::targets::nodes::{Node, NodeState, StateTransition, Task};
 pub struct NodeReport {
     /// As in `x-baton-route`.
     pub name: String,
-    /// What it does for this model.
+    /// Its task for this model.
     pub task: Task,
     /// Its state.
     pub life: NodeState,
-    /// Why it is not ready, in words that are safe to show.
+    /// The reason why it is not ready, in words that are safe to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// When it came into this state, milliseconds since the Unix epoch.
+    /// Start of this state, milliseconds since the Unix epoch.
     #[serde(default)]
     pub life_since_ms: u64,
     /// Its changes of state since the endpoint's start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub transitions: Vec<TransitionState>,
-    /// Why it does not serve this model though it is ready.
+    /// The reason why it does not serve this model although it is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub barred: Option<String>,
-    /// Where other nodes reach it; only for operators.
+    /// Its URL; only for operators.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// `llama` or `sim`.
@@ -51,11 +51,11 @@ pub struct NodeReport {
     pub free_kv_cells: u32,
     /// Weights and KV cache, bytes.
     pub memory_bytes: u64,
-    /// What keeps requests for this task away from it.
+    /// Keeps requests for this task away from it while it fails.
     pub breaker: BreakerReport,
     /// Prompt tokens per second, measured at about these prompt lengths.
     pub prefill_rates: Vec<RatePoint>,
-    /// Tokens per second of one stream, measured with about so many streams.
+    /// Tokens per second of one stream, measured with about these numbers of streams.
     pub decode_rates: Vec<RatePoint>,
 }
 
@@ -66,9 +66,9 @@ pub struct TransitionState {
     pub from: NodeState,
     /// The state after.
     pub to: NodeState,
-    /// Why, in one word.
+    /// The reason, in one word.
     pub reason: String,
-    /// How often.
+    /// Number of such changes.
     pub count: u64,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn report(node: &Node, task: Task, with_address: bool) -> NodeReport 
     let status = node.health.status();
     let breaker = breaker(node.breakers.of(task).view(), FailureReason::as_str);
     let life = match status.state() {
-        // It fails at its other task.
+        // Only its other task fails.
         NodeState::Suspect if !status.is_silent() && !breaker.is_open => NodeState::Ready,
         life => life,
     };

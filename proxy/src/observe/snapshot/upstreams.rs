@@ -1,4 +1,4 @@
-//! Servers that are asked in text.
+//! Upstreams: other servers that answer requests.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,11 @@ use crate::targets::upstreams::{UpstreamServer, UpstreamState};
 pub struct UpstreamReport {
     /// As in `x-baton-route`.
     pub name: String,
-    /// Which server program it is.
+    /// The kind of server.
     pub kind: String,
     /// The state of the server, as its list of models shows.
     pub life: NodeState,
-    /// Why it does not answer, in one word.
+    /// The reason why it does not answer, in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Its URL; only for operators.
@@ -32,11 +32,11 @@ pub struct UpstreamReport {
     pub running: u32,
     /// Replies that wait for a place.
     pub waiting: u32,
-    /// Replies at once at most.
+    /// The most replies at once.
     pub limit: u32,
     /// The longest time for which a model of the server still gets no requests because it was busy, milliseconds; 0: none.
     pub busy_ms: u64,
-    /// What keeps requests away from it.
+    /// Keeps requests away from it while it fails.
     pub breaker: BreakerReport,
     /// How often its prefill servers could not be used, by reason.
     pub fallbacks: BTreeMap<String, FallbackState>,

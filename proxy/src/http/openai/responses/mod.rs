@@ -7,9 +7,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_schemas::FinishReason;
-use baton_schemas::openai::{ResponsesBody, ResponsesRequest};
 use baton_schemas::openai::responses::response::{self, ResponseEnd};
 use baton_schemas::openai::responses::{ResponseEventWriter, ResponseHead};
+use baton_schemas::openai::{ResponsesBody, ResponsesRequest};
 use futures::StreamExt;
 use uuid::Uuid;
 
