@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds circles of imports between the files of each crate, and arrows that run up between the proxy's rooms.
+"""Finds circles of imports between the files of each crate, and imports that run up between the proxy's rooms.
 
 Reads `use` statements and inline paths that start with `crate::`, `super::` or `self::`; test modules are left out.
 A name that a module re-exports counts as an import of the file that defines it. An edge between a module and its own
@@ -14,7 +14,7 @@ from pathlib import Path
 
 CRATES = ["schemas", "engines", "proxy", "proxy/fetch", "proxy/planner", "proxy/reply", "proxy/bench", "proxy/cli"]
 
-# Rooms of proxy/src, from the top down: a room may import those below it, never one above.
+# Rooms (folders and files) of proxy/src, from the top down: a room may import those below it, never one above.
 FLOORS = [
     "serve", "config", "http", "request", "observe", "targets",
     "account", "reply_event", "choice_clock", "model_name", "log_target", "error",
@@ -199,6 +199,20 @@ def circles(edges):
     return sorted(out, key=len, reverse=True)
 
 
+def floor_problems(crate, edges):
+    """Rooms without a place in FLOORS, places without a room, and imports that run up. The crate's root may import all."""
+    rooms = {module[0] for module in crate.text if module}
+    for room in sorted(rooms - set(FLOORS)):
+        yield f"{room}: this room of proxy/src has no place in FLOORS (scripts/check-circles.py): add it between the rooms that import it and those it imports"
+    for room in sorted(set(FLOORS) - rooms):
+        yield f"{room}: FLOORS (scripts/check-circles.py) names a room that proxy/src does not have: remove it"
+    placed = {module: FLOORS.index(module[0]) for module in crate.text if module and module[0] in FLOORS}
+    for module, targets in sorted(edges.items()):
+        for target in sorted(targets):
+            if module in placed and target in placed and placed[target] < placed[module]:
+                yield f"runs up: {crate.file[module]} -> {crate.file[target]}"
+
+
 def main():
     args = [arg for arg in sys.argv[1:] if not arg.startswith("--")]
     count_only = "--count" in sys.argv
@@ -217,14 +231,10 @@ def main():
             for module in group:
                 inside = sorted("::".join(target) or "lib" for target in edges.get(module, ()) if target in group)
                 print(f"  {crate.file[module]} -> {', '.join(inside)}", file=sys.stderr)
-        if src == root / "proxy" / "src":
-            for module, targets in sorted(edges.items()):
-                for target in sorted(targets):
-                    floors = [FLOORS.index(m[0]) if m and m[0] in FLOORS else None for m in (module, target)]
-                    if None not in floors and floors[1] < floors[0]:
-                        failed = True
-                        if not count_only:
-                            print(f"runs up: {crate.file[module]} -> {crate.file[target]}", file=sys.stderr)
+        if src == root / "proxy" / "src" and not count_only:
+            for problem in floor_problems(crate, edges):
+                failed = True
+                print(problem, file=sys.stderr)
     sys.exit(1 if failed and not count_only else 0)
 
 
