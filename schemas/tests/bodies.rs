@@ -1,6 +1,6 @@
 //! The documented bodies and the parsers say the same: every limit, type and word of a documented field is one that the
 //! parser keeps, to the value.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+#![cfg(test)]
 
 use baton_schemas::openai::{
     ChatBody, ChatRequest, CompletionBody, CompletionRequest, EmbeddingsBody, EmbeddingsRequest, InvalidRequest,

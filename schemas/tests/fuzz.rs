@@ -1,6 +1,6 @@
 //! The fuzz targets' bodies on stable Rust: their seeds, and random mutations of them for a bounded time. The same
 //! mutations every time, as far as the time goes. `BATON_FUZZ_SECONDS` is the time for all targets together.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+#![cfg(test)]
 
 #[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too")]
 #[path = "../../tests/fuzz/src/bodies.rs"]

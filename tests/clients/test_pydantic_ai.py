@@ -1,9 +1,13 @@
 """pydantic-ai with its OpenAI model: agents with tools and typed outputs."""
 
+import importlib.util
+
 import pytest
 from pydantic import BaseModel
 
-pytest.importorskip("pydantic_ai", reason="pydantic-ai needs Python 3.11")
+import server
+
+server.need(importlib.util.find_spec("pydantic_ai"), "pydantic-ai needs Python 3.11")
 from pydantic_ai import Agent, Embedder, NativeOutput, ToolOutput
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
 from pydantic_ai.exceptions import ModelHTTPError

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Server, SseReply, chat, eventually, eventually_async, is_alive, model};
+use harness::{Server, SseReply, chat, eventually, eventually_async, is_alive, model, skip};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ async fn a_killed_engine_is_replaced_and_the_next_request_works() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_when_its_engine_is_killed_or_freezes() {
+async fn a_stream_continues_when_its_engine_is_killed_or_freezes() {
     let server = Server::start(&[]);
     let body = chat("Count from one to one hundred in words.", json!({ "max_tokens": 96, "ignore_eos": true }));
     let (_, undisturbed) = post(&server, &body).await;
@@ -87,9 +87,9 @@ async fn an_engine_that_cannot_start_says_why_and_recovers_by_itself() {
 #[test]
 fn no_engine_outlives_its_server() {
     for (frozen, signal) in [(false, Signal::KILL), (true, Signal::KILL), (false, Signal::TERM), (false, Signal::INT)] {
-        // Only Linux can end a child that is stopped; elsewhere it ends when it is continued.
+        // Only Linux ends a frozen child with its parent. Elsewhere it ends when it is continued.
         if frozen && cfg!(not(target_os = "linux")) {
-            println!("skipped: a frozen child ends with its parent on Linux only");
+            skip("a frozen child ends with its parent on Linux only");
             continue;
         }
         let mut server = Server::start(&[]);
@@ -110,7 +110,7 @@ async fn ctrl_c_in_a_terminal_lets_a_running_stream_end() {
     let client = reqwest::Client::new();
     let mut stream = client.post(format!("{}/v1/chat/completions", server.base)).json(&body).send().await.unwrap();
     stream.chunk().await.unwrap().unwrap();
-    // A terminal signals everybody in its group; the engine must stay until the stream has ended.
+    // A terminal signals its whole process group. The engine must stay until the stream has ended.
     kill_process(server.engine(), Signal::INT).unwrap();
     kill_process(server.engine(), Signal::TERM).unwrap();
     server.signal(Signal::INT);

@@ -1,5 +1,5 @@
 //! Integration tests, a module for each promise of the crate. The first block of modules holds shared fixtures.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot continue panics")]
+#![cfg(test)]
 
 #[cfg(feature = "llama")]
 mod kv_rig;

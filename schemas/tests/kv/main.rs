@@ -1,5 +1,5 @@
 //! Handoff streams through both ends, whole and damaged.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test that cannot go on panics")]
+#![cfg(test)]
 
 #[allow(unreachable_pub, dead_code, reason = "a module of the fuzz project too, and not every user needs all")]
 #[path = "../../../tests/fuzz/src/sample.rs"]

@@ -1,5 +1,4 @@
 //! The async-openai crate: whole, streamed, tools, structured output, vectors, responses, and its errors.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use async_openai::Client;
 use async_openai::config::OpenAIConfig;

@@ -1,5 +1,4 @@
 //! The ollama-rs crate: whole, streamed, tools, structured output, vectors, what there is, and its errors.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use futures::StreamExt as _;
 use ollama_rs::Ollama;
