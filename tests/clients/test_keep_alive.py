@@ -69,7 +69,7 @@ def test_a_model_is_loaded_kept_and_unloaded(client):
     assert is_gone(client)
 
 
-def test_what_is_no_duration_is_refused(client):
+def test_an_invalid_duration_is_refused(client):
     with pytest.raises(ollama.ResponseError) as error:
         client.generate("smol", "Hello", keep_alive="soon")
     assert error.value.status_code == 400 and "keep_alive" in error.value.error

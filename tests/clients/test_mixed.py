@@ -69,7 +69,7 @@ def test_every_client_at_once(base_url):
     with ThreadPoolExecutor(len(jobs)) as pool:
         replies = list(pool.map(lambda job: job[0](base_url, job[1]), jobs))
     assert all(replies)
-    # Beside other streams llama.cpp may take the other of two nearly equal tokens (docs/engine.md): most agree, and none
-    # says what another prompt was answered.
+    # While other streams run, llama.cpp may take the other of two nearly equal tokens (docs/engine.md). Most replies agree, and
+    # none is the reply to another prompt.
     said = [set(replies[i : i + len(CLIENTS)]) for i in range(0, len(replies), len(CLIENTS))]
     assert not said[0] & said[1] and not said[1] & said[2] and not said[0] & said[2]

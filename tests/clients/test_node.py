@@ -1,4 +1,4 @@
-"""Node's clients, run by Node's own test runner: each file of tests/clients/node, by both routes.
+"""Node's clients, run by Node's test runner: each file of tests/clients/node, on both routes.
 
 scripts/run-clients.sh copies that folder beside its packages and puts the path into BATON_NODE_CLIENTS.
 """

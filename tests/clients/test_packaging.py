@@ -1,4 +1,4 @@
-"""What is packaged names things that exist, in formats that service managers, containers and CI can read."""
+"""Packaging files refer to things that exist, in formats that service managers, containers and CI can read."""
 
 import plistlib
 import re
@@ -19,7 +19,7 @@ def test_launchd_reads_the_plist():
     assert (shell, dash_c) == ("/bin/sh", "-c")
     subprocess.run([shell, "-n", dash_c, script], check=True)
     assert "exec /usr/local/bin/baton serve --config" in script
-    # Longer than running streams are waited for.
+    # Longer than running streams may take.
     assert plist["ExitTimeOut"] > 35
 
 
@@ -35,7 +35,7 @@ def test_systemd_waits_for_longer_than_streams_are_let_finish(unit, source):
     stop = int(re.search(r"^TimeoutStopSec=(\d+)$", text, re.M)[1])
     drain = re.search(r"const DRAIN_DEADLINE: Duration = Duration::from_secs\((\d+)\)", (ROOT / source).read_text())
     assert stop >= int(drain[1]) + 10
-    # The main process first: its engines live for as long as it drains.
+    # The main process first: its engines must run while it drains.
     assert "KillMode=mixed" in text
 
 
@@ -81,14 +81,14 @@ def test_the_notices_name_what_is_linked_in():
     assert run.returncode == 0, run.stderr
     for part in ["The ggml authors", "Niels Lohmann", "Tokio Contributors", "\nllama-cpp-sys-2 ", "Apache License"]:
         assert part in run.stdout, part
-    # Tools of builds and tests are not linked in, and our own crates are not others' work.
+    # Tools of builds and tests are not linked in, and our own crates need no notice.
     for part in ["\ncmake ", "\nproptest ", "\nbaton-engines "]:
         assert part not in run.stdout, part
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_docs_exist(page):
-    """Every `baton COMMAND --flag` of a page is one that `baton COMMAND --help` knows."""
+    """`baton COMMAND --help` lists every `baton COMMAND --flag` of a page."""
     import os
 
     baton = os.environ["BATON"]

@@ -1,4 +1,4 @@
-"""The clients of Rust, by cargo's own test runner: tests/clients/rust, built by scripts/run-clients.sh."""
+"""Rust's clients, run by cargo's test runner: tests/clients/rust, built by scripts/run-clients.sh."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ TARGET = PACKAGE.parents[2] / "target/clients-rust"
 def test_a_package_of_rust(endpoint, name):
     env = {**os.environ, "BATON_URL": endpoint.base_url, "BATON_OLLAMA_URL": endpoint.ollama_url}
     command = ["cargo", "test", "--quiet", "--locked", "--target-dir", TARGET, "--test", name]
-    # One after another: beside others, the shape of a batch moves what a model says, and some of them compare replies.
+    # One after another: some compare replies, and other streams in a batch can change a reply.
     command += ["--", "--test-threads=1"]
     done = subprocess.run(command, cwd=PACKAGE, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -37,7 +37,7 @@ fn decode_of(route: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_goes_on_on_another_node_when_its_own_is_killed_or_freezes() {
+async fn a_stream_continues_on_another_node_when_its_own_is_killed_or_freezes() {
     for signal in [Signal::KILL, Signal::STOP] {
         let prefill = sim_node(&["--role", "prefill"]);
         let decode = [sim_node(&["--role", "decode"]), sim_node(&["--role", "both"])];
@@ -149,13 +149,13 @@ async fn a_reload_exchanges_nodes_while_they_stream() {
         assert_eq!(post(&server, &sim_chat("elsewhere", 4)).await.0, 200);
         let now = model().await;
         assert_eq!(now["nodes"].as_array().unwrap().len(), 1, "{now}");
-        // The node reports the other request for a tenth of a second after its end; the stream runs for longer.
+        // The node still reports the other request for a tenth of a second after its end. The stream runs longer.
         eventually_async("a node without the stream", || async { model().await["nodes"][0]["active_slots"] == 0 })
             .await;
     });
     assert_eq!((reply.0, text(&reply.2)), (200, text(&undisturbed)));
 
-    // With both nodes, the one that stays keeps its name, and the new one gets another.
+    // The node that stays keeps its name, and the new one gets another.
     write(&[&other, &one], "round_robin");
     server.signal(Signal::HUP);
     eventually_async("both nodes", || async { model().await["nodes"].as_array().unwrap().len() == 2 }).await;

@@ -34,7 +34,7 @@ fn cli(server: &Server, args: &[&str], input: &str) -> Output {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_says_what_the_request_would_do() {
+async fn a_dry_run_predicts_what_the_request_does() {
     let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "20000"]);
     let server = server(&node);
     let is_known = async || plan(&server, "fastest", 1_500).await["routes"][1]["prediction"].is_object();
@@ -95,7 +95,7 @@ async fn a_dry_run_is_refused_like_the_request() {
 }
 
 #[test]
-fn a_dry_run_that_cannot_be_made_is_one_clear_line() {
+fn a_dry_run_that_fails_prints_one_clear_line() {
     let check = |endpoint: &str, expected: &str| {
         let output = Command::new(&*BATON).args(["plan", "/dev/null", endpoint]).output().unwrap();
         let message = String::from_utf8(output.stderr).unwrap();

@@ -131,7 +131,7 @@ async fn decode_busy_and_decode_lost() {
     let server = Server::with(&[&decode[..], &["--policy", "round_robin", "--no-calibration"]].concat());
     let body = |tag| chat(tag, json!({ "model": "sim", "max_tokens": 100, "ignore_eos": true }));
     let crowd = fill(&nodes[0].url).await;
-    // The full node has the first turn.
+    // The full node is first in turn.
     post(&server, &body("one")).await;
     shows(&server, "decode_busy").await;
     drop(crowd);
@@ -176,7 +176,7 @@ async fn not_worth_it() {
     let node = Node::with(&["--engine", "sim", "--role", "prefill", "--sim-prefill-tps", "1000"]);
     let server = Server::with(&["--engine", "sim", "--sim-prefill-tps", "9000", "--prefill", &node.url]);
     let body = chat("short", json!({ "model": "sim", "max_tokens": 2 }));
-    // The reason is another until calibration has measured the link.
+    // The reason differs until calibration has measured the link.
     eventually_async("a reason", || async {
         let call = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base)).json(&body);
         call.send().await.unwrap().headers()["x-baton-route"].to_str().unwrap().contains("reason=not_worth_it")

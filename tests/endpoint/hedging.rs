@@ -8,7 +8,7 @@ use harness::{CLUSTER_KEY, Node, Server, chat, eventually_async, long_prompt};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Tokens of a reply: four seconds of them.
+/// Tokens of a reply, which take four seconds.
 const N_TOKENS: u32 = 200;
 
 /// Two decode nodes, each at the end of a relay, that take a second for a prompt.
@@ -73,7 +73,7 @@ impl Rig {
             happens(late);
             eventually_async("the second route's token", async || self.count("hedge_won").await == 1).await;
             ends(late);
-            // Long before the loser would have finished.
+            // This is long before the loser would have finished.
             eventually_async("the loser to be cancelled", async || {
                 !self.is_busy(late).await && self.is_busy(1 - late).await
             })

@@ -122,7 +122,7 @@ async fn two_models_are_served_side_by_side_each_by_its_own_machines() {
         assert_eq!(of_model.len(), N_REQUESTS);
         let decode = count(&of_model, "decode");
         assert_eq!(decode.get(&format!("decode-{machine}")), Some(&N_REQUESTS), "{model}: {decode:?}");
-        // So many prompts wait for one prefill node that a few may be done sooner elsewhere.
+        // So many prompts wait for one prefill node that a few may complete sooner elsewhere.
         let prefill = count(&of_model, "prefill");
         let n_handed_over = prefill.get(&format!("prefill-{machine}")).copied().unwrap_or_default();
         assert!(n_handed_over > N_REQUESTS / 2, "{model}: {prefill:?}");

@@ -1,5 +1,5 @@
-//! An endpoint's promises to clients and operators, kept by real processes over real sockets. The simulated engine stands
-//! in for models, so this needs no model file and no C++. Nearly all of the time is spent waiting: run many at once.
+//! An endpoint's promises to clients and operators, tested with real processes over real sockets. The simulated engine
+//! replaces models, so no model file and no C++ are needed. The tests mostly wait: run many at once.
 
 mod admission;
 mod decode_nodes;

@@ -78,7 +78,7 @@ fn plain_http_beyond_this_machine_needs_permission() {
 }
 
 #[tokio::test]
-async fn the_permission_is_enough() {
+async fn permission_suffices_for_plain_http() {
     let node = Node::with(&["--engine", "sim", "--listen", "0.0.0.0:0", "--allow-plain-http"]);
     let port = node.url.rsplit_once(':').unwrap().1;
     let reply = info(&reqwest::Client::new(), &format!("http://127.0.0.1:{port}")).await.unwrap();
@@ -86,7 +86,7 @@ async fn the_permission_is_enough() {
 }
 
 #[test]
-fn wrong_files_are_named_at_once() {
+fn unusable_tls_files_are_named_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let made = Certificate::write(&folder);
     let cert = made.cert();

@@ -1,4 +1,4 @@
-//! The states of a node that is told to stop, freezes, or comes back, and what they mean for requests.
+//! The states of a node that receives SIGTERM, freezes or returns, and what they mean for requests.
 
 use std::process::Command;
 use std::time::Duration;
@@ -74,7 +74,7 @@ async fn a_stopping_node_gets_nothing_new_and_finishes_what_it_runs() {
     let (undisturbed, _) = rig.ask(150).await;
     let busy = async |i: usize| rig.node(i).await["active_slots"] == 1;
     eventually_async("idle nodes", async || !busy(0).await && !busy(1).await).await;
-    // Three seconds long.
+    // The reply takes three seconds.
     let ((text, on), stopping) = tokio::join!(rig.ask(150), async {
         eventually_async("a stream", async || busy(0).await || busy(1).await).await;
         let stopping = if busy(0).await { 0 } else { 1 };
@@ -103,11 +103,11 @@ async fn a_stopping_node_gets_nothing_new_and_finishes_what_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_it_goes_on() {
+async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_of_its_return() {
     let rig = Rig::start();
     rig.is_in(0, "ready").await;
     rig.nodes[0].signal(Signal::STOP);
-    // It is suspect first, which the counters below show; only for a moment if a call was open when it froze.
+    // It is suspect first, as the counters below show, but only for a moment if a call was open when it froze.
     eventually_async("suspicion", async || ["suspect", "down"].map(Value::from).contains(&rig.node(0).await["life"]))
         .await;
     // It gets no request while another node is ready.
@@ -132,7 +132,7 @@ async fn a_frozen_node_is_suspect_then_down_and_ready_within_five_seconds_once_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn load_from_elsewhere_on_a_node_is_seen() {
+async fn load_on_a_node_from_other_clients_is_noticed() {
     let rig = Rig::start();
     let other_client = tokio::spawn(harness::occupy::occupy(rig.nodes[1].url.clone(), 1));
     eventually_async("the load", || async { rig.node(1).await["active_slots"] == 1 }).await;

@@ -79,7 +79,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
     let (status, health) = get(&address, "/health").await.unwrap();
     assert_eq!(status, 503, "{health}");
     assert!(!health.to_string().contains(&node_address), "no address is shown to a client: {health}");
-    // An attempt begins once the one before it has been judged.
+    // An attempt begins after the outcome of the previous one is known.
     for _ in 0..4 {
         tokio::time::timeout(Duration::from_secs(30), attempts.recv()).await.expect("further attempts");
     }
@@ -97,7 +97,7 @@ async fn a_late_node_is_waited_for_and_each_change_is_logged_once() {
 
     drop(running);
     next_line(&log, "may be lost");
-    // A connection that was kept is reset, a new one is refused.
+    // An idle connection is reset; a new one is refused.
     next_line(&log, "cannot be used: ");
     let _again = node("secret", &node_address);
     next_line(&log, "answers");

@@ -184,7 +184,7 @@ async fn a_keys_limits_hold_on_every_dialect() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reads_and_loads_count_and_changed_limits_forgive_nothing() {
+async fn reads_and_loads_count_and_changed_limits_keep_debts() {
     let (key, lines) = new_key("few");
     let file = tempfile::NamedTempFile::new().unwrap();
     let configure =

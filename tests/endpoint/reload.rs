@@ -19,7 +19,7 @@ async fn status(server: &Server, model: &str) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_with_a_mistake_changes_nothing_of_what_comes_before_it() {
+async fn a_mistake_changes_nothing_that_precedes_it_in_the_file() {
     let config = ConfigFile::new(&own("one", ""));
     let log = tempfile::NamedTempFile::new().unwrap();
     let server = config.serve_logging_to(log.reopen().unwrap(), &[]);

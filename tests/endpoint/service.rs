@@ -1,4 +1,4 @@
-//! An endpoint as a service of its machine: systemd, shells, and a reader of its output that has gone.
+//! An endpoint as a service: systemd, shell completions, and output that nobody reads.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixDatagram;
@@ -37,7 +37,7 @@ impl Manager {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_service_manager_learns_when_health_is_ok_and_when_the_end_begins() {
+async fn the_service_manager_learns_when_health_is_ok_and_when_the_stop_begins() {
     let manager = Manager::new();
     let listen = free_address();
     // The endpoint waits for a node that has not started yet.
@@ -63,7 +63,7 @@ async fn the_service_manager_learns_when_health_is_ok_and_when_the_end_begins() 
 }
 
 #[test]
-fn a_server_serves_on_when_nobody_reads_what_it_writes() {
+fn a_server_keeps_serving_when_nobody_reads_its_output() {
     let listen = free_address();
     let mut command = Command::new(&*BATON);
     command.args(["serve", "--engine", "sim", "--listen", &listen]).env("RUST_LOG", "debug");
@@ -73,13 +73,13 @@ fn a_server_serves_on_when_nobody_reads_what_it_writes() {
     let address = format!("http://{listen}");
     let status = |address: &str| Command::new(&*BATON).args(["status", address]).output().unwrap().status.success();
     eventually("an answer", || status(&address).then_some(()));
-    // The engine is ready, so the banner has met the broken pipe.
+    // The engine is ready, so the banner was written to the broken pipe.
     let ask = || {
         let body = r#"{"model":"sim","max_tokens":2,"messages":[{"role":"user","content":"hi"}]}"#;
         let url = format!("{address}/v1/chat/completions");
         Command::new("curl").args(["-fsS", "--max-time", "20", &url, "-d", body]).output().unwrap()
     };
-    // Each request logs several lines, and so meets the broken pipe again.
+    // Each request writes several lines to the other broken pipe.
     for _ in 0..10 {
         let reply = ask();
         assert!(reply.status.success(), "{reply:?}");

@@ -1,4 +1,4 @@
-//! An endpoint that is told to stop finishes what it runs and takes nothing new.
+//! An endpoint that receives SIGTERM finishes its streams and takes no new requests.
 
 use harness::{Server, chat, eventually, eventually_async};
 use rustix::process::Signal;

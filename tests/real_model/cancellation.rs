@@ -1,4 +1,4 @@
-//! A client that leaves holds no slot: 1,000 cancellations at random points.
+//! A client that leaves frees its slot: 1,000 cancellations at random points.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -69,7 +69,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
         while running.len() < AT_ONCE && n_begun < N_CANCELLED {
             n_begun += 1;
             let mut prompt = prompts[random(&mut seed) as usize % prompts.len()].clone();
-            // Half have a first token of their own, so that their prefill is not cached.
+            // Half of the prompts have a random first token, so their prefill is not cached.
             if n_begun % 2 == 0 {
                 prompt[0] = (random(&mut seed) % 40_000) as u32;
             }
@@ -79,8 +79,8 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
                 ignore_eos: true,
                 ..SequenceRequest::default()
             };
-            // Most clients leave after a time; one in eight when its prefill has begun or a few tokens have come, so that
-            // every stage is met however busy the machine is.
+            // Most clients leave after a random time. One in eight leaves when its prefill has begun or after a few
+            // tokens, so every stage occurs however busy the machine is.
             let (after_ms, after_deltas) = match random(&mut seed) % 16 {
                 0 => (None, 1),
                 1 => (None, 2 + random(&mut seed) % 6),
@@ -116,7 +116,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
     drop(running);
     let [queued, prefilling, decoding] = reached;
     println!("cancelled: {queued} before a slot, {prefilling} in prefill, {decoding} while decoding");
-    assert!(queued > 0 && prefilling > 0 && decoding > 0, "every stage is to be met: {reached:?}");
+    assert!(queued > 0 && prefilling > 0 && decoding > 0, "every stage must occur: {reached:?}");
 
     let began = Instant::now();
     eventually_async("all slots to be free", || async {
@@ -130,7 +130,7 @@ async fn a_thousand_random_cancellations_leak_no_slot() {
         open_files(&node).zip(files_before).is_none_or(|(now, before)| now <= before + 2)
     })
     .await;
-    // The engine works as before.
+    // The engine still works.
     let request =
         SequenceRequest { prompt: prompts[0].clone(), max_tokens: Some(4), ignore_eos: true, ..Default::default() };
     assert_eq!(engine.generate(request).await.unwrap().count().await, 6, "started, four tokens, finished");

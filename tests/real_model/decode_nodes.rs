@@ -1,4 +1,4 @@
-//! Decode nodes with the real model beside an engine of the endpoint and beside nodes of other models.
+//! Decode nodes with the real model, next to an engine of the endpoint and to nodes of other models.
 
 use harness::{Node, Server, SseReply, chat, eventually_async};
 use rustix::process::Signal;

@@ -13,7 +13,7 @@ fn demo() -> Command {
 }
 
 #[test]
-fn the_demo_draws_a_handoff_beside_a_direct_reply() {
+fn the_demo_draws_a_handoff_and_a_direct_reply() {
     let output = demo().output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     println!("{text}");

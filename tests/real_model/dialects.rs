@@ -141,7 +141,7 @@ async fn a_message_uses_a_tool_and_takes_its_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_template_is_applied_as_generation_applies_it() {
+async fn apply_template_returns_the_prompt_that_generation_uses() {
     let server = Server::start(&[]);
     let tool = json!({ "type": "function", "function": { "name": "get_weather", "parameters": parameters() } });
     let mut body = harness::chat(ASK, json!({ "tools": [tool], "max_tokens": 1 }));
@@ -155,7 +155,7 @@ async fn a_template_is_applied_as_generation_applies_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_function_is_called_in_the_form_that_it_came_in() {
+async fn a_function_is_called_in_the_form_of_its_definition() {
     let server = Server::start(&[]);
     let functions = json!({ "functions": [{ "name": "get_weather", "parameters": parameters() }],
         "function_call": { "name": "get_weather" }, "max_tokens": 100 });
@@ -258,7 +258,7 @@ async fn a_generation_continues_the_tokens_of_an_earlier_one() {
     assert!(status == 400 && refused.contains("context"), "{refused}");
 }
 
-/// Panics if a stream is not whole.
+/// Panics if a stream is incomplete.
 type Check = fn(&str);
 
 /// The streams of every dialect, for a forced call or text, and how each has to end.
@@ -319,7 +319,7 @@ fn mixed() -> Vec<(&'static str, Value, Check)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dialects_do_not_meet_in_one_server() {
+async fn streams_of_different_dialects_do_not_mix() {
     let server = Server::start(&[]);
     let requests = (0..3).flat_map(|_| mixed()).map(|(path, body, check)| {
         let server = &server;

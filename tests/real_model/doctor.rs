@@ -1,4 +1,4 @@
-//! `baton doctor` reports this machine truthfully, and fails if a check does.
+//! `baton doctor` reports on this machine correctly, and fails if a check fails.
 
 use std::process::{Command, Output};
 
@@ -30,7 +30,7 @@ fn on_one_device_a_handoff_changes_nothing() {
 }
 
 #[test]
-fn a_node_elsewhere_is_tried_and_what_is_wrong_is_said() {
+fn a_remote_node_is_tested_and_its_fault_reported() {
     let node = Node::with(&["--model", model().to_str().unwrap(), "--role", "prefill", "--threads", "1"]);
     let output = doctor(CLUSTER_KEY, &["--devices", "cpu", "--prefill", &node.url, "--json"]);
     let report = json(&output);
@@ -46,7 +46,7 @@ fn a_node_elsewhere_is_tried_and_what_is_wrong_is_said() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let output = doctor("", &["--devices", "cpu,Warp9"]);
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("there is no device \"Warp9\" here; there is cpu"), "{error}");
@@ -66,7 +66,7 @@ fn kv_moves_between_the_processor_and_vulkan() {
         let handoff = report["handoffs"].as_array().unwrap().iter().find(of_pair).unwrap();
         println!("{handoff}");
         assert_eq!(handoff["verdict"], "close", "{report}");
-        // Different kernels: equal to the bit would mean that both ran on the processor.
+        // The kernels differ. Results equal to the bit would mean that both ran on the processor.
         assert!(handoff["kv_distance"].as_f64().unwrap() > 0.0, "{report}");
     }
     assert!(output.status.success());

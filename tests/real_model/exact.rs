@@ -1,5 +1,5 @@
-//! Greedy output of the engine equals the plain llama.cpp loop's, token for token. Beside other streams, where the shape of
-//! a batch changes rounding, the difference is measured, printed and bounded.
+//! The engine's greedy output equals that of the plain llama.cpp loop, token for token. While other streams run, the batch's
+//! shape changes the rounding; the difference is measured, printed and bounded.
 
 use std::sync::Arc;
 
@@ -80,7 +80,7 @@ async fn greedy_output_equals_the_plain_loop() {
         assert_eq!(reply(engine.as_ref(), greedy(prompt, N_NEW)).await, expected.tokens);
     }
 
-    // Beside three other streams the rows of a batch are computed by other kernels, which round differently.
+    // While three other streams run, other kernels compute the rows of a batch, and round differently.
     let (mut n_equal, mut divergences) = (0, Vec::new());
     for (i, (prompt, expected)) in prompts.iter().zip(&expected).enumerate() {
         let others: Vec<_> = (1..4)
@@ -94,7 +94,7 @@ async fn greedy_output_equals_the_plain_loop() {
         if tokens == expected.tokens {
             n_equal += 1;
         } else {
-            // One side may have ended where the other went on: the end is a token like any other.
+            // One side may have ended where the other continued: the end is a token like any other.
             let common = tokens.iter().zip(&expected.tokens).take_while(|(a, b)| a == b).count();
             divergences.push((i, common, expected.margins[common]));
         }
@@ -106,15 +106,15 @@ async fn greedy_output_equals_the_plain_loop() {
     for (prompt, at, margin) in &divergences {
         println!("  prompt {prompt}: first other token at {at}, where the top two are {margin:.4} nats apart");
     }
-    // A divergence where the model was sure would be a wrong KV cache and not rounding.
+    // If the model was certain of its token, a divergence means a wrong KV cache, not rounding.
     let widest = divergences.iter().map(|d| d.2).fold(0.0, f32::max);
     assert!(widest < MAX_MARGIN, "a reply diverged where the top two tokens are {widest} nats apart");
 }
 
-/// How far the distribution itself moves: KL(plain loop ‖ engine beside three streams), at every position up to the
-/// first other token, over the 500 likeliest tokens.
+/// Measures how far the distribution moves: KL(plain loop ‖ engine with three other streams), at every position up to the
+/// first different token, over the 500 likeliest tokens.
 #[tokio::test(flavor = "multi_thread")]
-async fn beside_other_streams_the_distribution_stays_close() {
+async fn the_distribution_stays_close_while_other_streams_run() {
     let reference = Reference::load(config()).unwrap();
     let prompts = prompts(&reference);
     let engine = Arc::new(LlamaEngine::start(config(), None).unwrap());

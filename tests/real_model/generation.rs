@@ -27,7 +27,7 @@ fn cached_tokens(reply: &Value) -> u64 {
 }
 
 #[tokio::test]
-async fn cached_tokens_tell_the_truth_and_never_cross_keys() {
+async fn cached_tokens_are_correct_and_never_cross_keys() {
     let server = Server::start(&[]);
     let body = chat(&long_prompt("one", 150), json!({ "max_tokens": 4 }));
     let (_, first) = post_as(&server, &body, Some("alice")).await;
@@ -130,10 +130,10 @@ async fn an_operators_template_replaces_the_models() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_its_slot_also_during_prefill() {
+async fn a_client_that_leaves_during_prefill_frees_its_slot() {
     let server = Server::start(&["--slots", "1"]);
     let prompt = |tag: &str, n_words| chat(&long_prompt(tag, n_words), json!({ "max_tokens": 1 }));
-    // A tenth of the prompt, for the machine's present speed.
+    // A tenth of the prompt measures the machine's current speed.
     let began = Instant::now();
     assert_eq!(post(&server, &prompt("a tenth", 700)).await.0, 200);
     let tenth = began.elapsed();
@@ -157,7 +157,7 @@ async fn a_client_that_leaves_frees_its_slot_also_during_prefill() {
 }
 
 #[tokio::test]
-async fn more_choices_than_can_ever_wait_are_refused_at_once() {
+async fn more_choices_than_can_ever_queue_are_refused_at_once() {
     // Choices start together, so they wait together even while slots are free.
     let server = Server::start(&["--max-queued", "2"]);
     let (status, error) = post(&server, &chat("hi", json!({ "n": 3 }))).await;

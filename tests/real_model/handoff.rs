@@ -23,7 +23,7 @@ fn text(reply: &Value) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_reply_with_the_prompt_computed_elsewhere() {
+async fn a_prompt_computed_elsewhere_gives_the_same_reply() {
     let node = Node::start(&["--role", "prefill"]);
     let [alone, server] = [1, 2].map(|_| Server::start(&["--prefill", &node.url, "--no-calibration"]));
     let body = chat(&long_prompt("handoff", 600), json!({ "max_tokens": 24 }));

@@ -1,4 +1,4 @@
-//! Images in every dialect and past the loss of a node, with the real model and a projector of random weights.
+//! Images in every dialect, and after the loss of a node, with the real model and a projector of random weights.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tiny_gguf::projector::{self, N_ROWS, Projector};
 
-/// Small enough for several in the tests' machine.
+/// Small enough for several models in the test machine's memory.
 const SIZES: [&str; 6] = ["--ctx-size", "1024", "--kv-cells", "2048", "--slots", "2"];
 
 /// A projector for SmolLM2-135M, whose rows have 576 values.
@@ -123,7 +123,7 @@ async fn every_dialect_takes_images_and_counts_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_image_is_a_400_that_names_its_field() {
+async fn invalid_images_are_a_400_that_names_the_field() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&[&SIZES[..], &["--mmproj", &projector_file(&folder)]].concat());
     let cut = STANDARD.encode(&STANDARD.decode(red()).unwrap()[..50]);
@@ -146,7 +146,7 @@ async fn what_is_no_image_is_a_400_that_names_its_field() {
     let many = json!(vec![json!({ "type": "image_url", "image_url": { "url": uri(&red()) } }); 17]);
     let (status, _, reply) = post(&server, "/v1/chat/completions", &chat(&many, &json!({}))).await;
     assert!(status == 400 && reply.contains("16 images"), "{reply}");
-    // The engine is unharmed.
+    // The engine still works.
     whole(&server, "/v1/chat/completions", &about(&red(), &json!({}))).await;
 }
 

@@ -9,14 +9,14 @@ use harness::{BATON, ConfigFile, Server, chat, eventually_async, is_alive, model
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-/// Small enough for two of them in the tests' machine. With 256 MiB of compute buffers each takes about 400 and 520 MiB.
+/// Small enough for two models in the test machine's memory. With 256 MiB of compute buffers they take about 400 and 520 MiB.
 const ENGINE: &str = "slots = 2\nctx_size = 1024\nkv_cells = 2048\nthreads = 1\n";
 
 fn entry(name: &str, source: &PathBuf, more: &str) -> String {
     format!("[[models]]\nname = {name:?}\nsource = {source:?}\n{more}\n[models.engine]\n{ENGINE}")
 }
 
-/// How a model is loaded, and how often it was.
+/// A model's state, and how often it was loaded.
 async fn residency(server: &Server, name: &str) -> Value {
     let state = server.state().await;
     let found = state["models"].as_array().unwrap().iter().find(|model| model["name"] == name);
@@ -32,7 +32,7 @@ fn complete(name: &str) -> Value {
     json!({ "model": name, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0 })
 }
 
-/// Starts a stream of this many tokens beside the test. Returns its text: `Err` unless it ended as it should.
+/// Starts a stream of this many tokens in the background. Returns its text, or `Err` if it did not end correctly.
 fn long_stream(server: &Server, name: &str, n_tokens: u32) -> tokio::task::JoinHandle<Result<String, String>> {
     let more = json!({ "model": name, "max_tokens": n_tokens, "ignore_eos": true, "stream": true });
     let request = reqwest::Client::new().post(format!("{}/v1/chat/completions", server.base));
@@ -117,7 +117,7 @@ async fn a_model_is_loaded_once_for_all_waiting_requests_and_unloaded_when_idle(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_model_makes_room_and_a_streaming_one_is_waited_for() {
+async fn an_idle_model_makes_room_and_a_streaming_one_keeps_its_memory() {
     let Some(gemma) = sliding_window_model() else { return };
     let text = |max_wait: u32, alias: &str| {
         let smol = entry("smol", &model(), &format!("aliases = [{alias:?}]\n"));
@@ -233,7 +233,7 @@ async fn a_crash_of_one_models_engine_does_not_touch_another() {
 }
 
 #[test]
-fn unusable_files_are_reported_beside_every_other_mistake() {
+fn unusable_files_are_reported_with_every_other_mistake() {
     let folder = tempfile::tempdir().unwrap();
     let no_model = folder.path().join("notes.gguf");
     std::fs::write(&no_model, "these are notes").unwrap();

@@ -19,7 +19,7 @@ async fn post_as(server: &Server, body: &Value, key: Option<&str>) -> (u16, Valu
 }
 
 #[test]
-fn mistakes_at_start_up_are_one_clear_line() {
+fn a_mistake_at_start_up_is_one_clear_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("text.gguf"), "this is not a model").unwrap();

@@ -1,4 +1,4 @@
-//! Structured output: the reply follows the schema, whatever the model would say.
+//! Structured output: the reply follows the schema, whatever the model would generate freely.
 
 use harness::{Server, SseReply, chat};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ fn check_person(text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_is_kept_greedy_and_at_any_temperature() {
+async fn a_reply_follows_its_schema_at_any_temperature() {
     let server = Server::start(&[]);
     for (temperature, seed) in [(0.0, 1), (0.8, 2), (1.5, 3), (2.0, 4), (2.0, 5)] {
         let (status, reply) = post(&server, &person(json!({ "temperature": temperature, "seed": seed }))).await;
@@ -74,7 +74,7 @@ async fn a_schema_is_kept_greedy_and_at_any_temperature() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn llama_servers_form_of_a_schema_is_kept() {
+async fn a_reply_follows_llama_servers_form_of_a_schema() {
     let server = Server::start(&[]);
     let mut body = person(json!({ "temperature": 1.0, "seed": 5 }));
     let schema = body["response_format"]["json_schema"]["schema"].take();
@@ -85,7 +85,7 @@ async fn llama_servers_form_of_a_schema_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_dialect_names_its_own_field_for_a_constraint_that_cannot_be_kept() {
+async fn every_dialect_names_its_own_field_for_an_unsupported_constraint() {
     let server = Server::start(&[]);
     let schema = json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] });
     let said = json!([{ "role": "user", "content": "Hi" }]);
@@ -132,7 +132,7 @@ async fn every_dialect_names_its_own_field_for_a_constraint_that_cannot_be_kept(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_kept_is_refused_by_name() {
+async fn unsupported_keywords_are_refused_by_name() {
     let server = Server::start(&[]);
     let of = |schema: Value| {
         let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
@@ -154,7 +154,7 @@ async fn what_cannot_be_kept_is_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_schema_is_kept_across_an_engines_death() {
+async fn a_reply_follows_its_schema_after_its_engine_dies() {
     let server = Server::start(&[]);
     let body = person(json!({ "temperature": 1.2, "seed": 11 }));
     let (_, undisturbed) = post(&server, &body).await;

@@ -98,7 +98,7 @@ fn check_weather(arguments: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forced_call_follows_its_schema_and_streams_as_it_is() {
+async fn a_forced_call_follows_its_schema_whole_and_streamed() {
     let server = Server::start(&[]);
     for (temperature, seed) in [(0.0, 1), (1.0, 2), (2.0, 3)] {
         let body = ask(
@@ -129,7 +129,7 @@ const HARMONY: &str = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{
     <|start|>assistant{# <|channel|> #}";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_familys_format_holds_a_call_to_its_schema() {
+async fn calls_follow_their_schema_in_every_familys_format() {
     let fixture = |name: &str| {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/engines/tests/fixtures/templates");
         std::fs::read_to_string(format!("{folder}/{name}.jinja")).unwrap()
@@ -190,7 +190,7 @@ async fn a_required_call_is_of_one_of_the_tools() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn functions_of_responses_are_strict_where_that_is_possible() {
+async fn functions_of_responses_are_strict_if_their_schema_allows() {
     let server = Server::start(&[]);
     let mut flat = clock()["function"].clone();
     flat["type"] = json!("function");
@@ -255,7 +255,7 @@ async fn a_calls_result_continues_as_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_called_is_refused_by_name() {
+async fn invalid_tools_are_refused_by_name() {
     let server = Server::start(&[]);
     let with = |parameters: Value| {
         let tool = json!({ "type": "function", "function": { "name": "f", "parameters": parameters } });
@@ -279,7 +279,7 @@ async fn what_cannot_be_called_is_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_goes_on_when_its_engine_is_killed() {
+async fn a_call_continues_when_its_engine_is_killed() {
     let server = Server::start(&[]);
     let long = json!({ "type": "function", "function": { "name": "note", "parameters": { "type": "object",
         "properties": { "words": { "type": "array", "items": { "type": "string", "pattern": "^[a-z]{3,6}$" },

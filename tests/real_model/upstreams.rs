@@ -1,4 +1,4 @@
-//! Every dialect through every kind of upstream that a second Baton can stand in for.
+//! Every dialect through every kind of upstream that a second Baton can act as.
 
 use std::fmt::Write as _;
 

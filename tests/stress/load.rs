@@ -1,7 +1,8 @@
 //! Thousands of streams through one endpoint: none is cut, each costs little, and clients that stop reading do not affect
 //! others.
 //!
-//! The simulated engine runs in this process, so that the endpoint's process holds the endpoint alone. `BATON_LOAD_STREAMS=200` makes it smaller.
+//! The simulated engine runs in this process, so the endpoint's process contains only the endpoint. `BATON_LOAD_STREAMS=200`
+//! makes the test smaller.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +23,7 @@ const DEFAULT_STREAMS: u32 = 2_000;
 /// Resident memory of the endpoint that one more stream may cost.
 const MAX_KIB_PER_STREAM: u64 = 64;
 
-/// Tokens of each reply, and how fast they come: long enough for all streams to run side by side.
+/// Tokens of each reply, and their rate: long enough for all streams to run at once.
 const N_TOKENS: u32 = 60;
 const TOKENS_PER_SECOND: f64 = 2.0;
 
@@ -67,10 +68,10 @@ async fn listening(address: &str) -> TcpStream {
     stream
 }
 
-/// Choices of a reply that is not read: many, to fill the sockets soon.
+/// Choices of a reply that nobody reads: many, to fill the sockets quickly.
 const N_SLOW_CHOICES: u32 = 4;
 
-/// A client that never reads, with a reply that is large and has no end.
+/// A client that never reads its large, endless reply.
 async fn never_reading(address: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(SLOW_BUFFER).unwrap();
@@ -125,7 +126,7 @@ async fn no_stream_is_cut_and_each_costs_little() {
         assert!(text.contains(r#""finish_reason":"length""#), "{text}");
         n_whole += 1;
     }
-    // Each choice is a stream of its own from the node, with its own buffers.
+    // Each choice is a separate stream from the node, with its own buffers.
     let per_stream = most.saturating_sub(before) / u64::from(n + n_slow * N_SLOW_CHOICES);
     println!(
         "{n} streams and {n_slow} that do not read: all at once after {:.1} s, whole after {:.1} s, {per_stream} KiB each",

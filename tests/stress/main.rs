@@ -1,5 +1,5 @@
-//! Tests that measure memory and time, or load the whole machine. They run alone: no other test binary runs beside this
-//! one, and [`machine`] lets only one of its tests run.
+//! Tests that measure memory and time, or load the whole machine. No other test binary runs at the same time, and
+//! [`machine`] lets only one of these tests run at once.
 
 mod chaos;
 mod load;

@@ -85,7 +85,7 @@ def test_ollamas_client_and_the_other_dialects_reach_it(itself, baton):
     assert through.choices[0].text == plain.choices[0].text
 
 
-def test_what_its_streams_do_not_count_is_counted_here(itself, baton):
+def test_tokens_that_its_streams_do_not_count_are_counted_by_baton(itself, baton):
     said = said_by(itself)
     through = baton.client().chat.completions.create(model="smol", messages=ASK, **GREEDY)
     assert through.usage.completion_tokens == said.usage.completion_tokens
@@ -140,7 +140,7 @@ def test_a_tools_result_is_read(baton):
     assert reply.choices[0].message.content
 
 
-def test_what_it_has_no_words_for_is_refused(baton):
+def test_fields_that_it_does_not_know_are_refused(baton):
     named = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     for more, field in (({"response_format": named}, "response_format"), ({"n": 2}, "n")):
         with pytest.raises(openai.BadRequestError) as refused:
@@ -168,7 +168,7 @@ def test_a_client_that_leaves_stops_it(itself, baton):
     assert eventually(lambda: http(f"{itself.v1}/models")[0] == 200, "its list") < 3
 
 
-def test_its_key_is_sent_and_a_wrong_one_is_ours_to_mend(tmp_path):
+def test_its_key_is_sent_and_a_wrong_one_is_the_operators_mistake(tmp_path):
     with llama_cpp_python(*WHOLE_REPLIES, "--api_key", "right") as upstream:
         with front(tmp_path, entry(upstream, KIND, more=SET + 'key = "right"')) as baton:
             assert baton.client().chat.completions.create(model="smol", messages=ASK, **GREEDY).choices
@@ -179,7 +179,7 @@ def test_its_key_is_sent_and_a_wrong_one_is_ours_to_mend(tmp_path):
             assert http(f"{baton.root}/health")[0] == 503
 
 
-def test_a_prompt_that_does_not_fit_is_an_error_and_stops_nobody_for_long(baton):
+def test_a_prompt_that_does_not_fit_is_an_error_and_delays_others_briefly(baton):
     long = [{"role": "user", "content": "word " * 3000}]
     with pytest.raises(openai.APIStatusError):
         baton.client().chat.completions.create(model="smol", messages=long)

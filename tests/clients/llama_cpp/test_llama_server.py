@@ -115,7 +115,7 @@ def test_seeds_decide_every_draw(baton):
 
     assert draw(7) == draw(7)
     assert draw(8) != draw(7)
-    # Larger than any server accepts.
+    # This seed is larger than any server accepts.
     assert draw(2**63 + 7) == draw(2**63 + 7)
 
 
@@ -180,7 +180,7 @@ def with_tools(tmp_path_factory):
             yield endpoint, {"model": "smol", "tools": [WEATHER, TIME], **asked}
 
 
-def test_a_required_call_comes_and_keeps_its_schema(with_tools):
+def test_a_required_call_comes_and_follows_its_schema(with_tools):
     baton, asked = with_tools
     whole = baton.client().chat.completions.create(tool_choice="required", **asked).choices[0]
     call = whole.message.tool_calls[0]
@@ -211,14 +211,14 @@ def test_a_named_tool_is_called_and_no_other(with_tools, name):
     assert reply.finish_reason == "tool_calls"
 
 
-def test_without_a_need_no_call_comes(with_tools):
+def test_no_call_comes_unless_required(with_tools):
     baton, asked = with_tools
     for choice in ("auto", "none"):
         reply = baton.client().chat.completions.create(tool_choice=choice, **asked).choices[0]
         assert not reply.message.tool_calls and reply.finish_reason == "stop"
 
 
-def test_a_schema_is_kept(baton):
+def test_a_reply_follows_its_schema(baton):
     asked = {"model": "smol", "messages": [{"role": "user", "content": "Who is Bob, 42?"}], "temperature": 0}
     named = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     reply = baton.client().chat.completions.create(response_format=named, max_tokens=100, **asked)
@@ -232,7 +232,7 @@ def test_a_schema_is_kept(baton):
     assert reply.choices[0].message.content.lstrip().startswith("{")
 
 
-def test_no_token_is_a_prompt_that_is_counted(itself, baton):
+def test_a_request_for_zero_tokens_counts_its_prompt(itself, baton):
     n_prompt = client(itself.v1).chat.completions.create(model="theirs", messages=ASK, **GREEDY).usage.prompt_tokens
     reply = baton.client().chat.completions.create(model="smol", messages=ASK, max_tokens=0)
     assert not reply.choices[0].message.content and reply.choices[0].finish_reason == "length"
@@ -240,7 +240,7 @@ def test_no_token_is_a_prompt_that_is_counted(itself, baton):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_does_not_fit_is_told_with_its_numbers(baton, stream):
+def test_a_prompt_that_does_not_fit_is_reported_with_its_numbers(baton, stream):
     long = [{"role": "user", "content": "word " * 3000}]
     with pytest.raises(openai.BadRequestError) as refused:
         baton.client().chat.completions.create(model="smol", messages=long, stream=stream)
@@ -249,7 +249,7 @@ def test_a_prompt_that_does_not_fit_is_told_with_its_numbers(baton, stream):
     assert baton.state()["upstreams"][0]["breaker"]["is_open"] is False
 
 
-def test_tokens_and_prompts_are_told(itself, baton):
+def test_tokens_and_prompts_come_from_it(itself, baton):
     text = {"content": "The capital of France", "add_special": True}
     tokens = http(f"{itself.root}/tokenize", text)[1]["tokens"]
     assert http(f"{baton.root}/tokenize", {"model": "smol", **text}) == (200, {"tokens": tokens})
@@ -278,7 +278,7 @@ def test_template_variables_reach_it(tmp_path):
             assert n_prompt(**off) > n_prompt()
 
 
-def test_what_it_is_is_told(baton):
+def test_its_context_and_slots_are_reported(baton):
     props = http(f"{baton.root}/props?model=smol")[1]
     # Each of two slots has half of its 2048 positions.
     assert props["default_generation_settings"]["n_ctx"] == 1024 and props["total_slots"] == 8
@@ -334,14 +334,14 @@ def test_vectors_are_its_own(tmp_path):
         assert len(vector) == len(said.data[0].embedding)
 
 
-def test_what_it_was_not_started_for_is_no_failure_of_it(baton):
+def test_a_function_it_was_not_started_for_is_not_a_failure(baton):
     with pytest.raises(openai.APIStatusError) as refused:
         baton.client().embeddings.create(model="smol", input="France")
     assert refused.value.status_code == 501, refused.value
     assert baton.client().chat.completions.create(model="smol", messages=ASK, **GREEDY).choices
 
 
-def test_one_that_has_several_models_is_asked_for_each(tmp_path):
+def test_a_server_with_several_models_serves_each(tmp_path):
     models = tmp_path / "models"
     models.mkdir()
     for name in ("a", "b"):
@@ -354,7 +354,7 @@ def test_one_that_has_several_models_is_asked_for_each(tmp_path):
             assert http(f"{baton.root}/props?model={name}")[1]["default_generation_settings"]["n_ctx"] == 1024
 
 
-def test_its_key_is_sent_and_a_wrong_one_is_ours_to_mend(tmp_path):
+def test_its_key_is_sent_and_a_wrong_one_is_the_operators_mistake(tmp_path):
     with llama_server("--api-key", "right") as upstream:
         with front(tmp_path, entry(upstream, KIND, more='key = "right"')) as baton:
             assert baton.client().chat.completions.create(model="smol", messages=ASK, **GREEDY).choices
@@ -377,6 +377,7 @@ def test_a_server_that_is_killed_ends_replies_with_an_error_and_is_used_again_wh
         with pytest.raises(openai.InternalServerError) as away:
             baton.client().chat.completions.create(model="smol", messages=ASK, **GREEDY)
         assert away.value.status_code == 503
+        # It stays away for longer than the first pauses of its breaker.
         time.sleep(3)
         upstream.start()
 
@@ -386,7 +387,7 @@ def test_a_server_that_is_killed_ends_replies_with_an_error_and_is_used_again_wh
         assert eventually(is_served, "a reply", 10) < 6
 
 
-def test_one_that_still_loads_is_waited_for_like_a_busy_one(tmp_path):
+def test_a_server_that_still_loads_is_treated_as_busy(tmp_path):
     with llama_server() as upstream, front(tmp_path, entry(upstream, KIND)) as baton:
         upstream.kill()
         upstream.start(is_ready=False)

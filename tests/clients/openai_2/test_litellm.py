@@ -1,4 +1,4 @@
-"""litellm, by its OpenAI provider and by its Ollama one."""
+"""litellm, with its OpenAI provider and its Ollama provider."""
 
 import json
 import os

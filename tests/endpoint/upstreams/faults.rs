@@ -60,7 +60,7 @@ async fn a_reply_that_breaks_off_is_never_a_success() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_upstream_takes_what_one_does_not_begin() {
+async fn another_upstream_takes_a_request_that_the_first_does_not_begin() {
     let overlong = Step::Send(format!("data: {}\n\n", "x".repeat(2 << 20)));
     let bad: Vec<Vec<Step>> = vec![
         vec![],
@@ -92,7 +92,7 @@ async fn another_upstream_takes_what_one_does_not_begin() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_busy_upstream_is_left_alone_for_as_long_as_it_says() {
+async fn a_busy_upstream_gets_no_requests_for_its_retry_after() {
     for status in [429, 503] {
         let mock = Mock::start(move |_, _| whole(status, "retry-after: 7\r\n", &json!({ "error": "busy" }))).await;
         let front = Front::start(&one(&mock.url, ""));
@@ -135,7 +135,7 @@ async fn another_model_of_a_busy_upstream_still_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn log_probabilities_that_do_not_come_are_an_error_and_no_empty_list() {
+async fn missing_log_probabilities_are_an_error_and_not_an_empty_list() {
     let mock = Mock::start(|_, _| says("well")).await;
     let front = Front::start(&one(&mock.url, ""));
     for stream in [false, true] {
@@ -146,7 +146,7 @@ async fn log_probabilities_that_do_not_come_are_an_error_and_no_empty_list() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_is_the_clients_and_is_not_asked_elsewhere() {
+async fn a_refusal_goes_to_the_client_and_is_not_retried_elsewhere() {
     let overflow = json!({ "error": { "message": "long", "n_prompt_tokens": 9, "n_ctx": 8 } });
     for (body, code) in
         [(json!({ "error": { "message": "bad thing" } }), json!(null)), (overflow, json!("context_length_exceeded"))]
@@ -162,7 +162,7 @@ async fn a_refusal_is_the_clients_and_is_not_asked_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_upstream_cannot_do_is_refused_before_it_is_asked() {
+async fn what_an_upstream_cannot_do_is_refused_before_anything_is_sent() {
     let mock = Mock::start(|_, _| says("well")).await;
     let front = Front::start(&one(&mock.url, "max_concurrent = 2"));
     for (field, more) in
@@ -198,7 +198,7 @@ async fn leave(front: &Front) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_stops_the_upstream_unless_that_must_not_be_stopped() {
+async fn a_client_that_leaves_stops_the_upstream_unless_abort_is_off() {
     let mock = Mock::start(|_, _| vec![head(), text("begun"), Step::Hang]).await;
     let front = Front::start(&one(&mock.url, ""));
     leave(&front).await;
@@ -217,7 +217,7 @@ async fn a_client_that_leaves_stops_the_upstream_unless_that_must_not_be_stopped
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn upstreams_share_the_work_and_none_has_more_than_it_may() {
+async fn upstreams_share_the_work_within_their_limits() {
     let slow = |_: usize, _: &harness::mock::MockRequest| {
         vec![head(), text("well"), Step::Wait(Duration::from_millis(200)), done()]
     };
@@ -247,7 +247,7 @@ async fn a_failing_upstream_is_avoided_until_it_recovers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stop_strings_are_found_here_and_end_the_upstreams_work() {
+async fn baton_matches_stop_strings_and_ends_the_upstreams_work() {
     let mock = Mock::start(|_, _| vec![head(), text("one tw"), text("o three"), Step::Hang]).await;
     let front = Front::start(&one(&mock.url, ""));
     let body = json!({ "model": "m", "max_tokens": 9, "stop_sequences": ["two"], "messages": [{ "role": "user", "content": "hi" }] });

@@ -11,7 +11,7 @@ fn chat(content: &Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_is_refused_by_name_and_no_upstream_is_asked() {
+async fn an_image_is_refused_by_name_and_nothing_is_sent() {
     let text = json!({ "type": "text", "text": "What is this?" });
     let part = json!({ "type": "image_url", "image_url": { "url": format!("data:image/png;base64,{PNG}") } });
     let source = json!({ "type": "base64", "media_type": "image/png", "data": PNG });

@@ -1,4 +1,4 @@
-//! Baton in front of other servers: a scripted one, which fails in every way, and a second Baton.
+//! Baton in front of other servers: a scripted one that fails in every way, and a second Baton.
 
 mod fallback;
 mod faults;

@@ -83,7 +83,7 @@ async fn show_passes_on_what_ollama_reports_without_its_secrets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_no_model_is_named_the_first_one_is_meant() {
+async fn a_request_without_a_model_means_the_first_one() {
     let second = Server::with(&["--engine", "sim"]);
     let front = Front::start(&upstream("second", "llama-server", &second.base, "models = { m = \"sim\" }"));
     let tokens = front.post("/tokenize", &json!({ "content": "two words" })).await;
@@ -106,7 +106,7 @@ async fn where_no_model_is_named_the_first_one_is_meant() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_upstreams_serve_is_not_planned_and_its_tokens_may_not_be_known() {
+async fn models_of_upstreams_are_not_planned_and_may_not_tokenize() {
     let mock = Mock::start(|_, _| whole(200, "", &json!({ "data": [] }))).await;
     let front = Front::start(&upstream("one", "openai", &mock.url, ""));
     let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });

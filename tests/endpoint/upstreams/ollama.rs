@@ -14,7 +14,7 @@ fn done(body: &Value) -> Vec<Step> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_cut_and_keep_alive_goes_along() {
+async fn prompts_are_not_cut_and_keep_alive_is_forwarded() {
     let mock = Mock::start(|_, asked| done(&asked.body)).await;
     let front = Front::start(&upstream("one", "ollama", &mock.url, ""));
     let mut chat = said("hi", json!({ "stream": false, "keep_alive": "10m" }));
@@ -41,7 +41,7 @@ async fn nothing_is_cut_and_keep_alive_goes_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_kind_does_not_say_that_it_unloads() {
+async fn other_kinds_refuse_to_unload() {
     let mock = Mock::start(|_, _| Vec::new()).await;
     let front = Front::start(&upstream("one", "llama-server", &mock.url, ""));
     let answer = front.post("/api/generate", &json!({ "model": "m", "keep_alive": 0 })).await;
@@ -51,12 +51,12 @@ async fn another_kind_does_not_say_that_it_unloads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn log_probabilities_come_from_an_ollama_that_tells_them() {
+async fn log_probabilities_come_from_an_ollama_that_returns_them() {
     let mock = Mock::start(|_, asked| {
         let entry = json!({ "token": "Hi", "logprob": -0.5, "bytes": [72, 105] });
         let mut told = entry.clone();
         told["top_logprobs"] = json!([entry]);
-        // The second time an Ollama that is too old.
+        // The second one is too old for log-probabilities.
         let logprobs = if asked.body["top_logprobs"] == 1 { json!([told]) } else { Value::Null };
         let said = json!({ "role": "assistant", "content": "Hi" });
         let end = json!({ "message": said, "logprobs": logprobs, "done": true, "done_reason": "stop" });
@@ -93,7 +93,7 @@ async fn a_prompt_that_does_not_fit_is_reported_as_such() {
         "{answer:?}"
     );
 
-    // A second Baton's message has, through any kind.
+    // A second Baton's message has them, through any kind.
     let second = Server::with(&["--engine", "sim", "--ctx-size", "64"]);
     for kind in ["ollama", "openai", "llama-server"] {
         let front = Front::start(&upstream("second", kind, &second.base, "models = { m = \"sim\" }"));

@@ -19,7 +19,7 @@ fn one_token(asked: &MockRequest) -> Vec<Step> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_for_no_token_gets_none_from_any_kind() {
+async fn a_request_for_zero_tokens_gets_none_from_any_kind() {
     for (kind, limit) in [
         ("openai", "/max_tokens"),
         ("llama-server", "/max_tokens"),

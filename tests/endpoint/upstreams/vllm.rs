@@ -32,7 +32,7 @@ fn prefill(asked: &MockRequest) -> Vec<harness::mock::Step> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_decode_server_learns_where_the_kv_lies() {
+async fn the_decode_server_learns_where_the_kv_is() {
     let (prefiller, decoder) = (Mock::start(|_, asked| prefill(asked)).await, Mock::start(|_, _| says("well")).await);
     let front = Front::start(&upstream("pd", "vllm", &decoder.url, &format!("prefill = [\"{}\"]", prefiller.url)));
     for stream in [false, true] {

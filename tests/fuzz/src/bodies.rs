@@ -1,5 +1,5 @@
-//! What is fuzzed, as plain functions: libFuzzer calls them in `fuzz_targets/`, and so does a test on stable Rust.
-//! Each panics when a promise is broken, and otherwise says whether the input was taken to its end or refused.
+//! The fuzz targets as plain functions. libFuzzer calls them from `fuzz_targets/`, and a test on stable Rust calls them, too.
+//! Each panics when a promise is broken. Otherwise it returns whether the input was read to its end or refused.
 
 use std::fmt::Debug;
 
@@ -29,8 +29,7 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "llama_server_requests", body: requests::llama_server, seeds: requests::llama_server_seeds },
 ];
 
-/// The bytes of a handoff stream as they are. Without the key no change gets past a MAC, so this is for what comes
-/// before.
+/// The raw bytes of a handoff stream. Without the key no change passes the MAC check, so this covers the code before it.
 pub fn kv_reader_raw(input: &[u8]) -> bool {
     let mut checked = Checked::new();
     // Cut in as many ways as there are lengths.
@@ -38,8 +37,7 @@ pub fn kv_reader_raw(input: &[u8]) -> bool {
     input.chunks(size).all(|mut piece| checked.read(&mut piece)) && checked.reader.is_ended()
 }
 
-/// Records, each as `u8 kind, u16 length, payload`; given the header and the MAC they need, so that the payloads are
-/// believed.
+/// Records, each as `u8 kind, u16 length, payload`, with valid headers and MACs added, so that the payloads are parsed.
 pub fn kv_reader(mut input: &[u8]) -> bool {
     let mut checked = Checked::new();
     let mut index = 0;
@@ -55,7 +53,7 @@ pub fn kv_reader(mut input: &[u8]) -> bool {
     checked.reader.is_ended()
 }
 
-/// A reader, and what must hold for all that it says.
+/// A reader, and the conditions that its output must meet.
 struct Checked {
     reader: HandoffReader,
     next: u32,
@@ -66,7 +64,7 @@ impl Checked {
         Checked { reader: sample::reader(), next: sample::handoff().start }
     }
 
-    /// Whether the reader goes on.
+    /// Returns true if the reader accepts more bytes.
     fn read(&mut self, input: &mut &[u8]) -> bool {
         loop {
             match self.reader.read(input) {

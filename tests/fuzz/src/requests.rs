@@ -1,5 +1,5 @@
-//! What clients send, for [`crate::bodies`]: a byte that names the route, then the body. What a parser takes keeps the
-//! promises that everything behind it relies on; what it refuses, it refuses in words.
+//! Clients' requests, for [`crate::bodies`]: a byte that names the route, then the body. What a parser accepts must meet the
+//! conditions that later code relies on; what it refuses must have a message.
 
 use baton_schemas::anthropic::{CountRequest, MessagesRequest};
 use baton_schemas::generate::{ChatPrompt, GenerateRequest, Input};
@@ -51,7 +51,7 @@ fn taken<T>(parsed: Result<T, InvalidRequest>) -> Option<T> {
     parsed.inspect_err(|refused| assert!(!refused.message.is_empty(), "a refusal without words")).ok()
 }
 
-/// What is promised of a request to generate. Always `true`.
+/// Checks the conditions on a generation request. Always `true`.
 fn generates(request: &GenerateRequest) -> bool {
     assert!((1..=64).contains(&request.n), "{} choices", request.n);
     assert!(request.stop.len() <= 16 && request.stop.iter().all(|stop| !stop.is_empty()), "{:?}", request.stop);

@@ -1,4 +1,4 @@
-//! A small handoff with everything a stream can have: a full and a sliding-window section, every dtype, a layer
+//! A small handoff with everything that a stream can contain: a full and a sliding-window section, every dtype, a layer
 //! without V, rows that a window leaves out.
 
 use baton_schemas::kv::record::RecordHeader;
@@ -79,7 +79,7 @@ pub fn chunks() -> Vec<Chunk> {
     FRAMES.iter().map(|&(p0, p1, windowed)| chunk(&layout(), p0, p1, &[p0, windowed])).collect()
 }
 
-/// A whole stream, a record an element: head, wait, three frames, end.
+/// A whole stream, one record per element: head, wait, three frames, end.
 pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
     let (mut writer, head) = HandoffWriter::begin(CLUSTER_KEY, handoff(), codec).unwrap();
     let mut records = vec![head, writer.wait(Wait { queued_ahead: 1, n_done: 0 }).unwrap()];
@@ -89,7 +89,7 @@ pub fn stream(codec: Codec) -> Vec<Vec<u8>> {
     records.into_iter().map(|pieces| pieces.concat()).collect()
 }
 
-/// A record around any payload, with the MAC it needs.
+/// A record with this payload and a valid MAC.
 pub fn sealed(kind: record::RecordKind, index: u32, payload: &[u8]) -> Vec<u8> {
     let key = HandoffKey::derive(CLUSTER_KEY, handoff().id);
     key.seal(kind, index, vec![Bytes::copy_from_slice(payload)]).concat()
@@ -110,7 +110,7 @@ pub fn reader() -> HandoffReader {
     HandoffReader::new(CLUSTER_KEY, handoff(), &Codec::ALL).unwrap()
 }
 
-/// Everything that `reader` says to `bytes`, and how it ends.
+/// The output of `reader` for `bytes`, and how it ends.
 pub fn read_all<P: Placement>(
     reader: &mut HandoffReader<P>,
     mut bytes: &[u8],

@@ -20,12 +20,12 @@ impl ConfigFile {
         file
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("baton.toml")
     }
 
-    /// Replaces the text in one step, as an editor does: the endpoint would reload half a file.
+    /// Replaces the text in one step, as editors do, because the endpoint could reload half a file.
     pub fn write(&self, text: &str) {
         let new = self.folder.path().join("new.toml");
         std::fs::write(&new, text).unwrap();
@@ -43,7 +43,7 @@ impl ConfigFile {
         self.serve_logging_to(Stdio::inherit(), &[])
     }
 
-    /// Serves from this file, with standard error going elsewhere and these variables in the environment.
+    /// Serves from this file, with this standard error and these environment variables.
     pub fn serve_logging_to(&self, log: impl Into<Stdio>, variables: &[(&str, &str)]) -> Server {
         Server::started(log, &["--config", self.path().to_str().unwrap()], variables)
     }

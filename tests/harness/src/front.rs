@@ -27,7 +27,7 @@ impl Front {
         Front::logging_to(Stdio::inherit(), config, args)
     }
 
-    /// The same with standard error going elsewhere.
+    /// The same with this standard error.
     pub fn logging_to(log: impl Into<Stdio>, config: &str, args: &[&str]) -> Front {
         let file = ConfigFile::new(config);
         let config = file.path();
@@ -90,7 +90,7 @@ pub fn said(prompt: &str, more: Value) -> Value {
     body
 }
 
-/// An `[[upstream]]` of a configuration, which has our model `m` as `theirs`.
+/// An `[[upstream]]` of a configuration, in which our model `m` is its `theirs`.
 pub fn upstream(name: &str, kind: &str, url: &str, more: &str) -> String {
     let models = if more.contains("models") { "" } else { "models = { m = \"theirs\" }\n" };
     format!("[[upstream]]\nname = \"{name}\"\nkind = \"{kind}\"\nurl = \"{url}\"\n{models}{more}\n")

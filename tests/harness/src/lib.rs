@@ -1,7 +1,7 @@
 //! What the cross-process tests share: running endpoints and nodes, links that misbehave, a scripted upstream.
 //!
-//! Only `tests/endpoint`, `tests/real_model` and `tests/stress` use it. It starts the `baton` binary that Cargo has built
-//! beside them.
+//! Only `tests/endpoint`, `tests/real_model` and `tests/stress` use it. It starts the `baton` binary that Cargo builds with
+//! them.
 
 mod config_file;
 mod front;
@@ -53,7 +53,7 @@ pub fn model() -> PathBuf {
     MODEL.clone()
 }
 
-/// A second model, with a sliding window. `None`, said aloud, on a machine without it; under CI that is a failure.
+/// A second model, with a sliding window. On a machine without it the test is skipped; under CI it fails.
 pub fn sliding_window_model() -> Option<PathBuf> {
     let path = std::env::var_os("BATON_TEST_SWA_MODEL").map(PathBuf::from);
     if path.is_none() {
@@ -62,7 +62,7 @@ pub fn sliding_window_model() -> Option<PathBuf> {
     path
 }
 
-/// Says why a test does not run here. Under CI everything has to be there, and the test fails.
+/// Reports why a test does not run here. Under CI nothing may be missing, so the test fails.
 pub fn skip(reason: &str) {
     assert!(std::env::var_os("CI").is_none(), "under CI nothing is skipped: {reason}");
     eprintln!("SKIPPED: {reason}");

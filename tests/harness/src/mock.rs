@@ -1,4 +1,4 @@
-//! An upstream that answers as a script says, and records its requests.
+//! An upstream that follows a script and records its requests.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -54,7 +54,7 @@ pub struct Mock {
 }
 
 impl Mock {
-    /// Answers each `POST` as the script says, which is given the number of earlier ones, and each `GET` with a list of these
+    /// Answers each `POST` with the script's result for the number of earlier ones, and each `GET` with a list of these
     /// models.
     pub async fn listing(
         models: &[&str],

@@ -1,4 +1,4 @@
-//! Work on a node that comes from elsewhere and is in the endpoint's way.
+//! Work from other clients that occupies a node.
 
 use baton_schemas::CacheScope;
 use baton_schemas::SequenceRequest;

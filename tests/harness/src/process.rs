@@ -60,7 +60,7 @@ impl Server {
         Server::logging_to(Stdio::inherit(), args)
     }
 
-    /// Serves with these arguments, on a free port unless they say otherwise, with its standard error going elsewhere.
+    /// Serves with these arguments, on a free port unless they name one, with this standard error.
     pub fn logging_to(log: impl Into<Stdio>, args: &[&str]) -> Server {
         Server::started(log, args, &[])
     }
@@ -81,7 +81,7 @@ impl Server {
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let banner = lines.find_map(|line| line.unwrap().split_once(" at ").map(|(_, url)| url.to_owned()));
         let base = banner.expect("the server ended before it was ready").trim_end_matches("/v1").to_owned();
-        // Kept reading, so that the server never blocks on a full pipe.
+        // Keeps reading, so the server never blocks on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Server { base, process }
     }

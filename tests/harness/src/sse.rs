@@ -1,4 +1,4 @@
-//! A chat reply as a stream of server-sent events, read as far as a test wants.
+//! A streamed chat reply that a test reads piece by piece.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub struct SseReply {
 }
 
 impl SseReply {
-    /// Asks `/v1/chat/completions` for a stream with usage, and returns once its head is here.
+    /// Requests a stream with usage from `/v1/chat/completions`, and returns once its head has arrived.
     pub async fn open(server: &Server, body: &Value) -> SseReply {
         let mut body = body.clone();
         body["stream"] = json!(true);
@@ -22,7 +22,7 @@ impl SseReply {
         SseReply { response, bytes: Vec::new() }
     }
 
-    /// Reads until this many pieces of text have come. Fails if the reply ends before.
+    /// Reads until this many pieces of text have arrived. Panics if the reply ends before.
     pub async fn read_pieces(&mut self, n_pieces: usize) {
         while self.n_pieces() < n_pieces {
             let Some(bytes) = self.response.chunk().await.unwrap() else {
@@ -36,7 +36,7 @@ impl SseReply {
         String::from_utf8_lossy(&self.bytes).matches("\"content\":\"").count()
     }
 
-    /// Reads the rest, and returns all of it as it came.
+    /// Reads the rest, and returns the whole stream unchanged.
     pub async fn rest(mut self) -> String {
         while let Some(bytes) = self.response.chunk().await.unwrap() {
             self.bytes.extend(bytes);
@@ -44,7 +44,7 @@ impl SseReply {
         String::from_utf8(self.bytes).unwrap()
     }
 
-    /// Reads the rest. Fails unless the reply ended as it should.
+    /// Reads the rest. Panics unless the reply ended correctly.
     pub async fn whole(self) -> ChatText {
         let sse = self.rest().await;
         assert!(sse.ends_with("data: [DONE]\n\n") && !sse.contains("\"error\""), "{sse}");
@@ -55,7 +55,7 @@ impl SseReply {
     }
 }
 
-/// What a whole streamed reply says.
+/// The content of a whole streamed reply.
 #[derive(Debug, PartialEq)]
 pub struct ChatText {
     /// The text.

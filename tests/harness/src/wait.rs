@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a condition may take to hold on a busy machine.
+/// How long a condition may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Time between two looks at a condition.
+/// Time between two checks of a condition.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Polls until there is a value.

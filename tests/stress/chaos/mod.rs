@@ -44,8 +44,8 @@ async fn no_reply_is_lost_or_changed_whatever_breaks() {
     println!("seed {seed}, {n_requests} simulated requests (CHAOS_SEED, CHAOS_REQUESTS)");
     let simulated = simulated(seed, n_requests).await;
     assert!(simulated.outcome.differing.is_empty(), "seed {seed}: {:#?}", simulated.outcome.differing);
-    // Far fewer, one at a time: beside other streams, such as those that fill a queue, llama.cpp rounds differently, and a
-    // near tie can go the other way.
+    // Far fewer, one at a time: while other streams run, such as those that fill a queue, llama.cpp rounds differently, and
+    // a near tie can go the other way.
     let real = real(seed, n_requests / 10).await;
     let is_near_tie = |d: &&Divergence| d.margin.is_some_and(|margin| margin < MAX_MARGIN);
     let (near_ties, wrong): (Vec<_>, Vec<_>) = real.outcome.differing.iter().partition(is_near_tie);
@@ -113,7 +113,7 @@ async fn disturbed(
     assert_eq!(figures.outcome.wrong, Vec::<String>::new(), "seed {seed}");
     assert!(after.0 <= before.0 + MEMORY_GROWTH_KIB, "memory grew from {} to {} KiB", before.0, after.0);
     assert!(after.1 <= before.1 + MORE_FILES, "open files grew from {} to {}", before.1, after.1);
-    // The cluster works as before.
+    // The cluster still works.
     let last = clients::run(&cluster.server.base, &bodies[..n_warm], &expected[..n_warm], concurrency).await;
     assert_eq!(last.wrong, Vec::<String>::new(), "after everything was mended");
     figures
