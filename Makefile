@@ -5,10 +5,10 @@
 PROFILE := --release
 # Prints the seconds that a command took.
 TIMED := scripts/timed.sh
-# OpenMP threads that spin without end while they wait starve everything else on a small or shared machine.
+# OpenMP threads that spin endlessly while they wait starve other processes on a small or shared machine.
 export GOMP_SPINCOUNT ?= 5000
 export CMAKE_GENERATOR ?= Ninja
-# Where scripts/setup.sh puts a newer pip, if the system's is too old to say where a package is.
+# scripts/setup.sh puts a newer pip here if the system's is too old to report where a package is.
 export PATH := $(CURDIR)/target/pip/bin:$(PATH)
 ifneq (,$(shell command -v ccache 2>/dev/null))
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
@@ -27,7 +27,7 @@ demo: setup build ## Hand a long prompt from one node to another on this machine
 build: ## Build the binary
 	cargo build $(PROFILE) --locked
 
-thin: ## Build and try the binary without llama.cpp and without a C++ compiler
+thin: ## Build and try the binary without llama.cpp, with no C++ compiler
 	scripts/check-thin-build.sh
 
 vulkan: ## Hand KV between the processor and Vulkan, on Mesa's software driver if there is no GPU
@@ -61,14 +61,14 @@ check: ## Formatting, lints, docs and the direction of dependencies
 deny: ## Licences and sources of everything that is linked in
 	scripts/deny.sh
 
-clients: build ## The tests with real clients alone
+clients: build ## Only the tests with real clients
 	@scripts/setup.sh test
 	scripts/run-clients.sh
 
-bench: build ## The engine beside the plain llama.cpp loop
+bench: build ## Compare the engine with the plain llama.cpp loop
 	target/release/baton bench engine $(ARGS)
 
-plan: build ## The planner on simulated machines; the figures of docs/planning.md
+plan: build ## Run the planner on simulated machines; the figures of docs/planning.md
 	target/release/baton bench plan $(ARGS)
 
 fmt: ## Format the code

@@ -23,7 +23,7 @@ forbid baton-bench baton-cli
 if grep -rn 'llama_cpp_2\|llama_cpp_sys_2' schemas proxy --include='*.rs'; then
   echo "llama.cpp may be used in engines/ only" >&2; fail=1
 fi
-# unsafe lives in one module.
+# Only one module may use unsafe.
 if grep -rnE '\bunsafe( impl| fn|\s*\{)' schemas engines proxy --include='*.rs' | grep -v '^engines/src/llama/state.rs:'; then
   echo "unsafe is allowed in engines/src/llama/state.rs only" >&2; fail=1
 fi

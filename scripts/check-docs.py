@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that what the documentation points at exists: files, headings, `make` targets, and modules of tests.
+"""Checks that everything the documentation refers to exists: files, headings, `make` targets, and modules of tests.
 
 Reads every tracked Markdown file. Prints each broken reference with its place and exits with 1 if there is one.
 """

@@ -14,7 +14,7 @@ for crate in baton baton-cli baton-engines baton-fetch baton-proxy; do
   unoptimised+=(--config "profile.release.package.$crate.opt-level=0")
 done
 PATH="$hide:$PATH" CXX="$hide/c++" cargo build --release --locked --no-default-features "${unoptimised[@]}"
-# Moved away, so that nothing takes it for the whole binary.
+# Move it away, so that nothing mistakes it for the full binary.
 mv target/release/baton "$hide/thin"
 "$hide/thin" serve --engine sim --listen 127.0.0.1:0 > "$hide/out" 2>&1 &
 server=$!

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The tests with real clients: pinned packages in environments of the repository's own, all of them under target/.
+# The tests with real clients: pinned packages in their own environments under target/.
 # `run-clients.sh prepare` only fetches the packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export BATON=$PWD/target/release/baton
 
-# Says what is left out and why. Under CI nothing is left out.
+# Reports what is left out and why. Under CI nothing may be left out.
 skip() {
   echo "run-clients: SKIPPED: $1" >&2
   [ -z "${CI:-}" ] || exit 1

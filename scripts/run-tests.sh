@@ -13,7 +13,7 @@ run() { # NAME THREADS WHICH_TESTS...
   shift 2
   scripts/timed.sh "$name" cargo test --release --locked --workspace --no-fail-fast "$@" -- --test-threads="$threads" || status=1
 }
-# Every other test binary of the workspace, so that a new one is not forgotten.
+# Every other test binary of the workspace, new ones included.
 others=$(cargo metadata --no-deps --locked --format-version 1 | python3 -c '
 import json, sys
 targets = [target for package in json.load(sys.stdin)["packages"] for target in package["targets"]]

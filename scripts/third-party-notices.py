@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Licences of everything that is linked into baton, as one text: scripts/third-party-notices.py [cargo's feature flags].
+"""Prints the licences of everything linked into baton: scripts/third-party-notices.py [cargo's feature flags].
 
 Each crate's own licence files are quoted, those of the C++ that it brings along too; equal texts once. A crate whose
 package has no licence file is quoted with the text that its licence expression names. A licence without a text is an
@@ -15,13 +15,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What is not Rust and is compiled in: globs in the folders of the crates that bring it.
+# Compiled-in code that is not Rust: globs in the folders of the crates that contain it.
 BUNDLED = {
     "llama-cpp-sys-2": ["llama.cpp/LICENSE", "llama.cpp/licenses/*", "llama.cpp/vendor/**/[Ll][Ii][Cc]*"],
     "zstd-sys": ["zstd/LICENSE"],
 }
 
-# Files of theirs that name their licence in their first lines alone, which is MIT.
+# Files of those crates that name their licence, MIT, only in their first lines.
 HEADERS = {"llama-cpp-sys-2": ["llama.cpp/vendor/nlohmann/json.hpp"]}
 
 LICENCE_FILE = re.compile(r"^(licen[cs]e|copying|notice|unlicense|copyright)([-_. ].*)?$", re.I)
@@ -59,7 +59,7 @@ def linked(features):
             if is_linked and dependency["pkg"] not in found:
                 found.add(dependency["pkg"])
                 waiting.append(dependency["pkg"])
-    # A macro runs in the compiler, and what it needs with it; what it writes is its user's.
+    # Macros and their dependencies run in the compiler and are not linked in.
     kinds = lambda package: {kind for target in package["targets"] for kind in target["kind"]}
     others = (packages[id] for id in found - own)
     return sorted((p for p in others if "proc-macro" not in kinds(p)), key=lambda p: (p["name"], p["version"]))
