@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Streams one answer with nothing but curl. Usage: examples/chat.sh "Why is the sky blue?"
+# Streams one answer with curl only. Usage: examples/chat.sh "Why is the sky blue?"
 set -euo pipefail
 base=${BATON_URL:-http://127.0.0.1:8080/v1}
 model=${BATON_MODEL:-smollm2}
-# The question travels as a JSON string whatever is in it.
+# Encode the question as a JSON string, whatever it contains.
 question=$(printf '%s' "${1:-Why is the sky blue?}" | python3 -c 'import json, sys; print(json.dumps(sys.stdin.read()))')
 curl -fsSN "$base/chat/completions" \
   -d "{\"model\": \"$model\", \"stream\": true, \"messages\": [{\"role\": \"user\", \"content\": $question}]}"

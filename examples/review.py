@@ -1,10 +1,10 @@
-"""Reviews a submission with two models at once (pip install openai), and combines what they say.
+"""Reviews a submission with two models at once (pip install openai), and combines their replies.
 
-One model looks for what is wrong, the other judges by a fixed scale, in a form that is kept while it is generated. Both
-are asked at the same time: behind one Baton they run on different nodes, so the review takes as long as the slower one.
+One model lists mistakes. The other grades on a fixed scale, as JSON that follows a schema. Baton runs the two requests on
+different nodes at the same time, so the review takes as long as the slower one.
 
-Usage: python examples/review.py FILE, or the text on standard input. BATON_MODELS names the two models, with a comma
-between them; one name alone is asked both questions.
+Usage: python examples/review.py FILE, or the text on standard input. BATON_MODELS names the two models, separated by a
+comma; a single model gets both requests.
 """
 
 import asyncio
