@@ -1,7 +1,14 @@
-//! The payload of a record while it arrives.
+//! The payload of a record that is being received.
 
 use super::rows::IncomingRows;
 use crate::kv::frame::FrameHeader;
+use crate::kv::record::RecordHeader;
+
+/// A record's header and the received part of its payload.
+pub(super) struct OpenRecord {
+    pub(super) header: RecordHeader,
+    pub(super) payload: Payload,
+}
 
 /// The received part of a payload. Only a plain frame is parsed before its MAC is checked, since the size of its buffer
 /// depends on its header.

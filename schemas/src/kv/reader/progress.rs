@@ -5,9 +5,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::payload::Payload;
+use super::payload::{OpenRecord, Payload};
 use super::received::HandoffRecord;
-use super::record::OpenRecord;
 use super::rows::IncomingRows;
 use crate::kv::codec::{Codec, Decoder};
 use crate::kv::error::FrameError;

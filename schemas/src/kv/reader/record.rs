@@ -1,6 +1,6 @@
 //! Records that are being received.
 
-use super::payload::Payload;
+use super::payload::{OpenRecord, Payload};
 use super::progress::ReaderProgress;
 use crate::kv::error::FrameError;
 use crate::kv::placement::Placement;
@@ -24,12 +24,6 @@ impl<const N: usize> Fixed<N> {
         self.n_filled += taken.len();
         (self.n_filled == N).then_some(self.bytes)
     }
-}
-
-/// A record's header and the received part of its payload.
-pub(super) struct OpenRecord {
-    pub(super) header: RecordHeader,
-    pub(super) payload: Payload,
 }
 
 /// A record whose header has arrived.
