@@ -25,6 +25,7 @@ pub mod request;
 mod sampling;
 pub mod sampling_fields;
 pub mod sequence;
+mod server_sent_event;
 pub mod thinking;
 mod token;
 pub mod tools;

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::error_code::ErrorCode;
 use crate::openai::{ErrorBody, ErrorKind};
+use crate::server_sent_event::typed_event;
 
 /// `{"type":"error","error":{…}}`: a whole reply, or the last event of a stream that failed after its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -50,8 +51,7 @@ impl AnthropicErrorReply {
 
     /// Writes the error as the last event of a stream.
     pub fn to_sse(&self) -> String {
-        let json = serde_json::to_string(self).expect("plain structs with string keys always serialize");
-        format!("event: error\ndata: {json}\n\n")
+        typed_event(self)
     }
 }
 

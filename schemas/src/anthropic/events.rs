@@ -4,6 +4,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 
 use super::reply::{Block, Counts, MessageReply, MessageUsage, SIGNATURE, Stop};
+use crate::server_sent_event::typed_event;
 use crate::tools::ToolCallDelta;
 
 /// Writes the events of one message. Each method returns server-sent events.
@@ -66,7 +67,7 @@ impl MessageEventWriter {
 
     /// Writes the first event.
     pub fn begun(&mut self, message: &MessageReply) -> String {
-        write(&MessageEvent::MessageStart { message })
+        typed_event(&MessageEvent::MessageStart { message })
     }
 
     /// Writes more text.
@@ -98,7 +99,7 @@ impl MessageEventWriter {
 
     /// Writes a ping, which clients skip: it only keeps the connection alive.
     pub fn ping() -> String {
-        write(&MessageEvent::Ping)
+        typed_event(&MessageEvent::Ping)
     }
 
     /// Closes the open block and ends the message.
@@ -106,8 +107,8 @@ impl MessageEventWriter {
         let stop_sequence = stop.sequence.as_deref();
         let delta = MessageEnd { stop_reason: stop.reason(), stop_sequence, stop_details: None, container: None };
         self.close()
-            + &write(&MessageEvent::MessageDelta { delta, usage: usage.counts() })
-            + &write(&MessageEvent::MessageStop)
+            + &typed_event(&MessageEvent::MessageDelta { delta, usage: usage.counts() })
+            + &typed_event(&MessageEvent::MessageStop)
     }
 
     /// Continues the open block if it has this kind, else opens the block `begun`.
@@ -119,11 +120,11 @@ impl MessageEventWriter {
         self.open = Some(kind);
         let ping =
             if std::mem::replace(&mut self.has_pinged, true) { String::new() } else { MessageEventWriter::ping() };
-        write(&MessageEvent::ContentBlockStart { index: self.n_closed, content_block: begun }) + &ping
+        typed_event(&MessageEvent::ContentBlockStart { index: self.n_closed, content_block: begun }) + &ping
     }
 
     fn delta(&self, delta: BlockDelta<'_>) -> String {
-        write(&MessageEvent::ContentBlockDelta { index: self.n_closed, delta })
+        typed_event(&MessageEvent::ContentBlockDelta { index: self.n_closed, delta })
     }
 
     /// Closes the open block, if there is one.
@@ -133,24 +134,10 @@ impl MessageEventWriter {
             BlockKind::Thinking => self.delta(BlockDelta::Signature { signature: SIGNATURE }),
             BlockKind::Text | BlockKind::ToolUse => String::new(),
         };
-        let stop = write(&MessageEvent::ContentBlockStop { index: self.n_closed });
+        let stop = typed_event(&MessageEvent::ContentBlockStop { index: self.n_closed });
         self.n_closed += 1;
         signature + &stop
     }
-}
-
-fn write(event: &MessageEvent<'_>) -> String {
-    let name = match event {
-        MessageEvent::MessageStart { .. } => "message_start",
-        MessageEvent::ContentBlockStart { .. } => "content_block_start",
-        MessageEvent::Ping => "ping",
-        MessageEvent::ContentBlockDelta { .. } => "content_block_delta",
-        MessageEvent::ContentBlockStop { .. } => "content_block_stop",
-        MessageEvent::MessageDelta { .. } => "message_delta",
-        MessageEvent::MessageStop => "message_stop",
-    };
-    let json = serde_json::to_string(event).expect("plain structs with string keys always serialize");
-    format!("event: {name}\ndata: {json}\n\n")
 }
 
 #[cfg(test)]

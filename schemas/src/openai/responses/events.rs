@@ -8,6 +8,7 @@ use super::response::{Response, ResponseEnd, ResponseFailure, ResponseHead, Resp
 use crate::openai::logprobs::TokenLogprob;
 use crate::sampling::Sampling;
 use crate::sequence::FinishReason;
+use crate::server_sent_event::typed_event;
 use crate::tools::ToolCallDelta;
 
 /// Writes the events of one response. Each method returns server-sent events.
@@ -222,32 +223,9 @@ impl ResponseEventWriter {
     }
 
     fn write(&mut self, event: &ResponseEvent<'_>) -> String {
-        let json = serde_json::to_string(&Numbered { event, sequence_number: self.n_written });
+        let written = typed_event(&Numbered { event, sequence_number: self.n_written });
         self.n_written += 1;
-        let json = json.expect("plain structs with string keys always serialize");
-        format!("event: {}\ndata: {json}\n\n", event.name())
-    }
-}
-
-impl ResponseEvent<'_> {
-    fn name(&self) -> &'static str {
-        match self {
-            ResponseEvent::Created { .. } => "response.created",
-            ResponseEvent::InProgress { .. } => "response.in_progress",
-            ResponseEvent::ItemAdded { .. } => "response.output_item.added",
-            ResponseEvent::PartAdded { .. } => "response.content_part.added",
-            ResponseEvent::TextDelta { .. } => "response.output_text.delta",
-            ResponseEvent::TextDone { .. } => "response.output_text.done",
-            ResponseEvent::ReasoningDelta { .. } => "response.reasoning_text.delta",
-            ResponseEvent::ReasoningDone { .. } => "response.reasoning_text.done",
-            ResponseEvent::PartDone { .. } => "response.content_part.done",
-            ResponseEvent::ArgumentsDelta { .. } => "response.function_call_arguments.delta",
-            ResponseEvent::ArgumentsDone { .. } => "response.function_call_arguments.done",
-            ResponseEvent::ItemDone { .. } => "response.output_item.done",
-            ResponseEvent::Completed { .. } => "response.completed",
-            ResponseEvent::Incomplete { .. } => "response.incomplete",
-            ResponseEvent::Failed { .. } => "response.failed",
-        }
+        written
     }
 }
 
