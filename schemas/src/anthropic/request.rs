@@ -14,7 +14,7 @@ use crate::constraint::{Constraint, check_schema};
 use crate::generate::{ChatPrompt, Conversation, GenerateRequest, Input, Sampling};
 use crate::reasoning_effort::ReasoningEffort;
 use crate::request::InvalidRequest;
-use crate::request::field::{Field, Required, join, object};
+use crate::request::field::{Field, Required, object};
 use crate::request::history::MessageList;
 use crate::request::images::Images;
 use crate::request::read::{Read, Reading, read};
@@ -143,7 +143,7 @@ pub(crate) enum ThinkingKind {
 }
 
 impl Words for ThinkingKind {
-    const WORDS: &'static str = "enabled, disabled or adaptive";
+    const WRONG: &'static str = "must be enabled, disabled or adaptive";
 }
 
 /// A checked body of `/v1/messages`.
@@ -225,7 +225,7 @@ impl PromptBody {
         let model = self.model.get("")?.0;
         let next = next()?;
         let thinking = match self.thinking.get("")? {
-            Some(thinking) => Some(thinking.check()?),
+            Some(thinking) => Some(thinking.r#type.get("thinking")?.0),
             None => None,
         };
         let (effort, format) = match self.output_config.get("")? {
@@ -249,15 +249,6 @@ impl PromptBody {
             Conversation { messages, template_args, images: images.into_vec(), ..Conversation::default() };
         let chat = ChatPrompt { conversation, tools: self.tools.check()? };
         Ok((CheckedPrompt { model, chat, thinking, constraint }, next))
-    }
-}
-
-impl ThinkingBody {
-    fn check(self) -> Result<ThinkingKind, InvalidRequest> {
-        const FIELD: &str = "thinking";
-        let kind = self.r#type.optional(FIELD)?;
-        let problem = || InvalidRequest::at(join(FIELD, "type"), format_args!("must be {}", ThinkingKind::WORDS));
-        Ok(kind.ok_or_else(problem)?.0)
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) enum ChoiceKind {
 }
 
 impl Words for ChoiceKind {
-    const WORDS: &'static str = "auto, any, tool or none";
+    const WRONG: &'static str = "must be auto, any, tool or none";
 }
 
 impl MessagesToolsBody {
@@ -54,10 +54,7 @@ impl MessagesToolsBody {
         let Some(choice) = self.tool_choice.get("")? else { return check_tools(self.tools, ToolChoice::Auto, true) };
         let parallel = !choice.disable_parallel_tool_use.get(CHOICE)?.unwrap_or(false);
         let name = choice.name.get(CHOICE)?;
-        let kind = choice.r#type.optional(CHOICE)?;
-        let kind = kind
-            .ok_or_else(|| InvalidRequest::at(join(CHOICE, "type"), format_args!("must be {}", ChoiceKind::WORDS)))?;
-        let choice = match kind.0 {
+        let choice = match choice.r#type.get(CHOICE)?.0 {
             ChoiceKind::Auto => ToolChoice::Auto,
             ChoiceKind::None => ToolChoice::None,
             ChoiceKind::Any => ToolChoice::Required,

@@ -36,7 +36,7 @@ object! {
 }
 
 impl Words for MessageRole {
-    const WORDS: &'static str = "system, user, assistant or tool";
+    const WRONG: &'static str = "must be system, user, assistant or tool";
 }
 
 described!([] MessageRole: |_generator| {
@@ -79,9 +79,7 @@ pub(super) fn check(
 
 impl OllamaMessage {
     fn check(self, at: &str, images: &mut Images) -> Result<Message, InvalidRequest> {
-        let role = self.role.optional(at)?;
-        let wrong = || InvalidRequest::at(join(at, "role"), format_args!("must be {}", MessageRole::WORDS));
-        let role = role.ok_or_else(wrong)?.0;
+        let role = self.role.get(at)?.0;
         // Ollama puts images before the text.
         let marks = images.add_list(self.images, at)?;
         let mut tool_calls = Vec::new();

@@ -51,7 +51,7 @@ pub enum Encoding {
 }
 
 impl Words for Encoding {
-    const WORDS: &'static str = "float or base64";
+    const WRONG: &'static str = "must be float or base64";
 }
 
 impl EmbeddingsRequest {

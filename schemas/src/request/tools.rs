@@ -389,7 +389,7 @@ pub(crate) enum AllowedMode {
 }
 
 impl Words for AllowedMode {
-    const WORDS: &'static str = "auto or required";
+    const WRONG: &'static str = "must be auto or required";
 }
 
 impl From<AllowedMode> for ToolChoice {

@@ -132,16 +132,17 @@ pub(crate) struct Word<W>(pub(crate) W);
 
 /// The words of a [`Word`].
 pub(crate) trait Words: DeserializeOwned {
-    /// The words for error messages, e.g. "float or base64".
-    const WORDS: &'static str;
+    /// The problem with another word or with none, e.g. "must be float or base64".
+    const WRONG: &'static str;
 }
 
 impl<W: Words> Read for Word<W> {
     const EXPECTED: &'static str = String::EXPECTED;
+    const MISSING: &'static str = W::WRONG;
 
     fn string(word: &str) -> Reading<Self> {
         let deserializer: StrDeserializer<'_, serde::de::value::Error> = word.into_deserializer();
-        W::deserialize(deserializer).map(Word).map_err(|_| ValueProblem::Value(format!("must be {}", W::WORDS)))
+        W::deserialize(deserializer).map(Word).map_err(|_| ValueProblem::value(W::WRONG))
     }
 }
 
