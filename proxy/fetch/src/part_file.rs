@@ -1,8 +1,8 @@
-//! The unfinished file of a download: `NAME.part`, what identifies it (`NAME.part.json`), and the thread that writes it.
+//! The unfinished file of a download: `NAME.part`, its identity (`NAME.part.json`), and the task that writes it.
 //!
-//! One blocking task owns the file and the running checksum for the length of a response; the download feeds it chunks.
-//! When the download is dropped, its channel closes, the task writes what it had and ends, and the next pull finds a
-//! file whose every byte is good. The task holds the pull's lock until then.
+//! One blocking task owns the file for the length of a response; the download sends it chunks. When the download is
+//! dropped, the channel closes, and the task writes the remaining chunks and ends. The task holds the pull's lock until
+//! then, so the next pull finds a file without gaps.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -17,17 +17,17 @@ use tokio::task::JoinHandle;
 use super::ModelError;
 use super::cache::{PullLock, beside};
 
-/// Chunks on their way to the disk: enough to keep network and disk busy at once, little enough to forget.
+/// Chunks on their way to the disk: enough to keep network and disk busy, with little memory.
 const CHUNKS_IN_FLIGHT: usize = 16;
-/// How much is read at once for a checksum.
+/// Bytes read at once for a checksum.
 const READ_BYTES: usize = 1 << 20;
 
-/// What a part is a part of. Another identity means another file, of which no byte can be used.
+/// Identifies the file that a part belongs to. The bytes of a file with another identity cannot be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartIdentity {
     /// A strong ETag of the response that began the part.
     pub etag: Option<String>,
-    /// The whole file's checksum, if it was known.
+    /// The whole file's checksum, if known.
     pub sha256: Option<String>,
 }
 
@@ -50,14 +50,14 @@ impl PartFile {
         &self.part
     }
 
-    /// Bytes of a part that an earlier pull left behind, and what it is part of.
+    /// The size and identity of a part that an earlier pull left.
     pub(super) fn left_behind(&self) -> Option<(u64, PartIdentity)> {
         let n_bytes = fs::metadata(&self.part).ok().filter(|meta| meta.is_file())?.len();
         let identity = serde_json::from_slice(&fs::read(&self.identity).ok()?).ok()?;
         (n_bytes > 0).then_some((n_bytes, identity))
     }
 
-    /// Forgets everything that was received.
+    /// Deletes all received bytes.
     pub(super) fn discard(&self) -> Result<(), ModelError> {
         for path in [&self.part, &self.identity] {
             match fs::remove_file(path) {
@@ -68,7 +68,7 @@ impl PartFile {
         Ok(())
     }
 
-    /// Begins an empty part. Its identity is on the disk before its first byte is.
+    /// Begins an empty part. Writes its identity before its first byte.
     pub(super) fn begin(&self, identity: &PartIdentity) -> Result<(), ModelError> {
         self.discard()?;
         let json = serde_json::to_vec(identity).expect("two optional strings serialize");
@@ -93,10 +93,10 @@ impl PartFile {
         Ok(())
     }
 
-    /// Size in bytes and sha256 in hex of the part as it is on the disk, after making sure that it is there to stay.
+    /// Flushes the part to the disk, and returns its size in bytes and its sha256 in hex.
     ///
-    /// The bytes are read back rather than hashed on their way in: a resumed part has to be read anyway, and this also
-    /// sees what a failing disk made of them.
+    /// The bytes are read back and not hashed as they arrive: a resumed part must be read anyway, and this also detects
+    /// errors of the disk.
     pub(super) async fn seal(&self) -> Result<(u64, String), ModelError> {
         let part = self.clone();
         let sealed = tokio::task::spawn_blocking(move || {
@@ -108,11 +108,11 @@ impl PartFile {
         sealed.await.map_err(|_| ModelError::Stopped)?.map_err(|source| ModelError::file(&self.part, source))
     }
 
-    /// Gives the finished part its final name, in one step.
+    /// Renames the finished part to its final name.
     pub(super) fn publish(&self, final_path: &Path) -> Result<(), ModelError> {
         let failed = |source| ModelError::file(final_path, source);
         fs::rename(&self.part, final_path).map_err(failed)?;
-        // The rename itself must survive a power cut too.
+        // The rename must survive a power cut, too.
         if let Some(folder) = final_path.parent() {
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         }
@@ -121,7 +121,7 @@ impl PartFile {
     }
 }
 
-/// The sha256 in hex of a file that is complete already.
+/// The sha256 in hex of a complete file.
 pub(super) async fn sha256_of(path: &Path) -> Result<String, ModelError> {
     let owned = path.to_owned();
     let hashed = tokio::task::spawn_blocking(move || hash(&mut File::open(owned)?));
@@ -130,7 +130,7 @@ pub(super) async fn sha256_of(path: &Path) -> Result<String, ModelError> {
     Ok(sha256)
 }
 
-/// Size in bytes and sha256 in hex of everything that `source` still has.
+/// Reads `source` to its end. Returns its size in bytes and its sha256 in hex.
 fn hash(source: &mut impl Read) -> io::Result<(u64, String)> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; READ_BYTES];
@@ -150,14 +150,15 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Takes chunks for the writing task. Dropping it lets the task finish what it has.
+/// Sends chunks to the writing task. After it is dropped, the task writes the remaining chunks and ends.
 pub(super) struct Appender {
     chunks: mpsc::Sender<Bytes>,
     task: JoinHandle<Result<(), ModelError>>,
 }
 
 impl Appender {
-    /// Hands a chunk over, waiting while the disk is behind. `false` if the task has failed; [`Appender::finish`] says why.
+    /// Sends a chunk, and waits while the disk is busy. Returns false if the task has failed; [`Appender::finish`] gives
+    /// the error.
     pub(super) async fn push(&self, chunk: Bytes) -> bool {
         self.chunks.send(chunk).await.is_ok()
     }

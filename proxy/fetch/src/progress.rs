@@ -1,4 +1,4 @@
-//! How a pull reports its progress: a small trait, and its forms on a terminal and in a log.
+//! The progress of a pull: a small trait, and its implementations for a terminal and a log.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::{Mutex, PoisonError};
@@ -8,13 +8,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Receives a pull's progress, on any thread. Implementations must return quickly.
 pub trait DownloadProgress: Send + Sync {
-    /// A file begins, or begins anew. `total_bytes` is `None` if the server does not report it.
+    /// A file starts, or starts again. `total_bytes` is `None` if the server does not report it.
     fn started(&self, name: &str, total_bytes: Option<u64>);
-    /// This much of the file has arrived, including the part of an earlier pull.
+    /// The received bytes of the file, including those of an earlier pull.
     fn reached(&self, done_bytes: u64);
     /// The file is complete and its checksum is right.
     fn finished(&self);
-    /// Something the operator may want to know: a retry, a wait. One line.
+    /// A notice for the operator, such as a retry or a wait. One line.
     fn notice(&self, line: &str);
 }
 
@@ -29,7 +29,7 @@ impl DownloadProgress for Silent {
     fn notice(&self, _line: &str) {}
 }
 
-/// A progress bar if standard error is a terminal, otherwise a plain line now and then, for logs.
+/// A progress bar if standard error is a terminal, otherwise plain lines at intervals.
 pub fn to_stderr() -> Box<dyn DownloadProgress> {
     if stderr().is_terminal() { Box::new(TerminalBar::new()) } else { Box::new(LogLines::new(stderr())) }
 }
@@ -78,9 +78,9 @@ impl DownloadProgress for TerminalBar {
     }
 }
 
-/// At most a line every this often, ...
+/// The shortest time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
-/// ... or every so many percent, whichever comes later: neither a fast nor a slow link floods a log.
+/// The smallest progress between two lines.
 const LINE_PERCENT: u64 = 10;
 
 /// Progress as plain lines.
@@ -115,7 +115,7 @@ impl<W: Write + Send> DownloadProgress for LogLines<W> {
             state.total_bytes = total_bytes;
             state.last_line = Instant::now();
             state.last_percent = 0;
-            // A log that cannot be written is no reason to stop a pull; the same below.
+            // A failed write to the log must not stop the pull, here and below.
             let _ = match total_bytes {
                 Some(total) => writeln!(state.out, "{name}: {} to get", mebibytes(total)),
                 None => writeln!(state.out, "{name}: size unknown"),

@@ -1,5 +1,5 @@
-//! Checks that a cached model is still what was fetched. `baton pull` does this; a start does not, because reading a large
-//! file takes a minute.
+//! Checks that a cached model is unchanged. `baton pull` does this; a start does not, because reading a large file takes a
+//! minute.
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -19,19 +19,19 @@ pub(super) async fn is_whole(
     progress: &dyn DownloadProgress,
 ) -> Result<bool, ModelError> {
     let Some(expected) = sha256 else {
-        progress.notice(&format!("{} is here; its checksum was never told, so it is not checked", path.display()));
+        progress.notice(&format!("{} is here; its checksum is unknown, so it is not checked", path.display()));
         return Ok(true);
     };
     progress.notice(&format!("{} is here; checking its sha256", path.display()));
     if sha256_of(path).await? == expected {
         return Ok(true);
     }
-    progress.notice(&format!("{} is corrupt; fetching it anew", path.display()));
+    progress.notice(&format!("{} is corrupt; fetching it again", path.display()));
     fs::remove_file(path).map_err(|source| ModelError::file(path, source))?;
     Ok(false)
 }
 
-/// Refuses a file of the user's own that cannot be a model.
+/// Refuses a user's file that cannot be a model.
 pub(super) fn check_magic(path: &Path) -> Result<(), ModelError> {
     let mut magic = [0; MAGIC.len()];
     let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
@@ -42,7 +42,7 @@ pub(super) fn check_magic(path: &Path) -> Result<(), ModelError> {
     }
 }
 
-/// Where the checksum of a hub's file is kept, for a later look without the network.
+/// The file that keeps the checksum of a hub's file, for a later check without the network.
 fn checksum_path(path: &Path) -> PathBuf {
     super::cache::beside(path, ".sha256")
 }
@@ -54,7 +54,7 @@ pub(super) fn remember(path: &Path, sha256: Option<&str>) -> Result<(), ModelErr
     fs::write(&kept, sha256).map_err(|source| ModelError::file(&kept, source))
 }
 
-/// The checksum that was kept, if any was.
+/// The kept checksum, if there is one.
 pub(super) fn remembered(path: &Path) -> Option<String> {
     let kept = fs::read_to_string(checksum_path(path)).ok()?.trim().to_owned();
     (kept.len() == 64 && kept.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(kept)

@@ -1,4 +1,4 @@
-//! Parses what an operator writes after `--model`.
+//! Parses an operator's `--model`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl ModelSpec {
     }
 }
 
-/// `a/b.gguf` is a mistyped path rather than a repository; `a/b:c.gguf` is a repository's file.
+/// Returns true for `a/b.gguf`, which is more likely a mistyped path than a repository. `a/b:c.gguf` is a repository's file.
 fn looks_like_a_path(text: &str) -> bool {
     let rooted = text.starts_with(['/', '.', '~', '\\']);
     rooted || (ends_in_gguf(text) && !text.contains(':'))
@@ -74,7 +74,7 @@ impl HubModel {
             None => (text, None),
         };
         let (owner, repo) = repo.split_once('/')?;
-        // These become folder names below, so nothing that climbs out of a folder passes.
+        // These become folder names below the cache, so they must not leave it.
         let valid = is_name(owner) && is_name(repo) && selector.is_none_or(is_relative_path);
         valid.then(|| HubModel {
             owner: owner.to_owned(),
@@ -94,7 +94,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 200 && text.chars().all(plain) && !text.starts_with('.')
 }
 
-/// True for `a/b.gguf`, false for anything that could leave its folder or hide in it.
+/// Returns true for `a/b.gguf`, and false for a path that could leave its folder or is hidden.
 pub(super) fn is_relative_path(text: &str) -> bool {
     let safe = |part: &str| !part.is_empty() && part.len() <= 200 && !part.starts_with('.');
     !text.contains(|c: char| c.is_control() || c == '\\' || c == ':') && text.split('/').all(safe)

@@ -34,7 +34,8 @@ pub(super) async fn extract(
     part.begin(&PartIdentity::default())?;
 
     let wanted = StopOnDrop::new();
-    let (task_part, stop) = (part.clone(), wanted.0.clone());
+    let stop = Arc::clone(&wanted.0);
+    let task_part = part.clone();
     let task = tokio::task::spawn_blocking(move || write_members(model, &wheels, &task_part, &stop));
     let written = task.await.map_err(|_| ModelError::Stopped)?;
 

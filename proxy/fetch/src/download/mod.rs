@@ -1,7 +1,7 @@
-//! One file from one URL, complete and verified under its final name, or not there at all.
+//! Downloads one file from one URL. The file gets its final name only when it is complete and verified.
 //!
-//! Bytes go to `NAME.part`; a pull that stops anywhere is continued by the next one. Only a part that has the promised
-//! size and sha256 is renamed. Who may write is settled before: the caller holds the [`PullLock`].
+//! Bytes go to `NAME.part`, and the next pull continues an interrupted one. Only a part with the expected size and sha256
+//! is renamed. The caller holds the [`PullLock`].
 
 use std::path::Path;
 
@@ -18,34 +18,35 @@ use super::progress::DownloadProgress;
 #[cfg(test)]
 mod tests;
 
-/// What to fetch, and how to verify it.
+/// The file to fetch, with its expected size and checksum.
 #[derive(Debug, Clone)]
 pub(super) struct DownloadSource {
     pub url: Url,
     /// For messages and the progress bar.
     pub name: String,
-    /// Sent to this URL's host only; a redirect to another host goes without.
+    /// Sent only to this URL's host, not after a redirect to another host.
     pub bearer: Option<String>,
-    /// `None` if it is not known in advance; then the server's size counts.
+    /// `None` if it is unknown in advance; the server's size is used then.
     pub size_bytes: Option<u64>,
-    /// Lower-case hex. `None` if it is not known in advance.
+    /// Lower-case hex. `None` if it is unknown in advance.
     pub sha256: Option<String>,
-    /// What the operator can do about a 401 or 403.
+    /// The advice to the operator after a 401 or 403.
     pub denied_hint: &'static str,
 }
 
-/// How to fetch.
+/// Fetches files.
 pub(super) struct Fetcher<'a> {
     pub client: &'a Client,
     pub patience: &'a DownloadPatience,
     pub progress: &'a dyn DownloadProgress,
 }
 
-/// An attempt that brings this much resets the count of failures: a bad link that makes progress gets there.
+/// An attempt that receives this much resets the count of failures, so that a bad link with progress succeeds eventually.
 const WORTHWHILE_BYTES: u64 = 1 << 20;
 
 impl Fetcher<'_> {
-    /// Fetches `source` to `final_path`. Dropping this stops the download; what has arrived is kept and continued from.
+    /// Fetches `source` to `final_path`. Dropping the future stops the download and keeps the received bytes for the next
+    /// pull.
     pub(super) async fn fetch(
         &self,
         source: &DownloadSource,
@@ -59,8 +60,8 @@ impl Fetcher<'_> {
             if !resumed {
                 return Err(error);
             }
-            // The part of an earlier pull may have been wrong: fetch the whole file once more before blaming the source.
-            self.progress.notice(&format!("{error}; fetching it anew"));
+            // The part of an earlier pull may have been wrong, so fetch the whole file once more.
+            self.progress.notice(&format!("{error}; fetching it again from the start"));
             self.receive(source, &part).await?;
             if let Err(error) = verify(source, &part).await {
                 part.discard()?;
@@ -105,7 +106,7 @@ impl Fetcher<'_> {
         let start = match response.status() {
             StatusCode::PARTIAL_CONTENT => continued_at(response.headers(), have_bytes),
             StatusCode::OK => Some(0),
-            // The file has become shorter, or the server is faulty: the part is useless.
+            // The file has become shorter, or the server is faulty. The part cannot be used.
             StatusCode::RANGE_NOT_SATISFIABLE => None,
             status => return Err(refusal(source, status)),
         };
@@ -146,7 +147,7 @@ impl Fetcher<'_> {
         if have_bytes > 0 {
             request = request.header(RANGE, format!("bytes={have_bytes}-"));
             if let Some(etag) = part.left_behind().and_then(|(_, identity)| identity.etag) {
-                // The server then sends the whole file if it is another one by now.
+                // If the file has changed, the server sends all of it.
                 request = request.header(IF_RANGE, etag);
             }
         }
@@ -174,7 +175,7 @@ impl Fetcher<'_> {
             }
             self.progress.reached(done_bytes);
         };
-        // Also after a failed transfer: what has arrived must be on the disk before anybody measures the part.
+        // Even after a failed transfer: the received bytes must be on the disk before the part's size is read.
         appender.finish().await.map_err(AttemptFailure::Final)?;
         outcome?;
         match total_bytes {
@@ -187,9 +188,9 @@ impl Fetcher<'_> {
 /// A response whose head has been accepted.
 struct Body {
     response: Response,
-    /// Where in the file it begins.
+    /// The body's offset in the file.
     start: u64,
-    /// The whole file's size, if it is known.
+    /// The whole file's size, if known.
     total_bytes: Option<u64>,
 }
 
@@ -204,7 +205,7 @@ enum AttemptFailure {
 /// Bytes at the start of the file that need not be fetched again.
 fn usable_bytes(source: &DownloadSource, part: &PartFile) -> u64 {
     match part.left_behind() {
-        // Without a checksum or an ETag the rest might belong to another version of the file.
+        // Without a checksum or an ETag the part may belong to another version of the file.
         Some((_, identity)) if identity.sha256.is_none() && identity.etag.is_none() => 0,
         Some((_, identity)) if identity.sha256 != source.sha256 => 0,
         Some((n_bytes, _)) if source.size_bytes.is_some_and(|size| n_bytes > size) => 0,
@@ -213,7 +214,7 @@ fn usable_bytes(source: &DownloadSource, part: &PartFile) -> u64 {
     }
 }
 
-/// Where a 206 begins, or `None` if that is not where the part ends.
+/// The offset at which a 206 begins; `None` if it is not the end of the part.
 fn continued_at(headers: &HeaderMap, have_bytes: u64) -> Option<u64> {
     let (start, _) = content_range(headers)?;
     (start == have_bytes && have_bytes > 0).then_some(start)
@@ -232,14 +233,15 @@ fn announced_bytes(response: &Response, start: u64) -> Option<u64> {
     from_range.or_else(|| response.content_length()?.checked_add(start))
 }
 
-/// `If-Range` compares strongly, so a weak ETag is none.
+/// The response's ETag. `None` for a weak one, because `If-Range` requires a strong ETag.
 fn strong_etag(headers: &HeaderMap) -> Option<String> {
     let etag = headers.get(ETAG)?.to_str().ok()?;
     etag.starts_with('"').then(|| etag.to_owned())
 }
 
 fn refusal(source: &DownloadSource, status: StatusCode) -> AttemptFailure {
-    let (name, code) = (source.name.clone(), status.as_u16());
+    let name = source.name.clone();
+    let code = status.as_u16();
     match code {
         401 | 403 => AttemptFailure::Final(ModelError::AccessDenied { name, status: code, hint: source.denied_hint }),
         404 | 410 => AttemptFailure::Final(ModelError::NotFound { name, status: code }),

@@ -1,7 +1,7 @@
-//! The hub of `owner/repo[:file]` models: finds the file, its address, and its size and checksum.
+//! Finds the file of an `owner/repo[:file]` model on the hub: its URL, size and checksum.
 //!
-//! `hf-hub` knows the hub's addresses and headers. Its own download checks no sha256, so the bytes go through
-//! [`super::download`] instead.
+//! `hf-hub` builds the hub's URLs and headers. Its own download does not check the sha256, so [`super::download`] fetches
+//! the bytes.
 
 use std::env;
 use std::fmt;
@@ -37,7 +37,7 @@ const PREFERRED_QUANTIZATION: &str = "Q4_K_M";
 const DENIED_HINT: &str = "check the repository's name; if it is private or gated, set HF_TOKEN and accept its terms";
 
 impl HubAccess {
-    /// `HF_ENDPOINT` and `HF_TOKEN`; without the latter, the token that the hub's own login tool has stored.
+    /// Reads `HF_ENDPOINT` and `HF_TOKEN`; without the latter, the token that the hub's own login tool has stored.
     pub fn from_env() -> Self {
         let var = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let hub_home = || match (var("HF_HOME"), var("HOME")) {
@@ -57,15 +57,15 @@ impl fmt::Debug for HubAccess {
     }
 }
 
-/// A file of a repository, and how to fetch it.
+/// A file of a repository, with its source.
 #[derive(Debug)]
 pub(super) struct HubFile {
-    /// Its path in the repository, safe to use below a folder.
+    /// Its path in the repository, which is checked to stay in its folder.
     pub path: String,
     pub source: DownloadSource,
 }
 
-/// Finds out which file `model` means and how to get it.
+/// Finds the file that `model` names.
 pub(super) async fn find(
     model: &HubModel,
     access: &HubAccess,
@@ -75,8 +75,7 @@ pub(super) async fn find(
     let repo_id = model.repo_id();
     let api = connect(access, &repo_id)?;
     let main = api.model(repo_id.clone());
-    let host =
-        Url::parse(&main.url("")).map_or_else(|_| "an address that is none".to_owned(), |url| client::host(&url));
+    let host = Url::parse(&main.url("")).map_or_else(|_| "an invalid address".to_owned(), |url| client::host(&url));
     let listing = insist(patience, progress, HubQuestion { repo: &repo_id, host: &host }, || async {
         let response = main.info_request().query(&[("blobs", "true")]).send().await?.error_for_status()?;
         Ok(response.json::<HubListing>().await?)
@@ -84,7 +83,7 @@ pub(super) async fn find(
     let listing = listing.await?;
     let file = choose(model, &listing.siblings)?;
 
-    // By commit, so that a push between this listing and the last byte cannot mix two versions.
+    // Fetch by commit, so that a push after this listing cannot mix two versions.
     let revision = listing.sha.clone().unwrap_or_else(|| "main".to_owned());
     let repo = api.repo(Repo::with_revision(repo_id.clone(), RepoType::Model, revision));
     let url = file_url(&repo.url(""), &file.rfilename)
@@ -104,7 +103,7 @@ pub(super) async fn find(
     Ok(HubFile { path: file.rfilename.clone(), source })
 }
 
-/// The hub's answer about a repository. A mirror may leave out the sizes and checksums.
+/// The hub's answer about a repository. A mirror may omit the sizes and checksums.
 #[derive(Deserialize)]
 struct HubListing {
     sha: Option<String>,
@@ -125,7 +124,7 @@ struct Lfs {
 }
 
 fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
-    // hf-hub wants a cache folder of its own; nothing here makes it use one. Its default would panic without a home.
+    // hf-hub requires a cache folder, which is never used here. Its default would panic without a home folder.
     let mut builder = ApiBuilder::from_cache(Cache::new(env::temp_dir())).with_progress(false);
     if let Some(endpoint) = &access.endpoint {
         builder = builder.with_endpoint(endpoint.trim_end_matches('/').to_owned());
@@ -135,7 +134,7 @@ fn connect(access: &HubAccess, repo: &str) -> Result<Api, ModelError> {
     built.map_err(|_| ModelError::HubReply { repo: repo.to_owned(), what: "HF_TOKEN is not a token".to_owned() })
 }
 
-/// Asks until an answer comes, the failure is final, or the attempts are used up. hf-hub sets no deadlines, so this does.
+/// Asks until an answer comes, a failure is final, or the attempts are used up. Sets the deadlines that hf-hub lacks.
 async fn insist<T, F>(
     patience: &DownloadPatience,
     progress: &dyn DownloadProgress,
@@ -184,7 +183,7 @@ impl HubRefusal {
     fn about(self, asked: HubQuestion<'_>) -> ModelError {
         let name = asked.repo.to_owned();
         match self {
-            // The hub answers 401 for a repository that does not exist, too.
+            // The hub also answers 401 for a repository that does not exist.
             HubRefusal::Status(status @ (401 | 403)) => ModelError::AccessDenied { name, status, hint: DENIED_HINT },
             HubRefusal::Status(status @ (404 | 410)) => ModelError::NotFound { name, status },
             HubRefusal::Status(status) => ModelError::HttpStatus { name, status },
@@ -201,7 +200,7 @@ async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiEr
         Err(_) => return Err(HubTrouble::Passing("the hub did not answer in time".to_owned())),
     };
     Err(match error {
-        // No such host, no network, or no server. Retrying is pointless: no download has begun.
+        // No such host, no network, or no server. A retry would not help.
         ApiError::RequestError(error) if error.is_connect() && !error.is_timeout() => {
             HubTrouble::Final(HubRefusal::Unreachable(root_cause(&error)))
         }
@@ -215,8 +214,8 @@ async fn within<T>(deadline: Duration, ask: impl Future<Output = Result<T, ApiEr
     })
 }
 
-/// Size and sha256 from the file's own headers. Going without them is allowed: a mirror that tells neither in its listing
-/// nor in its headers can still serve the file, whose length is then the server's word.
+/// Reads size and sha256 from the file's own headers. A mirror that reports neither can still serve the file; then only the
+/// length that the server announces is checked.
 async fn ask_for_metadata(api: &Api, url: &Url, patience: &DownloadPatience) -> (Option<u64>, Option<String>) {
     match within(patience.idle, api.metadata(url.as_str())).await {
         Ok(metadata) => (u64::try_from(metadata.size()).ok(), sha256_like(metadata.etag())),
@@ -224,19 +223,19 @@ async fn ask_for_metadata(api: &Api, url: &Url, patience: &DownloadPatience) -> 
     }
 }
 
-/// For a large file the hub's ETag is its sha256; for a small one it is something else.
+/// Returns the text if it looks like a sha256: the hub's ETag is the sha256 only for large files.
 fn sha256_like(text: &str) -> Option<String> {
     (text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())).then(|| text.to_ascii_lowercase())
 }
 
-/// Appends the path by segments, so that a blank or a `#` in a file's name is escaped.
+/// Appends the path by segments, so that a space or a `#` in a file's name is escaped.
 fn file_url(base: &str, path: &str) -> Option<Url> {
     let mut url = Url::parse(base).ok()?;
     url.path_segments_mut().ok()?.pop_if_empty().extend(path.split('/'));
     Some(url)
 }
 
-/// The file that the model's name means: the named one, the only one, or the only one of the preferred quantization.
+/// Selects the file: the named one, the only one, or the only one of the preferred quantization.
 fn choose<'a>(model: &HubModel, siblings: &'a [Sibling]) -> Result<&'a Sibling, ModelError> {
     // A name from the network becomes a path here, so it is checked like an operator's input.
     let ggufs = siblings.iter().filter(|s| ends_in_gguf(&s.rfilename) && is_relative_path(&s.rfilename));
@@ -259,7 +258,7 @@ fn choose_named<'a>(model: &HubModel, selector: &str, ggufs: &[&'a Sibling]) -> 
     match matching[..] {
         [] => Err(ModelError::NoSuchRepoFile { repo: model.repo_id(), file: selector.to_owned(), files: names(ggufs) }),
         [only] => Ok(only),
-        // All parts match, and any of them says what is wrong.
+        // All parts of a split model match. Any of them gives the right error.
         [first, ..] if is_split(&first.rfilename) => Ok(first),
         _ => Err(ModelError::SeveralGgufs { repo: model.repo_id(), files: names(&matching) }),
     }
@@ -282,7 +281,7 @@ fn names(files: &[&Sibling]) -> Vec<String> {
     files.iter().map(|s| s.rfilename.clone()).collect()
 }
 
-/// Files whose name holds the quantization as a word of its own: `Q4_K` is not in `x-Q4_K_M.gguf`.
+/// Files whose name contains the quantization as a whole word: `x-Q4_K_M.gguf` does not match `Q4_K`.
 fn of_quantization<'a>(files: &[&'a Sibling], quantization: &str) -> Vec<&'a Sibling> {
     let wanted = quantization.to_ascii_lowercase();
     let has_word = |name: &str| name.to_ascii_lowercase().split(['-', '.']).any(|word| word == wanted);
