@@ -6,7 +6,7 @@ use baton_schemas::{FinishReason, Token};
 use crate::text::{ChoiceText, TextStep, TokenLogprobs};
 use crate::tools::{PartContent, ReplyForm, ReplyReader};
 
-/// What one token, or one part, released.
+/// The parts that one token, or one incoming part, released.
 #[derive(Debug, Default)]
 pub struct ReplyStep {
     /// The parts, in order.
@@ -20,14 +20,14 @@ pub struct ReplyStep {
 pub struct ReplyPart {
     /// Text, reasoning, or a step of a call.
     pub content: PartContent,
-    /// Only with text, and only tokens that carry log-probabilities.
+    /// Only with text, and only tokens with log-probabilities.
     pub tokens: Vec<TokenLogprobs>,
 }
 
-/// The reply of one choice so far, as far as it is held back.
+/// The state of one choice's reply.
 pub struct ChoiceReply {
     text: ChoiceText,
-    /// Reads reasoning and calls, and then also finds the stop strings. `None`: the reply is plain text.
+    /// Reads reasoning and calls, and also finds the stop strings. `None` if the reply is plain text.
     reader: Option<ReplyReader>,
     n_reasoning: u32,
     /// Tokens of the prompt and the reply, if the client requested them.
@@ -43,7 +43,7 @@ impl ChoiceReply {
         ChoiceReply { text, reader, n_reasoning: 0, context: None }
     }
 
-    /// Makes the reply collect its tokens behind those of its prompt, if `context` has these.
+    /// Makes the reply collect its tokens after those of the prompt, if `context` holds these.
     pub fn after(self, context: Option<Vec<Token>>) -> Self {
         ChoiceReply { context, ..self }
     }
@@ -66,7 +66,7 @@ impl ChoiceReply {
         ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
     }
 
-    /// Ends the reply where the sequence ended, for this reason: everything held back is released.
+    /// Ends the reply where the sequence ended, and releases everything held back.
     pub fn finish(&mut self, reason: FinishReason) -> ReplyStep {
         let step = self.text.finish();
         let Some(reader) = &mut self.reader else { return plain(step) };
@@ -77,7 +77,7 @@ impl ChoiceReply {
         ReplyStep { parts: with_tokens(parts, step.tokens), stopped: reader.is_stopped() }
     }
 
-    /// Why the reply ended, given why its sequence ended.
+    /// The reply's finish reason, from that of its sequence.
     pub fn reason(&self, reason: FinishReason) -> FinishReason {
         self.reader.as_ref().map_or(reason, |reader| reader.reason(reason))
     }
@@ -102,7 +102,7 @@ fn plain(step: TextStep) -> ReplyStep {
     ReplyStep { parts, stopped }
 }
 
-/// Attaches the tokens to the first text, or to an empty one: markup and reasoning have tokens, too.
+/// Attaches the tokens to the first text, or to an empty one, because markup and reasoning have tokens, too.
 fn with_tokens(parts: Vec<PartContent>, tokens: Vec<TokenLogprobs>) -> Vec<ReplyPart> {
     let mut parts: Vec<ReplyPart> =
         parts.into_iter().map(|content| ReplyPart { content, tokens: Vec::new() }).collect();

@@ -1,12 +1,11 @@
-//! From an engine's tokens to what a client may see, one choice at a time: text, reasoning, tool calls, stop strings.
+//! Turns an engine's tokens into what a client sees, one choice at a time: text, reasoning, tool calls, stop strings.
 //!
-//! [`utf8`] holds back half a character, [`stop`] holds back what may become a stop string, and [`text`] joins the two
-//! and reports which tokens' log-probabilities became final. [`tools`] knows how families of models write reasoning and
-//! tool calls. [`ChoiceReply`] is all of that for one choice.
+//! [`utf8`] holds back unfinished characters, [`stop`] holds back possible stop strings, and [`text`] combines the two and
+//! reports the log-probabilities of tokens whose text is final. [`tools`] holds the formats in which families of models
+//! write reasoning and tool calls. [`ChoiceReply`] combines all of this for one choice.
 //!
-//! Everything here is plain state without a clock, a task or I/O, and a function of the tokens fed alone: after a
-//! failover the same state is rebuilt by feeding the same tokens again. Which engine the tokens come from, and which API
-//! shape the client speaks, is known above.
+//! Everything here is plain state without a clock, a task or I/O, and depends only on the tokens fed, so a failover
+//! rebuilds the same state from the same tokens. This crate knows neither engines nor API dialects.
 
 pub mod choice;
 mod part_filter;

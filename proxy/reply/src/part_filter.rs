@@ -1,12 +1,12 @@
-//! Stop strings and the limit of calls, applied to the parts of a reply. Both replies use it: those whose text is read
-//! from an engine's tokens, and those that arrive in parts.
+//! Applies stop strings and the limit of calls to the parts of a reply, whether they are read from an engine's tokens or
+//! arrive as parts.
 
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
 
 use crate::stop::StopScanner;
 
-/// Finds stop strings in the text for the user, counts calls, and knows when the reply is over.
+/// Finds stop strings in the text for the user, counts calls, and decides when the reply is over.
 #[derive(Debug, Clone)]
 pub(crate) struct PartFilter {
     scanner: StopScanner,
@@ -23,15 +23,15 @@ impl PartFilter {
         PartFilter { scanner: StopScanner::new(stops.clone()), stops, one_call, n_calls: 0, stopped: false }
     }
 
-    /// Takes more text. Returns what can no longer become part of a stop string.
+    /// Takes more text. Returns the text that can no longer become part of a stop string.
     pub(crate) fn text(&mut self, text: &str) -> String {
         let scan = self.scanner.feed(text);
         self.stopped |= scan.stopped;
         scan.text
     }
 
-    /// Takes a step of a call. Returns the text before it that was held back. Stop strings are not looked for in
-    /// arguments: they would cut JSON.
+    /// Takes a step of a call. Returns the held back text before it. Arguments are not searched for stop strings, because
+    /// a cut would break their JSON.
     pub(crate) fn call(&mut self, call: &ToolCallDelta) -> String {
         match call {
             ToolCallDelta::Begin { .. } => {
@@ -46,7 +46,7 @@ impl PartFilter {
         }
     }
 
-    /// Ends the reply. Returns the text that was held back.
+    /// Ends the reply. Returns the held back text.
     pub(crate) fn finish(&mut self) -> String {
         if self.stopped {
             return String::new();
@@ -56,12 +56,12 @@ impl PartFilter {
         scan.text
     }
 
-    /// Returns true once the reply is over, by a stop string or by the only call that it may hold.
+    /// Returns true once a stop string, or the only allowed call, has ended the reply.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Calls that came to their end.
+    /// The number of complete calls.
     pub(crate) fn n_calls(&self) -> u32 {
         self.n_calls
     }
@@ -71,7 +71,7 @@ impl PartFilter {
         self.scanner.reached().map(str::to_owned)
     }
 
-    /// Why the reply ended, given why its generation ended.
+    /// The reply's finish reason, from that of its generation.
     pub(crate) fn reason(&self, reason: FinishReason) -> FinishReason {
         match reason {
             FinishReason::Stop if self.n_calls > 0 => FinishReason::ToolCalls,

@@ -1,4 +1,4 @@
-//! One choice's reply that arrives in parts, as upstreams send it: already split into text, reasoning and calls.
+//! One choice's reply that arrives in parts: upstreams send it already split into text, reasoning and calls.
 
 use baton_schemas::FinishReason;
 
@@ -6,7 +6,7 @@ use crate::choice::{ReplyPart, ReplyStep};
 use crate::part_filter::PartFilter;
 use crate::tools::PartContent;
 
-/// The reply of one choice so far, as far as it is held back: [`ChoiceReply`](crate::ChoiceReply) for parts.
+/// The state of one choice's reply: like [`ChoiceReply`](crate::ChoiceReply), for parts.
 #[derive(Debug, Clone)]
 pub struct PartReply {
     filter: PartFilter,
@@ -45,13 +45,13 @@ impl PartReply {
         ReplyStep { parts, stopped: self.filter.is_stopped() }
     }
 
-    /// Ends the reply: everything held back is released.
+    /// Ends the reply, and releases everything held back.
     pub fn finish(&mut self) -> ReplyStep {
         let parts = text_part(self.filter.finish()).into_iter().collect();
         ReplyStep { parts, stopped: self.filter.is_stopped() }
     }
 
-    /// Why the reply ended, given why its generation ended.
+    /// The reply's finish reason, from that of its generation.
     pub fn reason(&self, reason: FinishReason) -> FinishReason {
         if self.filter.stop_string().is_some() { FinishReason::Stop } else { self.filter.reason(reason) }
     }
@@ -61,7 +61,7 @@ impl PartReply {
         self.filter.stop_string()
     }
 
-    /// Parts that were reasoning.
+    /// The number of reasoning parts.
     pub fn n_reasoning(&self) -> u32 {
         self.n_reasoning
     }

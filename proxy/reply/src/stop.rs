@@ -1,23 +1,24 @@
-//! Stop strings in text that arrives in pieces.
+//! Finds stop strings in text that arrives in pieces.
 
 /// The text that one piece released.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// Text that is certainly no part of a stop string.
+    /// Text that is not part of a stop string.
     pub text: String,
-    /// A stop string follows `text`; it and everything after it is gone.
+    /// A stop string follows `text`; it and everything after it was dropped.
     pub stopped: bool,
 }
 
-/// Cuts a text before the stop string that *starts* earliest, however the text is cut into pieces.
+/// Ends a text before the stop string that *starts* earliest. The result does not depend on how the text is cut into
+/// pieces.
 ///
-/// Where one stop string lies inside another that starts earlier and is not complete yet, the text is held until it is
-/// known which it is. Nothing else is held: only a tail that is the beginning of a stop string.
+/// It holds back only a tail that is the beginning of a stop string. If a complete stop string lies inside such a tail,
+/// the text is held until it is clear which of the two ends it.
 #[derive(Debug, Clone)]
 pub struct StopScanner {
     stops: Vec<String>,
-    /// The tail that may become a stop string; shorter than the longest of them, unless it holds a complete one that
-    /// waits for an earlier one.
+    /// The tail that may become a stop string. It is shorter than the longest stop string, unless it holds a complete one
+    /// that waits for an earlier one.
     held: String,
     stopped: bool,
     /// The stop string that ended the text.
@@ -25,13 +26,14 @@ pub struct StopScanner {
 }
 
 impl StopScanner {
-    /// Empty stop strings would end every text at its start, so they are ignored.
+    /// Creates a scanner. Ignores empty stop strings, which would end every text at its start.
     pub fn new(stops: Vec<String>) -> Self {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
         StopScanner { stops, held: String::new(), stopped: false, reached: None }
     }
 
-    /// Takes the next piece and releases what can no longer become part of a stop string. After a stop, nothing.
+    /// Takes the next piece and releases the text that can no longer become part of a stop string. Releases nothing after
+    /// a stop.
     pub fn feed(&mut self, piece: &str) -> Scan {
         if self.stopped {
             return Scan { text: String::new(), stopped: true };
@@ -46,12 +48,12 @@ impl StopScanner {
         self.cut(start)
     }
 
-    /// The stop string that ended the text; of several that begin at its end, the longest.
+    /// The stop string that ended the text; the longest, if several begin there.
     pub fn reached(&self) -> Option<&str> {
         self.reached.as_deref()
     }
 
-    /// Ends the text: what was held is released, up to a stop string that was complete but waited for an earlier one.
+    /// Ends the text. Releases the held text, up to a complete stop string that waited for an earlier one.
     pub fn finish(&mut self) -> Scan {
         if self.stopped {
             return Scan { text: String::new(), stopped: true };
@@ -62,7 +64,7 @@ impl StopScanner {
         self.cut(start)
     }
 
-    /// Releases the held text before `start`, and forgets the rest if it is stopped.
+    /// Releases the held text before `start`. Drops the rest after a stop.
     fn cut(&mut self, start: usize) -> Scan {
         let rest = self.held.split_off(start);
         let text = std::mem::replace(&mut self.held, rest);
@@ -74,7 +76,7 @@ impl StopScanner {
         Scan { text, stopped: self.stopped }
     }
 
-    /// The first byte offset in the held text at which `test` holds for a stop string, and the best of its answers.
+    /// The first byte offset in the held text at which `test` matches a stop string, with the best match there.
     fn first<T: Ord>(&self, test: impl Fn(&str, &str) -> Option<T>) -> Option<(usize, T)> {
         self.held.char_indices().find_map(|(start, _)| {
             let rest = &self.held[start..];
@@ -83,7 +85,7 @@ impl StopScanner {
     }
 }
 
-/// What the text at one place is. A whole stop string outranks the beginning of a longer one: both cut at this place.
+/// A match at one place. A whole stop string outranks the beginning of a longer one, because both cut at this place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     Beginning,

@@ -1,4 +1,4 @@
-//! Turns one choice's tokens into text that is final, and reports the tokens that became final with it.
+//! Turns one choice's tokens into final text, and reports the tokens of that text.
 
 use std::collections::VecDeque;
 
@@ -19,10 +19,9 @@ pub struct TokenLogprobs {
 /// The text that one token released.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextStep {
-    /// Text that is final: whole characters, never part of a stop string.
+    /// Final text: whole characters, never part of a stop string.
     pub text: String,
-    /// The tokens whose last byte is in the text released so far and that were not reported yet; only those that carry
-    /// log-probabilities.
+    /// The tokens with log-probabilities that are now completely in the released text, each reported once.
     pub tokens: Vec<TokenLogprobs>,
     /// A stop string was reached: the choice is complete, and its sequence can be dropped.
     pub stopped: bool,
@@ -35,9 +34,7 @@ impl TextStep {
     }
 }
 
-/// The text of one choice so far, as far as it is held back.
-///
-/// A function of the tokens fed alone, so that a failover rebuilds it from the tokens it already has.
+/// The state of one choice's text. It depends only on the tokens fed, so a failover rebuilds it from the same tokens.
 #[derive(Debug, Clone)]
 pub struct ChoiceText {
     utf8: Utf8Pieces,
@@ -48,23 +45,23 @@ pub struct ChoiceText {
     n_released: usize,
     /// Tokens with log-probabilities that are not reported yet, oldest first.
     waiting: VecDeque<WaitingToken>,
-    /// Control tokens whose spelling is passed on as text, because a parser of calls needs it.
+    /// Control tokens whose spelling becomes text, because the parser of calls needs it.
     markers: Vec<&'static str>,
 }
 
 /// A token and its place in the decoded text, in bytes.
 #[derive(Debug, Clone)]
 struct WaitingToken {
-    /// Where the character begins that holds its first byte.
+    /// The start of the character that contains its first byte.
     start: usize,
-    /// Its last byte is released once this many bytes are. Characters are released whole, so one byte past the start
-    /// of an unfinished character stands for all of it.
+    /// The number of released bytes that includes its last byte. Characters are released whole, so one byte past the
+    /// start of an unfinished character stands for all of it.
     end: usize,
     token: TokenLogprobs,
 }
 
 impl ChoiceText {
-    /// The empty text, which will end before the earliest of `stops`.
+    /// An empty text that will end before the earliest of `stops`.
     pub fn new(stops: Vec<String>) -> Self {
         ChoiceText {
             utf8: Utf8Pieces::default(),
@@ -76,12 +73,12 @@ impl ChoiceText {
         }
     }
 
-    /// The same, where the spelling of these control tokens is text.
+    /// Makes the spelling of these control tokens text.
     pub fn with_markers(self, markers: Vec<&'static str>) -> Self {
         ChoiceText { markers, ..self }
     }
 
-    /// Takes the next token. Control tokens have no text and are not reported. After a stop, nothing is released.
+    /// Takes the next token. Control tokens have no text and are not reported. Releases nothing after a stop.
     pub fn feed(&mut self, token: GeneratedToken) -> TextStep {
         if token.special && !self.markers.iter().any(|marker| marker.as_bytes() == token.bytes) {
             return TextStep::default();
@@ -97,7 +94,7 @@ impl ChoiceText {
         self.release(scan)
     }
 
-    /// Ends the text where the sequence ended: everything held back is released.
+    /// Ends the text where the sequence ended, and releases everything held back.
     pub fn finish(&mut self) -> TextStep {
         let tail = self.utf8.finish();
         self.n_decoded += tail.len();
@@ -116,10 +113,10 @@ impl ChoiceText {
         self.stop.reached().map(str::to_owned)
     }
 
-    /// Where the character begins that the first of the next bytes is part of.
+    /// The start of the character that the first of the next bytes belongs to.
     fn start_of(&self, bytes: &[u8]) -> usize {
         match bytes.first() {
-            // The character that is held back becomes U+FFFD, and the bytes begin after it.
+            // The held back character becomes U+FFFD, and the bytes begin after it.
             Some(&first) if self.utf8.is_mid_character() && !self.utf8.is_continued_by(first) => {
                 self.n_decoded + char::REPLACEMENT_CHARACTER.len_utf8()
             }
@@ -130,7 +127,7 @@ impl ChoiceText {
     fn release(&mut self, scan: Scan) -> TextStep {
         self.n_released += scan.text.len();
         let mut tokens = Vec::new();
-        // At a stop, a token that reaches into the stop string is reported too: a part of it is in the text.
+        // At a stop, also report a token that reaches into the stop string, because its beginning is in the text.
         while let Some(first) = self.waiting.front()
             && (first.end <= self.n_released || scan.stopped && first.start < self.n_released)
         {

@@ -1,8 +1,8 @@
-//! Whole characters out of byte pieces that may end inside one.
+//! Decodes whole characters from byte pieces that may end inside a character.
 
 /// Decodes a byte string that arrives in pieces.
 ///
-/// For any way of cutting, the concatenated output is what [`String::from_utf8_lossy`] gives for the uncut bytes.
+/// However the bytes are cut, the concatenated output equals [`String::from_utf8_lossy`] of the uncut bytes.
 #[derive(Debug, Clone, Default)]
 pub struct Utf8Pieces {
     /// The beginning of one character, at most three bytes.
@@ -13,7 +13,7 @@ pub struct Utf8Pieces {
 }
 
 impl Utf8Pieces {
-    /// Takes the next bytes and returns the text that is now certain. Invalid bytes become U+FFFD.
+    /// Takes the next bytes and returns the text that is now final. Invalid bytes become U+FFFD.
     pub fn feed(&mut self, bytes: &[u8]) -> String {
         self.pending.extend_from_slice(bytes);
         let n_certain = n_certain(&self.pending);
@@ -22,17 +22,17 @@ impl Utf8Pieces {
         text
     }
 
-    /// Ends the text: a character that never became whole is U+FFFD. Ready for a new text afterwards.
+    /// Ends the text: an unfinished character becomes U+FFFD. Afterwards a new text can begin.
     pub fn finish(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();
         text
     }
 
-    /// Returns true if `byte` continues the character that is held back.
+    /// Returns true if `byte` continues the held back character.
     pub fn is_continued_by(&self, byte: u8) -> bool {
         let joined = [self.pending.as_slice(), &[byte]].concat();
-        // A held character is cut short by a wrong byte and by nothing else.
+        // Only an invalid byte cuts a held character short.
         let broken = std::str::from_utf8(&joined).is_err_and(|error| error.error_len().is_some());
         !self.pending.is_empty() && !broken
     }
@@ -43,7 +43,7 @@ impl Utf8Pieces {
     }
 }
 
-/// How many leading bytes decode to the same text whatever follows them.
+/// The number of leading bytes that decode to the same text whatever follows.
 fn n_certain(bytes: &[u8]) -> usize {
     let mut checked = 0;
     while let Err(error) = std::str::from_utf8(&bytes[checked..]) {

@@ -1,4 +1,4 @@
-//! The form of one request's reply: how the prompt describes tools, which rules constrain the text, and how it is read.
+//! The form of one request's reply: the description of tools in the prompt, the rules for the text, and its reader.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use super::reader::{Holds, ReplyReader};
 use super::thought::Thought;
 use super::{Calls, FIELD, ToolFormat, format_of};
 
-/// Calls in one reply at most, where there may be several.
+/// The maximum number of calls in one reply.
 const MAX_CALLS: u32 = 16;
 
-/// Tokens at the end of a prompt that are enough to hold any tag.
+/// Tokens at the end of a prompt that surely include a tag at its end.
 const TAIL_TOKENS: usize = 16;
 
-/// How a prompt leaves reasoning.
+/// The state of reasoning at the end of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
-    /// The model may begin with it.
+    /// The model may begin with reasoning.
     None,
-    /// The prompt has begun it.
+    /// The prompt has begun reasoning.
     Open,
-    /// The prompt has closed it: there is none.
+    /// The prompt has closed reasoning, so there is none.
     Closed,
 }
 
-/// A conversation as this template is to render it: with the tools that the model is told of, and with earlier calls in
-/// the form that the template reads.
+/// Prepares a conversation for this template: adds the description of the tools, and converts earlier calls to the form
+/// that the template reads.
 pub fn present<'a>(conversation: &'a Conversation, tools: &ToolUse, template: &str) -> Cow<'a, Conversation> {
     let has_calls = || conversation.messages.iter().any(|m| !m.tool_calls.is_empty() || m.role == MessageRole::Tool);
     if tools.offered().is_empty() && !has_calls() {
@@ -43,7 +43,7 @@ pub fn present<'a>(conversation: &'a Conversation, tools: &ToolUse, template: &s
     Cow::Owned(conversation)
 }
 
-/// The request wants the model to think, and its chat template has no form for that.
+/// The request wants thinking, and the model's chat template has no form for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the model's chat template has no form for thinking")]
 pub struct NoThinking;
@@ -51,7 +51,7 @@ pub struct NoThinking;
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct ReplyForm {
-    /// `None` for prompts that are no conversations: their text is what the model writes.
+    /// `None` for prompts that are not conversations, whose replies are plain text.
     format: Option<&'static dyn ToolFormat>,
     thought: Option<ThinkTags>,
     opening: Opening,
@@ -71,7 +71,7 @@ impl ReplyForm {
         }
         let is_chat = matches!(request.input, Input::Chat(_));
         let format = is_chat.then(|| format_of(template));
-        // Channels are reasoning's form where there are any.
+        // In formats with channels, reasoning is a channel.
         let has_channels = format.is_some_and(|format| format.is_always_read());
         let tools = if is_chat { request.tools.clone() } else { ToolUse::default() };
         Ok(ReplyForm {
@@ -84,18 +84,18 @@ impl ReplyForm {
         })
     }
 
-    /// The conversation as the template is to render it.
+    /// Prepares a conversation for the template.
     pub fn present<'a>(&self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
         present(conversation, &self.tools, &self.template)
     }
 
-    /// The end of the rendered prompt whose text [`read_prompt_tail`](Self::read_prompt_tail) must see; `None` if the
-    /// model has no form for reasoning.
+    /// The end of the rendered prompt, for [`read_prompt_tail`](Self::read_prompt_tail); `None` if the model has no form
+    /// for reasoning.
     pub fn prompt_tail<'a>(&self, prompt: &'a [Token]) -> Option<&'a [Token]> {
         self.thought.map(|_| &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..])
     }
 
-    /// Notes whether the rendered prompt, which ends with this text, leaves reasoning open or closed.
+    /// Notes whether the rendered prompt, which ends with `text`, leaves reasoning open or closed.
     pub fn read_prompt_tail(&mut self, text: &str) {
         let Some(tags) = self.thought else { return };
         let text = text.trim_end();
@@ -106,7 +106,7 @@ impl ReplyForm {
         };
     }
 
-    /// The constraint of the text: calls, if they are forced or their schemas strict, and the request's own constraint.
+    /// The constraint of the text: calls, if they are forced or have strict schemas, and the request's own constraint.
     pub fn constraint(&self, request: &GenerateRequest) -> Option<Constraint> {
         let text = request.constraint.clone();
         let Some(format) = self.format else { return text };
@@ -142,7 +142,7 @@ impl ReplyForm {
         Calls { tools: callable.into_iter().map(|tool| (tool.name.as_str(), arguments(tool))).collect(), max }
     }
 
-    /// What follows the model's reasoning, which is free.
+    /// Applies `rule` to the text after the model's reasoning, which is not constrained.
     fn after_reasoning(&self, rule: Rule) -> Rule {
         let Some(tags) = self.thought else { return rule };
         let close = || vec![Rule::Until(tags.close.to_owned()), Rule::Pattern("[ \\n]{0,4}".to_owned())];
@@ -154,14 +154,14 @@ impl ReplyForm {
         Rule::Sequence(vec![reasoning, rule])
     }
 
-    /// Control tokens whose spelling the reader is to see.
+    /// Control tokens whose spelling the reader needs.
     pub fn markers(&self) -> Vec<&'static str> {
         let tags = self.thought.into_iter().flat_map(|tags| [tags.open, tags.close]);
         let format = self.format.filter(|_| self.reads_calls()).map_or(&[][..], |format| format.markers());
         format.iter().copied().chain(tags).collect()
     }
 
-    /// A reader of one choice's text; `None` if it is nothing but text. `stops` are the reader's to find then.
+    /// A reader of one choice's text, which then also finds the stop strings; `None` for plain text.
     pub fn reader(&self, stops: &[String]) -> Option<ReplyReader> {
         let thought = self.thought.map(|tags| Thought::new(tags, self.opening == Opening::Open));
         let calls = self.format.filter(|_| self.reads_calls()).map(|format| format.parser(&self.called));
@@ -177,7 +177,7 @@ impl ReplyForm {
     }
 }
 
-/// A schema for arguments: an object, without arguments that the tool does not know unless it says so.
+/// The schema of a call's arguments: an object without unknown arguments, unless the tool's schema allows them.
 fn arguments_schema(parameters: &Value) -> Value {
     let mut schema = parameters.clone();
     if let Some(fields) = schema.as_object_mut() {

@@ -1,5 +1,5 @@
-//! The format for models whose template knows no tools, or writes calls in a way that is not known here: the system
-//! message describes the tools, and calls have Hermes's form, the most common one.
+//! The format for models whose template has no tools, or an unknown form of calls: the system message describes the tools,
+//! and calls have Hermes's form, the most common one.
 
 use std::sync::Arc;
 
@@ -12,7 +12,6 @@ use serde_json::Value;
 use super::hermes::Hermes;
 use super::{CallParser, Calls, ToolFormat};
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Generic;
 
@@ -65,8 +64,8 @@ fn instructions(tools: &ToolUse) -> String {
     )
 }
 
-/// Appends the instructions to the system message. If the template refuses system messages, they go before the first
-/// message of the user.
+/// Appends the instructions to the system message. If the template refuses system messages, puts them before the first
+/// user message.
 fn instruct(messages: &mut Vec<Message>, instructions: &str, template: &str) {
     let refuses_system = template.contains("System role not supported");
     match messages.first_mut() {
@@ -85,7 +84,7 @@ fn joined(first: &str, second: &str) -> String {
     if first.is_empty() || second.is_empty() { format!("{first}{second}") } else { format!("{first}\n\n{second}") }
 }
 
-/// Calls and results as text. Results become a user's message, because templates require that roles alternate.
+/// Writes calls and results as text. Results become a user message, because templates require that roles alternate.
 fn spelled_out(messages: Vec<Message>) -> Vec<Message> {
     let mut spelled: Vec<Message> = Vec::with_capacity(messages.len());
     let mut after_result = false;

@@ -18,13 +18,12 @@ const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const RECIPIENT: &str = "to=functions.";
 
-/// What ends a message's text. The last two end the reply too.
+/// The tokens that end a message's text. The last two also end the reply.
 const ENDS: [&str; 4] = ["<|end|>", "<|start|>", "<|call|>", "<|return|>"];
 
-/// A longer header is none: the model does not follow its format.
+/// The longest header. Longer text means that the model does not follow its format.
 const MAX_HEADER_CHARS: usize = 512;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Harmony;
 
@@ -64,7 +63,7 @@ impl ToolFormat for Harmony {
     }
 }
 
-/// What the model thinks first.
+/// The rule of the reasoning at the start of a reply.
 fn analyses() -> Rule {
     let analysis = Rule::Sequence(vec![
         Rule::literal("<|channel|>analysis<|message|>"),
@@ -88,11 +87,11 @@ fn answer(text: Rule) -> Rule {
 enum HarmonyState {
     /// Before a message's text.
     Header(String),
-    /// In what the model thinks.
+    /// In reasoning.
     Thought,
     /// In text for the user.
     Text,
-    /// In a call's arguments, which may have begun.
+    /// In a call's arguments; `begun` once their first character has come.
     Arguments { begun: bool },
 }
 
@@ -121,7 +120,7 @@ impl CallParser for HarmonyParser {
             HarmonyState::Text => out.text(&rest),
             HarmonyState::Arguments { .. } => {
                 self.arguments(&rest, out);
-                // The reply ends with the token that ends the call, which is no text.
+                // The reply ends with the token that ends the call, which has no text.
                 self.end(out);
             }
         }
@@ -133,12 +132,12 @@ impl CallParser for HarmonyParser {
 }
 
 impl HarmonyParser {
-    /// Takes what can be taken; `false` if more text is needed.
+    /// Takes one step. Returns false if it needs more text.
     fn step(&mut self, out: &mut ParsedPieces) -> bool {
         if let HarmonyState::Header(header) = &mut self.state {
             let (more, message) = self.pending.take_until(&[MESSAGE]);
             header.push_str(&more);
-            // No header is that long: this is text, which may hold a marker from here on.
+            // Too long for a header, so it is text. The rest may contain markers.
             if let Some((end, _)) = header.char_indices().nth(MAX_HEADER_CHARS) {
                 let rest = header.split_off(end) + message.map_or("", |_| MESSAGE);
                 self.pending.0.insert_str(0, &rest);
@@ -166,7 +165,7 @@ impl HarmonyParser {
         end.is_some()
     }
 
-    /// A header says what the message is.
+    /// Begins the message that the header announces.
     fn begin(&mut self, header: &str, out: &mut ParsedPieces) {
         let word = |after: &str| {
             let rest = &header[header.find(after)? + after.len()..];
@@ -201,7 +200,7 @@ impl HarmonyParser {
     }
 }
 
-/// The text of a model that does not follow the format.
+/// Removes the role from the text of a model that does not follow the format.
 fn strip_role(header: &str) -> &str {
     header.strip_prefix("assistant").unwrap_or(header)
 }

@@ -1,5 +1,5 @@
-//! Hermes's format, which Qwen 2.5 and 3 and many others took: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`,
-//! once for each call. Some models write an array of calls between the tags.
+//! Hermes's format, which Qwen 2.5, Qwen 3 and many others use: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`
+//! for each call. Some models write an array of calls between the tags.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Hermes;
 
@@ -24,7 +23,7 @@ impl ToolFormat for Hermes {
     }
 
     fn is_of(&self, template: &str) -> bool {
-        // GLM's tags are the same, but there are no objects between them.
+        // GLM uses the same tags without JSON objects between them.
         template.contains(OPEN) && template.contains("arguments") && !template.contains("<arg_key>")
     }
 
@@ -33,27 +32,38 @@ impl ToolFormat for Hermes {
     }
 
     fn calls(&self, calls: &Calls<'_>) -> Rule {
-        let call = |before: &'static str| calls.one_of(|name, arguments| call(before, name, arguments));
-        let more =
-            Rule::Repeat { rule: Box::new(call("\n<tool_call>\n")), min: 0, max: Some(calls.max.saturating_sub(1)) };
-        Rule::Sequence(vec![call("<tool_call>\n"), more])
+        tagged_calls(calls, call)
     }
 
     fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
-        if let Some(text) = text {
-            return Rule::OneOf(vec![self.calls(calls), text]);
-        }
-        let call = Rule::Sequence(vec![
-            Rule::Until(OPEN.to_owned()),
-            calls.one_of(|name, arguments| call("\n", name, arguments)),
-        ]);
-        let calls = Rule::Repeat { rule: Box::new(call), min: 0, max: Some(calls.max) };
-        Rule::Sequence(vec![calls, Rule::text()])
+        text_or_tagged_calls(calls, text, call)
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
         Box::new(HermesParser { tools: Arc::clone(tools), pending: Pending::default(), state: HermesState::Outside })
     }
+}
+
+/// The rule of a call after its opening tag, from the text before the call, the tool's name and its arguments.
+pub(super) type CallRule = fn(&str, &str, &Rule) -> Rule;
+
+/// The rule of calls between `<tool_call>` tags.
+pub(super) fn tagged_calls(calls: &Calls<'_>, call: CallRule) -> Rule {
+    let call = |before: &str| calls.one_of(|name, arguments| call(before, name, arguments));
+    let max = Some(calls.max.saturating_sub(1));
+    let more = Rule::Repeat { rule: Box::new(call("\n<tool_call>\n")), min: 0, max };
+    Rule::Sequence(vec![call("<tool_call>\n"), more])
+}
+
+/// The rule of text, with or without calls between `<tool_call>` tags.
+pub(super) fn text_or_tagged_calls(calls: &Calls<'_>, text: Option<Rule>, call: CallRule) -> Rule {
+    if let Some(text) = text {
+        return Rule::OneOf(vec![tagged_calls(calls, call), text]);
+    }
+    let after_tag = calls.one_of(|name, arguments| call("\n", name, arguments));
+    let call = Rule::Sequence(vec![Rule::Until(OPEN.to_owned()), after_tag]);
+    let calls = Rule::Repeat { rule: Box::new(call), min: 0, max: Some(calls.max) };
+    Rule::Sequence(vec![calls, Rule::text()])
 }
 
 fn call(before: &str, name: &str, arguments: &Rule) -> Rule {
@@ -67,9 +77,9 @@ fn call(before: &str, name: &str, arguments: &Rule) -> Rule {
 enum HermesState {
     /// In text.
     Outside,
-    /// Behind the opening tag.
+    /// After the opening tag.
     Calls(Box<JsonCalls>),
-    /// Behind the calls, before the closing tag, which some models forget.
+    /// After the calls, before the closing tag, which some models omit.
     Closing,
 }
 
@@ -124,13 +134,13 @@ impl CallParser for HermesParser {
                 }
                 out.text(&rest);
             }
-            // A part of the closing tag is no text.
+            // A part of the closing tag is not text.
             HermesState::Closing => {}
         }
     }
 }
 
-/// What stood behind an opening tag was no call, so the tag is text too; unless a call was read before.
+/// The text after an opening tag is not a call, so the tag is text, too, unless a call was read before.
 fn give_back(calls: &mut JsonCalls, out: &mut ParsedPieces) {
     if calls.is_untouched() {
         out.text(OPEN);

@@ -1,24 +1,24 @@
-//! One call as a JSON object, read character by character: `{"name": "f", "arguments": {…}}`.
+//! Reads one call as a JSON object, character by character: `{"name": "f", "arguments": {…}}`.
 //!
-//! Arguments are passed on while they arrive, exactly as the model writes them, once the name is known. Keys may stand in any
-//! order. An object that turns out to be no call of a known tool is given back whole.
+//! Once the name is known, arguments are passed on as they arrive, exactly as the model writes them. Keys may have any
+//! order. An object that is not a call of a known tool is given back whole.
 
 use baton_schemas::tools::Tool;
 
 use super::ParsedPieces;
 
-/// How far a call has been read.
+/// The progress of reading a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CallProgress {
-    /// Not to its end.
+    /// The call is incomplete.
     Reading,
-    /// The character was its last.
+    /// The character was the call's last.
     Done,
-    /// It is none. If it had begun by then, it ended with its arguments as they are.
+    /// The text is not a call. A call that had begun ended with the arguments so far.
     NotACall,
 }
 
-/// The keys that calls have in one format or another.
+/// The keys of calls in all formats.
 const KEYS: [&str; 6] = ["name", "function", "arguments", "parameters", "id", "type"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ enum JsonCallState {
     Closed,
 }
 
-/// A JSON value's extent.
+/// Finds the end of a JSON value.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Extent {
     depth: u32,
@@ -40,15 +40,15 @@ pub(super) struct Extent {
     escaped: bool,
 }
 
-/// Where a character stands.
+/// The place of a character relative to a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JsonPlace {
     /// In the value.
     Inside,
-    /// It is the value's last.
+    /// The value's last character.
     Last,
-    /// It follows the value: only a number or a word ends so.
-    Behind,
+    /// After the value, which is then a number or a word.
+    After,
 }
 
 impl Extent {
@@ -69,8 +69,8 @@ impl Extent {
         match c {
             '"' => self.in_string = true,
             '{' | '[' => self.depth = self.depth.saturating_add(1),
-            '}' | ']' | ',' if self.depth == 0 => return JsonPlace::Behind,
-            c if c.is_whitespace() && self.depth == 0 => return JsonPlace::Behind,
+            '}' | ']' | ',' if self.depth == 0 => return JsonPlace::After,
+            c if c.is_whitespace() && self.depth == 0 => return JsonPlace::After,
             '}' | ']' => {
                 self.depth -= 1;
                 if self.depth == 0 {
@@ -83,20 +83,19 @@ impl Extent {
     }
 }
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct JsonCall {
     state: JsonCallState,
     extent: Extent,
     key: String,
-    /// The value that is being read, where it is not passed on.
+    /// The value that is being read, if it is not passed on.
     raw: String,
     /// Arguments that came before the name.
     early: Option<String>,
     begun: bool,
     has_arguments: bool,
     passes_on: bool,
-    /// All of it so far, as long as it may be no call.
+    /// All text so far, until it is certain to be a call.
     seen: String,
 }
 
@@ -115,7 +114,7 @@ impl JsonCall {
         }
     }
 
-    /// This is no call. The text that was read; after the beginning of a call, only the text that broke it off.
+    /// Returns the text that is not a call; after the beginning of a call, only the text that broke it off.
     pub(super) fn give_back(&mut self) -> String {
         std::mem::take(&mut self.seen)
     }
@@ -143,7 +142,7 @@ impl JsonCall {
         progress
     }
 
-    /// Ends the text. Returns true if a call had begun, which ends as it is.
+    /// Ends the text. Returns true if a call had begun; it ends with the arguments so far.
     pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> bool {
         if self.begun && self.state == JsonCallState::InValue && !self.passes_on && self.is_arguments() {
             out.arguments(&self.raw);
@@ -201,7 +200,7 @@ impl JsonCall {
 
     fn in_value(&mut self, c: char, tools: &[Tool], out: &mut ParsedPieces) -> CallProgress {
         let place = self.extent.take(c);
-        if place != JsonPlace::Behind {
+        if place != JsonPlace::After {
             if self.passes_on {
                 out.arguments(c.encode_utf8(&mut [0; 4]));
             } else {
@@ -217,12 +216,12 @@ impl JsonCall {
         self.state = JsonCallState::KeyOrEnd;
         match place {
             // The character belongs to the object.
-            JsonPlace::Behind if !c.is_whitespace() => self.step(c, tools, out),
+            JsonPlace::After if !c.is_whitespace() => self.step(c, tools, out),
             _ => CallProgress::Reading,
         }
     }
 
-    /// A value is complete. Errors as `false`: this is no call.
+    /// Uses a complete value. Returns false if this is not a call.
     fn take_value(&mut self, tools: &[Tool], out: &mut ParsedPieces) -> bool {
         if self.passes_on {
             self.has_arguments = true;
@@ -252,7 +251,7 @@ impl JsonCall {
     }
 }
 
-/// Arguments that some models write as a string that holds JSON, or as null.
+/// Normalizes arguments that some models write as a string that holds JSON, or as null.
 fn normal(raw: &str) -> String {
     match serde_json::from_str::<serde_json::Value>(raw) {
         Ok(serde_json::Value::String(text)) if text.trim_start().starts_with('{') => text,

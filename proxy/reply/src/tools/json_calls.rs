@@ -1,4 +1,4 @@
-//! One call as a JSON object, or several in an array.
+//! Reads one call as a JSON object, or several in an array.
 
 use std::sync::Arc;
 
@@ -7,14 +7,13 @@ use baton_schemas::tools::Tool;
 use super::ParsedPieces;
 use super::json_call::{CallProgress, JsonCall};
 
-/// See the module.
 #[derive(Debug, Clone)]
 pub(super) struct JsonCalls {
     tools: Arc<[Tool]>,
     call: Option<JsonCall>,
     in_array: bool,
     n_calls: usize,
-    /// Text before the first call, as long as there may be none.
+    /// Text before the first call, which is given back if there is none.
     seen: String,
 }
 
@@ -28,7 +27,7 @@ impl JsonCalls {
         self.n_calls == 0 && !self.call.as_ref().is_some_and(JsonCall::has_begun)
     }
 
-    /// What was read of what is no call.
+    /// Returns the text that is not a call.
     pub(super) fn give_back(&mut self) -> String {
         let call = self.call.take().map(|mut call| call.give_back()).unwrap_or_default();
         std::mem::take(&mut self.seen) + &call
@@ -67,7 +66,7 @@ impl JsonCalls {
         CallProgress::Reading
     }
 
-    /// Ends the text. What was no call becomes text.
+    /// Ends the text. Returns the text that is not a call.
     pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> String {
         let begun = self.call.as_mut().is_some_and(|call| call.finish(out));
         if begun || self.n_calls > 0 && self.call.is_none() { String::new() } else { self.give_back() }

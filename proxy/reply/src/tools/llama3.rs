@@ -1,5 +1,4 @@
-//! Llama 3's format: a reply that is one JSON object, `{"name": …, "parameters": {…}}`, is a call. Any other reply is
-//! text.
+//! Llama 3's format: a reply that is a JSON object, `{"name": …, "parameters": {…}}`, is a call. Any other reply is text.
 
 use std::sync::Arc;
 
@@ -14,7 +13,6 @@ use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 /// Some models write it before a call.
 const PYTHON_TAG: &str = "<|python_tag|>";
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Llama3;
 
@@ -54,20 +52,20 @@ impl ToolFormat for Llama3 {
 }
 
 enum Llama3State {
-    /// Before the first character that is no space.
+    /// Before the first character that is not white space.
     Start,
-    /// In what may be a call.
+    /// In a possible call.
     Calls(Box<JsonCalls>),
-    /// Behind a call: another one, or text.
+    /// After a call, before another call or text.
     Between,
-    /// In text, for good.
+    /// In text, to the end.
     Text,
 }
 
 struct Llama3Parser {
     tools: Arc<[Tool]>,
     pending: Pending,
-    /// Space before what may be a call.
+    /// White space before a possible call.
     held: String,
     state: Llama3State,
 }

@@ -20,7 +20,7 @@ pub(super) const ARGUMENTS: &str = "[ARGS]";
 /// Characters of an id.
 const ID_CHARS: usize = 9;
 
-/// The older format. Its parser reads the newer one too.
+/// The older format. Its parser also reads the newer one.
 #[derive(Debug)]
 pub(super) struct Mistral;
 
@@ -57,7 +57,7 @@ impl ToolFormat for Mistral {
     }
 }
 
-/// Calls behind text, or text alone.
+/// The rule of text with calls after it, or of text alone.
 pub(super) fn text_or(calls: Rule, text: Option<Rule>) -> Rule {
     match text {
         Some(text) => Rule::OneOf(vec![calls, text]),
@@ -71,8 +71,8 @@ fn call(name: &str, arguments: &Rule) -> Rule {
     Rule::Sequence(vec![before, arguments.clone(), Rule::literal("}")])
 }
 
-/// Gives calls and their results ids of the kind that the templates insist on. Results without one answer the calls in
-/// their order.
+/// Gives calls and their results ids in the form that the templates require. Results without an id answer the calls in
+/// order.
 fn name_calls(conversation: &mut Conversation) {
     let mut unanswered = std::collections::VecDeque::new();
     for (at, message) in conversation.messages.iter_mut().enumerate() {
@@ -94,7 +94,7 @@ fn name_calls(conversation: &mut Conversation) {
     }
 }
 
-/// The id itself if templates take it, otherwise one that is derived from it.
+/// Returns the id if templates accept it, otherwise one that is derived from it.
 fn short_id(id: &str) -> String {
     if id.len() == ID_CHARS && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return id.to_owned();
@@ -102,17 +102,17 @@ fn short_id(id: &str) -> String {
     blake3::hash(id.as_bytes()).to_hex().chars().take(ID_CHARS).collect()
 }
 
-/// What stands behind a name.
+/// The texts that can follow a name.
 const NAME_ENDS: [&str; 3] = [ID, ARGUMENTS, "{"];
 
 enum MistralState {
     /// In text.
     Outside,
-    /// Behind the marker.
+    /// After the marker.
     Marked,
     /// In an array of calls.
     Calls(Box<JsonCalls>),
-    /// In a name that arguments follow.
+    /// In a name before its arguments.
     Name(String),
     /// Between the name, or an id, and the arguments.
     BeforeArguments,
@@ -149,7 +149,7 @@ impl CallParser for MistralParser {
 }
 
 impl MistralParser {
-    /// Takes what can be taken; `false` if more text is needed.
+    /// Takes one step. Returns false if it needs more text.
     fn step(&mut self, out: &mut ParsedPieces) -> bool {
         match &mut self.state {
             MistralState::Outside => {
@@ -183,7 +183,7 @@ impl MistralParser {
             }
             MistralState::Name(_) => self.name(out),
             MistralState::BeforeArguments => {
-                // An id, which the client gets from us.
+                // Skip the model's id: the client gets one that is made here.
                 let (_, brace) = self.pending.take_until(&["{"]);
                 if brace.is_some() {
                     self.argument('{', Extent::default(), out);
@@ -203,7 +203,7 @@ impl MistralParser {
         let MistralState::Name(name) = &mut self.state else { return false };
         let (more, tag) = self.pending.take_until(&NAME_ENDS);
         name.push_str(&more);
-        // No name is that long: this is text, which may hold a marker from here on.
+        // Too long for a name, so it is text. The rest may contain markers.
         if let Some((end, _)) = name.char_indices().nth(MAX_NAME_CHARS) {
             let rest = name.split_off(end) + tag.map_or("", |tag| NAME_ENDS[tag]);
             self.pending.0.insert_str(0, &rest);

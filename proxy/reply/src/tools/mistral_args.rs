@@ -9,7 +9,6 @@ use baton_schemas::tools::{Tool, ToolUse};
 use super::mistral::{ARGUMENTS, CALLS, Mistral, text_or};
 use super::{CallParser, Calls, ToolFormat};
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct MistralArgs;
 

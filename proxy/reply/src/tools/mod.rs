@@ -1,8 +1,7 @@
-//! How prompts describe tools to a model, and how its replies are split into text, reasoning and tool calls.
+//! Describes tools in prompts, and splits replies into text, reasoning and tool calls.
 //!
-//! The chat template alone determines the format, so no engine has to be asked. A reader's state survives failover: a
-//! stream that another engine takes over in the middle of a call continues in the middle of that call. Each family of
-//! models has a [`ToolFormat`] in a file of its own.
+//! The chat template alone determines the format. A reader's state survives failover: a stream that another engine takes
+//! over in the middle of a call continues there. Each family of models has a [`ToolFormat`] in its own file.
 
 pub mod form;
 pub mod reader;
@@ -30,7 +29,7 @@ use baton_schemas::tools::{Tool, ToolUse};
 pub use form::{NoThinking, ReplyForm, present};
 pub use reader::{PartContent, ReplyReader};
 
-/// How a family of models writes its calls.
+/// The format in which a family of models writes calls.
 pub trait ToolFormat: Send + Sync + Debug {
     /// The format's name in logs.
     fn name(&self) -> &'static str;
@@ -38,12 +37,12 @@ pub trait ToolFormat: Send + Sync + Debug {
     /// Returns true if a chat template is of this family.
     fn is_of(&self, template: &str) -> bool;
 
-    /// Control tokens that are part of the format: their spelling reaches the parser as text.
+    /// Control tokens of the format. Their spelling reaches the parser as text.
     fn markers(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Describes the tools to the model, and gives earlier calls the form that the template reads.
+    /// Describes the tools to the model, and converts earlier calls to the form that the template reads.
     fn present(&self, conversation: &mut Conversation, tools: &ToolUse, _template: &str) {
         conversation.tools = tools.offered().iter().map(Tool::definition).collect();
     }
@@ -51,16 +50,16 @@ pub trait ToolFormat: Send + Sync + Debug {
     /// The rule of replies that are calls of these tools.
     fn calls(&self, calls: &Calls<'_>) -> Rule;
 
-    /// The rule of replies that are text with calls of these tools in it, or text alone. `text` is the rule of a reply
-    /// without a call, if there is one.
+    /// The rule of replies that are text, with or without calls of these tools. `text` is the rule of a reply without
+    /// calls, if there is one.
     fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule;
 
-    /// The rule of a reply that is no call, in formats that give it a form, too.
+    /// The rule of a reply without calls, for formats in which text also has a form.
     fn answer(&self, text: Rule) -> Rule {
         text
     }
 
-    /// Returns true if replies have to be read even without tools, because text has a form, too.
+    /// Returns true if replies must be parsed even without tools, because text also has a form.
     fn is_always_read(&self) -> bool {
         false
     }
@@ -69,7 +68,7 @@ pub trait ToolFormat: Send + Sync + Debug {
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser>;
 }
 
-/// The field that errors about tools name.
+/// The field in errors about tools.
 const FIELD: &str = "tools";
 
 /// Calls that a reply may hold.
@@ -82,7 +81,7 @@ pub struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// One rule for each tool, any of which may be.
+    /// A choice among one rule for each tool.
     fn one_of(&self, rule: impl Fn(&str, &Rule) -> Rule) -> Rule {
         let any = |name: &str, arguments: &[Rule]| match arguments {
             [only] => rule(name, only),
@@ -95,13 +94,13 @@ impl Calls<'_> {
 
 /// Parses one reply's text, which arrives in pieces.
 ///
-/// The result depends on the text alone: however it is cut, the parts are the same, except for where text and arguments
-/// are cut.
+/// The result depends only on the text. However the text is cut, the parts are the same, except for the cuts within text
+/// and arguments.
 pub trait CallParser: Send {
-    /// Takes more text, and adds what is certain to `out`.
+    /// Takes more text, and adds the final pieces to `out`.
     fn feed(&mut self, text: &str, out: &mut ParsedPieces);
 
-    /// Ends the text: adds what is held back to `out`.
+    /// Ends the text, and adds everything held back to `out`.
     fn finish(&mut self, out: &mut ParsedPieces);
 
     /// Returns true if the next text is reasoning.
@@ -110,7 +109,7 @@ pub trait CallParser: Send {
     }
 }
 
-/// A piece that a parser found.
+/// A piece of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedPiece {
     /// Text for the user.
@@ -125,7 +124,7 @@ pub enum ParsedPiece {
     End,
 }
 
-/// Pieces in order, neighbours of a kind joined, none empty.
+/// Pieces in order. Neighbours of the same variant are joined, and none is empty.
 #[derive(Debug, Default)]
 pub struct ParsedPieces(Vec<ParsedPiece>);
 
@@ -168,7 +167,7 @@ impl ParsedPieces {
     }
 }
 
-/// All formats but [`generic`], those with narrower signs first.
+/// All formats except [`generic`], the most specific first.
 const FORMATS: [&dyn ToolFormat; 6] = [
     &harmony::Harmony,
     &qwen_xml::QwenXml,

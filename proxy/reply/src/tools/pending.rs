@@ -1,17 +1,17 @@
-//! Text that waits until it is known whether a tag begins in it.
+//! Text that is held until it is clear whether it contains a tag.
 
-/// Text that arrived and was not taken yet.
+/// Text that has arrived and is not taken yet.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pending(pub(super) String);
 
-/// What stands at the front.
+/// The result of looking for a tag at the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Front {
-    /// The tag with this index, which is taken now.
+    /// The tag with this index, which was taken.
     Tag(usize),
-    /// What may become a tag, or nothing.
+    /// No text, or the beginning of a tag.
     Unknown,
-    /// Neither.
+    /// Other text.
     Other,
 }
 
@@ -24,12 +24,12 @@ impl Pending {
         self.0.is_empty()
     }
 
-    /// Everything.
+    /// Takes all text.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.0)
     }
 
-    /// Takes what comes before the first tag, and the tag if it is there as a whole. What may become a tag stays.
+    /// Takes the text before the first tag, and the tag if it is complete. The beginning of a possible tag stays.
     pub(super) fn take_until(&mut self, tags: &[&str]) -> (String, Option<usize>) {
         for (at, _) in self.0.char_indices() {
             let rest = &self.0[at..];

@@ -1,4 +1,4 @@
-//! Qwen3-Coder's format: arguments are text between tags, and only the tool's schema knows their types.
+//! Qwen3-Coder's format: arguments are text between tags, and only the tool's schema defines their types.
 //!
 //! ```text
 //! <tool_call>
@@ -16,6 +16,7 @@ use baton_schemas::constraint::Rule;
 use baton_schemas::tools::Tool;
 use serde_json::{Map, Value};
 
+use super::hermes::{tagged_calls, text_or_tagged_calls};
 use super::pending::{Front, Pending};
 use super::xml_values::{is_text, parameters};
 use super::{CallParser, Calls, ParsedPieces, ToolFormat};
@@ -23,7 +24,6 @@ use super::{CallParser, Calls, ParsedPieces, ToolFormat};
 const OPEN: &str = "<tool_call>";
 const FUNCTION: &str = "<function=";
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct QwenXml;
 
@@ -41,22 +41,11 @@ impl ToolFormat for QwenXml {
     }
 
     fn calls(&self, calls: &Calls<'_>) -> Rule {
-        let call = |before: &'static str| calls.one_of(|name, arguments| call(before, name, arguments));
-        let more =
-            Rule::Repeat { rule: Box::new(call("\n<tool_call>\n")), min: 0, max: Some(calls.max.saturating_sub(1)) };
-        Rule::Sequence(vec![call("<tool_call>\n"), more])
+        tagged_calls(calls, call)
     }
 
     fn text_or_calls(&self, calls: &Calls<'_>, text: Option<Rule>) -> Rule {
-        if let Some(text) = text {
-            return Rule::OneOf(vec![self.calls(calls), text]);
-        }
-        let call = Rule::Sequence(vec![
-            Rule::Until(OPEN.to_owned()),
-            calls.one_of(|name, arguments| call("\n", name, arguments)),
-        ]);
-        let calls = Rule::Repeat { rule: Box::new(call), min: 0, max: Some(calls.max) };
-        Rule::Sequence(vec![calls, Rule::text()])
+        text_or_tagged_calls(calls, text, call)
     }
 
     fn parser(&self, tools: &Arc<[Tool]>) -> Box<dyn CallParser> {
@@ -81,7 +70,7 @@ fn call(before: &str, name: &str, arguments: &Rule) -> Rule {
 enum QwenXmlState {
     /// In text.
     Outside,
-    /// Behind `<tool_call>`.
+    /// After `<tool_call>`.
     Opened,
     /// In the function's name.
     Name(String),
@@ -89,13 +78,13 @@ enum QwenXmlState {
     Between,
     /// In a parameter's name.
     Key(String),
-    /// Before a value, of text or not.
-    Start(bool),
-    /// In text, which is passed on at once.
+    /// Before a value.
+    Start { is_text: bool },
+    /// In a text value, which is passed on at once.
     Text,
-    /// In a value whose type shows at its end.
+    /// In a value whose type is only clear at its end.
     Value(String),
-    /// Behind `</function>`.
+    /// After `</function>`.
     Closing,
 }
 
@@ -127,7 +116,7 @@ impl CallParser for QwenXmlParser {
             }
             QwenXmlState::Between
             | QwenXmlState::Key(_)
-            | QwenXmlState::Start(_)
+            | QwenXmlState::Start { .. }
             | QwenXmlState::Value(_)
             | QwenXmlState::Closing => {}
         }
@@ -135,7 +124,7 @@ impl CallParser for QwenXmlParser {
 }
 
 impl QwenXmlParser {
-    /// Takes what can be taken; `false` if more text is needed.
+    /// Takes one step. Returns false if it needs more text.
     fn step(&mut self, out: &mut ParsedPieces) -> bool {
         match &mut self.state {
             QwenXmlState::Outside => {
@@ -188,7 +177,7 @@ impl QwenXmlParser {
                 let key = std::mem::take(key);
                 self.begin_value(&key, out);
             }
-            QwenXmlState::Start(is_text) => {
+            QwenXmlState::Start { is_text } => {
                 let is_text = *is_text;
                 self.pending.take_front(&["\n"]);
                 self.state = if is_text { QwenXmlState::Text } else { QwenXmlState::Value(String::new()) };
@@ -226,7 +215,8 @@ impl QwenXmlParser {
     fn begin(&mut self, name: &str, out: &mut ParsedPieces) {
         match self.tools.iter().position(|tool| tool.name == name.trim()) {
             Some(tool) => {
-                (self.tool, self.has_values) = (tool, false);
+                self.tool = tool;
+                self.has_values = false;
                 out.begin(&self.tools[tool].name);
                 out.arguments("{");
                 self.state = QwenXmlState::Between;
@@ -248,7 +238,7 @@ impl QwenXmlParser {
         if is_text {
             out.arguments("\"");
         }
-        self.state = QwenXmlState::Start(is_text);
+        self.state = QwenXmlState::Start { is_text };
     }
 }
 
@@ -258,12 +248,12 @@ fn escaped(text: &str) -> String {
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// A value as it is, if it is JSON, else as a string.
+/// Returns the value unchanged if it is JSON, otherwise as a JSON string.
 fn as_json(raw: &str) -> String {
     let raw = raw.trim();
     match serde_json::from_str::<Value>(raw) {
         Ok(_) => raw.to_owned(),
-        // Models trained on Python write its words.
+        // Models trained on Python write its constants.
         Err(_) => match raw {
             "True" => "true".to_owned(),
             "False" => "false".to_owned(),

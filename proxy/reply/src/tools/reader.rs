@@ -1,4 +1,4 @@
-//! Reads one reply's text into what its client sees: text, reasoning, and numbered calls with ids.
+//! Splits one reply's text into text, reasoning, and numbered calls with ids.
 
 use baton_schemas::FinishReason;
 use baton_schemas::tools::ToolCallDelta;
@@ -18,12 +18,12 @@ pub enum PartContent {
     Call(ToolCallDelta),
 }
 
-/// Limits of what a reply contains.
+/// Limits on the content of a reply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Holds {
-    /// It ends with its first call.
+    /// The reply ends with its first call.
     pub(super) one_call: bool,
-    /// The reply has to be a call. It has no text: if a limit cuts it off, the rest is an unfinished call.
+    /// The reply must be a call and has no text. If a limit cuts it off, the rest is an unfinished call.
     pub(super) only_calls: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct ReplyReader {
     /// See [`Holds::only_calls`].
     only_calls: bool,
     is_in_call: bool,
-    /// The call has arguments, as far as it was read.
+    /// The call has arguments so far.
     has_arguments: bool,
     /// White space that is dropped if a call follows.
     space: String,
@@ -71,12 +71,12 @@ impl ReplyReader {
         self.filter.stop_string()
     }
 
-    /// Returns true once the reply is over, by a stop string or by the only call that it may hold.
+    /// Returns true once a stop string, or the only allowed call, has ended the reply.
     pub fn is_stopped(&self) -> bool {
         self.filter.is_stopped()
     }
 
-    /// Why the reply ended, given why its sequence ended.
+    /// The reply's finish reason, from that of its sequence.
     pub fn reason(&self, reason: FinishReason) -> FinishReason {
         self.filter.reason(reason)
     }
@@ -95,10 +95,10 @@ impl ReplyReader {
         self.parts(pieces)
     }
 
-    /// Ends the text. `is_cut`: a limit ended it, and an unfinished call stays unfinished.
+    /// Ends the text. If `is_cut`, a limit ended it, and an unfinished call stays unfinished.
     ///
-    /// A call that the model itself left open ends with the arguments that it has. Parts of it may have been sent, so it
-    /// can become neither text nor an error, and the client would wait for its end.
+    /// A call that the model itself left open ends with the arguments so far. Parts of it may have been sent, so it
+    /// cannot become text or an error, and without its end the client would wait.
     pub fn finish(&mut self, is_cut: bool) -> Vec<PartContent> {
         let mut pieces = ParsedPieces::default();
         let answer = self.thought.as_mut().map(|thought| thought.finish(&mut pieces)).unwrap_or_default();
@@ -146,7 +146,8 @@ impl ReplyReader {
                 ParsedPiece::Thought(text) => parts.push(PartContent::Reasoning(text)),
                 ParsedPiece::Begin(name) => {
                     self.space.clear();
-                    (self.is_in_call, self.has_arguments) = (true, false);
+                    self.is_in_call = true;
+                    self.has_arguments = false;
                     self.call(ToolCallDelta::Begin { index: self.filter.n_calls(), id: new_id(), name }, &mut parts);
                 }
                 ParsedPiece::Arguments(fragment) => {
@@ -163,7 +164,7 @@ impl ReplyReader {
     }
 
     fn text(&mut self, text: &str, parts: &mut Vec<PartContent>) {
-        // Where calls may follow, white space waits: between text and a call it is markup.
+        // Hold back white space if a call may follow, because between text and a call it is markup.
         let text = if self.calls.is_some() {
             self.space.push_str(text);
             let n_certain = self.space.trim_end().len();

@@ -11,9 +11,9 @@ enum ThoughtState {
     Start,
     /// In reasoning; `begun` once some of it has been released.
     Inside { begun: bool },
-    /// Behind the closing tag, before the answer.
-    Behind,
-    /// In the answer, for good.
+    /// After the closing tag, before the answer.
+    Closed,
+    /// In the answer, to the end.
     Outside,
 }
 
@@ -23,12 +23,12 @@ pub(super) struct Thought {
     tags: ThinkTags,
     state: ThoughtState,
     pending: Pending,
-    /// White space at the end of the reasoning so far, which is dropped if nothing follows.
+    /// White space at the end of the reasoning so far. It is dropped if nothing follows.
     space: String,
 }
 
 impl Thought {
-    /// A reply's reader. `is_open`: the prompt ends with the opening tag.
+    /// Creates a reader. `is_open` is true if the prompt ends with the opening tag.
     pub(super) fn new(tags: ThinkTags, is_open: bool) -> Self {
         let state = if is_open { ThoughtState::Inside { begun: false } } else { ThoughtState::Start };
         Thought { tags, state, pending: Pending::default(), space: String::new() }
@@ -39,7 +39,7 @@ impl Thought {
         matches!(self.state, ThoughtState::Inside { .. })
     }
 
-    /// Takes more text. Returns what belongs to the answer.
+    /// Takes more text. Returns the text of the answer.
     pub(super) fn feed(&mut self, text: &str, out: &mut ParsedPieces) -> String {
         self.pending.push(text);
         while !self.pending.is_empty() {
@@ -49,7 +49,10 @@ impl Thought {
                     let mut rest = Pending(self.pending.0[n_space..].to_owned());
                     match rest.take_front(&[self.tags.open]) {
                         Front::Unknown => break,
-                        Front::Tag(_) => (self.state, self.pending) = (ThoughtState::Inside { begun: false }, rest),
+                        Front::Tag(_) => {
+                            self.state = ThoughtState::Inside { begun: false };
+                            self.pending = rest;
+                        }
                         Front::Other => self.state = ThoughtState::Outside,
                     }
                 }
@@ -59,9 +62,9 @@ impl Thought {
                     if close.is_none() {
                         break;
                     }
-                    self.state = ThoughtState::Behind;
+                    self.state = ThoughtState::Closed;
                 }
-                ThoughtState::Behind => {
+                ThoughtState::Closed => {
                     self.pending.skip_space();
                     if !self.pending.is_empty() {
                         self.state = ThoughtState::Outside;
@@ -73,7 +76,7 @@ impl Thought {
         String::new()
     }
 
-    /// The text has ended. Returns what belongs to the answer.
+    /// Ends the text. Returns the text of the answer.
     pub(super) fn finish(&mut self, out: &mut ParsedPieces) -> String {
         let rest = self.pending.take();
         if self.is_inside() {

@@ -1,10 +1,10 @@
-//! What stands between the tags of Qwen3-Coder's calls, out of a tool's schema.
+//! Rules for the values between the tags of Qwen3-Coder's calls, from a tool's schema.
 
 use baton_schemas::constraint::Rule;
 use serde_json::Value;
 
-/// The parameters that a schema names, in its order. Of strings, `enum` and `const` are kept and nothing else, since
-/// they stand between the tags as they are.
+/// The rule of a schema's parameters, in its order. For strings only `enum` and `const` apply, because strings stand
+/// between the tags without quotes.
 pub(super) fn parameters(arguments: &Rule) -> Rule {
     let schema = if let Rule::Json(schema) = arguments { schema } else { &Value::Null };
     let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
@@ -27,7 +27,7 @@ pub(super) fn parameters(arguments: &Rule) -> Rule {
     Rule::Sequence(properties.iter().map(parameter).collect())
 }
 
-/// Parameters of a tool whose schema names none.
+/// The maximum number of parameters of a tool whose schema names none.
 const MAX_PARAMETERS: u32 = 32;
 
 fn value_rule(schema: &Value, root: &Value) -> Vec<Rule> {
@@ -46,7 +46,7 @@ fn value_rule(schema: &Value, root: &Value) -> Vec<Rule> {
     }
 }
 
-/// A part of a schema that can stand alone: references go to definitions at the root.
+/// Makes a part of a schema complete: adds the root's definitions, which references use.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.clone();
     for key in ["$defs", "definitions"] {
